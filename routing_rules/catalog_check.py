@@ -48,9 +48,9 @@ def check_experts(rules: RulesFile, findings: Findings, experts: Mapping[str, Ex
             message = f"no expert `{use.expert}` in the catalog{for_whom}{meant(use.expert, experts)}"
             findings.add((*use.path, "expert"), message)
         elif experts[use.expert].task != use.task:
-            kind, wanted = _KIND[experts[use.expert].task], _KIND[use.task]
+            kind, expected = _KIND[experts[use.expert].task], _KIND[use.task]
             where = "under `detectors:`" if kind == "detector" else "under `classifiers:` or `steps:`"
-            message = f"expert `{use.expert}` is a {kind}, expected a {wanted}; a {kind} goes {where}"
+            message = f"expert `{use.expert}` is a {kind}, expected a {expected}; a {kind} goes {where}"
             findings.add((*use.path, "expert"), message)
     _check_labels(right, findings, experts)
     if len(right) == len(uses) and not findings.removed:
@@ -67,7 +67,7 @@ def _uses(rules: RulesFile, patterns: list[str]) -> Iterator[_Use]:
     """Every expert that a component of a recipe leads to, and those that are named outright, each once per entry."""
     named = {path[1]: (path, entry) for path, entry in reversed(list(entries(rules))) if path[0] != "classifiers"}
     components = _components_by_pattern(rules, patterns)
-    seen: dict[tuple[KeyPath, str], None] = {}
+    listed: dict[tuple[KeyPath, str], None] = {}
     for pattern, classifier in rules.classifiers.items():
         for path, entry in _reachable(("classifiers", pattern), classifier, named):
             if not entry.expert:
@@ -76,11 +76,11 @@ def _uses(rules: RulesFile, patterns: list[str]) -> Iterator[_Use]:
             some = components[pattern] if COMPONENT in entry.expert else components[pattern][:1]
             for by in some:
                 expert = entry.expert.replace(COMPONENT, str(by[3]))
-                if (path, expert) not in seen:
-                    seen[path, expert] = None
+                if (path, expert) not in listed:
+                    listed[path, expert] = None
                     yield _Use(path, entry, expert, by)
     for path, entry in entries(rules):
-        if entry.expert and COMPONENT not in entry.expert and (path, entry.expert) not in seen:
+        if entry.expert and COMPONENT not in entry.expert and (path, entry.expert) not in listed:
             yield _Use(path, entry, entry.expert, None)
 
 
@@ -117,11 +117,11 @@ def _reachable(
 def _check_tasks(uses: list[_Use], findings: Findings) -> None:
     first: dict[str, _Use] = {}
     for use in uses:
-        other = first.setdefault(use.expert, use)
-        if other.task != use.task:
-            line = findings.line((*other.path, "expert"))
+        earlier = first.setdefault(use.expert, use)
+        if earlier.task != use.task:
+            line = findings.line((*earlier.path, "expert"))
             message = (
-                f"expert `{use.expert}` is used as a {_KIND[other.task]} in line {line}: expected a {_KIND[use.task]}"
+                f"expert `{use.expert}` is used as a {_KIND[earlier.task]} in line {line}: expected a {_KIND[use.task]}"
             )
             findings.add((*use.path, "expert"), message)
 
@@ -165,16 +165,16 @@ def _check_defects(rules: RulesFile, uses: list[_Use], findings: Findings, exper
     names = list(experts) if extras else [use.expert for use in uses]
     right = dict.fromkeys(label for name in names for label in experts[name].classes)
     for detector in rules.detectors.values():
-        for label, wanted in detector.require.items():
-            right |= dict.fromkeys(requirement_defects(label, wanted))
+        for label, requirement in detector.require.items():
+            right |= dict.fromkeys(requirement_defects(label, requirement))
     for label in rules.defects:
         if label not in right:
             message = f"no expert of these rules has the label `{label}`" + meant(label, right)
             findings.add(("defects", label), message, key=True)
 
 
-def requirement_defects(label: str, wanted: RequirementEntry | list[RequirementEntry]) -> list[str]:
+def requirement_defects(label: str, requirement: RequirementEntry | list[RequirementEntry]) -> list[str]:
     """The names of what can be wrong with a required label; they take codes in `defects` as labels do."""
-    several = wanted if isinstance(wanted, list) else [wanted]
-    kinds = ["missing", "extra"] + ["misplaced"] * any(one.region or one.position for one in several)
+    several = requirement if isinstance(requirement, list) else [requirement]
+    kinds = ["missing", "extra"] + ["misplaced"] * any(entry.region or entry.position for entry in several)
     return [f"{kind}_{label}" for kind in kinds]

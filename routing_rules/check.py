@@ -94,8 +94,8 @@ def _check_designators(findings: Findings) -> None:
                 path = (*components, component, index)
                 designator = document.value(path)
                 if isinstance(designator, str) and designator in first:
-                    other = first[designator]
-                    where = f"line {findings.line(other)}" + (f", `{other[3]}`" if other[3] != component else "")
+                    place = first[designator]
+                    where = f"line {findings.line(place)}" + (f", `{place[3]}`" if place[3] != component else "")
                     findings.add(path, f"designator `{designator}` is already in {where}: expected once per board")
                 elif isinstance(designator, str):
                     first[designator] = path
@@ -167,22 +167,22 @@ def _check_detector(path: KeyPath, entry: DetectorEntry, findings: Findings) -> 
                 f"expected less than the {entry.fail_on[label]:g} from which `{label}` fails "
                 f"(line {findings.line((*path, 'fail_on', label))}): at {threshold:g} it can never be a review",
             )
-    for label, wanted in entry.require.items():
-        if isinstance(wanted, RequirementEntry):
-            _check_requirement((*path, "require", label), wanted, findings)
+    for label, requirement in entry.require.items():
+        if isinstance(requirement, RequirementEntry):
+            _check_requirement((*path, "require", label), requirement, findings)
         else:
-            for index, one in enumerate(wanted):
-                _check_requirement((*path, "require", label, index), one, findings)
+            for index, alternative in enumerate(requirement):
+                _check_requirement((*path, "require", label, index), alternative, findings)
 
 
-def _check_requirement(path: KeyPath, wanted: RequirementEntry, findings: Findings) -> None:
-    if wanted.min is not None and wanted.max is not None and wanted.min > wanted.max:
-        findings.add((*path, "min"), f"a count that cannot be: min {wanted.min} is more than max {wanted.max}")
-    elif wanted.min == 0 and wanted.max is None and not findings.is_spoilt(path):
+def _check_requirement(path: KeyPath, entry: RequirementEntry, findings: Findings) -> None:
+    if entry.min is not None and entry.max is not None and entry.min > entry.max:
+        findings.add((*path, "min"), f"a count that cannot be: min {entry.min} is more than max {entry.max}")
+    elif entry.min == 0 and entry.max is None and not findings.is_spoilt(path):
         findings.add((*path, "min"), "min 0 requires nothing: expected min of 1 or more, or a max")
-    if wanted.region and wanted.position:
-        x1, y1, x2, y2 = wanted.region
-        x, y = wanted.position.at
+    if entry.region and entry.position:
+        x1, y1, x2, y2 = entry.region
+        x, y = entry.position.at
         if not (x1 <= x <= x2 and y1 <= y <= y2):
             findings.add((*path, "position", "at"), "expected a point inside this entry's region")
 

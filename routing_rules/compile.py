@@ -23,13 +23,7 @@ from routing_rules.routes import (
     chain,
     for_component,
 )
-from routing_rules.schema import (
-    BoardEntry,
-    ClassifierEntry,
-    DetectorEntry,
-    RequirementEntry,
-    RulesFile,
-)
+from routing_rules.schema import BoardEntry, ClassifierEntry, DetectorEntry, RequirementEntry, RulesFile
 
 __all__ = ["ExpertLabels", "RulesError", "check_file", "compile_rules"]
 
@@ -144,9 +138,9 @@ class _Compiler:
             fail_on=tuple(entry.fail_on.items()),
             review_on=tuple(entry.review_on.items()),
             require=tuple(
-                _requirement(label, one, entry.review_below)
+                _requirement(label, item, entry.review_below)
                 for label, wanted in entry.require.items()
-                for one in (wanted if isinstance(wanted, list) else [wanted])
+                for item in (wanted if isinstance(wanted, list) else [wanted])
             ),
             review_below=entry.review_below,
             branches=branches,
@@ -189,7 +183,7 @@ def _first_steps(recipes: Mapping[str, Recipe], patterns: Sequence[Pattern]) -> 
     for recipe in recipes.values():
         for component in recipe.positions:
             if component not in filled:
-                pattern = next(one for one in patterns if one.matches.fullmatch(component))
+                pattern = next(item for item in patterns if item.matches.fullmatch(component))
                 filled[component] = for_component(pattern.step, component)
     return {name: {component: filled[component] for component in recipe.positions} for name, recipe in recipes.items()}
 
@@ -208,12 +202,12 @@ class _ChainUsage:
     def _follow(self, first: Step, share_of_images: float) -> None:
         arriving = {id(first): share_of_images}
         for step in chain(first):
-            here = arriving.get(id(step), 0.0)
-            self.runs[step.expert] = self.runs.get(step.expert, 0.0) + here
+            arriving_share = arriving.get(id(step), 0.0)
+            self.runs[step.expert] = self.runs.get(step.expert, 0.0) + arriving_share
             moves = self._moves.setdefault(step.expert, {})
             for following, share in step.exits():
-                arriving[id(following)] = arriving.get(id(following), 0.0) + here * share
-                moves[following.expert] = moves.get(following.expert, 0.0) + here * share
+                arriving[id(following)] = arriving.get(id(following), 0.0) + arriving_share * share
+                moves[following.expert] = moves.get(following.expert, 0.0) + arriving_share * share
 
     def successors(self, expert: str) -> tuple[tuple[str, float], ...]:
         runs = self.runs.get(expert, 0.0)

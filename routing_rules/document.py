@@ -295,7 +295,7 @@ class _Builder:
         return node
 
     def _key(self, event: yaml.Event, node: _Node) -> str | None:
-        """Keys are names, so they are the text as written, whatever YAML would make of it as a value."""
+        """Return the key: a name, so the text as written, also where YAML would read another value."""
         if isinstance(event, yaml.ScalarEvent):
             return str(event.value)
         return node.data if isinstance(node.data, str) else None

@@ -38,24 +38,24 @@ class Glob:
 def covering(glob: Glob, earlier: Sequence[Glob]) -> tuple[Glob, ...]:
     """The patterns of `earlier` that together match every name that `glob` matches, or () if a name is left over.
 
-    One that is enough by itself is given alone. A name has at least one character.
+    If one alone is enough, it is the only one. A name has at least one character.
     """
     if not glob.is_wild:
-        return next(((one,) for one in earlier if one.matches(glob.text)), ())
+        return next(((cover,) for cover in earlier if cover.matches(glob.text)), ())
     head = glob.head
-    near = [one for one in earlier if one.head.startswith(head) or head.startswith(one.head)]
+    near = [cover for cover in earlier if cover.head.startswith(head) or head.startswith(cover.head)]
     # Without a wildcard among them they match finitely many names, and `glob` matches more.
-    near = sorted(near, key=lambda one: not one.is_wild)[:MAX_TOGETHER]
-    if not any(one.is_wild for one in near) or not _Inclusion(near, glob).holds():
+    near = sorted(near, key=lambda cover: not cover.is_wild)[:MAX_TOGETHER]
+    if not any(cover.is_wild for cover in near) or not _Inclusion(near, glob).holds():
         return ()
-    for one in near:
-        if _Inclusion([one], glob).holds():
-            return (one,)
-    for one in tuple(near):
-        fewer = [other for other in near if other is not one]
+    for cover in near:
+        if _Inclusion([cover], glob).holds():
+            return (cover,)
+    for cover in tuple(near):
+        fewer = [other for other in near if other is not cover]
         if _Inclusion(fewer, glob).holds():
             near = fewer
-    return tuple(one for one in earlier if one in near)
+    return tuple(cover for cover in earlier if cover in near)
 
 
 class _Inclusion:
@@ -107,7 +107,7 @@ class _Inclusion:
         sign = self._glob[at]
         signs = self._alphabet if sign in "*?" else [sign]
         behind = self._skips(at if sign == "*" else at + 1)
-        return [(following, self._after(state, one)) for one in signs for following in behind]
+        return [(following, self._after(state, letter)) for letter in signs for following in behind]
 
     def _skips(self, at: int) -> list[int]:
         """`at`, and the position behind it where a star is there that may stand for nothing."""

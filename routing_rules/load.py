@@ -190,7 +190,7 @@ def _shown(value: Any) -> str:
 
 
 def _unknown_keys(model: type[BaseModel], errors: list[ErrorDetails], data: Any) -> dict[KeyPath, list[str]]:
-    """For each unknown key of the file the keys that are known there."""
+    """Return the known keys of the place of each unknown key in the file."""
     return {
         _path(detail, data): _keys_at(model, detail["loc"][:-1])
         for detail in errors

@@ -141,11 +141,11 @@ Step = ClassifierStep | DetectorStep
 def chain(first: Step) -> tuple[Step, ...]:
     """Every step that `first` can lead to, itself first, each after all that lead to it."""
     finished: list[Step] = []
-    known: set[int] = set()
+    visited: set[int] = set()
 
     def visit(step: Step) -> None:
-        if id(step) not in known:
-            known.add(id(step))
+        if id(step) not in visited:
+            visited.add(id(step))
             for following in reversed(step.next_steps()):
                 visit(following)
             finished.append(step)
@@ -241,16 +241,16 @@ def _classified(step: ClassifierStep, label: str | None, confidence: float | Non
 
 
 def _detected(step: DetectorStep, detections: Sequence[Seen], image_size: tuple[int, int] | None) -> Judgement:
-    by_confidence = sorted(detections, key=lambda seen: -seen.confidence)
+    by_confidence = sorted(detections, key=lambda box: -box.confidence)
     onward = _onward(step, by_confidence)
     failures, reviews = list[str](), list[str]()
-    for seen in by_confidence:
-        fail_from, review_from = _threshold(step.fail_on, seen.label), _threshold(step.review_on, seen.label)
+    for box in by_confidence:
+        fail_from, review_from = _threshold(step.fail_on, box.label), _threshold(step.review_on, box.label)
         # "Not less" and then "at least": a confidence that is not a number ends as unsure, not as unseen.
-        if fail_from is not None and not seen.confidence < fail_from:
-            (failures if seen.confidence >= step.review_below else reviews).append(seen.label)
-        elif review_from is not None and not seen.confidence < review_from:
-            reviews.append(seen.label)
+        if fail_from is not None and not box.confidence < fail_from:
+            (failures if box.confidence >= step.review_below else reviews).append(box.label)
+        elif review_from is not None and not box.confidence < review_from:
+            reviews.append(box.label)
     for requirement in step.require:
         verdict, defect = _required(requirement, detections, image_size)
         if verdict != "pass":
@@ -264,9 +264,9 @@ def _detected(step: DetectorStep, detections: Sequence[Seen], image_size: tuple[
 
 def _onward(step: DetectorStep, by_confidence: Sequence[Seen]) -> Step | None:
     named = dict(step.branches)
-    for seen in by_confidence:
-        if seen.label in named:
-            return named[seen.label]
+    for box in by_confidence:
+        if box.label in named:
+            return named[box.label]
     return step.otherwise
 
 

@@ -47,12 +47,12 @@ def _ways(first: Step) -> list[tuple[int, Step, tuple[str, ...]]]:
 
 def _judges(step: Step) -> str:
     if isinstance(step, ClassifierStep):
-        said = f"passes {', '.join(step.pass_labels) or 'nothing'}"
+        text = f"passes {', '.join(step.pass_labels) or 'nothing'}"
     else:
         limits = ", ".join(
             f"{'anything' if label == ANY_LABEL else label} from {limit:g}" for label, limit in step.fail_on
         )
-        needs = ", ".join(f"{one.label} at least {one.minimum}" for one in step.require)
-        said = "; ".join(part for part in (limits and f"fails {limits}", needs and f"requires {needs}") if part)
-        said = said or "judges what it detects"
-    return f"{said}; review below {step.review_below:g}" if step.review_below else said
+        needs = ", ".join(f"{requirement.label} at least {requirement.minimum}" for requirement in step.require)
+        text = "; ".join(part for part in (limits and f"fails {limits}", needs and f"requires {needs}") if part)
+        text = text or "judges what it detects"
+    return f"{text}; review below {step.review_below:g}" if step.review_below else text

@@ -1,4 +1,4 @@
-"""Whatever a file holds, the answer is routes or problems, never an exception; and coverage of patterns is exact."""
+"""Any file gives routes or problems, never an exception; and coverage of patterns is exact."""
 
 from typing import Any
 
@@ -127,7 +127,7 @@ rules = a_mapping(
     {
         "boards": entries_of(components, board, 2),
         "classifiers": entries_of(patterns, classifier).map(
-            lambda found: {**found, "*": {"expert": "a", "pass": ["ok"]}}
+            lambda entries: {**entries, "*": {"expert": "a", "pass": ["ok"]}}
         ),
         "detectors": st.fixed_dictionaries({"d": detector}),
         "steps": st.fixed_dictionaries({"s": last, "t": last}),
@@ -193,7 +193,9 @@ def test_a_pattern_is_covered_exactly_when_no_name_is_left_over(glob: Glob, earl
     covers = covering(glob, earlier)
     assert all(cover in earlier for cover in covers)
     # Three letters, of which the patterns name two, and names as long as two patterns: enough to tell them apart.
-    left_over = [name for name in SHORT_NAMES if glob.matches(name) and not any(one.matches(name) for one in earlier)]
+    left_over = [
+        name for name in SHORT_NAMES if glob.matches(name) and not any(pattern.matches(name) for pattern in earlier)
+    ]
     assert bool(left_over) != bool(covers)
 
 

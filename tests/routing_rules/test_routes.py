@@ -44,8 +44,8 @@ def test_a_recipe_says_what_a_board_brings() -> None:
         "QFP64": Position(3, ("U1", "U2", "U7")),
     }
     assert (recipe.expected, recipe.time_limit_s, recipe.extras_allowed) == (193, 20.0, False)
-    other = the_routes().recipes["b"]
-    assert (other.expected, other.time_limit_s, other.extras_allowed) == (1, None, True)
+    second = the_routes().recipes["b"]
+    assert (second.expected, second.time_limit_s, second.extras_allowed) == (1, None, True)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_extras_without_an_expert_in_the_catalog_are_unknown_components() -> Non
 
 
 def test_the_rules_read_twice_are_equal_and_have_one_version() -> None:
-    one, two = the_routes(), the_routes()
-    assert one == two
-    assert hash(one) == hash(two)
-    assert one.version == two.version == one.sha256[:12]
-    assert one.text == RULES
-    assert the_routes(RULES + "# a comment\n").version != one.version
+    first, again = the_routes(), the_routes()
+    assert first == again
+    assert hash(first) == hash(again)
+    assert first.version == again.version == first.sha256[:12]
+    assert first.text == RULES
+    assert the_routes(RULES + "# a comment\n").version != first.version
 
 
 def test_the_version_of_a_file_is_that_of_its_kept_text(tmp_path: Path) -> None:

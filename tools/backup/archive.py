@@ -145,8 +145,8 @@ def _claim(fd: int, part: Path, archive: Path) -> None:
 
 def _remove_unless_held(part: Path) -> None:
     """Remove `part`, if it is there and no backup writes it: a signal may have come before its own claim was known."""
-    with suppress(OSError), part.open("r+b") as left:  # NFS locks nothing that is open for reading
-        fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with suppress(OSError), part.open("r+b") as file:  # NFS locks nothing that is open for reading
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         part.unlink()
 
 
@@ -215,11 +215,11 @@ def _members(contents: Contents, snapshot: _Snapshot, *, with_images: bool) -> l
     for number, fd, size in snapshot.segments:
         members.append(_Member(segment_file(Path(contents.journal), number).as_posix(), fd, size))
     if with_images:
-        here, there = contents.config.images.parent, Path(contents.images).parent
+        source_folder, target_folder = contents.config.images.parent, Path(contents.images).parent
         for path in kept_images(snapshot.copy):
             with suppress(FileNotFoundError):  # pruned meanwhile
-                size = (here / path).stat().st_size
-                members.append(_Member((there / path).as_posix(), here / path, size, may_be_gone=True))
+                size = (source_folder / path).stat().st_size
+                members.append(_Member((target_folder / path).as_posix(), source_folder / path, size, may_be_gone=True))
     return members
 
 

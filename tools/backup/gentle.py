@@ -89,26 +89,26 @@ class GentleWriter:
 
 
 def absent_pages(fd: int, offset: int, count: int) -> list[tuple[int, int]]:
-    """Which parts of a file, as (offset, length), memory does not hold; none where the system does not tell.
+    """Return the parts of a file, as (offset, length), that memory does not hold; none if the system does not tell.
 
     `offset` is a multiple of the page's size. Reading with RWF_NOWAIT would tell too, but brings pages in.
     """
     if count == 0:
         return []
-    held = (ctypes.c_ubyte * -(-count // mmap.PAGESIZE))()
+    residency = (ctypes.c_ubyte * -(-count // mmap.PAGESIZE))()
     try:
         with mmap.mmap(fd, count, prot=mmap.PROT_READ, offset=offset) as pages:
             address = np.frombuffer(pages, np.uint8).ctypes.data
-            failed = _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(count), held)
+            failed = _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(count), residency)
     except (ValueError, OSError):  # the file ends before, or cannot be mapped
         return []
     if failed:
         return []
-    found: list[tuple[int, int]] = []
+    absent_parts: list[tuple[int, int]] = []
     page = 0
-    for is_held, run in groupby(value & 1 for value in held):
+    for is_held, run in groupby(value & 1 for value in residency):
         length = len(list(run))
         if not is_held:
-            found.append((offset + page * mmap.PAGESIZE, length * mmap.PAGESIZE))
+            absent_parts.append((offset + page * mmap.PAGESIZE, length * mmap.PAGESIZE))
         page += length
-    return found
+    return absent_parts

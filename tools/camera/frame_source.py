@@ -73,11 +73,7 @@ class CameraDevice:
     is_live = True
 
     def __init__(
-        self,
-        open_camera: Callable[[], cv2.VideoCapture],
-        name: str,
-        say: Callable[[str], None],
-        stop: threading.Event,
+        self, open_camera: Callable[[], cv2.VideoCapture], name: str, say: Callable[[str], None], stop: threading.Event
     ) -> None:
         """Open the camera; SourceError if that fails the first time. `say` tells a person."""
         self._open_camera = open_camera

@@ -33,7 +33,7 @@ Trigger = Callable[[int, float], bool]
 def counted_serials(prefix: str, file: Path) -> Iterator[str]:
     """Return an iterator of `PREFIX-000001` and on; OSError if the file with the numbers cannot be read.
 
-    A number is stored before it is used: none is given twice, whatever is killed.
+    A number is stored before it is used: none is used twice, also after a kill.
     """
     try:
         numbers: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}

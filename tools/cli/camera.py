@@ -70,8 +70,7 @@ def camera(
         typer.Option(metavar="FILE", help="Boards in a video; with --render, make one.", rich_help_panel=_PICTURES),
     ] = None,
     device: Annotated[
-        str | None,
-        typer.Option(metavar="DEVICE", help="A V4L2 camera: /dev/video0, or 0.", rich_help_panel=_PICTURES),
+        str | None, typer.Option(metavar="DEVICE", help="A V4L2 camera: /dev/video0, or 0.", rich_help_panel=_PICTURES)
     ] = None,
     size: Annotated[
         str | None, typer.Option(metavar="WxH", help="Ask the camera for this size.", rich_help_panel=_PICTURES)
@@ -154,12 +153,12 @@ _OPTIONS = {
 }
 
 
-def _mode(given: set[str]) -> str:
+def _mode(names: set[str]) -> str:
     """Return the option that names the source of pictures; leave with status 2 if another does not go with it."""
-    mode = next((name for name in _OPTIONS if name in given), None)
-    if mode is None or (mode == "--watch" and "FOLDER" not in given):
+    mode = next((name for name in _OPTIONS if name in names), None)
+    if mode is None or (mode == "--watch" and "FOLDER" not in names):
         fail("name one of: a FOLDER of images, --watch with it, --video FILE, --device DEVICE, --render N", status=2)
-    if wrong := sorted(given - _OPTIONS[mode] - {mode}):
+    if wrong := sorted(names - _OPTIONS[mode] - {mode}):
         fail(f"{wrong[0]} does not go with {mode}: coserve camera --help", status=2)
     return mode
 
@@ -362,8 +361,8 @@ def _open_source(
     assert device is not None
     name = f"/dev/video{device}" if device.isdigit() else device
     if not Path(name).exists():
-        there = ", ".join(sorted(str(path) for path in Path("/dev").glob("video*"))) or "none"
-        fail(f"no camera {name}; cameras here: {there}", status=2)
+        cameras = ", ".join(sorted(str(path) for path in Path("/dev").glob("video*"))) or "none"
+        fail(f"no camera {name}; cameras here: {cameras}", status=2)
     return CameraDevice(v4l2(device, size, fps), name, _say, stop)
 
 

@@ -51,29 +51,29 @@ def init(
     if board and images:
         fail("name the boards with --board or their --images, not both", status=2)
     from routing_rules.compile import RulesError, compile_rules
-    from tools.setup import answers as given
+    from tools.setup import answers as parsing
     from tools.setup.line_files import rules_text, write_line
 
     asking = _Asking(is_silent=yes or as_json)
     try:
-        answers = given.Answers(
+        answers = parsing.Answers(
             _boards(asking, board, images),
             _data(asking, data),
             _memory(asking, memory),
             asking.ask(
-                "4/5 Dashboard: no, here (this PC), network (with a token)", "here", given.parse_dashboard, dashboard
+                "4/5 Dashboard: no, here (this PC), network (with a token)", "here", parsing.parse_dashboard, dashboard
             ),
-            asking.ask("5/5 How long images of failed boards stay: 90d, 1y, ever", "90d", given.parse_keep, keep),
+            asking.ask("5/5 How long images of failed boards stay: 90d, 1y, ever", "90d", parsing.parse_keep, keep),
         )
         routes = compile_rules(rules_text(answers.boards), "rules.yaml")
-        made = write_line(folder, answers)
-    except given.AnswerError as error:
+        written_files = write_line(folder, answers)
+    except parsing.AnswerError as error:
         fail(str(error), status=2)
     except RulesError as error:
         fail(f"that makes no rules: {error.problems[0].message}", status=2)
     except OSError as error:
         fail(f"{error.filename or folder}: {error.strerror or error}", status=2)
-    _report(folder, made, sorted(routes.experts()), answers, as_json)
+    _report(folder, written_files, sorted(routes.experts()), answers, as_json)
 
 
 class _Asking:
@@ -111,7 +111,7 @@ def _boards(asking: _Asking, board: Sequence[str] | None, images: Path | None) -
     if images is not None:
         return boards_in(images)
     if board:
-        return dict(parse_board(one) for one in board)
+        return dict(parse_board(text) for text in board)
     question = "1/5 A board type and its components (more: in rules.yaml, or --board), or a folder of sample images"
     return asking.ask(question, EXAMPLE_BOARD, parse_boards, None)
 
@@ -127,8 +127,8 @@ def _memory(asking: _Asking, memory: str | None) -> dict[str, int]:
 
     gpus = _gpus()
     proposed = proposed_memory(gpus)
-    has = [f"{gpu.name} with {size(gpu.total_bytes)}" for gpu in gpus]
-    text = f"3/5 Memory for experts (this PC has {', '.join([*has, ram()])})"
+    sizes = [f"{gpu.name} with {size(gpu.total_bytes)}" for gpu in gpus]
+    text = f"3/5 Memory for experts (this PC has {', '.join([*sizes, ram()])})"
     proposal = " ".join(f"{device}={size(budget)}" for device, budget in proposed.items())
     return asking.ask(text, proposal, lambda typed: parse_memory(typed, list(proposed)), memory)
 
@@ -140,7 +140,7 @@ def _gpus() -> "Sequence[Gpu]":
     return driver.gpus if driver else ()
 
 
-def _report(folder: Path, made: list[Path], experts: list[str], answers: "Answers", as_json: bool) -> None:
+def _report(folder: Path, written_files: list[Path], experts: list[str], answers: "Answers", as_json: bool) -> None:
     """Print the files that were made, the result of `coserve check`, and the next commands."""
     from daemon.check import check_line
     from daemon.line.line import load_catalog
@@ -155,10 +155,10 @@ def _report(folder: Path, made: list[Path], experts: list[str], answers: "Answer
     others += [f"{config}: {problem}" for problem in too_much_memory(answers.memory, _gpus())]
     commands = [*_to_train(missing, folder), *(as_typed(f"{word} {config}") for word in ("check", "doctor", "run"))]
     if as_json:
-        said = {"config": str(config), "made": list(map(str, made)), "missing_experts": missing}
-        print_json(said | {"problems": others, "next": commands})
+        report = {"config": str(config), "made": list(map(str, written_files)), "missing_experts": missing}
+        print_json(report | {"problems": others, "next": commands})
         return
-    for path in made:
+    for path in written_files:
         console.print(f"made  {path}", markup=False)
     for problem in others:
         console.print(problem, markup=False, style="yellow")

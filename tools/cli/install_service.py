@@ -100,8 +100,8 @@ def uninstall_service(prefix: Prefix = None) -> None:
             _call("systemctl", "daemon-reload")
     except OSError as error:
         _refused(error)
-    for kept in _left_behind(line):
-        work.say("left", kept)
+    for path in _left_behind(line):
+        work.say("left", path)
     if runs:
         console.print("The user coserve stays, for it owns these files.")
 
@@ -140,11 +140,11 @@ class _Installation:
 
     def write(self, path: Path, text: str, *, keep: bool = False) -> None:
         """Write `text` whole or not at all; with `keep` what is there already stays."""
-        there = path.read_text(encoding="utf-8") if path.exists() else None
-        if there == text:
+        present = path.read_text(encoding="utf-8") if path.exists() else None
+        if present == text:
             self.say("unchanged", path)
             return
-        if keep and there is not None:
+        if keep and present is not None:
             self.say("kept", path)
             return
         path.parent.mkdir(parents=True, exist_ok=True)

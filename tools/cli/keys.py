@@ -1,7 +1,9 @@
 """`coserve keys`: who may come in over the network. The allow-list is a folder; a running daemon is told at once."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -23,19 +25,15 @@ def new(
 
     Example: coserve keys new camera-3 --dir keys
     """
-    from daemon.wire.keys import KeyFileError, fingerprint, make_key_pair, read_public_key
+    from daemon.wire.keys import fingerprint, make_key_pair, read_public_key
 
-    try:
+    with _exit_on_key_errors():
         public, secret = make_key_pair(folder, name)
-        said = fingerprint(read_public_key(public))
-    except KeyFileError as error:
-        fail(str(error), status=1)
-    except OSError as error:
-        _no_access(error)
+        shown = fingerprint(read_public_key(public))
     if as_json:
-        print_json({"public": str(public), "secret": str(secret), "fingerprint": said})
+        print_json({"public": str(public), "secret": str(secret), "fingerprint": shown})
         return
-    console.print(f"{public}: public, fingerprint {said}\n{secret}: secret, mode 0600", markup=False)
+    console.print(f"{public}: public, fingerprint {shown}\n{secret}: secret, mode 0600", markup=False)
     if server:
         next_step = f"Name the secret file as security.server_key in coserve.yaml; every client needs {public.name}."
     else:
@@ -56,20 +54,16 @@ def allow(
 
     Example: coserve keys allow camera-3.key camera-3 --config demo/coserve.yaml
     """
-    from daemon.wire.keys import KeyFileError, checked_key, fingerprint, read_public_key, read_server_keys
     from daemon.wire.keys import allow as allow_key
+    from daemon.wire.keys import checked_key, fingerprint, read_public_key, read_server_keys
 
     settings, folder = _allow_list_of(config)
-    try:
+    with _exit_on_key_errors():
         public = read_public_key(Path(key)) if Path(key).exists() or key.endswith(".key") else checked_key(key)
         server_key = settings.security.server_key
         if server_key and server_key.exists() and public == read_server_keys(server_key).public.decode():
             fail(f"{key} is the daemon's own key: name the .key file that `coserve keys new` made for {name}", status=1)
         allow_key(folder, name, public)
-    except KeyFileError as error:
-        fail(str(error), status=1)
-    except OSError as error:
-        _no_access(error)
     _tell(settings, as_json, f"{name} may come in, fingerprint {fingerprint(public)}")
 
 
@@ -77,20 +71,15 @@ def allow(
 def revoke(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """Shut a client out: it leaves the allow-list, and a running daemon cuts its connections and hears it no more.
 
-    The others' connections over the network are cut too; they come back by themselves within a second.
+    The others' connections over the network are cut too, and come back within a second.
 
     Example: coserve keys revoke camera-3 --config demo/coserve.yaml
     """
-    from daemon.wire.keys import KeyFileError
     from daemon.wire.keys import revoke as revoke_key
 
     settings, folder = _allow_list_of(config)
-    try:
+    with _exit_on_key_errors():
         names = revoke_key(folder, name)
-    except KeyFileError as error:
-        fail(str(error), status=1)
-    except OSError as error:
-        _no_access(error)
     _tell(settings, as_json, f"{', '.join(names)} (one key): shut out" if names[1:] else f"{name} is shut out")
 
 
@@ -103,10 +92,8 @@ def list_keys(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) ->
     from daemon.wire.keys import KeyFileError, fingerprint, read_allow_list, read_server_keys
 
     settings, folder = _allow_list_of(config)
-    try:
+    with _exit_on_key_errors():
         allowed = read_allow_list(folder)
-    except OSError as error:
-        _no_access(error)
     try:
         server = fingerprint(read_server_keys(settings.security.server_key).public.decode())
     except KeyFileError as error:
@@ -114,7 +101,7 @@ def list_keys(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) ->
         allowed = type(allowed)(allowed.clients, (str(error), *allowed.problems))
     rows = sorted((name, fingerprint(key), key) for key, name in allowed.clients.items())
     if as_json:
-        clients = [{"name": name, "fingerprint": said, "public_key": key} for name, said, key in rows]
+        clients = [{"name": name, "fingerprint": shown, "public_key": key} for name, shown, key in rows]
         print_json({"clients": clients, "server": server, "problems": list(allowed.problems)})
         return
     if server:
@@ -136,7 +123,7 @@ def _allow_list_of(config: Path) -> tuple[Any, Path]:
 
 
 def _tell(settings: Any, as_json: bool, sentence: str) -> None:
-    """Have a running daemon read the keys again. The files are right already, whatever it answers."""
+    """Have a running daemon read the keys again. The files are right already, also if it refuses."""
     from daemon.wire.control import ControlError, ask
 
     try:
@@ -154,5 +141,13 @@ def _tell(settings: Any, as_json: bool, sentence: str) -> None:
         console.print(problem, markup=False, style="yellow")
 
 
-def _no_access(error: OSError) -> NoReturn:
-    fail(f"{error.filename}: {error.strerror}: do this as the user who owns it", status=1)
+@contextmanager
+def _exit_on_key_errors() -> Iterator[None]:
+    from daemon.wire.keys import KeyFileError
+
+    try:
+        yield
+    except KeyFileError as error:
+        fail(str(error), status=1)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}: do this as the user who owns it", status=1)

@@ -114,37 +114,33 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     if answer["last_error"]:
         console.print(f"last error: {answer['last_error']}", markup=False)
     rows = [
-        (
-            e["name"],
-            e["device"],
-            "out of service" if e.get("out_of_service") else f"{e['busy_share']:.0%}",
-        )
+        (e["name"], e["device"], "out of service" if e.get("out_of_service") else f"{e['busy_share']:.0%}")
         for e in answer["executors"]
     ]
     print_table("Executors", ("executor", "device", "busy"), rows)
     pools = [
         (
-            one["pool"],
-            ", ".join(one["executors"]) or None,
-            one["experts"],
-            f"{size_text(one['used_bytes'])} of {size_text(one['budget_bytes'])}",
-            one["queued"],
+            row["pool"],
+            ", ".join(row["executors"]) or None,
+            row["experts"],
+            f"{size_text(row['used_bytes'])} of {size_text(row['budget_bytes'])}",
+            row["queued"],
         )
-        for one in answer.get("pools", ())
+        for row in answer.get("pools", ())
     ]
     if pools:  # an older daemon sends none
         print_table("Expert memory", ("pool", "used by", "experts resident", "memory", "queued"), pools)
     models = [
         (
-            one["name"],
-            one["device"],
-            one["state"],
-            f"{size_text(one.get('used_bytes', 0))} of {size_text(one['budget_bytes'])}",
-            f"{size_text(one.get('text_used_bytes', 0))} of {size_text(one.get('text_budget_bytes', 0))}",
-            one["requests"],
-            one["last_error"],
+            row["name"],
+            row["device"],
+            row["state"],
+            f"{size_text(row.get('used_bytes', 0))} of {size_text(row['budget_bytes'])}",
+            f"{size_text(row.get('text_used_bytes', 0))} of {size_text(row.get('text_budget_bytes', 0))}",
+            row["requests"],
+            row["last_error"],
         )
-        for one in answer.get("models", ())
+        for row in answer.get("models", ())
     ]
     if models:
         columns = ("model", "device", "state", "expert memory", "text memory", "requests", "last error")
@@ -155,13 +151,13 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
 def _show_beside(answer: Mapping[str, Any]) -> None:
     """Print the consumers and processes beside the line; an older daemon sends none."""
     consumers = [
-        (one["name"], one["kind"], one["state"], one["behind"], one["position"], one["last_error"])
-        for one in answer.get("consumers", ())
+        (row["name"], row["kind"], row["state"], row["behind"], row["position"], row["last_error"])
+        for row in answer.get("consumers", ())
     ]
     if consumers:
         print_table("Consumers", ("consumer", "kind", "state", "behind", "position", "last error"), consumers)
     children = [
-        (one["name"], one["state"], one["pid"], one["restarts"], one["last_end"]) for one in answer.get("children", ())
+        (row["name"], row["state"], row["pid"], row["restarts"], row["last_end"]) for row in answer.get("children", ())
     ]
     if children:
         print_table("Processes beside the line", ("process", "state", "pid", "restarts", "last end"), children)
@@ -230,10 +226,7 @@ def drain(
 Expert = Annotated[str, typer.Argument(help="The expert's id in the catalog.", show_default=False)]
 DeviceName = Annotated[
     str | None,
-    typer.Option(
-        "--device",
-        help="A device (cpu, cuda:0) or one pool of it (cpu/1); without it, the daemon picks.",
-    ),
+    typer.Option("--device", help="A device (cpu, cuda:0) or one pool of it (cpu/1); without it, the daemon picks."),
 ]
 
 

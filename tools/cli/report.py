@@ -13,7 +13,9 @@ def report(
     board_type: Annotated[str | None, typer.Option("--type", help="Its type, where several have this serial.")] = None,
     attempt: Annotated[int | None, typer.Option(min=1, help="An earlier attempt; the newest without it.")] = None,
     model: Annotated[str | None, typer.Option(help="The language model that writes; the first of `models`.")] = None,
-    template: Annotated[bool, typer.Option("--template", help="By the template, whatever is configured.")] = False,
+    template: Annotated[
+        bool, typer.Option("--template", help="By the template, also where a model is configured.")
+    ] = False,
     wait_s: Annotated[float, typer.Option("--wait", min=0.1, help="Seconds that the model may take.")] = 30.0,
     as_json: AsJson = False,
 ) -> None:

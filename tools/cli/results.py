@@ -41,8 +41,7 @@ def results(
     component: Annotated[Texts, _filter("--component", "Component type.")] = None,
     designator: Annotated[Texts, _filter("--designator", "Designator.")] = None,
     verdict: Annotated[
-        list[VerdictOption] | None,
-        _filter("--verdict", "Final verdict: the newest review wins.", metavar=_VERDICTS),
+        list[VerdictOption] | None, _filter("--verdict", "Final verdict: the newest review wins.", metavar=_VERDICTS)
     ] = None,
     daemon_verdict: Annotated[
         list[VerdictOption] | None, _filter("--daemon-verdict", "The daemon's own verdict.", metavar=_VERDICTS)
@@ -139,15 +138,15 @@ def _format(
         RowFormat.JSON_LINES: as_jsonl,
         RowFormat.PARQUET: parquet is not None,
     }
-    wanted = [name for name, is_wanted in options.items() if is_wanted]
-    if len(wanted) > 1:
-        fail(f"name one format, not {' and '.join(f'--{name}' for name in wanted)}", status=2)
-    if out is not None and wanted in ([], [RowFormat.PARQUET]):
+    formats = [name for name, is_wanted in options.items() if is_wanted]
+    if len(formats) > 1:
+        fail(f"name one format, not {' and '.join(f'--{name}' for name in formats)}", status=2)
+    if out is not None and formats in ([], [RowFormat.PARQUET]):
         fail("--out goes with --csv, --jsonl or --json; --parquet names its file itself", status=2)
     target = parquet if parquet is not None else out
     if target is not None and not target.absolute().parent.is_dir():
         fail(f"no folder {target.absolute().parent}", status=2)
-    return (wanted[0] if wanted else RowFormat.TABLE), target
+    return (formats[0] if formats else RowFormat.TABLE), target
 
 
 def _range(seq: str | None) -> tuple[int | None, int | None]:
@@ -182,5 +181,5 @@ def explain(
     from tools.query.explain import print_explanation
     from tools.query.reading import InspectionName
 
-    wanted = InspectionName(name, designator, board_type, attempt)
-    raise SystemExit(print_explanation(config, wanted, as_json=as_json))
+    inspection = InspectionName(name, designator, board_type, attempt)
+    raise SystemExit(print_explanation(config, inspection, as_json=as_json))

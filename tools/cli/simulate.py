@@ -1,6 +1,6 @@
 """`coserve simulate`: what a policy would do, on a device that you describe or with a trace of your own line."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -13,11 +13,12 @@ from tools.terminal.console import AsJson, console, errors, fail, print_json, pr
 from tools.terminal.option_values import must_be_policies
 
 if TYPE_CHECKING:
-    from tools.simulate.engine import TaskOutcome
+    from tools.simulate.engine import Simulation
+    from tools.simulate.report import Row
 
 
 class LoadingOption(StrEnum):
-    """How experts are loaded; each policy's own way without it."""
+    """Ways of loading experts; without one each policy loads in its own way."""
 
     SLOTS = "slots"
     ORDINARY = "ordinary"
@@ -69,30 +70,25 @@ def _simulate_files(
     as_json: bool,
 ) -> None:
     from tools.simulate.bound import bound_s
-    from tools.simulate.engine import Simulation, StuckError
+    from tools.simulate.engine import Simulation
     from tools.simulate.files import FileError, read_device, read_task
-    from tools.simulate.report import COLUMNS, cells, row_of
+    from tools.simulate.report import COLUMNS, cells
     from tools.simulate.world import machine_of, task_of, with_deadlines
 
     try:
         device, task = read_device(device_path), task_of(read_task(task_path))
         how = None if loading is None else loading.value
-        # Every policy is measured against one bound: all processors and all memory, whatever it uses of them.
+        # Every policy is measured against one bound, all processors and all memory, also if it uses less of them.
         bound = bound_s(machine_of(device, task, "coserve-plus"), task)
     except (FileError, ValueError) as error:
         fail(str(error), status=2)
     if deadline_s is not None:
         task = with_deadlines(task, deadline_s)
-    rows = []
-    for name in names:
-        try:
-            simulation = Simulation(machine_of(device, task, name, how), task, name, keep_spans=timeline is not None)
-            outcome = simulation.run()
-        except (StuckError, ValueError) as error:
-            fail(f"{name}: {error}", status=1)
-        rows.append(row_of(outcome, bound))
-        if timeline is not None:
-            _draw(outcome, _named(timeline, name, len(names)), until_s)
+
+    def simulation_of(policy: str) -> Simulation:
+        return Simulation(machine_of(device, task, policy, how), task, policy, keep_spans=timeline is not None)
+
+    rows = _run_policies(names, simulation_of, bound, timeline, until_s)
     if as_json:
         print_json([asdict(row) for row in rows])
         return
@@ -105,9 +101,9 @@ def _simulate_trace(
 ) -> None:
     from daemon.dispatch.trace import TraceError
     from tools.simulate.bound import bound_s
-    from tools.simulate.engine import Simulation, StuckError
+    from tools.simulate.engine import Simulation
     from tools.simulate.recorded import read_recorded
-    from tools.simulate.report import COLUMNS, cells, row_of
+    from tools.simulate.report import COLUMNS, cells
 
     try:
         recorded = read_recorded(path)
@@ -116,23 +112,18 @@ def _simulate_trace(
     except TraceError as error:
         fail(str(error), status=2)
     bound = bound_s(recorded.machine(recorded.policy), recorded.task)
-    rows = []
-    names = names or [recorded.policy]
-    for name in names:
-        try:
-            outcome = Simulation(
-                recorded.machine(name),
-                recorded.task,
-                name,
-                tuning=recorded.tuning,
-                prefilled=recorded.prefilled,
-                keep_spans=timeline is not None,
-            ).run()
-        except (StuckError, ValueError) as error:
-            fail(f"{name}: {error}", status=1)
-        rows.append(row_of(outcome, bound))
-        if timeline is not None:
-            _draw(outcome, _named(timeline, name, len(names)), until_s)
+
+    def simulation_of(policy: str) -> Simulation:
+        return Simulation(
+            recorded.machine(policy),
+            recorded.task,
+            policy,
+            tuning=recorded.tuning,
+            prefilled=recorded.prefilled,
+            keep_spans=timeline is not None,
+        )
+
+    rows = _run_policies(names or [recorded.policy], simulation_of, bound, timeline, until_s)
     live = {
         "policy": recorded.policy,
         "images": len(recorded.task.images),
@@ -153,16 +144,31 @@ def _simulate_trace(
     )
 
 
-def _draw(outcome: "TaskOutcome", path: Path, until_s: float | None) -> None:
+def _run_policies(
+    names: Sequence[str],
+    simulation_of: "Callable[[str], Simulation]",
+    bound: float,
+    timeline: Path | None,
+    until_s: float | None,
+) -> "list[Row]":
+    """Return a row for each policy, and draw its timeline; several have their names before the suffix."""
+    from tools.simulate.engine import StuckError
+    from tools.simulate.report import row_of
     from tools.simulate.timeline import draw_timeline
 
-    try:
-        draw_timeline(outcome, path, until_s=until_s)
-    except (OSError, ValueError) as error:
-        fail(f"cannot write {path}: {error}", status=2)
-    errors.print(f"wrote {path}")
-
-
-def _named(path: Path, policy: str, count: int) -> Path:
-    """One picture for each policy: its name goes before the suffix where there are several."""
-    return path if count == 1 else path.with_name(f"{path.stem}-{policy}{path.suffix}")
+    rows: list[Row] = []
+    for name in names:
+        try:
+            outcome = simulation_of(name).run()
+        except (StuckError, ValueError) as error:
+            fail(f"{name}: {error}", status=1)
+        rows.append(row_of(outcome, bound))
+        if timeline is None:
+            continue
+        path = timeline if len(names) == 1 else timeline.with_name(f"{timeline.stem}-{name}{timeline.suffix}")
+        try:
+            draw_timeline(outcome, path, until_s=until_s)
+        except (OSError, ValueError) as error:
+            fail(f"cannot write {path}: {error}", status=2)
+        errors.print(f"wrote {path}")
+    return rows

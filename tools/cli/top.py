@@ -49,38 +49,38 @@ def top(
         return
 
 
-def draw(seen: dict[str, Any]) -> RenderableType:
+def draw(look: dict[str, Any]) -> RenderableType:
     """One look at the line, for a terminal of 80 columns or more."""
-    parts: list[RenderableType] = [_headline(seen)]
-    if seen["last_error"]:
-        parts.append(Text(f"last error: {seen['last_error']}", style="red", overflow="ellipsis", no_wrap=True))
-    parts.append(_executors(seen))
-    if "pools" in seen:  # an older daemon sends none
-        parts.append(_memory(seen))
-    return Group(*parts, _queues(seen))
+    parts: list[RenderableType] = [_headline(look)]
+    if look["last_error"]:
+        parts.append(Text(f"last error: {look['last_error']}", style="red", overflow="ellipsis", no_wrap=True))
+    parts.append(_executors(look))
+    if "pools" in look:  # an older daemon sends none
+        parts.append(_memory(look))
+    return Group(*parts, _queues(look))
 
 
-def _headline(seen: dict[str, Any]) -> Text:
+def _headline(look: dict[str, Any]) -> Text:
     return Text(
-        f"CoServe {seen['state']} for {seen['uptime_s']:.0f} s, policy {seen['policy']}:"
-        f" {seen['images_per_s']:.1f} images/s,"
-        f" backlog {seen['backlog']}, {seen['completed']} done, {seen['expert_switches']} switches"
+        f"CoServe {look['state']} for {look['uptime_s']:.0f} s, policy {look['policy']}:"
+        f" {look['images_per_s']:.1f} images/s,"
+        f" backlog {look['backlog']}, {look['completed']} done, {look['expert_switches']} switches"
     )
 
 
-def _executors(seen: dict[str, Any]) -> Table:
+def _executors(look: dict[str, Any]) -> Table:
     table = Table("executor", "runs", "busy")
-    running = {row["executor"]: row["expert"] for row in seen["running"]}
-    for row in seen["executors"]:
+    running = {row["executor"]: row["expert"] for row in look["running"]}
+    for row in look["executors"]:
         runs = "out of service" if row.get("out_of_service") else running.get(row["name"], "–")
         table.add_row(row["name"], runs, f"{row['busy_share']:.0%}")
     return table
 
 
-def _memory(seen: dict[str, Any]) -> Table:
+def _memory(look: dict[str, Any]) -> Table:
     """Return one row for each pool; several executors may share it."""
     table = Table("expert memory", "used by", "experts", "full", "waits for them")
-    for row in seen["pools"]:
+    for row in look["pools"]:
         share = row["used_bytes"] / row["budget_bytes"] if row["budget_bytes"] else 0.0
         table.add_row(
             row["pool"],
@@ -92,13 +92,13 @@ def _memory(seen: dict[str, Any]) -> Table:
     return table
 
 
-def _queues(seen: dict[str, Any]) -> Table:
+def _queues(look: dict[str, Any]) -> Table:
     table = Table("expert", "queued", "resident in", "loading into")
-    for row in seen["queues"][:_GROUPS]:
+    for row in look["queues"][:_GROUPS]:
         table.add_row(
             row["expert"], str(row["queued"]), ", ".join(row["resident"]) or "–", ", ".join(row["loading"]) or "–"
         )
-    rest = seen["queues"][_GROUPS:]
+    rest = look["queues"][_GROUPS:]
     if rest:
         table.add_row(f"{len(rest)} more", str(sum(row["queued"] for row in rest)), "", "")
     return table

@@ -1,6 +1,7 @@
 """`coserve train` and `coserve import`: train experts on your images, or import networks that you already have."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,13 +23,16 @@ train_app = typer.Typer(no_args_is_help=True, help="Train an expert on your own 
 
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for the weights; catalog.yaml there gets the expert's entry.")]
+InputSize = Annotated[int, typer.Option(min=32, help="Side of the square input, pixels.")]
+Seed = Annotated[int, typer.Option(help="Another seed, another start.")]
+Threads = Annotated[int, typer.Option(min=1, help="Processor threads.")]
 ExpertName = Annotated[str | None, typer.Option("--id", help="The expert's id; the data set's name without it.")]
 
 
 def import_expert(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A torchvision state_dict or an ultralytics .pt.")],
     architecture: Annotated[str, typer.Option(help="resnet18 … resnet152, yolov5n … yolo26l.", show_default=False)],
-    input_size: Annotated[int, typer.Option(min=32, help="Side of the square input, pixels.")] = 224,
+    input_size: InputSize = 224,
     classes: Annotated[str | None, typer.Option(help="Labels in the network's order, with commas between.")] = None,
     out: Out = Path("experts"),
     catalog: Annotated[Path | None, typer.Option(help="Another catalog than OUT/catalog.yaml.")] = None,
@@ -102,12 +106,12 @@ def _measure(report: "ImportReport", catalog: Path, samples: Path) -> None:
 def train_classifier(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="One subfolder of images for each label.")],
     architecture: Annotated[str, typer.Option(help="resnet18, 34, 50, 101 or 152.")] = "resnet18",
-    input_size: Annotated[int, typer.Option(min=32, help="Side of the square input, pixels.")] = 96,
+    input_size: InputSize = 96,
     epochs: Annotated[int, typer.Option(min=1, help="How often each image is seen.")] = 12,
     out: Out = Path("experts"),
     expert: ExpertName = None,
-    seed: Annotated[int, typer.Option(help="Another seed, another start.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 2,
+    seed: Seed = 0,
+    threads: Threads = 2,
     as_json: AsJson = False,
 ) -> None:
     """Train a classifier on a folder of labelled images, and add it to the catalog.
@@ -116,27 +120,22 @@ def train_classifier(
     """
     if not folder.is_dir():
         fail(f"no folder {folder}: name one with a subfolder of images for each label", status=2)
-    from tools.training import TrainingError
     from tools.training.classifier import train_classifier
     from tools.training.fit import Schedule
 
     must_be_architecture("--architecture", architecture, "classify")
     schedule = Schedule(epochs, seed=seed)
-    with share_bar(f"training {expert or folder.name}") as (bar, task):
-        try:
-            report = train_classifier(
-                folder,
-                architecture,
-                input_size,
-                out,
-                expert=expert or folder.name,
-                schedule=schedule,
-                threads=threads,
-                on_progress=lambda share: bar.update(task, completed=share),
-            )
-        except TrainingError as error:
-            bar.stop()
-            fail(str(error), status=1)
+    with _training(expert or folder.name) as on_share:
+        report = train_classifier(
+            folder,
+            architecture,
+            input_size,
+            out,
+            expert=expert or folder.name,
+            schedule=schedule,
+            threads=threads,
+            on_progress=on_share,
+        )
     _warn_of_few({label.label: label.held_out for label in report.labels}, "a fifth of each label is held out")
     if as_json:
         print_json(asdict(report) | {"file": str(report.file), "accuracy": report.accuracy})
@@ -150,12 +149,12 @@ def train_classifier(
 def train_detector(
     data: Annotated[Path, typer.Argument(metavar="DATA.YAML", help="A YOLO data set: path, train, val, names.")],
     architecture: Annotated[str, typer.Option(help="yolov5n … yolo26l.")] = "yolo11n",
-    input_size: Annotated[int, typer.Option(min=32, help="Side of the square input, pixels.")] = 320,
+    input_size: InputSize = 320,
     minutes: Annotated[float, typer.Option(min=0.01, help="How long to train.")] = 20.0,
     out: Out = Path("experts"),
     expert: ExpertName = None,
-    seed: Annotated[int, typer.Option(help="Another seed, another start.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 2,
+    seed: Seed = 0,
+    threads: Threads = 2,
     as_json: AsJson = False,
 ) -> None:
     """Train a detector on a YOLO data set for so many minutes, and add it to the catalog.
@@ -164,25 +163,22 @@ def train_detector(
     """
     if not data.is_file():
         fail(f"no file {data}: name the YAML file of a YOLO data set", status=2)
-    from tools.training import TrainingError
     from tools.training.detector import train_detector
     from tools.training.detector_loop import TrainingEffort
 
     must_be_architecture("--architecture", architecture, "detect")
-    with share_bar(f"training {expert or data.stem}") as (bar, task):
-        try:
-            report = train_detector(
-                data,
-                architecture,
-                input_size,
-                out,
-                expert=expert or data.stem,
-                effort=TrainingEffort(minutes=minutes, seed=seed, threads=threads),
-                on_progress=lambda progress: bar.update(task, completed=progress.share),
-            )
-        except TrainingError as error:
-            bar.stop()
-            fail(str(error), status=1)
+    effort = TrainingEffort(minutes=minutes, seed=seed, threads=threads)
+    name = expert or data.stem
+    with _training(name) as on_share:
+        report = train_detector(
+            data,
+            architecture,
+            input_size,
+            out,
+            expert=name,
+            effort=effort,
+            on_progress=lambda progress: on_share(progress.share),
+        )
     _warn_of_few({"images": report.held_out_images}, "those of val are held out")
     if as_json:
         print_json(asdict(report) | {"file": str(report.file), "catalog": str(report.catalog)})
@@ -192,6 +188,19 @@ def train_detector(
         f" {report.precision:.3f}, recall {report.recall:.3f} at confidence {report.threshold:.2f}), mAP50"
         f" {report.map50:.3f}; {report.steps} steps in {report.minutes:.1f} minutes; {report.file}"
     )
+
+
+@contextmanager
+def _training(name: str) -> Iterator[Callable[[float], None]]:
+    """Yield a function that moves a bar to a share from 0 to 1; exit with status 1 on a TrainingError."""
+    from tools.training import TrainingError
+
+    with share_bar(f"training {name}") as (bar, task):
+        try:
+            yield lambda share: bar.update(task, completed=share)
+        except TrainingError as error:
+            bar.stop()
+            fail(str(error), status=1)
 
 
 def _warn_of_few(held_out: Mapping[str, int], where_from: str) -> None:

@@ -159,9 +159,9 @@ def judge_parts(
     waiting = {number: routes.first_step(part.board_type, part.component) for number, part in enumerate(parts)}
     while waiting:
         first = next(step for step in waiting.values() if step is not None)
-        chosen = [number for number, step in waiting.items() if step is not None and step.expert == first.expert]
-        answers = _slot_answers(slot(ExpertId(first.expert)), [parts[number].pixels for number in chosen])
-        for number, answer in zip(chosen, answers, strict=True):
+        numbers = [number for number, step in waiting.items() if step is not None and step.expert == first.expert]
+        answers = _slot_answers(slot(ExpertId(first.expert)), [parts[number].pixels for number in numbers])
+        for number, answer in zip(numbers, answers, strict=True):
             step = waiting.pop(number)
             assert step is not None
             on_answer(step.expert, answer)

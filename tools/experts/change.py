@@ -99,19 +99,19 @@ def check(line: ExpertsLine, name: str, candidate: WeightsCandidate) -> None:
 def _line_problems(line: ExpertsLine, name: str, candidate: WeightsCandidate) -> list[str]:
     """Return problems that the line would have with `candidate`, and does not have already."""
     present = entries_in_force(line.experts())
-    known = set(line.problems(present))
+    before = set(line.problems(present))
     entry = candidate.entry.model_copy(update={"file": str(candidate.weights.resolve())})
-    return [problem for problem in line.problems({**present, name: entry}, elsewhere=True) if problem not in known]
+    return [problem for problem in line.problems({**present, name: entry}, elsewhere=True) if problem not in before]
 
 
-def switch(line: ExpertsLine, name: str, wanted: str | None) -> VersionSwitch:
+def switch(line: ExpertsLine, name: str, requested: str | None) -> VersionSwitch:
     """Put the version `wanted` in force, or the one before if there is none `wanted`. Raises VersionsError."""
-    deed: Literal["promote", "rollback"] = "promote" if wanted is not None else "rollback"
+    deed: Literal["promote", "rollback"] = "promote" if requested is not None else "rollback"
     with line.versions.changing() as change:
         expert = change.expert(name)
-        if deed == "promote" and wanted == expert.version:
-            raise VersionsError(f"{name} {wanted} is in force already")
-        version = expert.named(wanted) if wanted is not None else change.before(name)
+        if deed == "promote" and requested == expert.version:
+            raise VersionsError(f"{name} {requested} is in force already")
+        version = expert.named(requested) if requested is not None else change.before(name)
         if version == expert.version:
             raise VersionsError(f"{name} {version} is in force already")
         _must_serve(line, change, expert, version)
@@ -129,12 +129,12 @@ def _catalog_text(line: ExpertsLine) -> str:
 
 def _must_serve(line: ExpertsLine, change: Change, expert: Expert, version: str) -> None:
     """Raise VersionsError if the line could not work with `version`."""
-    kept = expert.kept.get(version)
-    if kept is None:
+    candidate = expert.kept.get(version)
+    if candidate is None:
         raise VersionsError(f"{expert.name} {version} is not kept any more: put it in once more")
-    problems = entry_problems(expert.name, kept.entry, line.versions.folder)
+    problems = entry_problems(expert.name, candidate.entry, line.versions.folder)
     if not problems:
-        problems = line.problems({**entries_in_force(change.experts), expert.name: kept.entry})
+        problems = line.problems({**entries_in_force(change.experts), expert.name: candidate.entry})
     if problems:
         raise VersionsError("\n".join(problems))
 

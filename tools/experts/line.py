@@ -66,7 +66,7 @@ class ExpertsLine:
     def problems(self, entries: Mapping[str, CatalogEntry], *, elsewhere: bool = False) -> list[str]:
         """Return the reasons for which a daemon would refuse a catalog of `entries`: missing labels, too little memory.
 
-        A weights file that cannot be used is no such reason: that expert alone fails.
+        A weights file that cannot be used is not one of them: that expert alone fails.
         """
         catalog, _ = self.catalog(entries, elsewhere=elsewhere)
         try:

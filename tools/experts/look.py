@@ -40,10 +40,8 @@ class CatalogVersions:
         return _standing(self.experts[expert], version) if expert in self.experts else "gone"
 
     def in_words(self, expert: str, version: str) -> str:
-        known = self.experts.get(expert)
-        in_force = (
-            f"in force today is {known.version or 'none'}" if known else "the catalog has no such expert any more"
-        )
+        row = self.experts.get(expert)
+        in_force = f"in force today is {row.version or 'none'}" if row else "the catalog has no such expert any more"
         match self.standing(expert, version):
             case "in force":
                 return "it is in force today"
@@ -105,8 +103,8 @@ def describe_expert(line: ExpertsLine, name: str) -> dict[str, Any]:
 
 
 def _describe_version(line: ExpertsLine, expert: Expert, version: str, calls: _CallCounts) -> dict[str, Any]:
-    kept = expert.kept.get(version)
-    entry = kept.entry if kept else expert.in_force if version == expert.version else None
+    candidate = expert.kept.get(version)
+    entry = candidate.entry if candidate else expert.in_force if version == expert.version else None
     counts = calls.get((expert.name, version))
     state = _standing(expert, version)
     is_candidate = state == "kept" and all(step.did == "put" for step in expert.steps if step.version == version)
@@ -115,9 +113,9 @@ def _describe_version(line: ExpertsLine, expert: Expert, version: str, calls: _C
         "state": "candidate" if is_candidate else state,
         "architecture": entry.architecture if entry else None,
         "bytes": _weights_bytes(line, entry) if entry else None,
-        "put_at": kept.put_at if kept else None,
-        "put_by": kept.put_by if kept else None,
-        "source": kept.source if kept else None,
+        "put_at": candidate.put_at if candidate else None,
+        "put_by": candidate.put_by if candidate else None,
+        "source": candidate.source if candidate else None,
         "first_used_at": counts.first_used_at if counts else None,
         "verdicts": counts.verdicts if counts else 0,
         "reviewed": counts.reviewed if counts else 0,

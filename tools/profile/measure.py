@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from statistics import median
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
@@ -84,7 +83,7 @@ class Bench:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._start.abort()
         self._pool.shutdown()
 

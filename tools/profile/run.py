@@ -119,11 +119,11 @@ def _profile_device(
     busiest = next(iter(layouts.values()))
     tick(f"{device}: executors", 0)
     pairs = try_pairs(device, busiest, wish.samples, wish.effort, shelf, lambda: tick(f"{device}: executors"))
-    chosen = best(pairs)
+    pair = best(pairs)
     costs: list[LayoutCost] = []
     for layout, spec in layouts.items():
         tick(f"{device}: {layout}", 0)
-        with Bench(device, chosen.executors, chosen.threads, shelf) as bench:
+        with Bench(device, pair.executors, pair.threads, shelf) as bench:
             costs.append(measure_layout(bench, device, spec, wish.samples, wish.effort, shelf))
         tick(f"{device}: {layout}", 3)
     tick(f"{device}: memory", 0)
@@ -131,7 +131,7 @@ def _profile_device(
     plan = Plan(
         device=device,
         memory_bytes=memory_bytes,
-        executors=chosen.executors,
+        executors=pair.executors,
         rows=tuple(_row(device, cost) for cost in costs),
         experts=expert_facts(specs, line.routes, usage),
         policy=line.config.policy,
@@ -147,9 +147,9 @@ def _profile_device(
     if device != "cpu" and split is not None:
         expert_bytes = plan.budget_bytes(split.experts)
         batches_bytes = plan.memory_bytes - expert_bytes
-    kept = sum(plan.budget_bytes(count) <= expert_bytes for count in range(1, len(plan.experts) + 1))
+    fitting_experts = sum(plan.budget_bytes(count) <= expert_bytes for count in range(1, len(plan.experts) + 1))
     tick(f"{device}: memory")
-    return DeviceProfile(device, tuple(pairs), chosen, tuple(costs), expert_bytes, batches_bytes, kept, split)
+    return DeviceProfile(device, tuple(pairs), pair, tuple(costs), expert_bytes, batches_bytes, fitting_experts, split)
 
 
 def memory_to_divide(device: str, settings: Device) -> int:

@@ -13,13 +13,7 @@ from daemon.storage.image_archive import as_sent
 from experts.errors import ImageError
 from experts.vision.preprocess import decode
 from tools.experts.look import CatalogVersions
-from tools.query.reading import (
-    InspectionName,
-    InspectionRecord,
-    Row,
-    read_inspection,
-    similar_pictures,
-)
+from tools.query.reading import InspectionName, InspectionRecord, Row, read_inspection, similar_pictures
 from tools.query.retrace import PictureSize, RetracedStep, RetracedVerdict, RulesPath, read_rules_path, retrace
 from tools.terminal.console import console, print_json, printable
 from tools.terminal.open_line import opened
@@ -45,10 +39,10 @@ _REASONS = {
 _VERDICTS = {"pass": "passed", "fail": "failed", "review": "is for a person to look at", "unknown": "was not judged"}
 
 
-def print_explanation(config: Path, wanted: InspectionName, *, as_json: bool) -> int:
+def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> int:
     """Print why an inspection has its verdict; return 1 if the rules give another one than is stored."""
     with opened(config) as (settings, engine):
-        record = read_inspection(engine, wanted)
+        record = read_inspection(engine, name)
         path = read_rules_path(record)
         size, size_note = _picture_size(settings, engine, record, path)
     retraced = retrace(record, path, size, is_size_known=size_note is None)
@@ -220,8 +214,10 @@ def _about_unanswered(number: int, retraced: RetracedVerdict) -> Iterator[str]:
 
 def _about_expert(record: InspectionRecord, row: Row, today: CatalogVersions) -> str:
     expert, version = row["expert"], row["expert_version"]
-    known = record.versions.get((expert, version))
-    past = f"{known['architecture']}, first used {known['first_used_at']}" if known else "nothing more is known of it"
+    origin = record.versions.get((expert, version))
+    past = (
+        f"{origin['architecture']}, first used {origin['first_used_at']}" if origin else "nothing more is known of it"
+    )
     return f"  version {version}, {past}; {today.in_words(expert, version)}"
 
 

@@ -78,24 +78,24 @@ def read_batches(engine: Engine, query: ResultsQuery) -> Iterator[Batch]:
     if query.sort_column:
         yield from _sorted_batches(engine, query, query.sort_column)
         return
-    left = query.limit
+    rows_left = query.limit
     for window in _windows(engine, query):
         last_key: Sequence[Any] | None = None
-        while left is None or left > 0:
-            batch_rows = min(BATCH_ROWS, left if left is not None else BATCH_ROWS)
+        while rows_left is None or rows_left > 0:
+            batch_rows = min(BATCH_ROWS, rows_left if rows_left is not None else BATCH_ROWS)
             batch = _read_batch(engine, query, window, last_key, batch_rows)
             if not batch:
                 break
             width = len(query.columns)
             yield [row[:width] for row in batch]
             last_key = batch[-1][width:]
-            left = None if left is None else left - len(batch)
+            rows_left = None if rows_left is None else rows_left - len(batch)
             if len(batch) < BATCH_ROWS:
                 break
 
 
 def count_rows(engine: Engine, query: ResultsQuery) -> int:
-    """Return the number of rows, whatever the limit."""
+    """Return the number of rows without regard to the limit."""
     query.validate()
     total = 0
     conditions = query.filters.conditions(query.rows)
@@ -126,7 +126,7 @@ def _read_batch(
 
 
 def _is_behind(rows: RowKind, last_key: Sequence[Any], *, newest_first: bool) -> ColumnElement[bool]:
-    """Return the condition of rows behind `last_key`. Stages of one image come by step, whatever the direction."""
+    """Return the condition of rows behind `last_key`. Stages of one image come by step in either direction."""
     seq = rows.columns["seq"]
     beyond = seq < last_key[0] if newest_first else seq > last_key[0]
     if len(rows.key) == 1:
@@ -180,8 +180,10 @@ def _few_board_ids(connection: Connection, filters: RowFilters) -> list[int] | N
     equal = {name: filters.equal[name] for name in ("serial", "lot", "station") if name in filters.equal}
     if not equal:
         return None
-    chosen = [has_serial(*values) if name == "serial" else boards.c[name].in_(values) for name, values in equal.items()]
-    query = select(boards.c.board_id).where(*chosen).limit(_MAX_BOARDS_BY_NUMBER + 1)
+    chosen_by = [
+        has_serial(*values) if name == "serial" else boards.c[name].in_(values) for name, values in equal.items()
+    ]
+    query = select(boards.c.board_id).where(*chosen_by).limit(_MAX_BOARDS_BY_NUMBER + 1)
     board_ids = list(connection.execute(query).scalars())
     return board_ids if len(board_ids) <= _MAX_BOARDS_BY_NUMBER else None
 
@@ -215,10 +217,10 @@ class InspectionRecord:
     others: Sequence[int]
 
 
-def read_inspection(engine: Engine, wanted: InspectionName) -> InspectionRecord:
+def read_inspection(engine: Engine, name: InspectionName) -> InspectionRecord:
     """Read an inspection in one transaction. Raises UnknownInspectionError."""
     with engine.connect() as connection:
-        number, *others = _find_inspections(connection, wanted)
+        number, *others = _find_inspections(connection, name)
         (inspection,) = _rows(connection, inspections, inspections.c.inspection_id == number)
         (board,) = _rows(connection, boards, boards.c.board_id == inspection["board_id"])
         rules = _rows(connection, rules_versions, rules_versions.c.rules_version == inspection["rules_version"])
@@ -252,11 +254,11 @@ def _rows(connection: Connection, table: Table, condition: ColumnElement[bool]) 
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def _find_inspections(connection: Connection, wanted: InspectionName) -> list[int]:
+def _find_inspections(connection: Connection, inspection: InspectionName) -> list[int]:
     """Return the inspection that is meant, and behind it others of the same place, newest first."""
-    number, name = inspections.c.inspection_id, wanted.name
-    if wanted.designator is not None:
-        matches = _find_by_place(connection, wanted)
+    number, name = inspections.c.inspection_id, inspection.name
+    if inspection.designator is not None:
+        matches = _find_by_place(connection, inspection)
     elif "/" in name:
         # Both may have slashes in them.
         parts = name.split("/")
@@ -268,35 +270,35 @@ def _find_inspections(connection: Connection, wanted: InspectionName) -> list[in
         matches = list(connection.execute(select(number).where(number == int(name))).scalars()) if is_number else []
     if matches:
         return matches
-    if wanted.designator is None and connection.execute(select(boards.c.board_id).where(has_serial(name))).first():
+    if inspection.designator is None and connection.execute(select(boards.c.board_id).where(has_serial(name))).first():
         raise UnknownInspectionError(
             f"{name} is a board, not an image: name the part too, such as `coserve explain {name} R1`"
             f" (`coserve results --serial {name}` lists its parts)"
         )
-    shown = name if wanted.designator is None else f"{name} {wanted.designator}"
+    shown = name if inspection.designator is None else f"{name} {inspection.designator}"
     raise UnknownInspectionError(
         f"no inspection {shown} in the results: name its inspection_id, SOURCE/IMAGE_ID, or SERIAL DESIGNATOR"
         " (`coserve results --columns inspection_id,serial,designator` lists them)"
     )
 
 
-def _find_by_place(connection: Connection, wanted: InspectionName) -> list[int]:
+def _find_by_place(connection: Connection, inspection: InspectionName) -> list[int]:
     number = inspections.c.inspection_id
     query = (
         select(number, boards.c.board_type)
         .join(boards, boards.c.board_id == inspections.c.board_id)
-        .where(has_serial(wanted.name), inspections.c.designator == wanted.designator)
+        .where(has_serial(inspection.name), inspections.c.designator == inspection.designator)
         .order_by(boards.c.attempt.desc(), number.desc())
     )
-    if wanted.board_type is not None:
-        query = query.where(boards.c.board_type == wanted.board_type)
-    if wanted.attempt is not None:
-        query = query.where(boards.c.attempt == wanted.attempt)
+    if inspection.board_type is not None:
+        query = query.where(boards.c.board_type == inspection.board_type)
+    if inspection.attempt is not None:
+        query = query.where(boards.c.attempt == inspection.attempt)
     rows = connection.execute(query).all()
     types = sorted({row.board_type for row in rows})
     if len(types) > 1:
         raise UnknownInspectionError(
-            f"several board types have the serial {wanted.name}: add --type {' or '.join(types)}"
+            f"several board types have the serial {inspection.name}: add --type {' or '.join(types)}"
         )
     return [row.inspection_id for row in rows]
 
@@ -344,13 +346,13 @@ def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: i
         if len(types) > 1:
             message = f"serial {serial} is on boards of several types: name one with --type ({', '.join(types)})"
             raise UnknownInspectionError(message, status=2)
-        chosen = [row for row in attempts if attempt in (None, row["attempt"])]
-        if not chosen:
+        matches = [row for row in attempts if attempt in (None, row["attempt"])]
+        if not matches:
             which = f"attempt {attempt} at board {serial}" if attempts else f"board with serial {serial}"
             raise UnknownInspectionError(
                 f"no {which} in the results: `coserve results --boards` lists those that closed last"
             )
-        board = chosen[-1]
+        board = matches[-1]
         on_board = inspections.c.board_id == board["board_id"]
         columns = IMAGES.columns
         findings = (

@@ -129,18 +129,18 @@ def _entries(line: ExpertsLine, request: RejudgeRequest) -> tuple[dict[str, Cata
     entries = entries_in_force(experts)
     replaced: list[str] = []
     for option in request.experts:
-        name, _, wanted = option.partition("=")
-        if not wanted:
+        name, _, version = option.partition("=")
+        if not version:
             raise RejudgeError(f"--expert {option}: expected NAME=VERSION or NAME=FOLDER")
         if name not in experts:
             raise RejudgeError(f"--expert {option}: there is no expert {name}; there are {', '.join(experts)}")
-        kept = experts[name].kept
+        kept_versions = experts[name].kept
         try:
-            if ("/" in wanted or Path(wanted).exists()) and wanted not in kept:
-                candidate = find_candidate(name, Path(wanted))
+            if ("/" in version or Path(version).exists()) and version not in kept_versions:
+                candidate = find_candidate(name, Path(version))
                 entries[name] = candidate.entry.model_copy(update={"file": str(candidate.weights.resolve())})
             else:
-                entries[name] = kept[experts[name].named(wanted)].entry
+                entries[name] = kept_versions[experts[name].named(version)].entry
         except VersionsError as error:
             raise RejudgeError(f"--expert {option}: {error}") from None
         replaced.append(name)

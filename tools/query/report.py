@@ -90,10 +90,10 @@ def in_words(record: AttemptRecord) -> str:
 
 def _finding_in_words(image: Row) -> str:
     verdict = f"{image['designator']} ({image['component']}) {_IMAGE_VERDICTS[image['verdict']]}"
-    seen = _seen(image["stages"])
+    answers = _seen(image["stages"])
     why = [f"defect {image['defect']}"] if image["defect"] else []
     why += [f"reason {image['reason']}"] if image["reason"] else []
-    why += [seen] if seen else []
+    why += [answers] if answers else []
     why += [f"decided by {image['decided_by']}"] if image["decided_by"] != DAEMON else []
     why += ["its image came late, after the board had closed"] if image["late"] else []
     return f"{verdict}: {'; '.join(why)}." if why else f"{verdict}."

@@ -125,8 +125,8 @@ def retrace(
     steps: list[RetracedStep] = []
     for number, row in enumerate(record.stages):
         if step is None or step.expert != row["expert"]:
-            wanted = f"the expert {step.expert}" if step else "no expert"
-            contradiction = f"step {number} was answered by {row['expert']}: the rules name {wanted}"
+            expected = f"the expert {step.expert}" if step else "no expert"
+            contradiction = f"step {number} was answered by {row['expert']}: the rules name {expected}"
             return RetracedVerdict(tuple(steps), contradiction=contradiction)
         boxes = [
             Detection(box["label"], box["confidence"], (box["x1"], box["y1"], box["x2"], box["y2"]))
@@ -173,7 +173,7 @@ def _compared(
     stored = (inspection["verdict"], inspection["defect"])
     verdict: Verdict = "unknown"
     defect, unfinished = None, None
-    if inspection["reason"] is None:  # else the chain was cut short: unknown, whatever its answers were
+    if inspection["reason"] is None:  # else the chain was cut short: unknown, with any answers
         if judgement is None:
             return RetracedVerdict(steps, contradiction="it has a verdict, and no expert's answer is stored")
         verdict, defect, unfinished = judgement.verdict, judgement.defect, judgement.next

@@ -151,16 +151,16 @@ def parse_dashboard(text: str) -> Dashboard:
 
 def parse_keep(text: str) -> str | None:
     """A duration such as `90d`, as it is written; None for `ever`."""
-    given = text.strip()
-    if given.lower() == EVER:
+    answer = text.strip()
+    if answer.lower() == EVER:
         return None
     try:
-        kept_s = parse_seconds(given.lower())
+        kept_s = parse_seconds(answer.lower())
     except ValueError:
-        raise AnswerError(f"expected a duration such as 90d, 12h or 1y, not {given!r}; or {EVER}") from None
+        raise AnswerError(f"expected a duration such as 90d, 12h or 1y, not {answer!r}; or {EVER}") from None
     if kept_s <= 0:
         raise AnswerError("expected a duration above 0, such as 90d")
-    return given.lower()
+    return answer.lower()
 
 
 def proposed_memory(gpus: Sequence[Gpu]) -> dict[str, int]:
@@ -173,12 +173,12 @@ def proposed_memory(gpus: Sequence[Gpu]) -> dict[str, int]:
 
 def too_much_memory(memory: Mapping[str, int], gpus: Sequence[Gpu]) -> list[str]:
     """A sentence for each device of `memory` that has less here. No refusal: the line may be made for another PC."""
-    has = {"cpu": psutil.virtual_memory().total} | {f"cuda:{n}": gpu.total_bytes for n, gpu in enumerate(gpus)}
+    sizes = {"cpu": psutil.virtual_memory().total} | {f"cuda:{n}": gpu.total_bytes for n, gpu in enumerate(gpus)}
     return [
-        f"devices.{device}.expert_memory is {size(budget)}, and {device} of this PC has {size(has[device])}:"
+        f"devices.{device}.expert_memory is {size(budget)}, and {device} of this PC has {size(sizes[device])}:"
         " write less than that, or run it on a PC that has more"
         for device, budget in memory.items()
-        if budget > has.get(device, budget)
+        if budget > sizes.get(device, budget)
     ]
 
 
@@ -194,8 +194,8 @@ def _rounded(size: float) -> int:
 
 def free_floor(folder: Path) -> int:
     """Return the value for `retention.free`: 10 GB, or a tenth of a smaller disk."""
-    there = next(path for path in (folder, *folder.parents) if path.is_dir())
-    total = psutil.disk_usage(str(there)).total
+    present = next(path for path in (folder, *folder.parents) if path.is_dir())
+    total = psutil.disk_usage(str(present)).total
     return min(_FREE_BYTES, _rounded(total / _FREE_SHARE))
 
 

@@ -27,22 +27,22 @@ def write_line(folder: Path, answers: Answers) -> list[Path]:
         if path.exists():
             raise FileExistsError(f"{path} is there already, and is never overwritten: name another folder")
     make_folder(folder)
-    made = list(texts)
+    written_files = list(texts)
     for path, text in texts.items():
         _write(path, text)
     if not (folder / CATALOG).exists():
         make_folder((folder / CATALOG).parent)
         _write(folder / CATALOG, CATALOG_TEXT)
-        made.append(folder / CATALOG)
+        written_files.append(folder / CATALOG)
     for name in ("journal", "images"):
         make_folder(folder / answers.data / name)
-    made.append(folder / answers.data)
+    written_files.append(folder / answers.data)
     if answers.dashboard == "network" and not (folder / TOKEN).exists():
         make_folder((folder / TOKEN).parent)
         (folder / TOKEN).touch(mode=_SECRET_MODE, exist_ok=False)
         (folder / TOKEN).write_text(secrets.token_hex(32) + "\n", encoding="ascii")
-        made.append(folder / TOKEN)
-    return made
+        written_files.append(folder / TOKEN)
+    return written_files
 
 
 def _write(path: Path, text: str) -> None:

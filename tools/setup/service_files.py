@@ -4,7 +4,6 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.config.addresses import CREDENTIALS
@@ -16,48 +15,24 @@ NAME = "coserve"
 #: A stop takes this much beyond `stop.within`: answers to publishers, the last writes, the last messages, a margin.
 _STOP_MARGIN_S = 13
 #: Folders that the unit itself lets the service write to.
-_GIVEN = (Path("/var/lib/coserve"), Path("/run/coserve"), Path("/var/log/coserve"))
+_GRANTED = (Path("/var/lib/coserve"), Path("/run/coserve"), Path("/var/log/coserve"))
 #: Folders that the sandbox hides (ProtectHome=, PrivateTmp=).
 _HIDDEN = tuple(map(Path, ("/home", "/root", "/run/user", "/tmp", "/var/tmp")))  # noqa: S108 - named, not used
 
 
-@dataclass(frozen=True, slots=True)
 class Places:
     """Paths of the installed files under `root`: the machine's own folders, or below a prefix."""
 
-    root: Path
-
-    @property
-    def unit(self) -> Path:
-        return self.root / "etc/systemd/system/coserve.service"
-
-    @property
-    def drop_ins(self) -> Path:
-        return self.unit.with_name("coserve.service.d")
-
-    @property
-    def sysusers(self) -> Path:
-        return self.root / "etc/sysusers.d/coserve.conf"
-
-    @property
-    def tmpfiles(self) -> Path:
-        return self.root / "etc/tmpfiles.d/coserve.conf"
-
-    @property
-    def config(self) -> Path:
-        return self.root / "etc/coserve/coserve.yaml"
-
-    @property
-    def keys(self) -> Path:
-        return self.root / "etc/coserve/keys"
-
-    @property
-    def state(self) -> Path:
-        return self.root / "var/lib/coserve"
-
-    @property
-    def runtime(self) -> Path:
-        return self.root / "run/coserve"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.unit = root / "etc/systemd/system/coserve.service"
+        self.drop_ins = self.unit.with_name("coserve.service.d")
+        self.sysusers = root / "etc/sysusers.d/coserve.conf"
+        self.tmpfiles = root / "etc/tmpfiles.d/coserve.conf"
+        self.config = root / "etc/coserve/coserve.yaml"
+        self.keys = root / "etc/coserve/keys"
+        self.state = root / "var/lib/coserve"
+        self.runtime = root / "run/coserve"
 
 
 def shipped(name: str) -> str:
@@ -68,11 +43,6 @@ def shipped(name: str) -> str:
 def _shipped_folder() -> Path:
     checkout = Path(__file__).resolve().parents[2] / "systemd"
     return checkout if (checkout / "coserve.service").is_file() else Path(sys.prefix) / "share" / NAME / "systemd"
-
-
-def manual() -> Path:
-    """docs/service.md, as this environment has it."""
-    return _shipped_folder().parent / "docs" / "service.md"
 
 
 def command() -> list[str]:
@@ -115,11 +85,11 @@ def default_rules() -> str:
 def unit(config: Config, path: Path, places: Places) -> str:
     """`coserve.service` for the line of `config`, which is read from `path`."""
     writable = written_folders(config)
-    outside = [folder for folder in writable if not any(folder.is_relative_to(given) for given in _GIVEN)]
+    outside = [folder for folder in writable if not any(folder.is_relative_to(place) for place in _GRANTED)]
     text = _fill(
         shipped("coserve.service"),
         {
-            "Documentation": f"file:{manual()}",
+            "Documentation": f"file:{_shipped_folder().parent / 'docs' / 'service.md'}",
             "ExecStart": _quoted([*command(), "run", str(path)]).replace("$", "$$"),
             "TimeoutStopSec": f"{int(config.stop.within) + _STOP_MARGIN_S}s",
             "ReadWritePaths": _quoted(map(str, outside)),
@@ -147,51 +117,44 @@ def _needs_others(config: Config) -> bool:
     return any(map(is_open_host, [host for host, _ in servers] + server_hosts(config.database)))
 
 
-def key_files(config: Config) -> dict[str, Path]:
-    """Files of keys, tokens and certificates by configuration key; systemd's own credentials among them."""
-    return _security_files(config) | {
-        f"consumers.{name}.{'.'.join(key)}": file
-        for name, consumer in config.consumers.items()
-        for key, file in consumer.files().items()
-    }
-
-
 def secrets(config: Config) -> dict[str, Path]:
-    """Return the `key_files` on this disk that only the line's user may read; systemd's credentials lie elsewhere."""
-    files = _security_files(config) | {
-        f"consumers.{name}.{'.'.join(key)}": file
-        for name, consumer in config.consumers.items()
-        for key, file in consumer.files().items()
-        if key in consumer.secret_files
-    }
+    """Return the secret files on this disk by configuration key; systemd's credentials lie elsewhere."""
+    files = _key_files(config, only_secrets=True)
     return {key: file for key, file in files.items() if CREDENTIALS not in str(file)}
 
 
-def _security_files(config: Config) -> dict[str, Path]:
-    files = {"security.server_key": config.security.server_key, "security.http_token": config.security.http_token}
-    return {key: file for key, file in files.items() if file is not None}
+def _key_files(config: Config, *, only_secrets: bool = False) -> dict[str, Path]:
+    """Return the files of keys, tokens and certificates by configuration key, systemd's own credentials among them."""
+    own = {"security.server_key": config.security.server_key, "security.http_token": config.security.http_token}
+    return {key: file for key, file in own.items() if file is not None} | {
+        f"consumers.{name}.{'.'.join(key)}": file
+        for name, consumer in config.consumers.items()
+        for key, file in consumer.files().items()
+        if key in consumer.secret_files or not only_secrets
+    }
 
 
 def credentials(config: Config) -> list[str]:
-    """Names of the secrets that the configuration expects of `LoadCredential=`."""
-    return list(dict.fromkeys(path.name for path in key_files(config).values() if CREDENTIALS in str(path)))
+    """Return the names of the secrets that the configuration expects of `LoadCredential=`."""
+    return list(dict.fromkeys(path.name for path in _key_files(config).values() if CREDENTIALS in str(path)))
 
 
 def unreadable_secrets(config: Config, uid: int) -> list[Path]:
-    """Secrets that lie in files of another user than `uid`, which the daemon could not read."""
+    """Return secrets that lie in files of another user than `uid`, which the daemon could not read."""
     return [path for path in secrets(config).values() if path.is_file() and path.stat().st_uid != uid]
 
 
 def _read_folders(config: Config) -> list[Path]:
-    """Folders of weights, which the daemon reads only."""
+    """Return folders of weights, which the daemon reads only."""
     return list(dict.fromkeys([config.catalog.parent, *(model.checkpoint for model in config.models.values())]))
 
 
 def written_folders(config: Config) -> list[Path]:
-    """Folders that the daemon writes to, none inside another."""
+    """Return the folders that the daemon writes to, none inside another."""
     database = sqlite_path(config.database)
     endpoints = config.endpoints
-    sockets = [Path(one[6:]) for one in (*endpoints.intake, endpoints.control) if one.startswith("ipc://")]
+    addresses = (*endpoints.intake, endpoints.control)
+    sockets = [Path(address[6:]) for address in addresses if address.startswith("ipc://")]
     folders = {config.journal, config.quarantine, config.images, *(socket.parent for socket in sockets)}
     folders |= {file.parent for file in (database, config.record) if file is not None}
     folders |= {config.positions} if config.consumers else set()
@@ -202,7 +165,7 @@ def hidden(config: Config, path: Path) -> list[Path]:
     """Return the paths of the line that the sandbox hides from the service."""
     python = Path(sys.executable)
     needed = [path, python, python.resolve(), config.rules, config.catalog, *written_folders(config)]
-    return [one for one in needed if any(one.is_relative_to(place) for place in _HIDDEN)]
+    return [path for path in needed if any(path.is_relative_to(place) for place in _HIDDEN)]
 
 
 def started_config(unit_text: str) -> Path | None:

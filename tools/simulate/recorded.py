@@ -182,10 +182,7 @@ def _loaded(
 
 
 def _measured_rows(
-    makeup: Makeup,
-    reading: _Reading,
-    device_of: Mapping[PoolId, str],
-    architectures: Mapping[ExpertId, ArchitectureId],
+    makeup: Makeup, reading: _Reading, device_of: Mapping[PoolId, str], architectures: Mapping[ExpertId, ArchitectureId]
 ) -> Iterator[Performance]:
     rows = Matrix(makeup.matrix)
     devices = dict.fromkeys(device for pool, device in device_of.items() if pool != RAM)

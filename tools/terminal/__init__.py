@@ -1,4 +1,4 @@
-"""What all commands share: printing, progress, values of options, and opening a line's files.
+"""Shared parts of all commands: printing, progress, values of options, and opening a line's files.
 
 Rooms of tools print through here; nothing here knows a command.
 """

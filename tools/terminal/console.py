@@ -31,9 +31,9 @@ ConfigOption = Annotated[
 ]
 
 
-def default_config(here: Path, service: Path) -> Path:
+def default_config(local: Path, service: Path) -> Path:
     """Return the default configuration: the one `here`, else the service's."""
-    return service if service.is_file() and not here.is_file() else here
+    return service if service.is_file() and not local.is_file() else local
 
 
 DEFAULT_CONFIG = default_config(Path("coserve.yaml"), Path("/etc/coserve/coserve.yaml"))
@@ -89,7 +89,7 @@ def print_table(
     for name in columns[:width]:
         table.add_column(name, overflow="fold", no_wrap=name in unbroken)
     for row in cells:
-        table.add_row(*map(Text, row[:width]))  # brackets in it are no markup
+        table.add_row(*map(Text, row[:width]))  # brackets in it are text, not markup
     console.print(table)
     if width < len(columns):
         console.print(f"Not shown: {', '.join(columns[width:])} ({more})", markup=False)

@@ -52,11 +52,11 @@ class Commands(TyperGroup):
             _refuse(error, error.param)
 
 
-def must_be_one_of(option: str, value: str, known: Iterable[str]) -> None:
+def must_be_one_of(option: str, value: str, choices: Iterable[str]) -> None:
     """Exit with status 2 if `value` is not one of `known`, for choices that are known only when the command runs."""
-    known = tuple(known)
-    if value not in known:
-        fail(f"{option}: expected one of {', '.join(known)}, not {value!r}", status=2)
+    choices = tuple(choices)
+    if value not in choices:
+        fail(f"{option}: expected one of {', '.join(choices)}, not {value!r}", status=2)
 
 
 def must_be_architecture(option: str, value: str, *tasks: str) -> None:

@@ -30,6 +30,7 @@ from tests import ROOT
 from tests.contract.client import Line
 from tests.lines import a_jpeg
 from tests.simulated import a_service
+from tests.tools.run_commands import start_coserve
 from tests.waiting import PATIENCE_S
 from tools.backup import archive as archive_module
 from tools.backup.archive import HEAD, SUMS, write_backup
@@ -87,9 +88,9 @@ class Writing:
 @pytest.fixture
 def writing(tmp_path: Path) -> Iterator[Writing]:
     a_folder(tmp_path / "line")
-    found = Writing(tmp_path / "line")
-    yield found
-    found.close()
+    writer = Writing(tmp_path / "line")
+    yield writer
+    writer.close()
 
 
 def ask(path: Path, query: str) -> list[tuple[Any, ...]]:
@@ -106,12 +107,6 @@ def backed_up(folder: Path, **options: Any) -> Path:
 def names(archive: Path) -> list[str]:
     with tarfile.open(archive) as tar:
         return tar.getnames()
-
-
-def coserve(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tools", *map(str, arguments)], check=False, capture_output=True, text=True
-    )
 
 
 def test_a_line_restored_from_a_backup_taken_while_cameras_sent_judges_every_image_once(
@@ -142,28 +137,28 @@ def test_a_line_restored_from_a_backup_taken_while_cameras_sent_judges_every_ima
             assert service.process is not None
             stop_while_images_wait(line, service.process)  # or a fast daemon is done before a slow backup begins
             before = set(accepted)
-            said = backed_up_beside(line, service.process, tmp_path / "line.tar")
+            report = backed_up_beside(line, service.process, tmp_path / "line.tar")
         finally:
             done.set()
             thread.join()
         service.kill()
-    assert said["waiting"] > 0
-    run = coserve("restore", tmp_path / "line.tar", tmp_path / "new")
+    assert report["waiting"] > 0
+    run = start_coserve("restore", tmp_path / "line.tar", tmp_path / "new")
     assert run.returncode == 0, run.stderr
     shutil.rmtree(line.folder)
     restored = Line.__new__(Line)
     restored.folder, restored.config = tmp_path / "new", tmp_path / "new" / "coserve.yaml"
     database = restored.folder / "inspection.db"
     position = ask(database, "SELECT last_seq FROM stream_position")[0][0]
-    known = {name for (name,) in ask(database, "SELECT image_id FROM inspections")}
-    assert before <= known
+    stored = {name for (name,) in ask(database, "SELECT image_id FROM inspections")}
+    assert before <= stored
     with a_service(restored.config, restored.folder / "daemon.log"):
         restored.idle()
         stream = restored.stream()
     assert [message["seq"] for message in stream] == list(range(1, len(stream) + 1))
     assert len(stream) > position
     inspected = [message["id"] for message in stream if message["topic"].startswith("inspection/")]
-    assert sorted(inspected) == sorted(known)
+    assert sorted(inspected) == sorted(stored)
     lost = "SELECT count(*) FROM inspections WHERE status <> 'done' OR reason IS NOT NULL"
     assert ask(database, lost) == [(0,)]
     for (path,) in ask(database, "SELECT image_path FROM inspections WHERE image_path IS NOT NULL"):
@@ -181,7 +176,7 @@ def stop_while_images_wait(line: Line, daemon: "subprocess.Popen[str]") -> None:
 
 
 def backed_up_beside(line: Line, daemon: "subprocess.Popen[str]", archive: Path) -> dict[str, Any]:
-    """What the command says; the daemon, which was stopped, goes on beside it from the moment of its snapshot."""
+    """Return the report of a backup; the stopped daemon goes on beside it from the moment of its snapshot."""
     words = ["-m", "tools", "backup", str(line.config), str(archive), "--images", "--json"]
     with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True) as run:
         try:
@@ -189,9 +184,9 @@ def backed_up_beside(line: Line, daemon: "subprocess.Popen[str]", archive: Path)
             line.wait(lambda: snapshot.exists() or run.poll() is not None)
         finally:
             daemon.send_signal(signal.SIGCONT)
-        said, _ = run.communicate(timeout=PATIENCE_S)
+        report, _ = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 0
-    return json.loads(said)
+    return json.loads(report)
 
 
 def test_every_backup_of_a_busy_writer_holds_all_accepted_images_and_their_bytes(tmp_path: Path, writing: Writing):
@@ -222,12 +217,11 @@ def test_every_backup_of_a_busy_writer_holds_all_accepted_images_and_their_bytes
         assert ask(database, "PRAGMA integrity_check") == [("ok",)]
         assert ask(database, "SELECT count(*) FROM inspections")[0][0] >= before
         journal = Journal(restored / "journal")
-        held = ask(
-            database,
-            'SELECT segment, "offset", length, image_id FROM pending JOIN inspections USING (inspection_id)',
+        waiting_rows = ask(
+            database, 'SELECT segment, "offset", length, image_id FROM pending JOIN inspections USING (inspection_id)'
         )
-        assert held
-        for segment, offset, length, name in held:
+        assert waiting_rows
+        for segment, offset, length, name in waiting_rows:
             payload = journal.read(JournalKey(segment, offset, length))
             assert payload.startswith(f"image {name[1:]} ".encode())
         journal.close()
@@ -266,14 +260,14 @@ def test_files_that_lie_apart_come_together_and_the_configuration_says_so(tmp_pa
     shutil.copy(FORMATS / "profile.yaml", tmp_path / "cpu.yaml")
     open_store(f"sqlite:///{elsewhere}/results.db").close()
     restored = unpack(backed_up(config.parent), tmp_path / "restored").config
-    found = load_config(restored, {})
-    inside = [found.rules, found.catalog, found.journal, found.images, found.devices["cpu"].profile]
+    settings = load_config(restored, {})
+    inside = [settings.rules, settings.catalog, settings.journal, settings.images, settings.devices["cpu"].profile]
     assert all(path is not None and path.is_relative_to(tmp_path / "restored") for path in inside)
-    assert found.images.name == "pictures"
-    assert found.rules.read_text(encoding="utf-8") == RULES
-    assert ask(Path(found.database.removeprefix("sqlite:///")), "SELECT count(*) FROM inspections") == [(0,)]
-    entries = yaml.safe_load(found.catalog.read_text(encoding="utf-8"))["experts"]
-    assert {file_sha256(found.catalog.parent / entry["file"]) for entry in entries.values()} == {
+    assert settings.images.name == "pictures"
+    assert settings.rules.read_text(encoding="utf-8") == RULES
+    assert ask(Path(settings.database.removeprefix("sqlite:///")), "SELECT count(*) FROM inspections") == [(0,)]
+    entries = yaml.safe_load(settings.catalog.read_text(encoding="utf-8"))["experts"]
+    assert {file_sha256(settings.catalog.parent / entry["file"]) for entry in entries.values()} == {
         entries["R0402"]["sha256"]
     }
     assert (tmp_path / "restored" / "coserve.yaml.before-backup").read_bytes() == config.read_bytes()
@@ -285,10 +279,10 @@ def test_what_the_environment_says_is_in_the_restored_configuration(tmp_path: Pa
     monkeypatch.setenv("COSERVE_DATABASE", f"sqlite:///{tmp_path}/other.db")
     open_store(f"sqlite:///{tmp_path}/other.db").close()
     restored = unpack(backed_up(tmp_path / "line"), tmp_path / "restored").config
-    found = load_config(restored, {})
-    assert found.limits.credit == 9
-    assert found.database.startswith(f"sqlite:///{tmp_path}/restored/")
-    assert Path(found.database.removeprefix("sqlite:///")).exists()
+    settings = load_config(restored, {})
+    assert settings.limits.credit == 9
+    assert settings.database.startswith(f"sqlite:///{tmp_path}/restored/")
+    assert Path(settings.database.removeprefix("sqlite:///")).exists()
 
 
 def test_secrets_stay_where_they_are_unless_they_are_asked_for(tmp_path: Path):
@@ -312,11 +306,11 @@ def test_secrets_stay_where_they_are_unless_they_are_asked_for(tmp_path: Path):
 
 
 def test_a_secret_that_systemd_gives_stays_named_and_is_said(tmp_path: Path):
-    given = "security: {http_token: $CREDENTIALS_DIRECTORY/token}\n"
-    report = write_backup(a_folder(tmp_path / "line", CONFIG + given), tmp_path / "line.tar", with_secrets=True)
+    security = "security: {http_token: $CREDENTIALS_DIRECTORY/token}\n"
+    report = write_backup(a_folder(tmp_path / "line", CONFIG + security), tmp_path / "line.tar", with_secrets=True)
     assert "security.http_token comes from systemd" in str(report.warnings)
     restored = unpack(tmp_path / "line.tar", tmp_path / "restored").config
-    assert restored.read_text(encoding="utf-8").endswith(given)
+    assert restored.read_text(encoding="utf-8").endswith(security)
 
 
 def test_kept_images_come_along_when_asked_for(tmp_path: Path, writing: Writing):
@@ -432,7 +426,7 @@ def test_nothing_is_ever_restored_over_files_that_are_there(tmp_path: Path):
     archive = backed_up(tmp_path / "line")
     with pytest.raises(FolderInUseError, match="not an empty folder"):
         unpack(archive, tmp_path / "line")
-    assert coserve("restore", archive, tmp_path / "line").returncode == 2
+    assert start_coserve("restore", archive, tmp_path / "line").returncode == 2
     (tmp_path / "empty").mkdir()
     assert unpack(archive, tmp_path / "empty").config.exists()
 
@@ -449,7 +443,7 @@ def test_a_backup_that_fails_leaves_the_last_one_and_nothing_else(tmp_path: Path
     archive = backed_up(tmp_path / "line")
     good = archive.read_bytes()
     config.write_text(CONFIG.replace("rules:", "regeln:"), encoding="utf-8")
-    run = coserve("backup", config, archive)
+    run = start_coserve("backup", config, archive)
     assert (run.returncode, "regeln" in run.stderr) == (1, True)
     config.write_text(CONFIG, encoding="utf-8")
     open_store(f"sqlite:///{tmp_path}/line/inspection.db").close()
@@ -490,8 +484,8 @@ def test_a_backup_that_is_stopped_leaves_nothing_half_written(tmp_path: Path):
         assert process.stdout.readline() == "here\n"
         assert (tmp_path / ".line.tar.part").exists()
         process.terminate()
-        _, said = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, "stopped by SIGTERM" in said) == (1, True)
+        _, message = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, "stopped by SIGTERM" in message) == (1, True)
     assert [path.name for path in tmp_path.iterdir()] == ["line"]
 
 

@@ -1,4 +1,4 @@
-"""What `coserve camera` publishes, seen by a socket in the daemon's place; test_cli runs it at a line."""
+"""Images that `coserve camera` publishes, seen by a socket in the daemon's place; test_cli runs it at a line."""
 
 import inspect
 import json
@@ -112,8 +112,8 @@ def test_every_board_of_a_plan_has_a_serial_and_a_seed_of_its_own() -> None:
 def test_the_command_draws_other_boards_than_the_demo_unless_a_seed_says_which() -> None:
     seed = inspect.signature(demo).parameters["seed"].default
     images = list(rendered_images(1, seed, "D1", None))
-    other, _, _ = published("--render", 1)
-    assert {image.payload for image in images}.isdisjoint(other.payloads.values())
+    other_seed, _, _ = published("--render", 1)
+    assert {image.payload for image in images}.isdisjoint(other_seed.payloads.values())
     same, account, _ = published("--render", 1, "--seed", seed, "--serials", "D1")
     assert same.order == [image.image_id for image in images]
     assert list(same.payloads.values()) == [image.payload for image in images]

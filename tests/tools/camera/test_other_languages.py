@@ -85,8 +85,8 @@ def cpp(folder: Path) -> Language | str:
         words[words.index(f"{name}.cpp")], words[words.index(name)] = str(source), str(folder / name)
         compilers.append(subprocess.Popen(words, stderr=subprocess.PIPE, text=True))
     for compiler in compilers:
-        _, said = compiler.communicate(timeout=600)
-        assert (compiler.returncode, said) == (0, ""), said
+        _, message = compiler.communicate(timeout=600)
+        assert (compiler.returncode, message) == (0, ""), message
     return Language([str(folder / "publish")], [str(folder / "results")])
 
 
@@ -128,13 +128,13 @@ def a_folder(root: Path) -> Path:
 
 @dataclass(slots=True)
 class Ran:
-    """What one language's publisher and consumer said, and the publisher that sent everything a second time."""
+    """The output of one language's publisher and consumer, and of the publisher that sent everything a second time."""
 
     status: int
     account: dict[str, int]
     complaints: str
     again: dict[str, int]
-    heard: list[dict[str, Any]]
+    messages: list[dict[str, Any]]
 
 
 @dataclass(slots=True)
@@ -148,22 +148,22 @@ class Scene:
 
 def busy_answers(control: str) -> float:
     text = ask(control, "metrics", timeout_s=PATIENCE_S)["text"]
-    found = re.search(r'^coserve_intake_answers_total\{type="busy"\} (\S+)$', text, re.MULTILINE)
-    return float(found[1]) if found else 0.0
+    match = re.search(r'^coserve_intake_answers_total\{type="busy"\} (\S+)$', text, re.MULTILINE)
+    return float(match[1]) if match else 0.0
 
 
 @pytest.fixture(scope="module")
 def scene(
     languages: dict[str, Language | str], tmp_path_factory: pytest.TempPathFactory, experts_folder: Path
 ) -> Scene:
-    there = {name: language for name, language in languages.items() if isinstance(language, Language)}
+    usable = {name: language for name, language in languages.items() if isinstance(language, Language)}
     folder = tmp_path_factory.mktemp("scene")
     line = folder / "line"
     config = a_line(line, experts_folder, memory="300MB", limits={"max_payload_bytes": MAX_BYTES, "credit": CREDIT})
     (line / "rules.yaml").write_text(RULES, encoding="utf-8")
     pictures = str(a_folder(folder / "pictures"))
     intake, results, control = (f"ipc://{line}/run/{name}.sock" for name in ("intake", "results", "control"))
-    last_seq = str(IMAGES * len(there))  # one message an image: no board is ever complete
+    last_seq = str(IMAGES * len(usable))  # one message an image: no board is ever complete
     service = a_service(config, folder / "daemon.log")
     service.start()
     ask(control, "drain", timeout_s=PATIENCE_S)
@@ -171,13 +171,13 @@ def scene(
     def start(*words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    hearers = {name: start(*one.results, intake, results, "0", last_seq) for name, one in there.items()}
+    consumers = {name: start(*language.results, intake, results, "0", last_seq) for name, language in usable.items()}
     publishers: dict[str, subprocess.Popen[str]] = {}
     ran: dict[str, Ran] = {}
     try:
-        for name, one in reversed(there.items()):  # the one that starts slowly first
+        for name, language in reversed(usable.items()):  # the one that starts slowly first
             before = busy_answers(control)
-            publishers[name] = start(*one.publish, intake, name, pictures)
+            publishers[name] = start(*language.publish, intake, name, pictures)
             # So many may still go to one that was stopped.
             until(lambda before=before: busy_answers(control) > before + CREDIT)
             publishers[name].send_signal(signal.SIGSTOP)  # what is answered from now on goes to the next one
@@ -186,14 +186,14 @@ def scene(
             publisher.send_signal(signal.SIGCONT)
         service.kill()
         service.start()
-        for name, one in there.items():
-            said, complaints = publishers[name].communicate(timeout=PATIENCE_S)
-            again = start(*one.publish, intake, name, pictures).communicate(timeout=PATIENCE_S)[0]
-            ran[name] = Ran(publishers[name].returncode, json.loads(said), complaints, json.loads(again), [])
-        for name, hearer in hearers.items():
+        for name, language in usable.items():
+            output, complaints = publishers[name].communicate(timeout=PATIENCE_S)
+            again = start(*language.publish, intake, name, pictures).communicate(timeout=PATIENCE_S)[0]
+            ran[name] = Ran(publishers[name].returncode, json.loads(output), complaints, json.loads(again), [])
+        for name, hearer in consumers.items():
             ran[name].heard = [json.loads(text) for text in hearer.communicate(timeout=PATIENCE_S)[0].splitlines()]
     finally:
-        for process in (*publishers.values(), *hearers.values()):
+        for process in (*publishers.values(), *consumers.values()):
             process.kill()
             process.communicate()
         service.stop()
@@ -226,9 +226,9 @@ def test_every_image_arrives_once_through_busy_a_kill_and_a_second_run(scene: Sc
 
 
 def test_every_result_is_heard_once_and_in_order_across_the_restart(scene: Scene, name: str) -> None:
-    heard = scene.ran[name].heard
-    assert [message["seq"] for message in heard] == list(range(1, len(scene.order) + 1))
-    assert [(message["source"], message["id"]) for message in heard] == scene.order
+    messages = scene.ran[name].heard
+    assert [message["seq"] for message in messages] == list(range(1, len(scene.order) + 1))
+    assert [(message["source"], message["id"]) for message in messages] == scene.order
 
 
 @pytest.mark.parametrize("name", ["cpp", "node"], indirect=True)
@@ -247,7 +247,7 @@ def test_no_file_of_the_examples_names_a_registry() -> None:
             text = path.read_text(encoding="utf-8")
             assert "http" not in text, path
             assert "resolved" not in text, path
-    wanted = json.loads((EXAMPLES / "node/package.json").read_text())["dependencies"]
+    dependencies = json.loads((EXAMPLES / "node/package.json").read_text())["dependencies"]
     locked = json.loads((EXAMPLES / "node/package-lock.json").read_text())["packages"]
-    assert wanted == {"zeromq": locked["node_modules/zeromq"]["version"]}
+    assert dependencies == {"zeromq": locked["node_modules/zeromq"]["version"]}
     assert all("integrity" in package for name, package in locked.items() if name)

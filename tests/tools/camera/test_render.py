@@ -17,7 +17,7 @@ def a_panel(component: str, kinds: list[str], seed: int = PANEL_SEED) -> Rendere
 
 
 def contrasts(board: RenderedBoard, number: int, component: str) -> np.ndarray:
-    """Where a part belongs on its panel: edges softened, exposure taken out."""
+    """Return the place of a part on its panel: edges softened, exposure taken out."""
     place = training_panel([component] * len(board.placements), PANEL_SEED).places[number]
     reach = part_types()[component].crop_px // 2
     window = board.image[place.y - reach : place.y + reach, place.x - reach : place.x + reach]
@@ -25,8 +25,8 @@ def contrasts(board: RenderedBoard, number: int, component: str) -> np.ndarray:
     return soft / soft.mean((0, 1))
 
 
-def overlap(box: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
+def overlap(box: tuple[float, ...], second: tuple[float, ...]) -> bool:
+    return box[0] < second[2] and second[0] < box[2] and box[1] < second[3] and second[1] < box[3]
 
 
 def test_the_library_has_16_types_in_7_families_and_every_defect_occurs() -> None:
@@ -52,7 +52,7 @@ def test_four_products_carry_all_types_and_no_part_lies_on_another() -> None:
             x, y = part.length / 2, part.width / 2
             x, y = (y, x) if place.quarter_turns % 2 else (x, y)
             box = (place.x - x, place.y - y, place.x + x, place.y + y)
-            assert [name for name, other in boxes if overlap(box, other)] == [], f"{board.name} {place.designator}"
+            assert [name for name, placed in boxes if overlap(box, placed)] == [], f"{board.name} {place.designator}"
             boxes.append((place.designator, box))
 
 
@@ -75,12 +75,12 @@ def test_a_board_is_rendered_with_the_truth_about_each_of_its_parts(kind: str) -
 
 
 def test_the_same_seed_gives_the_same_board_and_another_seed_another() -> None:
-    one, same, other = (render_board("sensor-node", seed, 0.2) for seed in (3, 3, 4))
-    assert np.array_equal(one.image, same.image)
-    assert [p.truth for p in one.placements] == [p.truth for p in same.placements]
-    assert [p.marks for p in one.placements] == [p.marks for p in same.placements]
-    assert not np.array_equal(one.image, other.image)
-    assert [p.truth for p in one.placements] != [p.truth for p in other.placements]
+    first, same, different = (render_board("sensor-node", seed, 0.2) for seed in (3, 3, 4))
+    assert np.array_equal(first.image, same.image)
+    assert [p.truth for p in first.placements] == [p.truth for p in same.placements]
+    assert [p.marks for p in first.placements] == [p.marks for p in same.placements]
+    assert not np.array_equal(first.image, different.image)
+    assert [p.truth for p in first.placements] != [p.truth for p in different.placements]
 
 
 def test_the_defect_rate_is_the_share_of_bad_parts() -> None:
@@ -112,18 +112,18 @@ def test_marks_lie_inside_the_crop_and_say_what_the_solder_is(component: str) ->
     part = part_types()[component]
     kinds = ["ok", *part.defects]
     for placement in a_panel(component, kinds).placements:
-        found = [mark.label for mark in placement.marks]
-        assert set(found) <= set(SOLDER_LABELS)
+        labels = [mark.label for mark in placement.marks]
+        assert set(labels) <= set(SOLDER_LABELS)
         for mark in placement.marks:
             x1, y1, x2, y2 = mark.box
             assert 0 <= x1 < x2 <= part.crop_px, f"{placement.truth} {mark}"
             assert 0 <= y1 < y2 <= part.crop_px, f"{placement.truth} {mark}"
         if placement.truth == "ok":
-            assert found == ["joint"] * len(part.pads)
+            assert labels == ["joint"] * len(part.pads)
         elif placement.truth in SOLDER_DEFECTS:
-            assert placement.truth in found
+            assert placement.truth in labels
         else:
-            assert found == [], f"{placement.truth}: solder under a part that is not in its place is not judged"
+            assert labels == [], f"{placement.truth}: solder under a part that is not in its place is not judged"
 
 
 @pytest.mark.parametrize("component", [name for name, part in part_types().items() if "bridge" in part.defects])
@@ -143,15 +143,15 @@ def test_on_board_maps_boxes_of_a_crop_to_the_pixels_they_were_cut_from(product:
         side = placement.crop().shape[0]
         box = (side // 8, side // 4, side // 2, side - 5)
         x1, y1, x2, y2 = placement.on_board(box)
-        there = board.image[int(y1) : int(y2), int(x1) : int(x2)]
+        on_board = board.image[int(y1) : int(y2), int(x1) : int(x2)]
         in_crop = placement.crop()[box[1] : box[3], box[0] : box[2]]
-        assert np.array_equal(np.rot90(in_crop, placement.quarter_turns), there)
+        assert np.array_equal(np.rot90(in_crop, placement.quarter_turns), on_board)
     turns = {"display-driver": {0, 1, 3}, "power-supply": {0, 1, 2}}
     assert {placement.quarter_turns for placement in board.placements} == turns[product]
 
 
 def test_panels_have_looks_of_their_own() -> None:
-    one, other = training_panel(["R0402", "QFP44"], 1), training_panel(["R0402", "QFP44"], 2)
-    assert (one.mask, one.design_seed) != (other.mask, other.design_seed)
-    assert one.mask not in {board.mask for board in board_types().values()}
-    assert [place.designator for place in one.places] == ["R1", "U2"]
+    first, different = training_panel(["R0402", "QFP44"], 1), training_panel(["R0402", "QFP44"], 2)
+    assert (first.mask, first.design_seed) != (different.mask, different.design_seed)
+    assert first.mask not in {board.mask for board in board_types().values()}
+    assert [place.designator for place in first.places] == ["R1", "U2"]

@@ -71,10 +71,7 @@ def run(folder: Path, source: Any, trigger: Any, serials: Any, layout: BoardLayo
     """Run a station until its source or its serials end."""
     messages: list[str] = []
     error = ""
-    with (
-        ScriptedDaemon() as daemon,
-        SpoolingPublisher(daemon.endpoint, "cam", folder / "spool") as publisher,
-    ):
+    with ScriptedDaemon() as daemon, SpoolingPublisher(daemon.endpoint, "cam", folder / "spool") as publisher:
         station = Station(source, layout, trigger, iter(serials), publisher, messages.append, **more)
         try:
             station.run()

@@ -78,7 +78,7 @@ def test_a_file_that_is_still_being_written_is_never_given(
     last = 200 if suffix == "tif" else 2  # a TIFF ends with tables of which few bytes matter
     for length in (0, 1, 10, len(content) // 2, len(content) - last):
         watched.put(f"b/S1/R1.R0402.{suffix}", content[:length])
-        assert watched.scan(4) == [], length  # although nobody has written to it for four looks
+        assert watched.scan(4) == [], length  # although it did not grow for four scans
     path = watched.put(f"b/S1/R1.R0402.{suffix}", content[:-last])
     watched.scan(2)
     monkeypatch.setattr(watch_folder, "_PATIENCE_S", 0.0)
@@ -276,10 +276,7 @@ def test_a_picture_of_a_whole_board_is_one_file_and_leaves_when_all_its_parts_ar
 
     watched = Watched(tmp_path, moves=True)
     picture = np.random.default_rng(1).integers(0, 255, (60, 80, 3), dtype=np.uint8)
-    with (
-        ScriptedDaemon(one_late) as daemon,
-        published(watched, daemon.endpoint, layout) as publisher,
-    ):
+    with ScriptedDaemon(one_late) as daemon, published(watched, daemon.endpoint, layout) as publisher:
         path = watched.put("A0815.png", cv2.imencode(".png", picture)[1].tobytes())
         wrong = watched.put("A0816.png", cv2.imencode(".png", picture[:50])[1].tobytes())
         until(lambda: len(daemon.seen) == 2)

@@ -17,6 +17,7 @@ from daemon.wire.control import ask
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tests.simulated import a_service
+from tests.tools.run_commands import start_coserve
 
 LIGHT = (
     "check",
@@ -36,10 +37,7 @@ LIGHT = (
 
 
 def coserve(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tools", *arguments],
-        capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env={**os.environ, **environ},
-    )  # fmt: skip
+    return start_coserve(*arguments, cwd=cwd, env={**os.environ, **environ})
 
 
 def test_commands_that_need_no_torch_do_not_import_it() -> None:
@@ -94,8 +92,8 @@ def test_check_names_every_mistake_of_every_file(tmp_path: Path, experts_folder:
     )
     done = coserve("check", str(config), "--json")
     assert done.returncode == 1
-    said = json.loads(done.stdout)
-    text = "\n".join(said["problems"])
+    report = json.loads(done.stdout)
+    text = "\n".join(report["problems"])
     assert "rules.yaml:9:" in text
     assert "`bridge`" in text
 

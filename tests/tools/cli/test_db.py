@@ -3,10 +3,9 @@
 import json
 import shutil
 import sqlite3
-import subprocess
-import sys
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,14 @@ from daemon.storage.database.upkeep import check_database
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
 from tests.simulated import a_service
+from tests.tools.run_commands import start_coserve
 
-
-def db(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tools", "db", *map(str, arguments)]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+db = partial(start_coserve, "db")
+#: An image that waits for a journal segment which is gone.
+WAITING = (
+    'INSERT INTO pending (inspection_id, task, segment, "offset", length, encoding)'
+    " VALUES (3, 'keep', 77, 16, 100, 'image')"
+)
 
 
 def execute(path: Path, *statements: str) -> None:
@@ -69,9 +71,9 @@ def line(judged: Path, tmp_path: Path) -> Path:
 
 
 def problems(line: Path) -> str:
-    found = check_database(f"sqlite:///{line}/inspection.db", line / "images", line / "journal")
-    assert found
-    return "\n".join(found)
+    damage = check_database(f"sqlite:///{line}/inspection.db", line / "images", line / "journal")
+    assert damage
+    return "\n".join(damage)
 
 
 def settings(line: Path, **retention: object) -> None:
@@ -81,36 +83,35 @@ def settings(line: Path, **retention: object) -> None:
 
 
 def test_a_whole_database_is_all_well(line: Path) -> None:
-    found = db("check", "--config", line / "coserve.yaml")
-    assert (found.returncode, found.stderr) == (0, "")
-    assert "all well" in found.stdout
+    done = db("check", "--config", line / "coserve.yaml")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "all well" in done.stdout
 
 
 def test_a_missing_and_a_cut_image_are_named(line: Path) -> None:
     first, second = sorted((line / "images").rglob("*.jpg"))[:2]
     first.unlink()
     second.write_bytes(b"cut")
-    said = problems(line)
-    assert "2 kept images" in said
-    assert first.name in said
-    assert second.name in said
-    told = db("check", "--config", line / "coserve.yaml")
-    assert (told.returncode, told.stdout) == (1, said + "\n")
+    damage = problems(line)
+    assert "2 kept images" in damage
+    assert first.name in damage
+    assert second.name in damage
+    done = db("check", "--config", line / "coserve.yaml")
+    assert (done.returncode, done.stdout) == (1, damage + "\n")
 
 
-def test_a_lost_result_is_seen_and_where(line: Path) -> None:
-    execute(
-        line / "inspection.db",
-        "PRAGMA foreign_keys = OFF",
-        "DELETE FROM stages WHERE inspection_id = 5",
-        "DELETE FROM inspections WHERE inspection_id = 5",
-    )
-    assert "1 are missing; gaps:" in problems(line)
-
-
-def test_rows_without_their_parents_are_named(line: Path) -> None:
-    execute(line / "inspection.db", "PRAGMA foreign_keys = OFF", "DELETE FROM boards WHERE serial = 'S1'")
-    assert "of inspections names a row of boards that is not there" in problems(line)
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (["DELETE FROM stages WHERE inspection_id = 5", "DELETE FROM inspections WHERE inspection_id = 5"],
+         "1 are missing; gaps:"),
+        (["DELETE FROM boards WHERE serial = 'S1'"], "of inspections names a row of boards that is not there"),
+        ([WAITING], "segment-00000077.journal is missing: 1 images wait in it"),
+    ],
+)  # fmt: skip
+def test_a_lost_result_and_a_row_without_what_it_names_are_seen(line: Path, harm: list[str], message: str) -> None:
+    execute(line / "inspection.db", "PRAGMA foreign_keys = OFF", *harm)
+    assert message in problems(line)
 
 
 def test_a_damaged_page_is_seen(line: Path) -> None:
@@ -120,15 +121,6 @@ def test_a_damaged_page_is_seen(line: Path) -> None:
         file.seek((int(str(root)) - 1) * 4096)
         file.write(b"\xff" * 100)
     assert "damaged" in problems(line) or "malformed" in problems(line)
-
-
-def test_an_image_that_waits_for_a_segment_that_is_gone_is_named(line: Path) -> None:
-    execute(
-        line / "inspection.db",
-        'INSERT INTO pending (inspection_id, task, segment, "offset", length, encoding)'
-        " VALUES (3, 'keep', 77, 16, 100, 'image')",
-    )
-    assert "segment-00000077.journal is missing: 1 images wait in it" in problems(line)
 
 
 def test_pruning_a_line_at_rest_frees_files_and_pages(line: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.tools.run_commands import coserve
 from tools.cli.main import app
 
 CONFIG = """\
@@ -26,14 +27,12 @@ def line(tmp_path: Path) -> Path:
 
 def keys(line: Path, *words: str, status: int = 0) -> str:
     config = [] if words[0] == "new" else ["--config", str(line / "coserve.yaml")]
-    done = CliRunner().invoke(app, ["keys", words[0], *config, *words[1:]])
-    assert done.exit_code == status, done.output
-    return done.output
+    return coserve("keys", words[0], *config, *words[1:], status=status).output
 
 
 def test_new_says_what_to_do_next_and_never_the_secret(line: Path) -> None:
-    said = keys(line, "new", "server", "--server", "--dir", str(line))
-    assert "security.server_key" in said
+    output = keys(line, "new", "server", "--server", "--dir", str(line))
+    assert "security.server_key" in output
     client = keys(line, "new", "camera-1", "--dir", str(line))
     assert "coserve keys allow" in client
     secret = (line / "camera-1.key_secret").read_text().split('secret-key = "')[1].split('"')[0]
@@ -44,17 +43,17 @@ def test_new_says_what_to_do_next_and_never_the_secret(line: Path) -> None:
 
 def test_allow_takes_a_file_or_a_key_and_list_shows_who_may_come_in(line: Path) -> None:
     keys(line, "new", "server", "--server", "--dir", str(line))
-    made = [json.loads(keys(line, "new", name, "--dir", str(line), "--json")) for name in ("one", "two")]
-    keys(line, "allow", made[0]["public"], "camera-1")
-    text = Path(made[1]["public"]).read_text().split('public-key = "')[1].split('"')[0]
+    pairs = [json.loads(keys(line, "new", name, "--dir", str(line), "--json")) for name in ("one", "two")]
+    keys(line, "allow", pairs[0]["public"], "camera-1")
+    text = Path(pairs[1]["public"]).read_text().split('public-key = "')[1].split('"')[0]
     keys(line, "allow", "--", text, "camera-2")
     listed = json.loads(keys(line, "list", "--json"))
     assert [(client["name"], client["fingerprint"]) for client in listed["clients"]] == [
-        ("camera-1", made[0]["fingerprint"]),
-        ("camera-2", made[1]["fingerprint"]),
+        ("camera-1", pairs[0]["fingerprint"]),
+        ("camera-2", pairs[1]["fingerprint"]),
     ]
     table = keys(line, "list")
-    assert made[0]["fingerprint"] in table
+    assert pairs[0]["fingerprint"] in table
     assert f"the daemon's own key: {listed['server']}" in table
     keys(line, "revoke", "camera-1")
     assert [client["name"] for client in json.loads(keys(line, "list", "--json"))["clients"]] == ["camera-2"]

@@ -12,7 +12,7 @@ from tools.cli.top import draw
 
 
 def a_look(**changes: Any) -> dict[str, Any]:
-    """What the daemon says of itself, with two executors that share their memory."""
+    """Return the daemon's status, with two executors that share their memory."""
     executors = [{"name": f"cpu/{number}", "device": "cpu", "pool": "cpu", "busy_share": 0.5} for number in range(2)]
     pool = {
         "pool": "cpu",
@@ -46,18 +46,18 @@ def shown(look: dict[str, Any]) -> str:
 
 
 def test_a_look_says_what_runs_what_is_resident_and_what_waits() -> None:
-    said = shown(a_look())
+    screen = shown(a_look())
     for part in ("42.0 images/s", "backlog 7", "cpu/1", "R0402", "cpu/0, cpu/1", "QFP64", "█"):
-        assert part in said
-    assert said.count("█ ") + said.count("█░") == 1, "memory that two executors share is there once"
+        assert part in screen
+    assert screen.count("█ ") + screen.count("█░") == 1, "memory that two executors share is there once"
 
 
 def test_an_executor_that_is_out_of_service_and_the_last_error_are_shown() -> None:
     look = a_look(last_error="executor cuda:0/0: CUDA error")
     look["executors"][0]["out_of_service"] = "CUDA error"
-    said = shown(look)
-    assert "out of service" in said
-    assert "last error: executor cuda:0/0" in said
+    screen = shown(look)
+    assert "out of service" in screen
+    assert "last error: executor cuda:0/0" in screen
 
 
 def test_a_daemon_that_sends_no_pools_yet_is_shown_all_the_same(tmp_path: Path) -> None:
@@ -86,6 +86,6 @@ def test_a_daemon_that_sends_no_pools_yet_is_shown_all_the_same(tmp_path: Path) 
 @pytest.mark.parametrize("count", [0, 40])
 def test_any_number_of_queues_fits_the_screen(count: int) -> None:
     queues = [{"expert": f"E{n}", "queued": 2, "resident": [], "loading": []} for n in range(count)]
-    said = shown(a_look(queues=queues))
-    assert len(said.splitlines()) < 40
-    assert ("25 more" in said) == (count == 40)
+    screen = shown(a_look(queues=queues))
+    assert len(screen.splitlines()) < 40
+    assert ("25 more" in screen) == (count == 40)

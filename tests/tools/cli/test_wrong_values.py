@@ -67,9 +67,9 @@ def test_no_option_of_any_command_answers_in_pydantics_words() -> None:
             described = param.type_descriptor
             if param.param_type_name != "option" or not (described.choices or described.annotation in (int, float)):
                 continue
-            said = refused(*names, param.opts[0], "no such value")
-            assert said.startswith(f"coserve: {max(param.opts, key=len)}: expected "), (names, said)
-            assert said.endswith("not 'no such value'"), (names, said)
+            message = refused(*names, param.opts[0], "no such value")
+            assert message.startswith(f"coserve: {max(param.opts, key=len)}: expected "), (names, message)
+            assert message.endswith("not 'no such value'"), (names, message)
             tried += 1
     assert tried > 80
 

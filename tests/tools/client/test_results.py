@@ -126,10 +126,10 @@ def test_results_come_once_and_in_order_through_gaps_and_repetitions(folder: Pat
         line.store(10, 11)
         assert read(results, line, 5) == [8, 9, 10, 11, 12]
         assert (results.seq, results.lost, results.trouble) == (12, 0, "")
-        asked = len(line.questions)
+        questions = len(line.questions)
         line.publish(13, 14)
         assert read(results, line, 2) == [13, 14]
-        assert len(line.questions) == asked, "the live stream was complete"
+        assert len(line.questions) == questions, "the live stream was complete"
 
 
 def test_without_a_position_new_results_come_with_their_kind_and_topic(folder: Path) -> None:

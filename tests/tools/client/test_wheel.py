@@ -66,8 +66,8 @@ def block(page: str, name: str) -> str:
     """The Python of a page that imports `name` from the client."""
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    (found,) = [one for one in blocks if re.search(rf"^from coserve_client import .*\b{name}\b", one, re.MULTILINE)]
-    return found
+    (code,) = [one for one in blocks if re.search(rf"^from coserve_client import .*\b{name}\b", one, re.MULTILINE)]
+    return code
 
 
 def test_the_client_has_the_version_of_the_line_and_needs_pyzmq_only(python: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def some_limits() -> dict[str, dict[str, float]]:
 
 
 def stand_in_experts() -> dict[str, ExpertLabels]:
-    """What the catalog of the trained demo says of its experts."""
+    """Return the labels of the trained demo's experts, as its catalog has them."""
     classifiers = {name: ExpertLabels("classify", part.labels) for name, part in part_types().items()}
     return classifiers | {d.expert: ExpertLabels("detect", d.labels) for d in DETECTORS}
 
@@ -106,7 +106,7 @@ def test_panels_are_the_same_each_time_and_hold_good_and_bad_parts():
     assert {sample.component for sample in samples} == set(part_types())
     assert {sample.truth == "ok" for sample in samples} == {True, False}
     again = render_panels([3])
-    assert all(np.array_equal(one.pixels, same.pixels) for one, same in zip(samples, again, strict=True))
+    assert all(np.array_equal(sample.pixels, same.pixels) for sample, same in zip(samples, again, strict=True))
     for sample in samples:
         labels = part_types()[sample.component].labels
         assert sample.placement_label == (sample.truth if sample.truth in labels else "ok")
@@ -160,8 +160,8 @@ steps:
   after: {expert: bad, pass: [ok], review_below: 0.6}
 """
     routes = compile_rules(read_yaml_text(rules, "rules.yaml"), "rules.yaml", None)
-    wanted = ("R0402", "CE6", "QFP32", "C0603")
-    placements = [p for p in render_board("sensor-node", 1, 0.0).placements if p.component in wanted]
+    components = ("R0402", "CE6", "QFP32", "C0603")
+    placements = [p for p in render_board("sensor-node", 1, 0.0).placements if p.component in components]
     parts = [PartToJudge("sensor-node", p.component, p.pixels) for p in placements]
     shares: list[float] = []
     verdicts = judge_parts(routes, pool.slot, parts, shares.append)

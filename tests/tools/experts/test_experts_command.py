@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from daemon.wire.control import ControlError, ControlServer
 from experts.catalog import CatalogFile
 from experts.catalog_edit import read
 from tests.contract.client import Line
 from tests.lines import COSERVE_RUN, a_jpeg
-from tools.cli.main import app
+from tests.tools.run_commands import coserve
 
 RULES = """\
 boards:
@@ -33,15 +32,12 @@ def line(tmp_path: Path, version_folders: tuple[Path, Path]) -> Line:
 
 def run(line: Line, *arguments: str, status: int = 0) -> Any:
     """The command's JSON, or what it said where it failed."""
-    done = CliRunner().invoke(app, ["experts", *arguments, "--config", str(line.config), "--json"])
-    assert done.exit_code == status, f"{done.output}\n{done.exception}"
+    done = coserve("experts", *arguments, "--config", line.config, "--json", status=status)
     return json.loads(done.stdout) if done.stdout else done.stderr
 
 
-def said(line: Line, *arguments: str) -> str:
-    done = CliRunner().invoke(app, ["experts", *arguments, "--config", str(line.config)])
-    assert done.exit_code == 0, done.output
-    return done.stdout
+def output_of(line: Line, *arguments: str) -> str:
+    return coserve("experts", *arguments, "--config", line.config).stdout
 
 
 def entry(line: Line, name: str = "P") -> Any:
@@ -51,16 +47,6 @@ def entry(line: Line, name: str = "P") -> Any:
 
 def put(line: Line, folder: Path) -> str:
     return run(line, "put", "P", str(folder))["version"]
-
-
-@pytest.mark.parametrize(
-    "command", ["list", "show", "verify", "put", "promote", "rollback", "prune", "measure", "", "../rejudge"]
-)
-def test_every_command_has_help_with_an_example(command: str):
-    words = ["experts", command] if command[:2] != ".." else [command[3:]]
-    done = CliRunner().invoke(app, [*filter(None, words), "--help"])
-    assert done.exit_code == 0
-    assert "Example: coserve" in done.stdout
 
 
 def test_without_a_daemon_residency_is_an_error_and_the_rest_goes_on(line: Line):
@@ -73,10 +59,10 @@ def test_a_running_line_serves_the_new_version_and_every_command_knows(line: Lin
     control = line.folder / "run" / "control.sock"
     away = control.with_suffix(".away")
     with line.service():
-        found, asked = run(line), line.control("experts")["experts"]
-        assert [row["expert"] for row in found] == [row["expert"] for row in asked] == ["P", "Q"]
-        assert found[0].keys() == asked[0].keys()
-        assert "resident" in said(line)
+        rows, served = run(line), line.control("experts")["experts"]
+        assert [row["expert"] for row in rows] == [row["expert"] for row in served] == ["P", "Q"]
+        assert rows[0].keys() == served[0].keys()
+        assert "resident" in output_of(line)
         line.result(line.send(a_jpeg(1)))
         second = put(line, version_folders[1])
         assert run(line, "promote", "P", second)["heard"]
@@ -88,10 +74,10 @@ def test_a_running_line_serves_the_new_version_and_every_command_knows(line: Lin
         control.rename(away)
         assert run(line, "rollback", "P")["heard"] is False
         away.rename(control)
-        assert "waits for `coserve reload`" in said(line, "show", "P")
+        assert "waits for `coserve reload`" in output_of(line, "show", "P")
         assert run(line, "prune", "--keep", "1") == []
         line.control("reload")
-        assert "waits for" not in said(line, "show", "P")
+        assert "waits for" not in output_of(line, "show", "P")
         assert [row["version"] for row in run(line, "prune", "--keep", "1")] == [second]
         line.result(line.send(a_jpeg(1)))
     assert run(line, "show", "P")["serving"] is None
@@ -111,14 +97,14 @@ def test_list_needs_no_daemon_and_no_database(line: Line):
         "first_used_at": None,
         "verdicts": 0,
     }
-    assert entry(line).sha256[:12] in said(line, "list")
+    assert entry(line).sha256[:12] in output_of(line, "list")
 
 
 def test_a_version_goes_in_and_back_out_with_nobody_running(line: Line, version_folders: tuple[Path, Path]):
     first = entry(line).sha256[:12]
     second = put(line, version_folders[1])
     assert entry(line).sha256[:12] == first
-    assert "candidate" in said(line, "show", "P")
+    assert "candidate" in output_of(line, "show", "P")
     done = run(line, "promote", "P", second[:5])
     assert (done["version"], done["before"], done["heard"]) == (second, first, False)
     assert "from the next start" in done["note"]
@@ -163,9 +149,9 @@ def test_verify_names_the_file_and_what_differs(line: Line, version_folders: tup
     with weights.open("r+b") as file:
         file.seek(-2000, os.SEEK_END)
         file.write(b"\x7f\xff")
-    found = run(line, "verify", "P", status=1)
-    assert [row["version"] for row in found["versions"] if row["problems"]] == [second]
-    (problem,) = (problem for row in found["versions"] for problem in row["problems"])
+    report = run(line, "verify", "P", status=1)
+    assert [row["version"] for row in report["versions"] if row["problems"]] == [second]
+    (problem,) = (problem for row in report["versions"] for problem in row["problems"])
     assert str(weights) in problem
     assert "sha256" in problem
     assert "sha256" in run(line, "promote", "P", second, status=1)
@@ -173,38 +159,20 @@ def test_verify_names_the_file_and_what_differs(line: Line, version_folders: tup
     assert "there is no expert R" in run(line, "verify", "R", status=1)
 
 
-def other_classes(folder: Path, source: Path) -> None:
-    """The same weights under labels that the rules do not know: only their header and entry say so."""
-    import torch
-
-    from experts.catalog import write_catalog
-    from experts.vision import frameworks
-    from tools.training.importer import import_classifier
-
-    torch.manual_seed(5)
-    state = frameworks.torchvision().models.resnet18(num_classes=2).state_dict()
-    report = import_classifier(state, "resnet18", ("good", "poor"), 32, folder, expert="P", images=_black())
-    write_catalog(folder / "catalog.yaml", {"P": report.entry})
-
-
-def larger(folder: Path, source: Path) -> None:
-    """An architecture that this line's memory does not hold."""
-    import torch
-
-    from experts.catalog import write_catalog
-    from experts.vision import frameworks
-    from tools.training.importer import import_classifier
-
-    torch.manual_seed(5)
-    state = frameworks.torchvision().models.resnet50(num_classes=2).state_dict()
-    report = import_classifier(state, "resnet50", ("ok", "bad"), 32, folder, expert="P", images=_black())
-    write_catalog(folder / "catalog.yaml", {"P": report.entry})
-
-
-def _black() -> list[Any]:
+def another(folder: Path, architecture: str, *labels: str) -> None:
+    """Write an expert P of this architecture with these labels: only its header and entry name them."""
     import numpy as np
+    import torch
 
-    return [np.zeros((32, 32, 3), np.uint8)]
+    from experts.catalog import write_catalog
+    from experts.vision import frameworks
+    from tools.training.importer import import_classifier
+
+    torch.manual_seed(5)
+    state = getattr(frameworks.torchvision().models, architecture)(num_classes=2).state_dict()
+    black = [np.zeros((32, 32, 3), np.uint8)]
+    report = import_classifier(state, architecture, labels, 32, folder, expert="P", images=black)
+    write_catalog(folder / "catalog.yaml", {"P": report.entry})
 
 
 def damaged(folder: Path, source: Path) -> None:
@@ -218,18 +186,14 @@ def a_pickle(folder: Path, source: Path) -> None:
     (folder / "P.safetensors").write_bytes(pickle.dumps({"os": os.system}))
 
 
-def nothing(folder: Path, source: Path) -> None:
-    pass
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (other_classes, "has no label `ok`"),
-        (larger, "raise devices.cpu.expert_memory"),
+        (lambda folder, _: another(folder, "resnet18", "good", "poor"), "has no label `ok`"),
+        (lambda folder, _: another(folder, "resnet50", "ok", "bad"), "raise devices.cpu.expert_memory"),
         (damaged, "is truncated"),
         (a_pickle, "not a safetensors file"),
-        (nothing, "holds no catalog.yaml"),
+        (lambda _folder, _: None, "holds no catalog.yaml"),
     ],
 )
 def test_a_version_that_the_line_cannot_use_is_refused_and_leaves_nothing(
@@ -294,9 +258,9 @@ def test_confidences_are_measured_and_compared_with_recent_answers(tmp_path: Pat
     for seed in range(12):
         (images / f"{seed}.jpg").write_bytes(a_jpeg(seed))
     (images / "notes.txt").write_text("not an image")
-    found = run(line, "measure", "P", str(images))
-    assert sum(map(sum, found["confidences"].values())) == 12
+    measured = run(line, "measure", "P", str(images))
+    assert sum(map(sum, measured["confidences"].values())) == 12
     assert run(line, "show", "P")["drift"]["grade"] == "too few"
-    assert "12 images held out" in said(line, "show", "P")
-    assert "measure" in said(line, "show", "Q")
+    assert "12 images held out" in output_of(line, "show", "P")
+    assert "measure" in output_of(line, "show", "Q")
     assert "holds no image" in run(line, "measure", "P", str(tmp_path / "line" / "experts"), status=1)

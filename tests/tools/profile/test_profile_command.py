@@ -39,6 +39,20 @@ def experts(torch_experts_folder: Path) -> Path:
     return torch_experts_folder
 
 
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Experts that the profiler loads, one after the other."""
+    names: list[str] = []
+
+    class CountingPool(SlotPool):
+        def load(self, spec, *args, **kwargs):
+            names.append(spec.expert)
+            return super().load(spec, *args, **kwargs)
+
+    monkeypatch.setattr(measure, "SlotPool", CountingPool)
+    return names
+
+
 def a_wish(**fields) -> Wish:
     return Wish(**{"samples": SAMPLES, "effort": HASTY, **fields})
 
@@ -57,9 +71,9 @@ def test_the_command_writes_a_profile_that_the_daemon_reads(tmp_path: Path, expe
     photos.mkdir()
     (photos / "part.jpg").write_bytes(a_jpeg(3))
     (photos / "notes.txt").write_text("no image")
-    found = command(str(config), "--quick", "--max-batch", "2", "--images", str(photos), "--out", str(out), "--json")
-    assert found.exit_code == 0, found.output
-    figures = json.loads(found.stdout)
+    done = command(str(config), "--quick", "--max-batch", "2", "--images", str(photos), "--out", str(out), "--json")
+    assert done.exit_code == 0, done.output
+    figures = json.loads(done.stdout)
     assert figures["measured_with"] == f"1 images of {photos}"
     assert all(Path(file).stat().st_size > 0 for file in figures["files"])
     assert [Path(file).name for file in figures["files"]] == [
@@ -84,17 +98,8 @@ def test_the_command_writes_a_profile_that_the_daemon_reads(tmp_path: Path, expe
     assert profile.usage == {}
 
 
-def test_two_hundred_experts_of_one_layout_cost_what_one_costs(
-    tmp_path: Path, experts: Path, monkeypatch: pytest.MonkeyPatch
-):
-    loads: list[str] = []
+def test_two_hundred_experts_of_one_layout_cost_what_one_costs(tmp_path: Path, experts: Path, loads: list[str]):
 
-    class CountingPool(SlotPool):
-        def load(self, spec, *args, **kwargs):
-            loads.append(spec.expert)
-            return super().load(spec, *args, **kwargs)
-
-    monkeypatch.setattr(measure, "SlotPool", CountingPool)
     config = a_line(tmp_path / "line", experts)
     file = config.parent / "experts" / "catalog.yaml"
     few = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -121,35 +126,26 @@ def test_memory_that_holds_no_expert_is_refused_with_what_is_needed(tmp_path: Pa
         profile_line(load_line(config), a_wish(memory_bytes=20_000_000), quiet)
 
 
-def test_a_catalog_without_readable_weights_is_refused(tmp_path: Path, experts: Path):
-    config = a_line(tmp_path / "line", experts)
-    for file in (config.parent / "experts").glob("*.safetensors"):
-        file.unlink()
-    found = command(str(config), "--quick")
-    assert found.exit_code == 1
-    assert "names no expert whose weights can be read" in found.stderr
-
-
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "status", "message"),
     [
-        (["none.yaml"], "no file none.yaml"),
-        (["{config}", "--images", "nowhere"], "no folder nowhere"),
-        (["{config}", "--memory", "much"], "expected a size such as 250MB"),
+        (["none.yaml"], 2, "no file none.yaml"),
+        (["{line}", "--images", "nowhere"], 2, "no folder nowhere"),
+        (["{line}", "--memory", "much"], 2, "expected a size such as 250MB"),
+        (["{gpu_line}", "--quick"], 2, "this machine has no cuda:7"),
+        (["{empty_line}", "--quick"], 1, "names no expert whose weights can be read"),
     ],
 )
-def test_wrong_use_is_a_sentence_and_status_2(tmp_path: Path, experts: Path, arguments: list[str], said: str):
-    config = a_line(tmp_path / "line", experts)
-    found = command(*(argument.format(config=config) for argument in arguments))
-    assert found.exit_code == 2
-    assert said in found.stderr
-
-
-def test_a_gpu_that_is_not_there_is_named(tmp_path: Path, experts: Path):
-    config = a_line(tmp_path / "line", experts, devices={"cuda:7": {"expert_memory": "1GB"}})
-    found = command(str(config), "--quick")
-    assert found.exit_code == 2
-    assert "this machine has no cuda:7" in found.stderr
+def test_what_cannot_be_profiled_is_a_sentence(
+    tmp_path: Path, experts: Path, arguments: list[str], status: int, message: str
+):
+    lines = {name: a_line(tmp_path / name, experts) for name in ("line", "empty_line")}
+    lines["gpu_line"] = a_line(tmp_path / "gpu_line", experts, devices={"cuda:7": {"expert_memory": "1GB"}})
+    for file in (tmp_path / "empty_line/experts").glob("*.safetensors"):
+        file.unlink()
+    done = command(*(argument.format(**lines) for argument in arguments))
+    assert done.exit_code == status
+    assert message in done.stderr
 
 
 def test_a_folder_without_images_is_refused(tmp_path: Path):
@@ -166,21 +162,14 @@ def test_a_configured_budget_is_what_is_divided_and_without_one_most_of_what_is_
 
 
 def test_memory_is_asked_for_before_anything_is_measured(
-    tmp_path: Path, experts: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, experts: Path, loads: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    loads: list[str] = []
     loads_before: list[int] = []
-
-    class CountingPool(SlotPool):
-        def load(self, spec, *args, **kwargs):
-            loads.append(spec.expert)
-            return super().load(spec, *args, **kwargs)
 
     def free_bytes() -> int:
         loads_before.append(len(loads))
         return 1_000_000_000
 
-    monkeypatch.setattr(measure, "SlotPool", CountingPool)
     monkeypatch.setattr("tools.profile.run._free_memory_bytes", free_bytes)
     line = load_line(a_line(tmp_path / "line", experts))
     device = line.config.devices["cpu"].model_copy(update={"expert_memory": 0})

@@ -9,9 +9,9 @@ from tools.profile.window import SearchWindow, expected_next, search, windows
 
 
 def test_windows_for_15_are_those_of_the_paper():
-    found = [(window.lower, window.upper) for window in itertools.islice(windows(15), 4)]
+    windows_found = [(window.lower, window.upper) for window in itertools.islice(windows(15), 4)]
     expected = [(0, 15), (15, 27.75), (27.75, 38.5875), (38.5875, 47.799375)]
-    assert found == [pytest.approx(pair) for pair in expected]
+    assert windows_found == [pytest.approx(pair) for pair in expected]
 
 
 @pytest.mark.parametrize("initial", [0, 100, -5, 250])
@@ -40,15 +40,15 @@ def test_a_deviation_within_the_margin_goes_on():
 
 
 def test_each_number_of_experts_is_measured_once():
-    asked: list[int] = []
+    counts: list[int] = []
 
     def throughput(experts: int) -> float:
-        asked.append(experts)
+        counts.append(experts)
         return float(experts)
 
     split = search(throughput, 370)
-    assert len(asked) == len(set(asked))
-    assert split.measured().keys() == set(asked)
+    assert len(counts) == len(set(counts))
+    assert split.measured().keys() == set(counts)
 
 
 def test_of_equally_fast_splits_the_one_with_more_memory_for_batches_wins():

@@ -27,8 +27,8 @@ class Question:
 
 
 def questions() -> list[Question]:
-    found = _QUESTION.findall(COOKBOOK.read_text(encoding="utf-8"))
-    return [Question(int(number), title, sql, how, sample.splitlines()) for number, title, sql, how, sample in found]
+    matches = _QUESTION.findall(COOKBOOK.read_text(encoding="utf-8"))
+    return [Question(int(number), title, sql, how, sample.splitlines()) for number, title, sql, how, sample in matches]
 
 
 def ask(database: Path, sql: str) -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ def ask(database: Path, sql: str) -> list[dict[str, Any]]:
 
 
 def ask_the_shell(database: Path, sql: str) -> list[str]:
-    """The answer's lines, header first, as the stock `sqlite3` shell prints them; none where there is no shell."""
+    """Return the answer's lines, header first, as the stock `sqlite3` shell prints them; none without a shell."""
     if shutil.which("sqlite3") is None:
         return []
     options = ["-bail", "-readonly", "-batch", "-cmd", ".mode csv", "-cmd", ".headers on"]

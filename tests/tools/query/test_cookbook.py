@@ -54,12 +54,12 @@ def test_there_are_twenty_questions_each_with_its_sql_a_line_to_read_it_by_and_a
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: f"{question.number}")
 def test_every_question_answers_with_the_columns_of_its_sample(database: Path, question: Question) -> None:
-    found = ask(database, question.sql)
-    assert found, question.title
-    assert question.sample[0].split() == list(found[0])
+    rows = ask(database, question.sql)
+    assert rows, question.title
+    assert question.sample[0].split() == list(rows[0])
     in_the_shell = ask_the_shell(database, question.sql)
-    assert in_the_shell == [] or in_the_shell[0] == ",".join(found[0])
-    assert in_the_shell == [] or len(in_the_shell) == len(found) + 1
+    assert in_the_shell == [] or in_the_shell[0] == ",".join(rows[0])
+    assert in_the_shell == [] or len(in_the_shell) == len(rows) + 1
 
 
 def test_first_pass_yield_counts_first_attempts_that_are_closed(database: Path, tables: Tables) -> None:
@@ -67,11 +67,11 @@ def test_first_pass_yield_counts_first_attempts_that_are_closed(database: Path, 
     for board in tables["boards"]:
         if board["attempt"] == 1 and board["verdict"]:
             counted[board["lot"], board["station"], board["completed_at"][:10]][board["verdict"]] += 1
-    found = by_key(database, 1, "lot", "station", "day")
-    assert found.keys() == counted.keys()
+    rows = by_key(database, 1, "lot", "station", "day")
+    assert rows.keys() == counted.keys()
     for key, verdicts in counted.items():
-        assert found[key]["boards"] == verdicts.total()
-        assert found[key]["first_pass_yield"] == pytest.approx(verdicts["pass"] / verdicts.total(), abs=0.001)
+        assert rows[key]["boards"] == verdicts.total()
+        assert rows[key]["first_pass_yield"] == pytest.approx(verdicts["pass"] / verdicts.total(), abs=0.001)
 
 
 def test_retests_compare_the_first_attempt_with_the_last(database: Path, tables: Tables) -> None:
@@ -79,11 +79,11 @@ def test_retests_compare_the_first_attempt_with_the_last(database: Path, tables:
     for board in tables["boards"]:
         attempts[board["board_type"], board["serial"]].append((board["attempt"], board["verdict"]))
     for row in answer(database, 3):
-        mine = [sorted(found) for (board_type, _), found in attempts.items() if board_type == row["board_type"]]
+        mine = [sorted(tries) for (board_type, _), tries in attempts.items() if board_type == row["board_type"]]
         assert row["boards"] == len(mine)
-        assert row["retested"] == sum(len(found) > 1 for found in mine) > 0
-        assert row["healed"] == sum(found[0][1] != "pass" and found[-1][1] == "pass" for found in mine)
-        assert row["worse"] == sum(found[0][1] == "pass" and found[-1][1] != "pass" for found in mine)
+        assert row["retested"] == sum(len(tries) > 1 for tries in mine) > 0
+        assert row["healed"] == sum(tries[0][1] != "pass" and tries[-1][1] == "pass" for tries in mine)
+        assert row["worse"] == sum(tries[0][1] == "pass" and tries[-1][1] != "pass" for tries in mine)
 
 
 def test_false_calls_and_escapes_follow_the_newest_review(database: Path, tables: Tables) -> None:
@@ -93,14 +93,14 @@ def test_false_calls_and_escapes_follow_the_newest_review(database: Path, tables
     for stage in tables["stages"]:
         number = stage["inspection_id"]
         if number in newest:
-            here = counted[stage["expert"], stage["expert_version"]]
-            here["reviewed"] += 1
-            here["false_calls"] += (own[number], newest[number]) == ("fail", "pass")
-            here["escapes"] += (own[number], newest[number]) == ("pass", "fail")
-    found = by_key(database, 5, "expert", "expert_version")
-    assert found.keys() == counted.keys()
-    for key, said in counted.items():
-        assert {name: found[key][name] for name in said} == dict(said)
+            counts = counted[stage["expert"], stage["expert_version"]]
+            counts["reviewed"] += 1
+            counts["false_calls"] += (own[number], newest[number]) == ("fail", "pass")
+            counts["escapes"] += (own[number], newest[number]) == ("pass", "fail")
+    rows = by_key(database, 5, "expert", "expert_version")
+    assert rows.keys() == counted.keys()
+    for key, counts in counted.items():
+        assert {name: rows[key][name] for name in counts} == dict(counts)
 
 
 def test_drift_is_seen_where_it_was_put(database: Path) -> None:
@@ -118,17 +118,17 @@ def test_defects_that_come_together_are_counted_by_board(database: Path, tables:
     for image in tables["inspections"]:
         if image["verdict"] == "fail" and image["defect"]:
             on_board[image["board_id"]].add(f"{image['component']} {image['defect']}")
-    pairs = Counter(pair for found in on_board.values() for pair in combinations(sorted(found), 2))
+    pairs = Counter(pair for defects in on_board.values() for pair in combinations(sorted(defects), 2))
     assert {(row["one"], row["other"]): row["boards"] for row in answer(database, 12)} == dict(pairs)
 
 
 def test_takt_is_the_time_between_boards_of_one_station(database: Path, tables: Tables) -> None:
-    seen: defaultdict[str, list[str]] = defaultdict(list)
+    first_seen: defaultdict[str, list[str]] = defaultdict(list)
     for board in tables["boards"]:
-        seen[board["station"]].append(board["first_seen_at"])
+        first_seen[board["station"]].append(board["first_seen_at"])
     gaps = {
         (station, later[:13]): (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
-        for station, times in seen.items()
+        for station, times in first_seen.items()
         for earlier, later in pairwise(sorted(times))
     }
     for row in answer(database, 14):
@@ -166,9 +166,9 @@ def test_hot_places_fail_more_than_once_and_are_measured_against_their_kind(data
         key = types[image["board_id"]], image["designator"], image["component"]
         places[key][image["verdict"] == "fail"] += 1
     rates = {key: counted[True] / counted.total() for key, counted in places.items()}
-    found = by_key(database, 13, "board_type", "designator", "component")
-    assert found.keys() == {key for key, counted in places.items() if counted[True] > 1}
-    for key, row in found.items():
+    rows = by_key(database, 13, "board_type", "designator", "component")
+    assert rows.keys() == {key for key, counted in places.items() if counted[True] > 1}
+    for key, row in rows.items():
         of_its_kind = [rate for (_, _, component), rate in rates.items() if component == key[2]]
         mean = sum(of_its_kind) / len(of_its_kind)
         assert row["times_the_mean_of_its_type"] == pytest.approx(rates[key] / mean, abs=0.051)

@@ -10,19 +10,17 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
-from typer.testing import CliRunner
 
 from daemon.storage.database.connections import open_for_reading
 from tests.contract.client import Line
 from tests.tools.query.judged_line import SERIALS
-from tools.cli.main import app
+from tests.tools.run_commands import coserve
 from tools.query.reading import InspectionName, InspectionRecord, UnknownInspectionError, read_inspection
 from tools.query.retrace import read_rules_path, retrace
 
 
 def explain(folder: Path, *arguments: str, status: int = 0) -> str:
-    done = CliRunner().invoke(app, ["explain", *arguments, "--config", str(folder / "coserve.yaml")])
-    assert done.exit_code == status, done.output
+    done = coserve("explain", *arguments, "--config", folder / "coserve.yaml", status=status)
     return done.stdout or done.stderr
 
 
@@ -30,10 +28,10 @@ def as_json(folder: Path, *arguments: str, status: int = 0) -> dict[str, Any]:
     return json.loads(explain(folder, *arguments, "--json", status=status))
 
 
-def record_of(line: Line, *wanted: str) -> InspectionRecord:
+def record_of(line: Line, *name: str) -> InspectionRecord:
     engine = open_for_reading(f"sqlite:///{line.folder}/inspection.db")
     try:
-        return read_inspection(engine, InspectionName(*wanted))
+        return read_inspection(engine, InspectionName(*name))
     finally:
         engine.dispose()
 
@@ -58,29 +56,29 @@ def test_every_verdict_of_a_line_is_what_the_rules_give_once_more(judged: Line) 
     assert {reason for *_, reason in stored} == {None, "deadline", "expert_failed", "bad_image"}
     for number, verdict, defect, _ in stored:
         record = record_of(judged, str(number))
-        found = retrace(record, read_rules_path(record), (80, 60))
-        assert (found.verdict, found.defect, found.agrees) == (verdict, defect, True), found
-        assert len(found.steps) == len(record.stages)
+        again = retrace(record, read_rules_path(record), (80, 60))
+        assert (again.verdict, again.defect, again.agrees) == (verdict, defect, True), again
+        assert len(again.steps) == len(record.stages)
 
 
 def test_a_chain_is_told_step_by_step_with_the_line_of_each_rule(judged: Line) -> None:
-    text = (judged.folder / "rules.yaml").read_text(encoding="utf-8").splitlines()
-    said = as_json(judged.folder, "S1", "F-0")
-    assert [stage["rule"] for stage in said["stages"]] == ['classifiers: "F"', 'detectors: "solder"']
-    for stage, key in zip(said["stages"], ("F:", "solder:"), strict=True):
-        assert text[stage["rule_line"] - 1].strip().startswith(key)
-    assert said["stages"][0]["goes_on_to"] == "solder"
-    (required,) = [finding for finding in said["stages"][1]["findings"] if finding["verdict"] == "fail"]
+    rules_lines = (judged.folder / "rules.yaml").read_text(encoding="utf-8").splitlines()
+    report = as_json(judged.folder, "S1", "F-0")
+    assert [stage["rule"] for stage in report["stages"]] == ['classifiers: "F"', 'detectors: "solder"']
+    for stage, key in zip(report["stages"], ("F:", "solder:"), strict=True):
+        assert rules_lines[stage["rule_line"] - 1].strip().startswith(key)
+    assert report["stages"][0]["goes_on_to"] == "solder"
+    (required,) = [finding for finding in report["stages"][1]["findings"] if finding["verdict"] == "fail"]
     assert required["text"] == "required at least 64 void, found 0 sure: D301"
-    words = "\n".join(said["words"])
+    words = "\n".join(report["words"])
     assert "F-0, type F, failed (D301)" in words
     assert 'Verdict: fail D301, decided at step 1 by detectors: "solder"' in words
     assert "judged once more from the stored answers by those rules: the same" in words
 
 
 def test_a_serial_alone_is_said_to_be_a_board(judged: Line) -> None:
-    said = explain(judged.folder, "S1", status=1)
-    assert "S1 is a board, not an image: name the part too, such as `coserve explain S1 R1`" in said
+    text = explain(judged.folder, "S1", status=1)
+    assert "S1 is a board, not an image: name the part too, such as `coserve explain S1 R1`" in text
 
 
 def test_thresholds_are_held_against_the_answer(judged: Line) -> None:
@@ -96,17 +94,16 @@ def test_thresholds_are_held_against_the_answer(judged: Line) -> None:
 def test_where_boxes_lie_is_judged_by_the_pictures_size_its_own_or_that_of_its_like(judged: Line, copy: Path) -> None:
     for own in ("DM-0", "raw"):
         assert "its size is taken" not in explain(judged.folder, "S1", own)
-    (kept,) = judged.rows("SELECT count(*) FROM inspections WHERE designator = 'DM-0' AND image_path IS NOT NULL")
-    assert kept == (1,)
+    (stored,) = judged.rows("SELECT count(*) FROM inspections WHERE designator = 'DM-0' AND image_path IS NOT NULL")
+    assert stored == (1,)
     change(copy, "UPDATE inspections SET image_path = NULL WHERE designator = 'DM-0'")
-    said = explain(copy, "S1", "DM-0")
-    assert "its size is taken from another of this camera, 80 × 60" in said
-    assert "the same" in said
+    text = explain(copy, "S1", "DM-0")
+    assert "its size is taken from another of this camera, 80 × 60" in text
+    assert "the same" in text
     change(copy, "UPDATE inspections SET image_path = NULL")
-    said = as_json(copy, "S1", "DM-0")
-    assert said["recomputed"]["agrees"] is False
-    assert "the picture is not kept" in said["recomputed"]["gap"]
-    assert said["recomputed"]["contradiction"] is None
+    recomputed = as_json(copy, "S1", "DM-0")["recomputed"]
+    assert (recomputed["agrees"], recomputed["contradiction"]) == (False, None)
+    assert "the picture is not kept" in recomputed["gap"]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +117,9 @@ def test_where_boxes_lie_is_judged_by_the_pictures_size_its_own_or_that_of_its_l
 def test_an_image_without_a_verdict_has_its_reason_in_words(
     judged: Line, designator: str, reason: str, words: str
 ) -> None:
-    said = explain(judged.folder, "S1", designator)
-    assert f"Verdict: unknown, because of {reason}: " in said
-    assert words in said
+    text = explain(judged.folder, "S1", designator)
+    assert f"Verdict: unknown, because of {reason}: " in text
+    assert words in text
 
 
 def test_an_inspection_is_found_by_number_by_image_and_by_place(judged: Line) -> None:
@@ -159,16 +156,16 @@ def test_reviews_after_it_and_the_final_verdict_are_told(copy: Path) -> None:
             copy, "INSERT INTO reviews (inspection_id, at, reviewer, verdict, note) VALUES (?, ?, ?, ?, ?)",
             number, "2026-11-22T10:00:00.000Z", reviewer, verdict, note,
         )  # fmt: skip
-    said = explain(copy, str(number))
-    assert "Review 2026-11-22T10:00:00.000Z by anna: fail" in said
-    assert "\x1b" not in said
-    assert said.rstrip().endswith("Final verdict: pass, decided by bert, so a false call.")
+    text = explain(copy, str(number))
+    assert "Review 2026-11-22T10:00:00.000Z by anna: fail" in text
+    assert "\x1b" not in text
+    assert text.rstrip().endswith("Final verdict: pass, decided by bert, so a false call.")
 
 
 def test_a_row_that_was_changed_contradicts_the_rules_and_is_status_1(copy: Path) -> None:
     change(copy, "UPDATE inspections SET verdict = 'pass', defect = NULL WHERE designator = 'F-0'")
-    said = explain(copy, "S1", "F-0", status=1)
-    assert "CONTRADICTION: the rules give fail D301; stored is pass" in said
+    text = explain(copy, "S1", "F-0", status=1)
+    assert "CONTRADICTION: the rules give fail D301; stored is pass" in text
     change(copy, "UPDATE stages SET expert = 'C0603' WHERE step = 1")
     assert "answered by C0603: the rules name the expert yolo-solder" in explain(copy, "S1", "F-1", status=1)
 
@@ -186,9 +183,9 @@ def test_an_expert_that_is_gone_from_the_catalog_is_said_and_changes_nothing(cop
     catalog = copy / "experts" / "catalog.yaml"
     assert "it is in force today" in explain(copy, "S1", "P-0")
     catalog.write_text(catalog.read_text(encoding="utf-8").replace("R0402:", "R0402-old:"), encoding="utf-8")
-    said = explain(copy, "S1", "P-0")
-    assert "the catalog has no such expert any more" in said
-    assert "the same" in said
+    text = explain(copy, "S1", "P-0")
+    assert "the catalog has no such expert any more" in text
+    assert "the same" in text
     catalog.unlink()
     assert explain(copy, "S1", "P-0")
 

@@ -17,32 +17,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from daemon.config.settings import load_config
 from daemon.storage.database.connections import open_for_reading
 from tests.contract.client import Line
 from tests.small_disk import small_disk
 from tests.tools.query.judged_line import SERIALS
-from tools.cli.main import app
+from tests.tools.run_commands import coserve, start_coserve
 from tools.query.package import write
 from tools.query.package.verify import verify_package
 from tools.query.package.write import PackageError, PackageFolderError, PackageReport, write_package
 from tools.query.reading import BoardSelection
 
 
-def coserve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tools", "export", *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-def export(folder: Path, out: Path, *, with_weights: bool = False, **chosen: Any) -> PackageReport:
+def export(folder: Path, out: Path, *, with_weights: bool = False, **selection: Any) -> PackageReport:
     config = folder / "coserve.yaml"
     settings = load_config(config)
     engine = open_for_reading(settings.database)
     try:
-        return write_package(config, settings, engine, BoardSelection(**chosen), out, with_weights=with_weights)
+        return write_package(config, settings, engine, BoardSelection(**selection), out, with_weights=with_weights)
     finally:
         engine.dispose()
 
@@ -53,9 +46,9 @@ def lines(package: Path, table: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def package(judged: Line, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package of lot L1, made by the command; nobody changes it."""
+    """The package of lot L1, made by the command; no test changes it."""
     out = tmp_path_factory.mktemp("packages") / "L1"
-    done = coserve("--lot", "L1", "--out", str(out), "--with-weights", "--config", str(judged.config))
+    done = start_coserve("export", "--lot", "L1", "--out", out, "--with-weights", "--config", judged.config)
     assert done.returncode == 0, done.stderr
     assert f"coserve export --verify {out}" in done.stdout
     return out
@@ -63,7 +56,7 @@ def package(judged: Line, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(package: Path, tmp_path: Path) -> Path:
-    """Of the package, to change something in."""
+    """A copy of the package, to change something in."""
     return Path(shutil.copytree(package, tmp_path / "package", symlinks=True))
 
 
@@ -106,16 +99,14 @@ def test_sha256sum_accepts_it_and_so_do_we(package: Path) -> None:
     check = verified(package)
     assert check["files"] == sum(path.is_file() for path in package.rglob("*"))
     assert (check["is_whole"], check["links"]) == (True, [])
-    words = CliRunner().invoke(app, ["export", "--verify", str(package)]).stdout
+    words = coserve("export", "--verify", package).stdout
     assert f"whole, {check['files']:,} files" in words
     assert hashlib.sha256((package / "SHA256SUMS").read_bytes()).hexdigest() in words
     assert package.stat().st_mode & 0o007 == 0
 
 
 def verified(package: Path, status: int = 0) -> dict[str, Any]:
-    done = CliRunner().invoke(app, ["export", "--verify", str(package), "--json"])
-    assert done.exit_code == status, done.output
-    return json.loads(done.stdout)
+    return json.loads(coserve("export", "--verify", package, "--json", status=status).stdout)
 
 
 def _replace_by_link(path: Path) -> None:
@@ -124,7 +115,7 @@ def _replace_by_link(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda p: (p / "rows/boards.csv").write_text("x", encoding="utf-8"), "changed: rows/boards.csv"),
         (lambda p: (p / "README.txt").unlink(), "missing: README.txt"),
@@ -136,10 +127,9 @@ def _replace_by_link(path: Path) -> None:
         (lambda p: (p / "a\nb\x1b").write_text("x", encoding="utf-8"), "added: a\\nb\\x1b"),
     ],
 )  # fmt: skip
-def test_what_was_changed_taken_away_or_added_is_found(copy: Path, change: Callable[[Path], Any], said: str) -> None:
+def test_what_was_changed_taken_away_or_added_is_found(copy: Path, change: Callable[[Path], Any], message: str) -> None:
     change(copy)
-    done = CliRunner().invoke(app, ["export", "--verify", str(copy)])
-    assert (done.exit_code, said in done.stdout) == (1, True), done.stdout
+    assert message in coserve("export", "--verify", copy, status=1).stdout
 
 
 def test_a_program_gets_all_differences_at_once(package: Path, copy: Path) -> None:
@@ -156,7 +146,7 @@ def test_a_program_gets_all_differences_at_once(package: Path, copy: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (_replace_by_link, "SHA256SUMS is a link"),
         (lambda sums: sums.unlink(), "has no SHA256SUMS"),
@@ -171,11 +161,11 @@ def test_a_program_gets_all_differences_at_once(package: Path, copy: Path) -> No
     ],
 )  # fmt: skip
 def test_checksums_and_a_manifest_that_are_not_ours_are_named(
-    copy: Path, change: Callable[[Path], Any], said: str
+    copy: Path, change: Callable[[Path], Any], message: str
 ) -> None:
     change(copy / "SHA256SUMS")
-    done = CliRunner().invoke(app, ["export", "--verify", str(copy)])
-    assert (done.exit_code, len(done.stderr.splitlines()), said in done.stderr) == (1, 1, True), done.stderr
+    done = coserve("export", "--verify", copy, status=1)
+    assert (len(done.stderr.splitlines()), message in done.stderr) == (1, True), done.stderr
 
 
 def _forge(path: Path, data: bytes) -> None:
@@ -190,8 +180,8 @@ def test_pictures_are_what_the_cameras_sent_under_names_that_harm_nobody(judged:
     listed = list(csv.DictReader((package / "pictures.csv").read_text(encoding="utf-8").splitlines()))
     assert len(listed) == len(lines(package, "inspections"))
     sent = {str(row["inspection_id"]): row for row in lines(package, "inspections")}
-    there = {path.relative_to(package).as_posix() for path in package.glob("pictures/**/*") if path.is_file()}
-    assert {row["file"] for row in listed if row["file"]} == there
+    files = {path.relative_to(package).as_posix() for path in package.glob("pictures/**/*") if path.is_file()}
+    assert {row["file"] for row in listed if row["file"]} == files
     for row in listed:
         assert bool(row["file"]) != bool(row["why_not"])
         if row["file"]:
@@ -199,8 +189,8 @@ def test_pictures_are_what_the_cameras_sent_under_names_that_harm_nobody(judged:
             image = sent[row["inspection_id"]]
             assert hashlib.sha256(data[-image["image_bytes"] :]).hexdigest() == image["image_sha256"]
     assert {row["why_not"] for row in listed if not row["file"]} == {"verdict pass: not kept (retention.keep)"}
-    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/") for name in there)
-    assert not any(".." in name.split("/") for name in there)
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/") for name in files)
+    assert not any(".." in name.split("/") for name in files)
     serials = {row["serial"] for row in listed}
     assert {serial if serial[0] not in "=+-@" else f"'{serial}" for serial in SERIALS} <= serials
 
@@ -244,7 +234,7 @@ def test_what_is_missing_is_said(line: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "condition"),
+    ("selection", "condition"),
     [
         ({"serials": ("S2",)}, "serial = 'S2'"),
         ({"lots": ("L2",), "board_types": ("quick",)}, "lot = 'L2' AND board_type = 'quick'"),
@@ -252,16 +242,16 @@ def test_what_is_missing_is_said(line: Path, tmp_path: Path) -> None:
         ({"since": "2000-01-01T00:00:00.000Z"}, "1"),
     ],
 )
-def test_boards_are_chosen_as_asked(judged: Line, tmp_path: Path, chosen: dict[str, Any], condition: str) -> None:
-    export(judged.folder, tmp_path / "out", **chosen)
-    wanted = judged.rows(f"SELECT board_id FROM boards WHERE {condition} ORDER BY 1")  # noqa: S608
-    assert [(row["board_id"],) for row in lines(tmp_path / "out", "boards")] == wanted
+def test_boards_are_chosen_as_asked(judged: Line, tmp_path: Path, selection: dict[str, Any], condition: str) -> None:
+    export(judged.folder, tmp_path / "out", **selection)
+    board_ids = judged.rows(f"SELECT board_id FROM boards WHERE {condition} ORDER BY 1")  # noqa: S608
+    assert [(row["board_id"],) for row in lines(tmp_path / "out", "boards")] == board_ids
 
 
 def test_nothing_chosen_or_no_place_to_go_is_refused(judged: Line, tmp_path: Path) -> None:
     config = ["--config", str(judged.config)]
     for wrong in ([], ["--lot", "L1"], ["--out", str(tmp_path / "o")], ["--lot", "L1", "--out", str(tmp_path / "a/b")]):
-        assert CliRunner().invoke(app, ["export", *wrong, *config]).exit_code == 2
+        coserve("export", *wrong, *config, status=2)
     with pytest.raises(PackageError, match="no board matches"):
         export(judged.folder, tmp_path / "out", lots=("nothing",))
     assert list(tmp_path.iterdir()) == []
@@ -284,7 +274,8 @@ def test_a_folder_that_is_not_ours_to_fill_stays_as_it_is(judged: Line, tmp_path
 def test_a_full_disk_is_named_and_leaves_nothing(judged: Line, tmp_path: Path) -> None:
     for size in ("100k", "1m"):
         with small_disk(tmp_path / size, size=size) as disk:
-            done = coserve("--lot", "L1", "--with-weights", "--out", str(disk / "L1"), "--config", str(judged.config))
+            words = ("--lot", "L1", "--with-weights", "--out", disk / "L1", "--config", judged.config)
+            done = start_coserve("export", *words)
             assert done.returncode == 1
             assert "No space left on device; make room" in done.stderr or "are free: make room" in done.stderr
             assert str(disk) in done.stderr
@@ -338,12 +329,14 @@ def test_rows_are_one_state_while_the_line_writes(line: Path, tmp_path: Path) ->
         with closing(sqlite3.connect(line / "inspection.db", timeout=10)) as database:
             (number,) = database.execute("SELECT max(inspection_id) FROM inspections").fetchone()
             columns = [row[1] for row in database.execute("PRAGMA table_info(inspections)")]
-            kept = ", ".join(name for name in columns if name not in {"inspection_id", "image_id", "seq", "image_path"})
+            copied = ", ".join(
+                name for name in columns if name not in {"inspection_id", "image_id", "seq", "image_path"}
+            )
             (template,) = database.execute("SELECT min(inspection_id) FROM stages").fetchone()
             while not stop.is_set():
                 number += 1
                 database.execute(
-                    f"INSERT INTO inspections (inspection_id, image_id, seq, {kept}) SELECT ?, ?, ?, {kept}"  # noqa: S608
+                    f"INSERT INTO inspections (inspection_id, image_id, seq, {copied}) SELECT ?, ?, ?, {copied}"  # noqa: S608
                     " FROM inspections WHERE inspection_id = ?",
                     (number, f"more-{number}", 1000 + number, template),
                 )
@@ -377,15 +370,15 @@ def test_rows_are_one_state_while_the_line_writes(line: Path, tmp_path: Path) ->
 def test_no_transaction_is_open_while_pictures_are_copied(
     line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy_pictures, seen = write.copy_pictures, list[tuple[int, ...]]()
+    copy_pictures, checkpoints = write.copy_pictures, list[tuple[int, ...]]()
 
     def look_first(*arguments: Any) -> Any:
         with closing(sqlite3.connect(line / "inspection.db", isolation_level=None)) as database:
             database.execute("UPDATE boards SET station = 'elsewhere'")
-            seen.append(database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+            checkpoints.append(database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
         return copy_pictures(*arguments)
 
     monkeypatch.setattr(write, "copy_pictures", look_first)
     export(line, tmp_path / "out", lots=("L1",))
-    assert seen == [(0, 0, 0)]
+    assert checkpoints == [(0, 0, 0)]
     assert {row["station"] for row in lines(tmp_path / "out", "boards")} == {"ST1", None}

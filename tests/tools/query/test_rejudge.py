@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from tests.contract.client import Line
 from tests.lines import COSERVE_RUN, a_jpeg
-from tools.cli.main import app
+from tests.tools.run_commands import coserve
 from tools.query.reading import StoredImage
 from tools.query.rejudge import _change, write_csv
 from tools.query.rejudge_run import RejudgedImage
@@ -73,8 +72,7 @@ def digest(line: Line) -> str:
 
 def rejudge(line: Line, *arguments: str, status: int = 0) -> Any:
     before = digest(line)
-    done = CliRunner().invoke(app, ["rejudge", str(line.config), "--json", *arguments])
-    assert done.exit_code == status, f"{done.output}\n{done.exception}"
+    done = coserve("rejudge", line.config, "--json", *arguments, status=status)
     assert digest(line) == before, "the database was written to"
     return json.loads(done.stdout) if status < 2 else done.stderr
 
@@ -91,25 +89,25 @@ def swapped(version_folders: tuple[Path, Path]) -> tuple[str, str]:
 
 
 def test_nothing_changed_means_that_nothing_would_change(line: Line, gave_way: list[str]):
-    found = rejudge(line)
-    assert (found["rejudged"], found["unchanged"], found["changed"]) == (PICTURES + 1, PICTURES + 1, 0)
-    assert found["list"] == found["changes"] == found["notes"] == []
+    report = rejudge(line)
+    assert (report["rejudged"], report["unchanged"], report["changed"]) == (PICTURES + 1, PICTURES + 1, 0)
+    assert report["list"] == report["changes"] == report["notes"] == []
     assert gave_way == ["nice 10", "batch"]
 
 
 def test_another_version_is_tried_only_on_what_it_would_judge(line: Line, version_folders: tuple[Path, Path]):
-    found = rejudge(line, *swapped(version_folders), status=1)
+    report = rejudge(line, *swapped(version_folders), status=1)
     mine = line.rows("SELECT inspection_id, verdict FROM inspections WHERE component = 'P' ORDER BY inspection_id DESC")
-    assert found["rejudged"] == found["changed"] == len(mine) == 10
-    assert [(row["inspection_id"], row["verdict"]) for row in found["list"]] == mine
-    assert {(row["from"], row["to"]) for row in found["changes"]} <= {("pass", "fail"), ("fail", "pass")}
-    assert sum(row["images"] for row in found["changes"]) == len(mine)
-    assert found["experts"].keys() == {"P"}
+    assert report["rejudged"] == report["changed"] == len(mine) == 10
+    assert [(row["inspection_id"], row["verdict"]) for row in report["list"]] == mine
+    assert {(row["from"], row["to"]) for row in report["changes"]} <= {("pass", "fail"), ("fail", "pass")}
+    assert sum(row["images"] for row in report["changes"]) == len(mine)
+    assert report["experts"].keys() == {"P"}
 
 
 def test_a_version_that_was_put_in_is_named_by_its_letters(line: Line, version_folders: tuple[Path, Path]):
-    put = ["experts", "put", "P", str(version_folders[1]), "--config", str(line.config), "--json"]
-    version = json.loads(CliRunner().invoke(app, put).stdout)["version"]
+    put = coserve("experts", "put", "P", version_folders[1], "--config", line.config, "--json")
+    version = json.loads(put.stdout)["version"]
     assert rejudge(line, "--expert", f"P={version[:6]}", status=1)["changed"] == 10
     assert "is none of them" in rejudge(line, "--expert", "P=0123456789ab", status=2)
 
@@ -122,29 +120,29 @@ def test_changes_are_weighed_against_reviewers(line: Line, version_folders: tupl
     passed = "SELECT inspection_id FROM inspections WHERE component = 'P' AND verdict = 'pass' ORDER BY inspection_id"
     first, second, third, fourth, *_ = (inspection_id for (inspection_id,) in line.rows(passed))
     # As an expert before this one would have left them: two failed, one of them rightly.
-    for inspection_id, said in ((first, "pass"), (second, "fail")):
+    for inspection_id, verdict in ((first, "pass"), (second, "fail")):
         execute(line, FAILED, inspection_id)
-        execute(line, REVIEW, inspection_id, said)
-    found = rejudge(line, status=1)
-    assert found["effects"] == {"false_calls_gone": 1, "escapes_caught": 0, "new_false_calls": 0, "new_escapes": 1}
-    assert {row["inspection_id"]: row["effect"] for row in found["list"]} == {
+        execute(line, REVIEW, inspection_id, verdict)
+    report = rejudge(line, status=1)
+    assert report["effects"] == {"false_calls_gone": 1, "escapes_caught": 0, "new_false_calls": 0, "new_escapes": 1}
+    assert {row["inspection_id"]: row["effect"] for row in report["list"]} == {
         first: "false_calls_gone",
         second: "new_escapes",
     }
     # And two that passed, one of them wrongly, before an expert that fails both.
     execute(line, REVIEW, third, "fail")
     execute(line, REVIEW, fourth, "pass")
-    found = rejudge(line, *swapped(version_folders), status=1)
-    assert found["effects"] == {"false_calls_gone": 0, "escapes_caught": 1, "new_false_calls": 1, "new_escapes": 0}
-    assert found["reviewed"] == 4
+    report = rejudge(line, *swapped(version_folders), status=1)
+    assert report["effects"] == {"false_calls_gone": 0, "escapes_caught": 1, "new_false_calls": 1, "new_escapes": 0}
+    assert report["reviewed"] == 4
 
 
 def test_other_rules_are_compiled_and_judged_by(line: Line, tmp_path: Path):
     rules = tmp_path / "strict.yaml"
     rules.write_text(RULES.replace("review_below: 0.0", "review_below: 1.0"), encoding="utf-8")
-    found = rejudge(line, "--rules", str(rules), status=1)
-    assert found["changed"] == PICTURES + 1
-    assert {row["to"] for row in found["changes"]} == {"review"}
+    report = rejudge(line, "--rules", str(rules), status=1)
+    assert report["changed"] == PICTURES + 1
+    assert {row["to"] for row in report["changes"]} == {"review"}
     rules.write_text(RULES.replace("[ok]", "[okay]"), encoding="utf-8")
     assert "has no label `okay`" in rejudge(line, "--rules", str(rules), status=2)
 
@@ -170,19 +168,17 @@ def test_pictures_that_are_gone_altered_or_outside_are_told_and_never_a_change(
         line,
         "UPDATE inspections SET verdict = 'unknown', reason = 'deadline' WHERE inspection_id = ?", unjudged,
     )  # fmt: skip
-    found = rejudge(line, *swapped(version_folders), status=1)
-    assert (found["changed"], found["unread"], found["pruned"], found["unjudged"]) == (5, 3, 1, 1)
-    assert not {gone, altered, outside, pruned, unjudged} & {row["inspection_id"] for row in found["list"]}
-    assert any("3 pictures could not be judged again" in note for note in found["notes"])
+    report = rejudge(line, *swapped(version_folders), status=1)
+    assert (report["changed"], report["unread"], report["pruned"], report["unjudged"]) == (5, 3, 1, 1)
+    assert not {gone, altered, outside, pruned, unjudged} & {row["inspection_id"] for row in report["list"]}
+    assert any("3 pictures could not be judged again" in note for note in report["notes"])
 
 
 def test_a_table_of_all_changes_is_written_and_the_answer_is_for_people_too(
     line: Line, tmp_path: Path, version_folders: tuple[Path, Path]
 ):
-    done = CliRunner().invoke(
-        app, ["rejudge", str(line.config), *swapped(version_folders), "--csv", str(tmp_path / "changes.csv")]
-    )
-    assert done.exit_code == 1
+    words = (*swapped(version_folders), "--csv", tmp_path / "changes.csv")
+    done = coserve("rejudge", line.config, *words, status=1)
     assert "10 would change" in done.stdout
     assert "MB of memory" in done.stderr
     with (tmp_path / "changes.csv").open(encoding="utf-8", newline="") as file:
@@ -196,8 +192,7 @@ def test_wrong_use_is_told_apart_from_changes(line: Line, tmp_path: Path):
     assert "there is no expert R" in rejudge(line, "--expert", "R=abcd", status=2)
     assert "there is no folder" in rejudge(line, "--csv", str(tmp_path / "none" / "x.csv"), status=2)
     (line.folder / "inspection.db").unlink()
-    done = CliRunner().invoke(app, ["rejudge", str(line.config)])
-    assert (done.exit_code, "nothing was judged" in done.stderr) == (2, True)
+    assert "nothing was judged" in coserve("rejudge", line.config, status=2).stderr
 
 
 def test_what_a_publisher_named_is_no_formula_in_the_file_of_changes(tmp_path: Path):

@@ -22,8 +22,8 @@ def test_without_a_daemon_the_template_answers_and_says_what_to_do(tmp_path: Pat
     web.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
     if was_killed:
         (web.folder / "run").mkdir()
-        with socket.socket(socket.AF_UNIX) as left:
-            left.bind(str(web.folder / "run/intake.sock"))
+        with socket.socket(socket.AF_UNIX) as old_socket:
+            old_socket.bind(str(web.folder / "run/intake.sock"))
     done = CliRunner().invoke(app, ["report", "B-1", "--config", str(web.config), "--wait", "2", "--json"])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)

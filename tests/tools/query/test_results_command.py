@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from daemon.errors import install_with
 from daemon.storage.database.connections import open_for_reading
 from tests.small_disk import small_disk
 from tests.tools.query.sample_results import CONFIG, NEW, OLD, RULES, make
+from tests.tools.run_commands import coserve
 from tools.cli.main import app
 from tools.query import reading
 from tools.query.reading import BATCH_ROWS, ResultsQuery, read_batches
@@ -46,14 +48,7 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def results(line: Path) -> Callable[..., Result]:
-    def run(*arguments: str, status: int = 0, **environ: str) -> Result:
-        done = CliRunner().invoke(
-            app, ["results", *arguments, "--config", str(line / "coserve.yaml")], env=environ, catch_exceptions=False
-        )
-        assert done.exit_code == status, done.output
-        return done
-
-    return run
+    return partial(coserve, "results", "--config", line / "coserve.yaml")
 
 
 def process(line: Path, *arguments: str | Path, code: str = "from tools.cli.main import app; app()") -> list[str]:
@@ -113,32 +108,32 @@ JOINED = (
 def test_filters_choose_what_sql_chooses(
     line: Path, results: Callable[..., Result], options: list[str], condition: str
 ) -> None:
-    wanted = by_hand(line, JOINED.format(condition))
-    assert wanted
+    expected = by_hand(line, JOINED.format(condition))
+    assert expected
     if "--limit" in options:
-        wanted = wanted[:40]
+        expected = expected[:40]
     else:
-        assert results(*options, "--count").stdout == f"{len(wanted)}\n"
-    assert [row["inspection_id"] for row in rows(results, *options)] == wanted
-    assert json.loads(results(*options, "--json").stdout)[0]["inspection_id"] == wanted[0]
+        assert results(*options, "--count").stdout == f"{len(expected)}\n"
+    assert [row["inspection_id"] for row in rows(results, *options)] == expected
+    assert json.loads(results(*options, "--json").stdout)[0]["inspection_id"] == expected[0]
 
 
 def test_boards_and_stages_are_rows_too(line: Path, results: Callable[..., Result]) -> None:
     boards = rows(results, "--boards", "--verdict", "fail", "--lot", "L2")
-    wanted = "SELECT board_id FROM boards WHERE verdict = 'fail' AND lot = 'L2' ORDER BY seq DESC"
-    assert [row["board_id"] for row in boards] == by_hand(line, wanted)
+    query = "SELECT board_id FROM boards WHERE verdict = 'fail' AND lot = 'L2' ORDER BY seq DESC"
+    assert [row["board_id"] for row in boards] == by_hand(line, query)
     stages = rows(results, "--stages", "--expert", "solder", "--order", "oldest")
-    wanted = (
+    query = (
         "SELECT inspection_id FROM stages JOIN inspections USING (inspection_id) WHERE expert = 'solder' ORDER BY seq"
     )
-    assert [row["inspection_id"] for row in stages] == by_hand(line, wanted)
+    assert [row["inspection_id"] for row in stages] == by_hand(line, query)
     assert {(row["step"], row["expert_version"]) for row in stages} == {(1, OLD)}
 
 
 def test_a_filter_is_a_value_whatever_stands_in_it(line: Path, results: Callable[..., Result]) -> None:
     for number, serial in enumerate(NASTY, 1):
-        wanted = by_hand(line, "SELECT count(*) FROM inspections WHERE board_id = ?", number)
-        assert len(rows(results, f"--serial={serial}")) == wanted[0]
+        counts = by_hand(line, "SELECT count(*) FROM inspections WHERE board_id = ?", number)
+        assert len(rows(results, f"--serial={serial}")) == counts[0]
     assert rows(results, "--lot", "L1' OR '1'='1") == []
     assert rows(results, "--component", "%") == []
 
@@ -290,9 +285,9 @@ def test_parquet_has_real_types(results: Callable[..., Result], tmp_path: Path) 
     assert (types["completed_at"], types["latency_ms"], types["seq"], types["serial"]) == (
         *("timestamp[ms, tz=UTC]", "double", "int64", "string"),
     )
-    wanted, written = rows(results, "--lot", "L1"), table.to_pylist()
-    assert [row["seq"] for row in written] == [row["seq"] for row in wanted]
-    assert written[0]["completed_at"] == datetime.fromisoformat(wanted[0]["completed_at"])
+    expected, written = rows(results, "--lot", "L1"), table.to_pylist()
+    assert [row["seq"] for row in written] == [row["seq"] for row in expected]
+    assert written[0]["completed_at"] == datetime.fromisoformat(expected[0]["completed_at"])
     results("--serial", "nobody", "--parquet", str(target))
     assert parquet.read_table(target).num_rows == 0
 
@@ -404,7 +399,7 @@ def statements() -> Iterator[list[tuple[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def old_line(line: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same line behind ten thousand older boards."""
+    """A copy of the line with ten thousand older boards before it."""
     folder = Path(shutil.copytree(line, tmp_path_factory.mktemp("old") / "line"))
     with closing(sqlite3.connect(folder / "inspection.db")) as database, database:
         database.execute(

@@ -67,8 +67,8 @@ def test_a_decision_that_stands_is_overruled_only_by_who_names_it(line: Path) ->
 
 def test_the_list_shows_whole_columns_as_many_as_fit(line: Path) -> None:
     lines = review(line, "--list").stdout.splitlines()
-    assert all(len(one) <= 80 for one in lines)
-    (row,) = [one for one in lines if "A1 #1" in one]
+    assert all(len(text) <= 80 for text in lines)
+    (row,) = [text for text in lines if "A1 #1" in text]
     assert "D207" in row
     assert "…" not in row
 

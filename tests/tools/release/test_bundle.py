@@ -51,7 +51,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (metadata,) = (opened.read(name) for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
     for line in message_from_bytes(metadata).get_all("Requires-Dist", []):
         requirement = Requirement(line)
-        if requirement.marker is None or any(requirement.marker.evaluate({"extra": one}) for one in ("", *EXTRAS)):
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *EXTRAS)):
             a_stand_in(requirement.name, wheels)
     with tarfile.open(write_bundle(wheels.glob("*.whl"), client_wheel(folder), folder)) as tar:
         tar.extractall(folder, filter="data")
@@ -87,13 +87,13 @@ def test_the_bundle_installs_into_an_empty_prefix_and_what_it_installed_works(
     unit = (prefix / "etc/systemd/system/coserve.service").read_text()
     assert f"ExecStart={environment}/bin/coserve run {config}\n" in unit
     assert (environment / "share/coserve/docs/service.md").is_file()
-    asked = (
+    program = (
         "from daemon.host.package_owners import foreign_owners; import daemon, os\n"
         "from daemon.storage.database.migrate import *\n"
         "print(foreign_owners(), os.path.dirname(daemon.__file__))"
     )
     guard = subprocess.run(
-        [environment / "bin/python", "-c", asked], env={"PYTHONPATH": SITE}, cwd=prefix,
+        [environment / "bin/python", "-c", program], env={"PYTHONPATH": SITE}, cwd=prefix,
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert guard.stdout.strip().startswith(f"{{}} {environment}/lib"), guard.stdout + guard.stderr

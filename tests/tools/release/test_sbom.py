@@ -21,8 +21,8 @@ def sbom(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "needs CycloneDX's tool: make sbom installs it (pip install --constraint constraints.txt .[release])"
         )
     file = tmp_path_factory.mktemp("sbom") / "sbom.json"
-    asked = ["environment", sys.executable, "--pyproject", str(ROOT / "pyproject.toml"), "--gather-license-texts"]
-    subprocess.run([TOOL, *asked, "--of", "JSON", "-o", str(file)], check=True, capture_output=True)
+    options = ["environment", sys.executable, "--pyproject", str(ROOT / "pyproject.toml"), "--gather-license-texts"]
+    subprocess.run([TOOL, *options, "--of", "JSON", "-o", str(file)], check=True, capture_output=True)
     return file
 
 
@@ -35,12 +35,12 @@ def test_the_sbom_names_every_distribution_of_the_daemon_with_version_and_licenc
     assert (document["bomFormat"], document["metadata"]["component"]["name"]) == ("CycloneDX", "coserve")
     listed = licences(document, run_time)
     assert missing(listed, run_time) == []
-    installed = {one.name: one.version for one in listed}
+    installed = {package.name: package.version for package in listed}
     for name in ("torch", "pyzmq", "ultralytics", "safetensors"):
         assert installed[name] == version(name)
-    said = {one.name: one.licence for one in listed}
-    assert said["coserve"] == "AGPL-3.0-or-later"
-    assert "AGPL" in said["ultralytics"]
+    by_name = {package.name: package.licence for package in listed}
+    assert by_name["coserve"] == "AGPL-3.0-or-later"
+    assert "AGPL" in by_name["ultralytics"]
 
 
 def test_the_list_of_licences_is_written_and_what_lacks_one_is_named(
@@ -52,14 +52,14 @@ def test_the_list_of_licences_is_written_and_what_lacks_one_is_named(
     for name, licence in (("htmx.org", "Zero-Clause BSD"), ("uplot", "The MIT License"), ("fastapi", "MIT")):
         (line,) = [line for line in text.splitlines() if line.startswith(f"{name} ")]
         assert licence in line
-    components = {one["name"]: one for one in json.loads(sbom.read_text())["components"]}
+    components = {part["name"]: part for part in json.loads(sbom.read_text())["components"]}
     assert components["uplot"]["purl"].startswith("pkg:npm/uplot@")
     assert "pytest " in text.split("Only to build and test:")[1]
     document = json.loads(sbom.read_text())
     for component in document["components"]:
         if component["name"] == "rich":
             del component["licenses"]
-    document["components"] = [one for one in document["components"] if one["name"] != "pyzmq"]
+    document["components"] = [part for part in document["components"] if part["name"] != "pyzmq"]
     (tmp_path / "lacking.json").write_text(json.dumps(document))
     assert main(tmp_path / "lacking.json", tmp_path / "licences.txt") == 1
     assert "without a licence or a version: pyzmq, rich" in capsys.readouterr().err

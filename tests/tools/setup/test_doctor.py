@@ -6,12 +6,12 @@ import re
 import resource
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,21 +27,17 @@ from tests.contract.client import Line
 from tests.lines import a_line
 from tests.small_disk import small_disk
 from tests.tools.client.scripted_daemon import HOST
+from tests.tools.run_commands import start_coserve
 from tools.cli import doctor as command
 from tools.setup.doctor import context as context_module
 from tools.setup.doctor import disks, doors, line, machine
 from tools.setup.doctor.context import DoctorContext, examine_line
-from tools.setup.doctor.gpu import Driver, Gpu
+from tools.setup.doctor.gpu import Driver, Gpu, find_driver
 from tools.setup.service_files import Places, unit
 
+doctor = partial(start_coserve, "doctor")
 NOBODY = "nobody"
-
-
-def doctor(*words: str, cwd: Path | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tools", "doctor", *words],
-        cwd=cwd, capture_output=True, text=True, timeout=120, check=False, **options,
-    )  # fmt: skip
+SMALL_GPU = Driver("550.1", (12, 4), (Gpu("a card", 16 * 10**9, 15 * 10**9, (8, 6)),))
 
 
 @pytest.fixture
@@ -55,23 +51,23 @@ def changed(config: Path, **settings: Any) -> Path:
     return config
 
 
-def wrongs(found: Any, grade: str = "wrong") -> dict[str, str]:
-    """What was said by check, of the findings of one grade."""
-    return {one.check: f"{one.so} → {one.do}" for one in found if one.grade == grade}
+def wrongs(findings: Any, grade: str = "wrong") -> dict[str, str]:
+    """Return the findings of one grade in words, by check."""
+    return {finding.check: f"{finding.so} → {finding.do}" for finding in findings if finding.grade == grade}
 
 
 def test_a_sound_line_has_nothing_wrong_and_the_answer_is_for_programs_too(config: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = doctor(str(config), "--json")
-    said = json.loads(done.stdout)
-    assert (done.returncode, said["ok"]) == (0, True), said
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["ok"]) == (0, True), report
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 30, "so long on a processor of its own"
-    assert {one["check"] for one in said["findings"]} >= {
+    assert {finding["check"] for finding in report["findings"]} >= {
         *("configuration", "daemon", "libraries", "gpu", "packages", "memory", "swap", "processors", "limits"),
         *("file system", "disk space", "disk speed", "database", "permissions", "ports", "service", "clock"),
     }
-    assert all((one["do"] is None) == (one["grade"] == "ok") for one in said["findings"])
+    assert all((finding["do"] is None) == (finding["grade"] == "ok") for finding in report["findings"])
     assert not list(config.parent.glob("**/.coserve-doctor-*"))
 
 
@@ -94,17 +90,19 @@ def test_a_running_line_is_left_as_it_was_and_one_that_is_stuck_is_named(
         os.waitpid(service.process.pid, os.WUNTRACED)  # a thread of it may answer for a moment longer
         monkeypatch.setattr(context_module, "_ANSWER_S", 0.5)
         try:
-            found = wrongs(line.daemon(examine_line(shown.config)))
+            problems = wrongs(line.daemon(examine_line(shown.config)))
         finally:
             service.process.send_signal(signal.SIGCONT)
-        assert f"process {service.process.pid} has the line and does not answer" in found["daemon"]
+        assert f"process {service.process.pid} has the line and does not answer" in problems["daemon"]
 
 
 def test_without_a_line_it_looks_at_the_machine_alone(tmp_path: Path) -> None:
-    found = list(command.run_checks(examine_line(None)))
-    said = wrongs(found, "warn")["configuration"]
-    assert re.fullmatch(r"no line is named and none is here → \S*coserve init, or name its coserve.yaml", said), said
-    assert not wrongs(found)
+    problems = list(command.run_checks(examine_line(None)))
+    report = wrongs(problems, "warn")["configuration"]
+    assert re.fullmatch(r"no line is named and none is here → \S*coserve init, or name its coserve.yaml", report), (
+        report
+    )
+    assert not wrongs(problems)
     done = doctor("nothing.yaml", cwd=tmp_path)
     assert (done.returncode, "coserve init" in done.stderr) == (2, True)
 
@@ -127,9 +125,9 @@ def test_a_full_disk_is_wrong_and_a_disk_in_memory_too(config: Path, tmp_path: P
         assert "which is memory" in wrongs(disks.disks(context))["file system"]
         assert "disk space" not in wrongs(disks.disks(context))
         (disk / "ballast").write_bytes(bytes(60 * 2**20))
-        found = wrongs(disks.disks(context))
-        assert "MB free" in found["disk space"]
-        assert "free some room" in found["disk space"]
+        problems = wrongs(disks.disks(context))
+        assert "MB free" in problems["disk space"]
+        assert "free some room" in problems["disk space"]
         assert "too little room to measure" in wrongs(disks.disks(context), "warn")["disk speed"]
 
 
@@ -143,15 +141,9 @@ def test_a_taken_port_is_named_with_who_has_it(config: Path) -> None:
     with closing(socket.create_server((HOST, 0))) as taken:
         port = taken.getsockname()[1]
         endpoints = yaml.safe_load(config.read_text())["endpoints"] | {"http": f"http://{HOST}:{port}"}
-        found = wrongs(doors.ports(examine_line(changed(config, endpoints=endpoints))))
-        assert f"port {port} is taken by {psutil.Process().name()}, process {os.getpid()}" in found["ports"]
+        problems = wrongs(doors.ports(examine_line(changed(config, endpoints=endpoints))))
+        assert f"port {port} is taken by {psutil.Process().name()}, process {os.getpid()}" in problems["ports"]
     assert "ports" not in wrongs(doors.ports(examine_line(config)))
-
-
-def test_an_address_of_another_machine_is_wrong(config: Path) -> None:
-    endpoints = yaml.safe_load(config.read_text())["endpoints"] | {"results": "tcp://192.0.2.7:5571"}
-    found = wrongs(doors.ports(examine_line(changed(config, endpoints=endpoints))))
-    assert "no network card of this machine has the address 192.0.2.7" in found["ports"]
 
 
 def test_a_token_that_everybody_can_read_is_wrong(config: Path) -> None:
@@ -181,13 +173,41 @@ def test_folders_of_another_user_are_named_with_what_gives_the_right(config: Pat
     (config.parent / "journal").mkdir(mode=0o750)
     for folder in (config.parent, *config.parent.parents[:-1]):  # pytest's own folders are for root alone
         folder.chmod(folder.stat().st_mode | 0o005)
-    found = [one.so for one in doors.permissions(examine_line(config, user=NOBODY)) if one.grade == "wrong"]
-    assert any(f"journal: {NOBODY} cannot write to {config.parent}/journal" in one for one in found), found
+    problems = [
+        finding.so for finding in doors.permissions(examine_line(config, user=NOBODY)) if finding.grade == "wrong"
+    ]
+    assert any(f"journal: {NOBODY} cannot write to {config.parent}/journal" in finding for finding in problems), (
+        problems
+    )
     assert not wrongs(doors.permissions(examine_line(config)))
     assert os.geteuid() == 0
     done = doctor(str(config), "--user", NOBODY)
     assert (done.returncode, "chown or chmod it" in done.stdout) == (1, True), done.stdout
     assert doctor(str(config), "--user", "no-such-user").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "check", "message"),
+    [
+        ({"endpoints": {"results": "tcp://192.0.2.7:5571"}}, doors.ports,
+         "no network card of this machine has the address 192.0.2.7"),
+        ({"devices": {"cpu": {"expert_memory": psutil.virtual_memory().total}}}, machine.memory, "lower expert_memory"),
+        ({"devices": {"cpu": {"expert_memory": 1, "executors": 500, "threads": 4}}},
+         machine.processors, "2000 threads"),
+        ({"devices": {"cuda:7": {"expert_memory": "1GB"}}}, machine.libraries,
+         "no NVIDIA driver answers" if find_driver() is None else "cuda:7"),
+        ({"devices": {"cuda:0": {"expert_memory": "20GB"}}},
+         lambda context: machine.gpu_memory(replace(context, driver=SMALL_GPU), "cuda:0"),
+         "lower devices.cuda:0.expert_memory"),
+    ],
+)  # fmt: skip
+def test_settings_that_this_pc_cannot_serve_are_named(
+    config: Path, settings: dict[str, Any], check: Callable[[DoctorContext], Any], message: str
+) -> None:
+    if "endpoints" in settings:
+        settings = {"endpoints": yaml.safe_load(config.read_text())["endpoints"] | settings["endpoints"]}
+    findings = list(check(examine_line(changed(config, **settings))))
+    assert any(message in f"{finding.so} → {finding.do}" for finding in findings if finding.grade != "ok"), findings
 
 
 def test_a_clock_that_was_set_back_shows_in_what_is_written(config: Path) -> None:
@@ -213,7 +233,7 @@ def test_a_clock_that_was_set_back_shows_in_the_database(config: Path) -> None:
 def test_a_clock_that_jumps_while_it_is_looked_at_is_wrong(config: Path) -> None:
     context = examine_line(config)
     wall_s, monotonic_s = context.began
-    jumped = a_context(context, began=(wall_s - 5.0, monotonic_s))
+    jumped = replace(context, began=(wall_s - 5.0, monotonic_s))
     assert "jumped by +5" in wrongs(machine.clock(jumped))["clock"]
 
 
@@ -226,9 +246,9 @@ def test_a_doctor_that_stands_still_between_two_clocks_sees_no_jump(
     def wall_s() -> float:
         nonlocal now_s, readings
         readings += 1
-        told_s = 1e9 + now_s
+        read_s = 1e9 + now_s
         now_s += 7.0 * (readings % 2)
-        return told_s
+        return read_s
 
     clock = SimpleNamespace(time=wall_s, monotonic=lambda: now_s)
     monkeypatch.setattr(context_module, "time", clock)
@@ -246,10 +266,6 @@ def a_database(config: Path) -> Iterator[Connection]:
     engine.dispose()
 
 
-def a_context(context: DoctorContext, **changes: Any) -> DoctorContext:
-    return replace(context, **changes)
-
-
 def test_a_damaged_database_is_wrong(config: Path) -> None:
     path = config.with_name("inspection.db")
     with a_database(config):
@@ -259,15 +275,8 @@ def test_a_damaged_database_is_wrong(config: Path) -> None:
     content[4096:8192] = os.urandom(4096)
     path.write_bytes(content)
     assert "restore the last backup" in wrongs(line.database(examine_line(config)))["database"]
-    path.write_bytes(b"this is no database" * 1000)
+    path.write_bytes(b"this is not a database" * 1000)
     assert "database" in wrongs(line.database(examine_line(config)))
-
-
-def test_memory_that_this_machine_does_not_have_is_wrong(config: Path) -> None:
-    devices = {"cpu": {"expert_memory": psutil.virtual_memory().total, "executors": 500, "threads": 4}}
-    context = examine_line(changed(config, devices=devices))
-    assert "lower expert_memory" in wrongs(machine.memory(context))["memory"]
-    assert "2000 threads" in wrongs(machine.processors(context), "warn")["processors"]
 
 
 def test_limits_of_the_shell_are_named(config: Path) -> None:
@@ -281,12 +290,6 @@ def test_limits_of_the_shell_are_named(config: Path) -> None:
     assert done.returncode == 1
 
 
-def test_a_gpu_that_is_not_there_is_wrong(config: Path) -> None:
-    context = examine_line(changed(config, devices={"cuda:7": {"expert_memory": "1GB"}}))
-    found = wrongs(machine.libraries(context))["gpu"]
-    assert ("no NVIDIA driver answers" if context.driver is None else "cuda:7") in found
-
-
 def test_driver_and_torch_that_do_not_fit_are_named() -> None:
     """The driver's answers as values: no machine has them all."""
     built = {"torch": "2.9", "cuda": "13.0", "available": True, "architectures": ["sm_80", "sm_90", "compute_90"]}
@@ -295,18 +298,9 @@ def test_driver_and_torch_that_do_not_fit_are_named() -> None:
     assert "update the driver" in (machine.build_problem(old, built) or ("", ""))[1]
     assert "processors only" in (machine.build_problem(new, built | {"cuda": None}) or ("",))[0]
     assert "finds no GPU" in (machine.build_problem(new, built | {"available": False}) or ("",))[0]
-    assert [machine.serves(one, built["architectures"]) for one in ((7, 5), (8, 6), (9, 0), (10, 0))] == [
+    assert [machine.serves(capability, built["architectures"]) for capability in ((7, 5), (8, 6), (9, 0), (10, 0))] == [
         *(False, True, True, True)
     ]
-
-
-def test_more_memory_than_the_gpu_has_is_wrong(config: Path) -> None:
-    context = examine_line(changed(config, devices={"cuda:0": {"expert_memory": "20GB"}}))
-    driver = Driver("550.1", (12, 4), (Gpu("a card", 16 * 10**9, 15 * 10**9, (8, 6)),))
-    assert (
-        "lower devices.cuda:0.expert_memory"
-        in wrongs(machine.gpu_memory(a_context(context, driver=driver), "cuda:0"))["gpu memory"]
-    )
 
 
 def test_a_service_whose_program_is_gone_is_wrong(config: Path, tmp_path: Path) -> None:
@@ -327,7 +321,7 @@ def test_a_check_that_fails_itself_is_a_finding_and_the_others_go_on(config: Pat
     """A context whose journal is a name that no file system takes."""
     context = examine_line(config)
     assert context.config is not None
-    broken = a_context(context, config=context.config.model_copy(update={"journal": Path("/\0")}))
-    found = list(command.run_checks(broken))
-    assert any("could not be looked at" in one.so for one in found)
-    assert found[-1].check == "clock"
+    broken = replace(context, config=context.config.model_copy(update={"journal": Path("/\0")}))
+    problems = list(command.run_checks(broken))
+    assert any("could not be looked at" in finding.so for finding in problems)
+    assert problems[-1].check == "clock"

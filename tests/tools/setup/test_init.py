@@ -18,16 +18,14 @@ from daemon.config.settings import load_config
 from daemon.host.own_address import EVERYWHERE
 from routing_rules.compile import compile_rules
 from tests.lines import a_jpeg
+from tests.tools.run_commands import start_coserve
 
 #: What the console script of the package does.
 STARTED = "import sys; sys.argv = sys.argv[1:]; from tools.cli.main import main; main()"
 
 
 def init(*words: str, cwd: Path, typed: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tools", "init", *words],
-        cwd=cwd, input=typed, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    return start_coserve("init", *words, cwd=cwd, input=typed)
 
 
 def test_without_a_question_a_line_is_made_whose_only_lack_is_its_experts(tmp_path: Path) -> None:
@@ -62,8 +60,8 @@ def test_with_experts_in_the_folder_the_line_is_complete(tmp_path: Path, experts
     shutil.copytree(experts_folder, tmp_path / "line/experts")
     catalog = (tmp_path / "line/experts/catalog.yaml").read_text()
     done = init("line", "--board", "a R0402=2 C0603=1 QFP64=U1", "--yes", "--json", cwd=tmp_path)
-    said = json.loads(done.stdout)
-    assert (said["missing_experts"], said["problems"]) == ([], [])
+    output = json.loads(done.stdout)
+    assert (output["missing_experts"], output["problems"]) == ([], [])
     assert check_line(tmp_path / "line/coserve.yaml")[0] == []
     assert (tmp_path / "line/experts/catalog.yaml").read_text() == catalog
 
@@ -90,22 +88,20 @@ def test_where_nobody_answers_the_way_without_questions_is_named(tmp_path: Path)
     assert not (tmp_path / "line").exists()
 
 
-def test_a_dashboard_for_the_network_gets_a_token_that_only_its_owner_reads(tmp_path: Path) -> None:
-    assert init("line", "--dashboard", "network", "--yes", cwd=tmp_path).returncode == 0
+def test_a_dashboard_for_the_network_gets_a_token_for_its_owner_and_an_address_to_type_elsewhere(
+    tmp_path: Path,
+) -> None:
+    done = init("line", "--dashboard", "network", "--board", "a QFP64=1", "--yes", cwd=tmp_path)
+    address = re.search(r"the dashboard is at http://([^/]+):9470/$", done.stdout, re.MULTILINE)
+    assert address is not None, done.stdout
+    assert address[1] not in ("127.0.0.1", "localhost", *EVERYWHERE)
+    assert "training/QFP64/ok" in done.stdout
+    assert "R0402" not in done.stdout
     token = tmp_path / "line/keys/http_token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert len(token.read_text().strip()) == 64
     problems, _ = check_line(tmp_path / "line/coserve.yaml")
     assert not [problem for problem in problems if "http" in problem]
-
-
-def test_the_address_that_is_printed_for_the_network_is_one_to_type_elsewhere(tmp_path: Path) -> None:
-    done = init("line", "--dashboard", "network", "--board", "a QFP64=1", "--yes", cwd=tmp_path)
-    found = re.search(r"the dashboard is at http://([^/]+):9470/$", done.stdout, re.MULTILINE)
-    assert found is not None, done.stdout
-    assert found[1] not in ("127.0.0.1", "localhost", *EVERYWHERE)
-    assert "training/QFP64/ok" in done.stdout
-    assert "R0402" not in done.stdout
 
 
 def test_more_memory_than_this_pc_has_is_written_with_a_warning(tmp_path: Path) -> None:
@@ -129,9 +125,9 @@ def test_the_commands_that_are_printed_can_be_pasted(tmp_path: Path) -> None:
         )  # fmt: skip
         return done.stdout
 
-    said = printed("line", "/usr/bin:/bin")
-    assert "\n  .venv/bin/coserve train classifier training/U --id U --out line/experts\n" in said
-    assert "\n  .venv/bin/coserve check line/coserve.yaml\n" in said
+    output = printed("line", "/usr/bin:/bin")
+    assert "\n  .venv/bin/coserve train classifier training/U --id U --out line/experts\n" in output
+    assert "\n  .venv/bin/coserve check line/coserve.yaml\n" in output
     assert "\n  coserve check other/coserve.yaml\n" in printed("other", f"{command.parent}:/usr/bin:/bin")
 
 
@@ -159,7 +155,7 @@ def test_nothing_is_overwritten_and_nothing_is_left_of_a_refusal(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         (("--board", "a R0402"), "expected COMPONENT=QUANTITY"),
         (("--board", "a R0402=0"), "at least 1"),
@@ -176,9 +172,9 @@ def test_nothing_is_overwritten_and_nothing_is_left_of_a_refusal(tmp_path: Path)
         (("--dashboard", "yes"), "expected no, here or network"),
     ],
 )
-def test_an_answer_that_cannot_be_used_is_one_sentence(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_an_answer_that_cannot_be_used_is_one_sentence(tmp_path: Path, words: tuple[str, ...], output: str) -> None:
     done = init("line", "--yes", *words, cwd=tmp_path)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert output in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "line").exists()

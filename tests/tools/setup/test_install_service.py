@@ -4,25 +4,18 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from daemon.config.settings import load_config
 from tests.systemd.sandbox import settings
-from tools.cli.main import app
+from tests.tools.run_commands import coserve
 from tools.setup.service_files import Places, exec_words, hidden, started_config, unreadable_secrets
 from tools.terminal.console import default_config
-
-
-def coserve(*arguments: str | Path, status: int = 0) -> str:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert done.exit_code == status, done.output
-    return done.output
 
 
 def a_config(folder: Path, **changed: Any) -> Path:
     """A configuration; nothing that it names has to be there."""
     folder.mkdir(parents=True, exist_ok=True)
-    said: dict[str, Any] = {
+    document: dict[str, Any] = {
         "rules": "rules.yaml",
         "catalog": "experts/catalog.yaml",
         "devices": {"cpu": {"expert_memory": "1GB"}},
@@ -30,7 +23,7 @@ def a_config(folder: Path, **changed: Any) -> Path:
         **changed,
     }
     path = folder / "coserve.yaml"
-    path.write_text(yaml.safe_dump(said), encoding="utf-8")
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
     return path
 
 
@@ -43,7 +36,7 @@ def everything(folder: Path) -> dict[Path, bytes]:
 
 
 def test_a_first_install_begins_a_configuration_whose_data_lie_under_var_lib(tmp_path: Path) -> None:
-    said = coserve("install-service", "--prefix", tmp_path)
+    output = coserve("install-service", "--prefix", tmp_path).output
     config = load_config(tmp_path / "etc/coserve/coserve.yaml", {})
     state = tmp_path / "var/lib/coserve"
     assert config.database == f"sqlite:///{state}/inspection.db"
@@ -55,8 +48,8 @@ def test_a_first_install_begins_a_configuration_whose_data_lie_under_var_lib(tmp
     assert config.endpoints.control == f"ipc://{tmp_path}/run/coserve/control.sock"
     for name in ("sysusers.d/coserve.conf", "tmpfiles.d/coserve.conf", "systemd/system/coserve.service"):
         assert (tmp_path / "etc" / name).is_file()
-        assert f"wrote      {tmp_path}/etc/{name}" in said
-    assert f"coserve check {tmp_path}/etc/coserve/coserve.yaml" in said
+        assert f"wrote      {tmp_path}/etc/{name}" in output
+    assert f"coserve check {tmp_path}/etc/coserve/coserve.yaml" in output
 
 
 def test_a_second_install_changes_nothing_and_what_a_person_changed_stays(tmp_path: Path) -> None:
@@ -67,9 +60,9 @@ def test_a_second_install_changes_nothing_and_what_a_person_changed_stays(tmp_pa
     (places.drop_ins).mkdir()
     (places.drop_ins / "override.conf").write_text("[Service]\nMemoryMax=8G\n", encoding="utf-8")
     before = everything(tmp_path)
-    said = coserve("install-service", "--prefix", tmp_path)
+    output = coserve("install-service", "--prefix", tmp_path).output
     assert everything(tmp_path) == before
-    assert "wrote" not in said
+    assert "wrote" not in output
 
 
 def test_the_unit_follows_the_configuration(tmp_path: Path) -> None:
@@ -120,21 +113,18 @@ def test_cameras_on_the_network_get_a_drop_in_that_goes_again_unless_it_was_chan
     assert not drop_in.exists()
     a_config(tmp_path / "line", endpoints=endpoints, security=keys)
     drop_in.write_text("[Service]\nIPAddressAllow=192.168.7.0/24\n", encoding="utf-8")
-    assert f"kept       {drop_in}" in coserve("install-service", config, "--prefix", tmp_path)
-    assert f"kept       {drop_in}" in coserve("uninstall-service", "--prefix", tmp_path)
+    assert f"kept       {drop_in}" in coserve("install-service", config, "--prefix", tmp_path).output
+    assert f"kept       {drop_in}" in coserve("uninstall-service", "--prefix", tmp_path).output
     assert drop_in.exists()
 
 
-def test_a_configuration_with_mistakes_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_configuration_that_is_missing_or_has_mistakes_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    assert "no file" in coserve("install-service", tmp_path / "none.yaml", "--prefix", tmp_path, status=2).output
     config = a_config(tmp_path / "line", stop={"drain": "everything"})
-    said = coserve("install-service", config, "--prefix", tmp_path / "prefix", status=2)
-    assert f"{config}:" in said
-    assert "expected 'running' or 'backlog'" in said
+    output = coserve("install-service", config, "--prefix", tmp_path / "prefix", status=2).output
+    assert f"{config}:" in output
+    assert "expected 'running' or 'backlog'" in output
     assert everything(tmp_path / "prefix") == {}
-
-
-def test_a_configuration_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    assert "no file" in coserve("install-service", tmp_path / "none.yaml", "--prefix", tmp_path, status=2)
 
 
 @pytest.mark.parametrize("place", ["/home/anna/line", "/root/line", "/tmp/line"])  # noqa: S108 - not used
@@ -146,24 +136,24 @@ def test_a_line_that_the_sandbox_hides_is_noticed(tmp_path: Path, place: str) ->
 def test_uninstalling_leaves_what_is_the_users_and_says_where(tmp_path: Path) -> None:
     coserve("install-service", "--prefix", tmp_path)
     (tmp_path / "var/lib/coserve/inspection.db").write_text("results", encoding="utf-8")
-    said = coserve("uninstall-service", "--prefix", tmp_path)
+    output = coserve("uninstall-service", "--prefix", tmp_path).output
     assert sorted(path.relative_to(tmp_path) for path in everything(tmp_path)) == [
         Path("etc/coserve/coserve.yaml"),
         Path("etc/coserve/rules.yaml"),
         Path("var/lib/coserve/inspection.db"),
     ]
-    assert f"left       {tmp_path}/etc/coserve/coserve.yaml" in said
-    assert f"left       {tmp_path}/var/lib/coserve" in said
-    assert "no service is installed" in coserve("uninstall-service", "--prefix", tmp_path, status=1)
+    assert f"left       {tmp_path}/etc/coserve/coserve.yaml" in output
+    assert f"left       {tmp_path}/var/lib/coserve" in output
+    assert "no service is installed" in coserve("uninstall-service", "--prefix", tmp_path, status=1).output
 
 
 def test_commands_mean_the_services_configuration_where_there_is_none_here(tmp_path: Path) -> None:
-    here, service = tmp_path / "coserve.yaml", tmp_path / "etc.yaml"
-    assert default_config(here, service) == here
+    own, service = tmp_path / "coserve.yaml", tmp_path / "etc.yaml"
+    assert default_config(own, service) == own
     service.touch()
-    assert default_config(here, service) == service
-    here.touch()
-    assert default_config(here, service) == here
+    assert default_config(own, service) == service
+    own.touch()
+    assert default_config(own, service) == own
 
 
 def test_a_token_that_the_service_could_not_read_is_known_and_a_credential_is_not_asked_for(tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ def scrape(line: Line) -> str:
 
 @pytest.fixture(scope="module")
 def families(scrape: str) -> dict[str, str]:
-    """What is scraped, by name, with its type; a histogram's series under their own names too."""
-    found = dict(re.findall(r"^# TYPE (\S+) (\S+)$", scrape, re.MULTILINE))
-    return found | {name + suffix: kind for name, kind in found.items() if kind == "histogram" for suffix in SUFFIXES}
+    """Return the type of each scraped metric; a histogram's series have their own names too."""
+    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", scrape, re.MULTILINE))
+    return types | {name + suffix: kind for name, kind in types.items() if kind == "histogram" for suffix in SUFFIXES}
 
 
 def test_promtool_finds_nothing_to_say_about_a_real_scrape(scrape: str) -> None:
@@ -84,9 +84,9 @@ def test_every_metric_is_ours_by_name_and_has_a_help_a_type_and_a_base_unit(scra
 
 def test_labels_are_few_and_never_name_an_expert_a_serial_a_source_or_a_board(line: Line, scrape: str) -> None:
     labels = set(re.findall(r'[{,]([a-z_]+)="', scrape))
-    known = {"le", "type", "code", "verdict", "reason", "step", "architecture", "device", "tier", "cause"}
-    known |= {"version", "policy", "rules_version", "state", "executor", "place", "child", "consumer", "sensor"}
-    assert labels <= known
+    allowed = {"le", "type", "code", "verdict", "reason", "step", "architecture", "device", "tier", "cause"}
+    allowed |= {"version", "policy", "rules_version", "state", "executor", "place", "child", "consumer", "sensor"}
+    assert labels <= allowed
     values = set(re.findall(r'="((?:[^"\\]|\\.)*)"', scrape))
     assert not values & {"R0402", "C0603", "QFP64", "yolo-solder", "P", "V", "F", "free", "named", "quick", "cam-1"}
     assert not any(re.fullmatch(r"S\d+|cam-\d+", value) for value in values)
@@ -99,9 +99,9 @@ def test_labels_are_few_and_never_name_an_expert_a_serial_a_source_or_a_board(li
 
 def test_the_numbers_are_those_of_what_was_sent(scrape: str) -> None:
     def value(series: str) -> float:
-        found = re.search(rf"^{re.escape(series)} (\S+)$", scrape, re.MULTILINE)
-        assert found is not None, series
-        return float(found[1])
+        match = re.search(rf"^{re.escape(series)} (\S+)$", scrape, re.MULTILINE)
+        assert match is not None, series
+        return float(match[1])
 
     assert value("coserve_images_accepted_total") == 16
     assert value('coserve_intake_answers_total{type="accepted"}') == 16
@@ -126,16 +126,16 @@ def test_the_numbers_are_those_of_what_was_sent(scrape: str) -> None:
 
 def test_the_example_configuration_and_the_rules_are_as_promtool_wants_them() -> None:
     assert promtool("check", "config", str(FILES / "prometheus.yaml"))[0] == 0
-    status, said = promtool("check", "rules", str(FILES / "coserve.rules.yaml"))
-    assert status == 0, said
-    assert "FAILED" not in said
+    status, output = promtool("check", "rules", str(FILES / "coserve.rules.yaml"))
+    assert status == 0, output
+    assert "FAILED" not in output
 
 
 def test_each_alert_is_raised_by_what_it_is_for_and_by_nothing_else() -> None:
-    status, said = promtool("test", "rules", str(FILES / "coserve.rules.test.yaml"))
-    assert status == 0, said
+    status, output = promtool("test", "rules", str(FILES / "coserve.rules.test.yaml"))
+    assert status == 0, output
     tests = yaml.safe_load((FILES / "coserve.rules.test.yaml").read_text(encoding="utf-8"))["tests"]
-    raised = {(case["alertname"], bool(case["exp_alerts"])) for one in tests for case in one["alert_rule_test"]}
+    raised = {(case["alertname"], bool(case["exp_alerts"])) for test in tests for case in test["alert_rule_test"]}
     assert raised == {(alert["alert"], is_raised) for alert in alerts() for is_raised in (True, False)}
 
 
@@ -161,7 +161,7 @@ def expressions() -> list[tuple[str, str]]:
     panels = [
         (panel["title"], target["expr"]) for panel in dashboard()["panels"] for target in panel.get("targets", ())
     ]
-    return panels + [(one["name"], one["expr"]) for one in dashboard()["annotations"]["list"]]
+    return panels + [(annotation["name"], annotation["expr"]) for annotation in dashboard()["annotations"]["list"]]
 
 
 def test_every_expression_of_the_grafana_dashboard_is_one_and_asks_for_what_there_is(
@@ -173,8 +173,8 @@ def test_every_expression_of_the_grafana_dashboard_is_one_and_asks_for_what_ther
     ]
     file = tmp_path / "panels.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}), encoding="utf-8")
-    status, said = promtool("check", "rules", str(file))
-    assert status == 0, said
+    status, output = promtool("check", "rules", str(file))
+    assert status == 0, output
     for title, text in expressions():
         assert "$" not in text.replace("$__rate_interval", "").replace("$line", ""), title
         names = set(NAME.findall(text))

@@ -26,8 +26,8 @@ KEYS = {
 
 def a_processor(**fields: Any) -> dict[str, Any]:
     costs = {"k_s": 0.01, "b_s": 0.01, "activation_bytes": 10_000_000}
-    known = {"memory_bytes": 10 * SIZE, "executors": 1, "concurrency": 1.0, "max_batch": 4}
-    return {**known, "architectures": {"small": costs}, **fields}
+    defaults = {"memory_bytes": 10 * SIZE, "executors": 1, "concurrency": 1.0, "max_batch": 4}
+    return {**defaults, "architectures": {"small": costs}, **fields}
 
 
 def a_device(**fields: Any) -> dict[str, Any]:
@@ -79,10 +79,10 @@ def test_a_simulation_repeats_exactly():
 
 
 def test_one_batch_takes_k_times_n_plus_b_and_a_load_its_bytes_over_the_channel_and_what_is_fixed():
-    made = a_task(images=1, experts=1)
-    made["experts"] = [{**made["experts"][0], "then": None, "usage": 0.0}]
-    made["requests"] = [[0.0, "c0", None]]
-    task = task_of(TaskFile.model_validate(made))
+    document = a_task(images=1, experts=1)
+    document["experts"] = [{**document["experts"][0], "then": None, "usage": 0.0}]
+    document["requests"] = [[0.0, "c0", None]]
+    task = task_of(TaskFile.model_validate(document))
     device = DeviceFile.model_validate(a_device())
     ordinary = simulate(machine_of(device, task, "samba", "ordinary"), task, "samba")
     assert ordinary.makespan_s == pytest.approx(0.2 + 0.1 + 0.01 + 0.01 + 0.02)
@@ -94,9 +94,9 @@ def test_batches_on_one_processor_share_it():
     """Two executors, concurrency 1: two batches at once take twice as long as one."""
     device = a_device()
     device["processors"] = {"gpu": a_processor(executors=2, concurrency=1.0, expert_share=1.0)}
-    made = a_task(images=2, experts=2)
-    made["requests"] = [[0.0, "c1", None], [0.0, "c0", None]]
-    task = task_of(TaskFile.model_validate(made))
+    document = a_task(images=2, experts=2)
+    document["requests"] = [[0.0, "c1", None], [0.0, "c0", None]]
+    task = task_of(TaskFile.model_validate(document))
     outcome = simulate(machine_of(DeviceFile.model_validate(device), task, "coserve-plus"), task, "coserve-plus")
     assert outcome.makespan_s == pytest.approx(0.04)
 
@@ -139,8 +139,8 @@ def write(folder: Path) -> list[str]:
 
 
 def test_the_command_prints_a_row_for_every_policy_as_json(tmp_path: Path):
-    found = CliRunner().invoke(app, [*write(tmp_path), "--json"])
-    rows = json.loads(found.stdout)
+    done = CliRunner().invoke(app, [*write(tmp_path), "--json"])
+    rows = json.loads(done.stdout)
     assert [row["policy"] for row in rows] == list(PRESETS)
     assert all(set(row) >= KEYS for row in rows)
     assert all(0 < row["share_of_bound"] <= 1 for row in rows)
@@ -149,9 +149,9 @@ def test_the_command_prints_a_row_for_every_policy_as_json(tmp_path: Path):
 def test_policies_can_be_chosen_and_a_timeline_drawn(tmp_path: Path):
     picture = tmp_path / "line.png"
     options = ["--policy", "samba", "--policy", "coserve-plus", "--timeline", str(picture), "--until", "2"]
-    found = CliRunner().invoke(app, [*write(tmp_path), *options])
-    assert found.exit_code == 0
-    assert "coserve-plus" in found.stdout
+    done = CliRunner().invoke(app, [*write(tmp_path), *options])
+    assert done.exit_code == 0
+    assert "coserve-plus" in done.stdout
     for policy in ("samba", "coserve-plus"):
         assert (tmp_path / f"line-{policy}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -193,11 +193,11 @@ def test_a_broken_file_and_an_unknown_policy_are_wrong_use(tmp_path: Path):
 
 
 def test_an_architecture_that_the_device_does_not_know_is_named(tmp_path: Path):
-    made = a_task()
-    made["experts"][0]["architecture"] = "giant"
+    document = a_task()
+    document["experts"][0]["architecture"] = "giant"
     (tmp_path / "device.json").write_text(json.dumps(a_device()))
-    (tmp_path / "task.json").write_text(json.dumps(made))
+    (tmp_path / "task.json").write_text(json.dumps(document))
     paths = ["--device", str(tmp_path / "device.json"), "--task", str(tmp_path / "task.json")]
-    found = CliRunner().invoke(app, ["simulate", *paths])
-    assert found.exit_code == 2
-    assert "giant" in found.stderr
+    done = CliRunner().invoke(app, ["simulate", *paths])
+    assert done.exit_code == 2
+    assert "giant" in done.stderr

@@ -65,13 +65,13 @@ def wrong_look(part: PartType, rng: np.random.Generator) -> BodyLook:
     right = right_look(part)
     match right.body:
         case "resistor":
-            other = BodyLook("capacitor", _TAN, "")
+            usual = BodyLook("capacitor", _TAN, "")
             smaller = replace(right, size=0.72)
             marked = replace(right, marking=str(rng.choice(["R00", "681", "225"])))
-            return _one_of([other, smaller, marked if part.marking else other], rng)
+            return _one_of([usual, smaller, marked if part.marking else usual], rng)
         case "capacitor":
-            other = BodyLook("resistor", _BLACK, "" if part.length < 30 else "103")
-            return _one_of([other, replace(right, size=0.72), BodyLook("tantalum", (0.86, 0.68, 0.25), "")], rng)
+            usual = BodyLook("resistor", _BLACK, "" if part.length < 30 else "103")
+            return _one_of([usual, replace(right, size=0.72), BodyLook("tantalum", (0.86, 0.68, 0.25), "")], rng)
         case "led":
             return replace(right, colour=_one_of([(0.8, 0.22, 0.18), (0.25, 0.62, 0.3), (0.9, 0.93, 0.95)], rng))
         case "can":

@@ -18,21 +18,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 import zmq
 
-from coserve_client.frames import (
-    KEY,
-    MAGIC,
-    MAX_HEADER_BYTES,
-    CoserveError,
-    CurveClient,
-    connect,
-    encode,
-    silence_text,
-)
+from coserve_client.frames import KEY, MAGIC, MAX_HEADER_BYTES, CoserveError, CurveClient, connect, encode, silence_text
 
 _NEVER_S = float("inf")
 
@@ -78,7 +68,7 @@ class AnswerCounts:
                 self.refusals.append(f"{image_id}: {code}: {answer.get('reason', '')}")
 
     def rejected_rows(self) -> dict[str, int]:
-        """Return the rejections as rows of a table: `rejected bad_image` and the like."""
+        """Return the rejections as rows of a table: such as `rejected bad_image`."""
         return {f"rejected {code}": count for code, count in sorted(self.rejected.items())}
 
 
@@ -172,9 +162,7 @@ class Publisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -1,4 +1,4 @@
-"""The results of a line, each once and in order, whatever is restarted (PROTOCOL.md, Results stream).
+"""The results of a line, each once and in order, through every restart (PROTOCOL.md, Results stream).
 
 The live stream loses messages while this program is away or slow. Their numbers (`seq`) have no gaps, and a heartbeat
 repeats the newest: `Results` sees what is missing, and asks the line's intake for it (`results_since`).
@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, cast
 
 import zmq
@@ -92,9 +91,7 @@ class Results:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             self._save()
         self._release()

@@ -32,7 +32,7 @@ class SpoolEntryError(Exception):
 
 
 class Spool:
-    """For one thread at a time. `waiting`: number and bytes of the entries of an earlier process, oldest first."""
+    """The images of one camera on disk, for one thread at a time. `waiting`: number and bytes of the entries of an earlier process, oldest first."""
 
     def __init__(self, folder: Path, source: str) -> None:
         """Make or open the spool; SpoolError if it is in use or another source's, OSError if the disk refuses."""
@@ -169,9 +169,9 @@ def _head(header: bytes, payload: bytes) -> bytes:
 
 def _write_all(descriptor: int, parts: Iterable[bytes]) -> None:
     for part in parts:
-        left = memoryview(part)
-        while left:
-            left = left[os.write(descriptor, left) :]
+        entries_left = memoryview(part)
+        while entries_left:
+            entries_left = entries_left[os.write(descriptor, entries_left) :]
 
 
 def _sync_folder(folder: Path) -> None:

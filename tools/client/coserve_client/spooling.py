@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from coserve_client.frames import CurveClient
@@ -160,9 +159,7 @@ class SpoolingPublisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # The camera's side: short sections under the lock, no disk, no network
@@ -453,8 +450,8 @@ class SpoolingPublisher:
         self._take_inbox()
         self._disk_retry_at_s = 0.0
         before = -1
-        while (left := self.account.in_memory) and left != before:
-            before = left
+        while (entries_left := self.account.in_memory) and entries_left != before:
+            before = entries_left
             self._spill(0.0)
         account = self.account
         if account.spooled or account.in_memory:

@@ -169,7 +169,7 @@ def _why_not_stored(settings: Config, written: PackageRows, row: dict[str, Any])
 
 
 def _picture_name(row: dict[str, Any], serial: str) -> str:
-    """Return a path that every system takes, whatever serial and designator are; the numbers make it unique."""
+    """Return a path that every system takes for any serial and designator; the numbers make it unique."""
     suffix = Path(row["image_path"]).suffix if row["image_path"] else ""
     return f"pictures/{row['board_id']}-{_safe(serial)}/{row['inspection_id']}-{_safe(row['designator'])}{suffix}"
 
@@ -187,7 +187,7 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 @dataclass(slots=True)
 class PackageExperts:
-    """For each version that answered: its checksum, its standing today, and the file of its weights."""
+    """Versions that answered: for each its checksum, its standing today, and the file of its weights."""
 
     listed: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     warnings: list[str] = field(default_factory=list[str])
@@ -224,13 +224,13 @@ def copy_experts(catalog: Path, written: PackageRows, folder: Path, *, with_weig
 
 
 def _entry(catalog: Path, today: CatalogVersions, expert: str, version: str) -> tuple[CatalogEntry | None, Path | None]:
-    known = today.experts.get(expert)
-    if known is None:
+    versions = today.experts.get(expert)
+    if versions is None:
         return None, None
-    if known.in_force is not None and version_of(known.in_force) == version:
-        return known.in_force, catalog.parent / known.in_force.file
-    kept = known.kept.get(version)
-    return (kept.entry, Versions(catalog).weights_file(expert, version)) if kept else (None, None)
+    if versions.in_force is not None and version_of(versions.in_force) == version:
+        return versions.in_force, catalog.parent / versions.in_force.file
+    candidate = versions.kept.get(version)
+    return (candidate.entry, Versions(catalog).weights_file(expert, version)) if candidate else (None, None)
 
 
 def _copy_weights(source: Path, target: Path, sha256: str, experts: PackageExperts) -> str | None:

@@ -40,13 +40,13 @@ def verify_package(package: Path) -> PackageCheck:
         raise PackageError(f"{sums} is a link: `coserve export` writes none, so it was replaced")
     if not sums.is_file():
         raise PackageError(f"{package} has no {SUMS}: it is not a package of `coserve export`, or it was cut short")
-    wanted = _checksums(sums)
-    if MANIFEST not in wanted:
+    checksums = _checksums(sums)
+    if MANIFEST not in checksums:
         raise PackageError(f"{sums} does not name {MANIFEST}: it is not a package of `coserve export`")
-    check = PackageCheck(len(wanted) + 1, file_sha256(sums))
+    check = PackageCheck(len(checksums) + 1, file_sha256(sums))
     present = {path.relative_to(package).as_posix(): path for path in package.rglob("*") if not _is_folder(path)}
     check.links = sorted(_readable(name) for name, path in present.items() if path.is_symlink())
-    for name, sha256 in wanted.items():
+    for name, sha256 in checksums.items():
         path = present.pop(name, None)
         if path is None:
             check.missing.append(name)
@@ -75,17 +75,17 @@ def _readable(name: str) -> str:
 
 def _checksums(sums: Path) -> dict[str, str]:
     """Return the checksums by file name. Raises PackageError for names outside the package."""
-    wanted: dict[str, str] = {}
+    checksums: dict[str, str] = {}
     for number, line in enumerate(sums.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         parts = _LINE.fullmatch(line)
         path = PurePosixPath(parts[2]) if parts else PurePosixPath("..")
         if parts is None or path.is_absolute() or ".." in path.parts:
             raise PackageError(f"{sums}:{number}: expected a sha256, two blanks and a name inside the package")
         name = path.as_posix()
-        if name in wanted or name == SUMS:
+        if name in checksums or name == SUMS:
             raise PackageError(f"{sums}:{number}: {name} has no place here: each file has one line, and {SUMS} none")
-        wanted[name] = parts[1]
-    return wanted
+        checksums[name] = parts[1]
+    return checksums
 
 
 def _is_folder(path: Path) -> bool:

@@ -36,8 +36,8 @@ def disks(context: DoctorContext) -> Iterator[Finding]:
         yield wrong("disk space", so, do)
     by_disk: dict[int, dict[str, Path]] = {}
     for key, folder in context.folders.items():
-        there = _there(folder)
-        by_disk.setdefault(there.stat().st_dev, {})[key] = there
+        present = _there(folder)
+        by_disk.setdefault(present.stat().st_dev, {})[key] = present
     for places in by_disk.values():
         folder = places.get("journal") or next(iter(places.values()))
         yield from _kind(list(places), folder)

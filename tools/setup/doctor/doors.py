@@ -67,16 +67,16 @@ def _written(context: DoctorContext, config: Config) -> dict[str, Path]:
 
 def _cannot(path: Path, mode: int) -> str | None:
     """Return how to grant a missing right, None if it is there. A missing folder needs the right of its parent."""
-    there = next(one for one in (path, *path.parents) if one.exists())
-    wanted = mode if there == path or not mode & os.W_OK else os.W_OK | os.X_OK
-    if there.is_file() and there == path:
-        wanted &= ~os.X_OK
-    if os.access(there, wanted, effective_ids=True):
+    present = next(one for one in (path, *path.parents) if one.exists())
+    rights = mode if present == path or not mode & os.W_OK else os.W_OK | os.X_OK
+    if present.is_file() and present == path:
+        rights &= ~os.X_OK
+    if os.access(present, rights, effective_ids=True):
         return None
     with suppress(OSError):
-        state = there.stat()
-        return f"{there} is {stat.filemode(state.st_mode)} of {_name(state.st_uid)}: chown or chmod it"
-    return f"chown or chmod {there}"
+        state = present.stat()
+        return f"{present} is {stat.filemode(state.st_mode)} of {_name(state.st_uid)}: chown or chmod it"
+    return f"chown or chmod {present}"
 
 
 def _name(uid: int) -> str:
@@ -124,13 +124,13 @@ def ports(context: DoctorContext) -> Iterator[Finding]:
     if context.config is None:
         return
     endpoints = context.config.endpoints
-    named = {f"endpoints.intake {one}": one for one in endpoints.intake} | {"endpoints.results": endpoints.results}
+    named = {f"endpoints.intake {item}": item for item in endpoints.intake} | {"endpoints.results": endpoints.results}
     if endpoints.http:
         named["endpoints.http"] = endpoints.http
     listening = [
-        (*map(str, one.laddr), one.pid)  # address, port
-        for one in psutil.net_connections("tcp")
-        if one.status == psutil.CONN_LISTEN and one.laddr
+        (*map(str, item.laddr), item.pid)  # address, port
+        for item in psutil.net_connections("tcp")
+        if item.status == psutil.CONN_LISTEN and item.laddr
     ]
     taken = 0
     for name, endpoint in named.items():
@@ -172,9 +172,9 @@ def _no_such_address(host: str) -> str | None:
     return None
 
 
-def _overlap(one: str, other: str) -> bool:
-    other = "127.0.0.1" if other == "localhost" else other
-    return one == other or one in EVERYWHERE or other in EVERYWHERE
+def _overlap(first: str, second: str) -> bool:
+    second = "127.0.0.1" if second == "localhost" else second
+    return first == second or first in EVERYWHERE or second in EVERYWHERE
 
 
 def _is_ours(pid: int | None, context: DoctorContext) -> bool:

@@ -35,19 +35,19 @@ def configuration(context: DoctorContext) -> Iterator[Finding]:
             "configuration", "no line is named and none is here", f"{as_typed('init')}, or name its coserve.yaml"
         )
         return
-    found = list(context.mistakes)
+    mistakes = list(context.mistakes)
     if context.config is not None:
-        found += [*settings_problems(context.config), *storage_problems(context.config)]
+        mistakes += [*settings_problems(context.config), *storage_problems(context.config)]
         try:
             load_rules_and_catalog(context.config)
         except ConfigError as error:
-            found += map(str, error.problems)
-    for problem in found[:_SHOWN]:
+            mistakes += map(str, error.problems)
+    for problem in mistakes[:_SHOWN]:
         yield wrong("configuration", problem, _remedy(problem, context.path))
-    if len(found) > _SHOWN:
-        more = f"and {len(found) - _SHOWN} mistakes more"
+    if len(mistakes) > _SHOWN:
+        more = f"and {len(mistakes) - _SHOWN} mistakes more"
         yield wrong("configuration", more, f"{as_typed(f'check {context.path}')} names all")
-    if not found:
+    if not mistakes:
         yield ok("configuration", f"{context.path}: coserve.yaml, rules and catalog fit together")
 
 
@@ -71,7 +71,7 @@ def daemon(context: DoctorContext) -> Iterator[Finding]:
         return
     so = f"the line is {status['state']}, backlog {status['backlog']}"
     if status["state"] == "degraded":
-        yield wrong("daemon", f"{so}; last error: {status['last_error']}", "correct that; it goes on by itself")
+        yield wrong("daemon", f"{so}; last error: {status['last_error']}", "correct that; the line then goes on")
     else:
         yield ok("daemon", so)
     for child in status.get("children", ()):
@@ -100,8 +100,8 @@ def database(context: DoctorContext) -> Iterator[Finding]:
         remedy = "stop the line, coserve db check, and restore the last backup: docs/upgrading.md"
         yield wrong("database", f"{path} is damaged: {damage[0]}", remedy)
         return
-    seen = "no damage" if is_whole else f"no damage in what {_LOOK_S:.0f} s can see (coserve db check sees all)"
-    yield ok("database", f"{path}, {size_text(path.stat().st_size)}: {seen}")
+    summary = "no damage" if is_whole else f"no damage in what {_LOOK_S:.0f} s can see (coserve db check sees all)"
+    yield ok("database", f"{path}, {size_text(path.stat().st_size)}: {summary}")
     log = path.with_name(path.name + "-wal")
     if log.exists() and log.stat().st_size > _LARGE_LOG_BYTES:
         so = f"its log {log} has grown to {size_text(log.stat().st_size)}"
@@ -142,8 +142,10 @@ def packages(context: DoctorContext) -> Iterator[Finding]:
     for extra, why in lacking.items():
         yield warn("packages", f"the extra {extra} is not installed: {why}", install_with(extra))
     if not lacking:
-        said = f"extras that this line needs are here: {', '.join(needed)}" if needed else "this line needs no extra"
-        yield ok("packages", said if config is not None else "what a line needs beside the core: name its coserve.yaml")
+        state = f"extras that this line needs are here: {', '.join(needed)}" if needed else "this line needs no extra"
+        yield ok(
+            "packages", state if config is not None else "what a line needs beside the core: name its coserve.yaml"
+        )
     if config is not None and config.security.server_key is not None and not zmq.has("curve"):
         yield wrong(
             "packages", "this build of ZeroMQ has no CURVE", "install pyzmq from its wheel: it brings libsodium"

@@ -48,9 +48,9 @@ def libraries(context: DoctorContext) -> Iterator[Finding]:
         yield wrong("libraries", f"torch did not load within {_LIBRARIES_S:.0f} s", "look at the disk and at `top`")
         return
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
-        remedy = "apt-get install libgl1 libglib2.0-0" if ".so" in said else "install CoServe again: make bundle"
-        yield wrong("libraries", f"{python}: torch or OpenCV does not load: {said}", remedy)
+        message = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+        remedy = "apt-get install libgl1 libglib2.0-0" if ".so" in message else "install CoServe again: make bundle"
+        yield wrong("libraries", f"{python}: torch or OpenCV does not load: {message}", remedy)
         return
     torch_facts = json.loads(done.stdout)
     build = f"CUDA {torch_facts['cuda']}" if torch_facts["cuda"] else "for processors only"
@@ -60,18 +60,18 @@ def libraries(context: DoctorContext) -> Iterator[Finding]:
 
 def _gpus(context: DoctorContext, torch: dict[str, Any]) -> Iterator[Finding]:
     """Driver against torch's build, and the GPUs that the line names against those that are there."""
-    wanted = [name for name in (context.config.devices if context.config else ()) if name.startswith("cuda")]
+    named = [name for name in (context.config.devices if context.config else ()) if name.startswith("cuda")]
     driver = context.driver
     if driver is None:
-        if wanted:
+        if named:
             remedy = "install the NVIDIA driver (nvidia-smi must list the GPU), or take it out of `devices`"
-            yield wrong("gpu", f"the line names {', '.join(wanted)}, and no NVIDIA driver answers", remedy)
+            yield wrong("gpu", f"the line names {', '.join(named)}, and no NVIDIA driver answers", remedy)
         else:
             yield ok("gpu", "no NVIDIA driver answers here, and the line names no GPU")
         return
     names = ", ".join(f"{gpu.name} {size_text(gpu.total_bytes)}" for gpu in driver.gpus) or "none"
     versions = f"driver {driver.version} (CUDA {driver.cuda[0]}.{driver.cuda[1]}), GPUs: {names}"
-    if not wanted:
+    if not named:
         if driver.gpus and context.config:
             yield warn("gpu", f"{versions}; the line uses none of them", "name cuda:0 in `devices`: coserve profile")
         else:
@@ -82,7 +82,7 @@ def _gpus(context: DoctorContext, torch: dict[str, Any]) -> Iterator[Finding]:
         yield wrong("gpu", f"{versions}; {problem[0]}", problem[1])
         return
     yield ok("gpu", versions)
-    for name in wanted:
+    for name in named:
         number = int(name.removeprefix("cuda:"))
         if number >= len(driver.gpus):
             yield wrong("gpu", f"the line names {name}, and there are {len(driver.gpus)} GPUs", "correct `devices`")
@@ -121,29 +121,29 @@ def gpu_memory(context: DoctorContext, name: str) -> Iterator[Finding]:
     assert context.driver is not None
     assert context.config is not None
     gpu, device = context.driver.gpus[int(name.removeprefix("cuda:"))], context.config.devices[name]
-    asked = device.expert_memory + (device.activation_memory or 0)
-    has = f"{name} has {size_text(gpu.total_bytes)}, {size_text(gpu.free_bytes)} free; the line asks for"
-    if asked > gpu.total_bytes:
-        yield wrong("gpu memory", f"{has} {size_text(asked)}", f"lower devices.{name}.expert_memory")
-    elif asked > gpu.free_bytes and not context.is_running:
+    needed_bytes = device.expert_memory + (device.activation_memory or 0)
+    summary = f"{name} has {size_text(gpu.total_bytes)}, {size_text(gpu.free_bytes)} free; the line asks for"
+    if needed_bytes > gpu.total_bytes:
+        yield wrong("gpu memory", f"{summary} {size_text(needed_bytes)}", f"lower devices.{name}.expert_memory")
+    elif needed_bytes > gpu.free_bytes and not context.is_running:
         remedy = "end what else uses the GPU (nvidia-smi), or lower expert_memory"
-        yield warn("gpu memory", f"{has} {size_text(asked)}", remedy)
+        yield warn("gpu memory", f"{summary} {size_text(needed_bytes)}", remedy)
     else:
-        yield ok("gpu memory", f"{has} {size_text(asked)}")
+        yield ok("gpu memory", f"{summary} {size_text(needed_bytes)}")
 
 
 def memory(context: DoctorContext) -> Iterator[Finding]:
     """Compare the RAM that the line may take with the RAM of this machine, and report swapping."""
-    has = psutil.virtual_memory()
-    so = f"{size_text(has.total)} of RAM, {size_text(has.available)} free"
+    ram = psutil.virtual_memory()
+    so = f"{size_text(ram.total)} of RAM, {size_text(ram.available)} free"
     if context.config is None:
         yield ok("memory", so)
     else:
-        asked = _asked_ram(context)
-        so = f"{so}; the line may take {size_text(asked)}"
-        if asked > has.total:
+        needed_bytes = _asked_ram(context)
+        so = f"{so}; the line may take {size_text(needed_bytes)}"
+        if needed_bytes > ram.total:
             yield wrong("memory", so, "lower expert_memory or host_cache, or add memory: it would swap, or be killed")
-        elif asked > has.available and not context.is_running:
+        elif needed_bytes > ram.available and not context.is_running:
             yield warn("memory", so, "end what else needs memory here, or lower expert_memory")
         else:
             yield ok("memory", so)
@@ -250,7 +250,7 @@ def _written(context: DoctorContext) -> Iterator[tuple[str, float]]:
 
 
 def user_limits(context: DoctorContext) -> Iterator[Finding]:
-    """Limits that this shell hands to whatever is started from it; the service's unit has its own."""
+    """Check the limits that this shell gives to its programs; the service's unit has its own."""
     if context.is_service:
         yield ok("limits", "the service's unit sets its own limits")
         return
