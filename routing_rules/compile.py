@@ -2,12 +2,11 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 
 from routing_rules.catalog_check import ExpertLabels, check_experts
 from routing_rules.check import Findings, check_rules
-from routing_rules.document import Document, Problem, read_yaml, read_yaml_text
+from routing_rules.document import Document, Problem, read_yaml_text
 from routing_rules.globs import Glob
 from routing_rules.load import salvage
 from routing_rules.routes import (
@@ -25,7 +24,7 @@ from routing_rules.routes import (
 )
 from routing_rules.schema import BoardEntry, ClassifierEntry, DetectorEntry, RequirementEntry, RulesFile
 
-__all__ = ["ExpertLabels", "RulesError", "check_file", "compile_rules"]
+__all__ = ["ExpertLabels", "RulesError", "compile_rules"]
 
 
 class RulesError(Exception):
@@ -49,11 +48,6 @@ def compile_rules(
     if rules is None or problems:
         raise RulesError(problems)
     return _Compiler(rules, experts).routes(document.text)
-
-
-def check_file(path: Path, experts: Mapping[str, ExpertLabels] | None = None) -> list[Problem]:
-    """Every mistake in the rules file at `path`; an empty list says that it compiles."""
-    return _checked(read_yaml(path), experts)[1]
 
 
 def _checked(document: Document, experts: Mapping[str, ExpertLabels] | None) -> tuple[RulesFile | None, list[Problem]]:

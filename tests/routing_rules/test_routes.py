@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from routing_rules.compile import ExpertLabels, RulesError, check_file, compile_rules
+from routing_rules.compile import ExpertLabels, RulesError, compile_rules
 from routing_rules.load import read_yaml, read_yaml_text
 from routing_rules.routes import ClassifierStep, DetectorStep, Position, Routes, chain
 
@@ -246,12 +246,9 @@ def test_hundreds_of_component_types_compile() -> None:
 def test_compiling_accepts_a_document_and_refuses_with_every_problem(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("boards: {x: {components: {A: 0, B: 0}}}\nclassifiers: {'*': {expert: e, pass: [ok]}}\n")
-    problems = check_file(path)
-    assert [str(problem)[len(str(path)) :] for problem in problems] == [
-        ":1:30: expected a quantity: a whole number from 1 to 1000000, found `0`",
-        ":1:36: expected a quantity: a whole number from 1 to 1000000, found `0`",
-    ]
     with pytest.raises(RulesError) as raised:
         compile_rules(read_yaml(path))
-    assert raised.value.problems == problems
-    assert str(raised.value) == "\n".join(map(str, problems))
+    assert str(raised.value).splitlines() == [
+        f"{path}:1:30: expected a quantity: a whole number from 1 to 1000000, found `0`",
+        f"{path}:1:36: expected a quantity: a whole number from 1 to 1000000, found `0`",
+    ]

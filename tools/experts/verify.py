@@ -27,14 +27,12 @@ def verify_versions(line: ExpertsLine, names: Sequence[str], *, forward: bool) -
     return rows
 
 
-def entry_problems(
-    name: str, entry: CatalogEntry, root: Path, folders: Sequence[Path] = (), *, forward: bool = False
-) -> list[str]:
+def entry_problems(name: str, entry: CatalogEntry, root: Path, *, forward: bool = False) -> list[str]:
     """Return all problems of the weights of `entry`, whose file is relative to `root`; each names the file.
 
     Checked are header and layout, order and shapes of all tensors, sha256, finite numbers; with `forward` an answer.
     """
-    catalog, problems = resolve(CatalogFile(experts={name: entry}), root, folders)
+    catalog, problems = resolve(CatalogFile(experts={name: entry}), root)
     if problems:
         return [_with_file(root / entry.file, f"{where[-1]}: {message}", message) for where, message in problems]
     spec = catalog[ExpertId(name)]

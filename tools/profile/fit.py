@@ -49,12 +49,12 @@ def fit_line(latencies_s: Mapping[int, float]) -> LatencyLine:
     return LatencyLine(float(k_s), float(b_s), float(residual))
 
 
-def largest_useful_batch(line: LatencyLine, largest_measured: int, plateau: float = PLATEAU) -> int:
-    """The smallest batch whose average latency is within `plateau` of that of the largest batch measured.
+def largest_useful_batch(line: LatencyLine, largest_measured: int) -> int:
+    """The smallest batch whose average latency is within the plateau of that of the largest batch measured.
 
     Read off the fitted line: single measurements differ by more than the plateau does.
     """
-    enough_s = line.average_s(largest_measured) * (1 + plateau)
+    enough_s = line.average_s(largest_measured) * (1 + PLATEAU)
     return next(images for images in range(1, largest_measured + 1) if line.average_s(images) <= enough_s)
 
 

@@ -62,19 +62,18 @@ def limited_split(plan: Plan) -> tuple[int, int]:
     return plan.memory_bytes - batches_bytes, batches_bytes
 
 
-def search_split(plan: Plan, *, initial: float, margin: float, pick: str, seed: int = 0) -> Split | None:
+def search_split(plan: Plan, *, initial: float, margin: float, pick: str) -> Split | None:
     """The decaying-window search on simulated throughput; None where not one expert fits beside a batch of one."""
     most = plan.max_experts()
     if not most:
         return None
-    images = sample_images(plan, _SAMPLE_IMAGES, seed)
+    images = sample_images(plan, _SAMPLE_IMAGES)
     return search(
         lambda experts: simulated_images_per_s(plan, experts, images),
         most,
         initial=initial,
         margin=margin,
         pick="random" if pick == "random" else "best",
-        seed=seed,
     )
 
 
@@ -109,12 +108,12 @@ def simulated_images_per_s(plan: Plan, experts: int, images: Sequence[Image]) ->
     return outcome.answered / outcome.makespan_s if outcome.makespan_s else 0.0
 
 
-def sample_images(plan: Plan, count: int, seed: int = 0) -> list[Image]:
+def sample_images(plan: Plan, count: int) -> list[Image]:
     """Images drawn by usage, their chains by the shares that go on, arriving as fast as the device computes them.
 
     Were all there from the start, each expert would be loaded once, and memory for more of them worth nothing.
     """
-    random = Random(seed)
+    random = Random(0)
     inflow: dict[ExpertId, float] = {}
     for facts in plan.experts:
         for following, share in facts.then:

@@ -13,6 +13,7 @@ from typing import Self
 from tools.terminal.console import quiet_start
 
 READY = "coserve ready"
+_STARTED_WITHIN_S, _TAIL_LINES = 120.0, 12
 #: The kernel ends it at once; reaping may wait for a disk.
 _REAPED_WITHIN_S = 60.0
 
@@ -47,14 +48,12 @@ class Service:
         config: Path,
         log: Path,
         environ: Mapping[str, str] | None = None,
-        start_timeout_s: float = 120.0,
         command: Sequence[str] = ("tools", "run"),
     ) -> None:
         """`command` is what `python -m` runs with the configuration behind it."""
         self.config = config
         self.log = log
         self._environ = quiet_start(dict(environ or {}))
-        self._start_timeout_s = start_timeout_s
         self._command = tuple(command)
         self.process: subprocess.Popen[str] | None = None
         self._log_start = 0
@@ -89,7 +88,7 @@ class Service:
 
         self._listener = threading.Thread(target=listen, name="service-stdout", daemon=True)
         self._listener.start()
-        until_s = time.monotonic() + self._start_timeout_s
+        until_s = time.monotonic() + _STARTED_WITHIN_S
         while not ready.wait(0.05) and process.poll() is None and time.monotonic() < until_s:
             pass
         if not ready.is_set():
@@ -117,10 +116,10 @@ class Service:
         process.wait(_REAPED_WITHIN_S)
         self._listener.join(5.0)
 
-    def tail(self, lines: int = 12) -> str:
+    def tail(self) -> str:
         """The last lines that it logged since it was started."""
         text = self.log.read_bytes()[self._log_start :].decode(errors="replace")
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
     def _alive(self) -> subprocess.Popen[str]:
         if self.process is None:

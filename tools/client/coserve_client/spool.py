@@ -32,7 +32,10 @@ class SpoolEntryError(Exception):
 
 
 class Spool:
-    """The images of one camera on disk, for one thread at a time. `waiting`: number and bytes of the entries of an earlier process, oldest first."""
+    """The images of one camera on disk, for one thread at a time.
+
+    `waiting`: number and bytes of the entries of an earlier process, oldest first.
+    """
 
     def __init__(self, folder: Path, source: str) -> None:
         """Make or open the spool; SpoolError if it is in use or another source's, OSError if the disk refuses."""
