@@ -5,29 +5,6 @@ from pathlib import Path
 from tools.camera.render import board_types
 from tools.demo.training import DETECTORS
 
-CONFIGURATION = """\
-# The demo's line. Run it with:  coserve run {folder}/coserve.yaml
-endpoints:
-  intake: ["ipc://run/intake.sock", "tcp://127.0.0.1:5570"]
-  results: tcp://127.0.0.1:5571
-  control: ipc://run/control.sock
-  http: http://127.0.0.1:9470   # the dashboard
-database: sqlite:///inspection.db
-journal: journal
-images: images
-rules: rules.yaml
-catalog: experts/catalog.yaml
-devices:
-  cpu:
-    expert_memory: 210MB   # holds 6 of the 18 experts: four ResNet-18 and both YOLO nanos
-    executors: 2           # two executors of one thread beat one of two
-    threads: 1
-    max_batch: 8
-policy: coserve-plus
-retention:
-  keep: [fail, review, unknown]
-"""
-
 #: Which component types go on to which detector, as patterns; together they cover the library.
 _PATTERNS = {"solder-chip": ("R*", "C*", "LED*"), "solder-leaded": ("SOT*", "SOIC*", "QFP*", "HDR*")}
 _CODES = {
@@ -47,7 +24,8 @@ def write_configuration(folder: Path) -> Path:
     """Write `folder/coserve.yaml` unless it is there: it is the user's to change."""
     path = folder / "coserve.yaml"
     if not path.exists():
-        path.write_text(CONFIGURATION.format(folder=folder), encoding="utf-8")
+        text = Path(__file__).with_name("coserve.yaml").read_text(encoding="utf-8")
+        path.write_text(text.replace("{folder}", str(folder)), encoding="utf-8")
     return path
 
 

@@ -4,6 +4,7 @@ import json
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import psutil
@@ -57,34 +58,31 @@ experts: {}
 
 
 def config_text(folder: Path, answers: Answers) -> str:
-    """`coserve.yaml`."""
+    """Return `coserve.yaml`."""
     data = answers.data
-    keeping = f", images_for: {answers.keep}" if answers.keep else ""
-    return f"""\
-# This line's configuration; every key and its default: docs/configuration.md.
-# After a change:  coserve check {folder / "coserve.yaml"}
-endpoints:
-  intake: ["ipc://run/intake.sock", "tcp://127.0.0.1:5570"]   # cameras; beyond this PC only with keys: docs/security.md
-  results: tcp://127.0.0.1:5571                                # verdicts as they come
-  control: ipc://run/control.sock                              # coserve status, top, reload, …
-{_http_lines(answers)}\
-database: {_flow(f"sqlite:///{data / 'inspection.db'}")}
-journal: {_flow(str(data / "journal"))}        # accepted images, until they have a verdict
-images: {_flow(str(data / "images"))}          # images that are kept
-rules: rules.yaml
-catalog: {CATALOG}
-devices:
-{_device_lines(answers.memory)}\
-policy: coserve-plus
-# Below this much free space the oldest images go, evidence last: docs/retention.md
-retention: {{keep: [fail, review, unknown]{keeping}, free: {size(free_floor(folder / data))}}}
-{_security_lines(answers)}"""
+    values = {
+        "config": folder / "coserve.yaml",
+        "http": _http_line(answers),
+        "database": _flow(f"sqlite:///{data / 'inspection.db'}"),
+        "journal": _flow(str(data / "journal")),
+        "images": _flow(str(data / "images")),
+        "catalog": CATALOG,
+        "devices": _device_lines(answers.memory),
+        "keep": f", images_for: {answers.keep}" if answers.keep else "",
+        "free": size(free_floor(folder / data)),
+        "security": _security_lines(answers),
+    }
+    return Template(_template("line.yaml")).substitute(values).rstrip("\n") + "\n"
 
 
-def _http_lines(answers: Answers) -> str:
+def _template(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def _http_line(answers: Answers) -> str:
     is_off = answers.dashboard == "no"
     line = f"  {'# ' if is_off else ''}http: http://{_HTTP_HOSTS.get(answers.dashboard, '127.0.0.1')}:{PORT}"
-    return f"{line:<63}# the dashboard, and /metrics for Prometheus\n"
+    return f"{line:<63}# the dashboard, and /metrics for Prometheus"
 
 
 def _security_lines(answers: Answers) -> str:
@@ -108,7 +106,7 @@ def _device_lines(memory: Mapping[str, int]) -> str:
         else:
             cache = size(max(10**8, psutil.virtual_memory().total // 4 // len(memory) // 10**8 * 10**8))
             lines.append(f"    host_cache: {cache}       # experts that wait in RAM for this GPU\n")
-    return "".join(lines)
+    return "".join(lines).rstrip("\n")
 
 
 def rules_text(boards: Mapping[str, Components]) -> str:
@@ -122,22 +120,7 @@ def rules_text(boards: Mapping[str, Components]) -> str:
         lines += [f"  {_flow(board)}:", "    time_limit: 60s   # what is missing then is unknown"]
         lines.append("    components:")
         lines += [f"      {_flow(component)}: {_flow(amount)}" for component, amount in components.items()]
-    return "\n".join(lines) + CLASSIFIERS
-
-
-CLASSIFIERS = """
-
-classifiers:   # the first pattern that matches a component type
-  "*":
-    expert: "{component}"      # R0402 goes to the expert R0402
-    pass: [ok]                 # every other label fails, and names the defect
-    review_below: 0.85         # less sure than this: a person looks
-    # then: solder             # what passes goes on to a detector:
-
-# detectors:
-#   solder: {expert: yolo-solder, fail_on: {bridge: 0.40, void: 0.55}}
-# defects: {missing: D101, bridge: D201}    # your codes
-"""
+    return "\n".join(lines) + "\n\n" + _template("classifiers.yaml")
 
 
 def _flow(value: Any) -> str:

@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from string import Template
 
 from daemon.config.addresses import CREDENTIALS
 from daemon.config.settings import Config
@@ -52,27 +53,9 @@ def command() -> list[str]:
 
 
 def default_config(places: Places) -> str:
-    """The configuration of a machine that has none yet."""
-    return f"""\
-# This line's configuration. After a change:  coserve check {places.config}  and  systemctl restart coserve
-# (after a change of rules or experts alone:  systemctl reload coserve).
-endpoints:
-  intake: ["ipc://{places.runtime}/intake.sock", "tcp://127.0.0.1:5570"]   # beyond this PC only with CURVE keys
-  results: tcp://127.0.0.1:5571
-  control: ipc://{places.runtime}/control.sock
-  http: http://127.0.0.1:9470                                              # the dashboard; from other PCs with a token
-database: sqlite:///{places.state}/inspection.db
-journal: {places.state}/journal
-images: {places.state}/images
-rules: rules.yaml
-catalog: {places.state}/experts/catalog.yaml
-devices:
-  cpu: {{expert_memory: 2GB, executors: 1, threads: 1}}
-# Below this much free space the oldest images go, evidence last. Without free (or images_bytes) no image is ever
-# deleted, and a full disk stops the line at busy: docs/retention.md.
-retention: {{keep: [fail, review, unknown], free: 10GB}}
-stop: {{drain: running, within: 12s}}
-"""
+    """Return the configuration of a machine that has none yet."""
+    text = Path(__file__).with_name("service.yaml").read_text(encoding="utf-8")
+    return Template(text).substitute(config=places.config, runtime=places.runtime, state=places.state)
 
 
 def default_rules() -> str:

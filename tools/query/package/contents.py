@@ -242,38 +242,3 @@ def _copy_weights(source: Path, target: Path, sha256: str, experts: PackageExper
     if file_sha256(target) != sha256:
         experts.warnings.append(f"{source}: these are not the weights that the catalog names (sha256)")
     return f"experts/{target.name}"
-
-
-README = """\
-Inspection results of circuit boards, exported by CoServe
-=========================================================
-
-Is the package whole?
-    sha256sum -c SHA256SUMS                  no file was changed or lost
-    coserve export --verify FOLDER           the same, and no file was added
-    sha256sum SHA256SUMS                     the package's fingerprint, which `coserve export` printed
-Checksums find accidents. Against a person who changes files and checksums together, keep the fingerprint elsewhere.
-
-manifest.json           line, time, version of CoServe, choice of boards, numbers of rows, what is missing
-rows/TABLE.csv          for a spreadsheet: text that begins with = + - @ has an apostrophe in front; empty is null
-rows/TABLE.jsonl        the same rows, exactly as the database has them, one JSON object a line
-rows/TABLE.parquet      the same with types, if the exporting PC had the extra `export`
-pictures.csv            every image: its file, or why there is none
-pictures/BOARD/         images as the camera sent them; their sha256 is image_sha256 in rows/inspections
-                        (.pgm and .ppm have a header before the bytes that were sent)
-rules/VERSION.yaml      rules that were in force; rules_version is the beginning of the text's sha256
-experts/catalog.yaml    entry of each version of an expert (labels, sizes, sha256 of its weights)
-experts/*.safetensors   the weights, if the package was made --with-weights
-
-Tables
-    boards              one attempt at one board: type, serial, lot, station, verdict
-    inspections         one image: designator, component, the daemon's own verdict, defect, reason, times
-    stages              each expert's answer: version, label, confidence, device, batch, times
-    detections          boxes of detectors, in pixels of the image
-    reviews             decisions of people, never changed; the newest counts
-    final_verdicts      verdict and defect after the reviews, and who decided
-    generations         texts that a language model wrote about these boards
-    rules_versions, expert_versions     the versions in the other tables, explained
-
-All rows are one state of the database. Times are UTC, durations milliseconds.
-"""

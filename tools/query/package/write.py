@@ -24,7 +24,6 @@ from daemon.storage.database.upkeep import room_problem
 from experts.durable import sync
 from experts.weights import file_sha256
 from tools.query.package.contents import (
-    README,
     PackageExperts,
     PackagePictures,
     PackageRows,
@@ -112,7 +111,7 @@ def write_package(
             "warnings": warnings,
         }
         (part / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        (part / "README.txt").write_text(README, encoding="utf-8")
+        shutil.copyfile(Path(__file__).with_name("README.txt"), part / "README.txt")
         progress("checksums")
         files, size_bytes = _write_sums(part)
         fingerprint = file_sha256(part / SUMS)
