@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from typer.testing import CliRunner, Result
@@ -20,3 +22,15 @@ def start_coserve(*words: object, **options: Any) -> subprocess.CompletedProcess
     """Run a command in a process of its own."""
     command = [sys.executable, "-m", "tools", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+@contextmanager
+def paused_coserve(patch: str, *words: object) -> Iterator[subprocess.Popen[str]]:
+    """Run a command in a process of its own until it calls `stop`, which `patch` puts somewhere; there it waits."""
+    code = f"import sys\ndef stop(*_):\n    print('here', flush=True)\n    sys.stdin.read()\n{patch}\n"
+    command = [sys.executable, "-c", f"{code}from tools.cli.main import app\napp()\n", *map(str, words)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        yield process

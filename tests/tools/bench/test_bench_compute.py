@@ -50,12 +50,6 @@ def test_the_command_prints_figures_for_programs():
     assert isinstance(figures["cpu"]["bfloat16"], bool)
 
 
-def test_an_unknown_network_is_wrong_use():
-    result = run("--networks", "resnet19")
-    assert result.exit_code == 2
-    assert "not 'resnet19'" in result.stderr
-
-
 def test_bfloat16_is_read_off_the_processors_flags():
     assert has_bfloat16(["model name: x", "flags\t: fpu avx512f avx512_bf16"])
     assert has_bfloat16(["flags : amx_bf16 amx_tile"])

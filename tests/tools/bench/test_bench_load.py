@@ -55,15 +55,6 @@ def test_the_table_tells_how_it_was_measured(capsys: pytest.CaptureFixture[str],
         assert expected in shown
 
 
-def test_wrong_use_is_refused_with_a_list_of_known_values(tmp_path: Path):
-    result = run("--architecture", "yolo11n")
-    assert result.exit_code == 2
-    assert "resnet101" in result.stderr
-    result = run("--folder", str(tmp_path / "none"))
-    assert result.exit_code == 2
-    assert "no folder" in result.stderr
-
-
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ExpertError(ExpertId("e"), "is broken")])
 def test_an_error_ends_the_measurement_with_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception

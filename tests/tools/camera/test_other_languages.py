@@ -191,7 +191,7 @@ def scene(
             again = start(*language.publish, intake, name, pictures).communicate(timeout=PATIENCE_S)[0]
             ran[name] = Ran(publishers[name].returncode, json.loads(output), complaints, json.loads(again), [])
         for name, hearer in consumers.items():
-            ran[name].heard = [json.loads(text) for text in hearer.communicate(timeout=PATIENCE_S)[0].splitlines()]
+            ran[name].messages = [json.loads(text) for text in hearer.communicate(timeout=PATIENCE_S)[0].splitlines()]
     finally:
         for process in (*publishers.values(), *consumers.values()):
             process.kill()
@@ -226,7 +226,7 @@ def test_every_image_arrives_once_through_busy_a_kill_and_a_second_run(scene: Sc
 
 
 def test_every_result_is_heard_once_and_in_order_across_the_restart(scene: Scene, name: str) -> None:
-    messages = scene.ran[name].heard
+    messages = scene.ran[name].messages
     assert [message["seq"] for message in messages] == list(range(1, len(scene.order) + 1))
     assert [(message["source"], message["id"]) for message in messages] == scene.order
 

@@ -8,7 +8,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from daemon.storage.database.connections import open_for_reading
 from tests.contract.client import Line
 from tests.small_disk import small_disk
 from tests.tools.query.judged_line import SERIALS
-from tests.tools.run_commands import coserve, start_coserve
+from tests.tools.run_commands import coserve, paused_coserve, start_coserve
 from tools.query.package import write
 from tools.query.package.verify import verify_package
 from tools.query.package.write import PackageError, PackageFolderError, PackageReport, write_package
@@ -282,17 +281,8 @@ def test_a_full_disk_is_named_and_leaves_nothing(judged: Line, tmp_path: Path) -
             assert list(disk.iterdir()) == []
 
 
-#: The command, waiting before its checksums until it is killed.
-STOPPED = """
-import sys
-from tools.query.package import write
-def stop(package):
-    print("here", flush=True)
-    sys.stdin.read()
-write._write_sums = stop
-from tools.cli.main import app
-app()
-"""
+#: The command waits before its checksums.
+BEFORE_SUMS = "from tools.query.package import write; write._write_sums = stop"
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
@@ -300,14 +290,7 @@ def test_one_that_is_ended_leaves_no_package_and_the_next_one_is_whole(
     judged: Line, tmp_path: Path, end: signal.Signals
 ) -> None:
     out = tmp_path / "L1"
-    with subprocess.Popen(
-        [sys.executable, "-c", STOPPED, "export", "--lot", "L1", "--out", str(out), "--config", str(judged.config)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "here\n"
+    with paused_coserve(BEFORE_SUMS, "export", "--lot", "L1", "--out", out, "--config", judged.config) as process:
         with pytest.raises(PackageFolderError, match="another export"):
             export(judged.folder, out, lots=("L1",))
         process.send_signal(end)

@@ -23,7 +23,7 @@ from daemon.errors import install_with
 from daemon.storage.database.connections import open_for_reading
 from tests.small_disk import small_disk
 from tests.tools.query.sample_results import CONFIG, NEW, OLD, RULES, make
-from tests.tools.run_commands import coserve
+from tests.tools.run_commands import coserve, paused_coserve
 from tools.cli.main import app
 from tools.query import reading
 from tools.query.reading import BATCH_ROWS, ResultsQuery, read_batches
@@ -239,24 +239,18 @@ def test_a_full_disk_is_named_and_leaves_nothing(line: Path, tmp_path: Path) -> 
 
 #: The command waits behind its first rows.
 HALF_WAY = """
-import sys
 from tools.query import reading
 read_batches = reading.read_batches
-def stop(*arguments):
+def first_batch(*arguments):
     yield next(read_batches(*arguments))
-    print("here", flush=True)
-    sys.stdin.read()
-reading.read_batches = stop
-from tools.cli.main import app
-app()
+    stop()
+reading.read_batches = first_batch
 """
 
 
 def test_sigterm_ends_it_and_leaves_nothing(line: Path, tmp_path: Path) -> None:
-    command, pipe = process(line, "--csv", "--out", tmp_path / "all.csv", code=HALF_WAY), subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == "here\n"
+    words = ("results", "--csv", "--out", tmp_path / "all.csv", "--config", line / "coserve.yaml")
+    with paused_coserve(HALF_WAY, *words) as running:
         assert (tmp_path / ".all.csv.part").stat().st_size > 0
         running.send_signal(signal.SIGTERM)
         _, message = running.communicate(timeout=120)
