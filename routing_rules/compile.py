@@ -133,8 +133,8 @@ class _Compiler:
             review_on=tuple(entry.review_on.items()),
             require=tuple(
                 _requirement(label, item, entry.review_below)
-                for label, wanted in entry.require.items()
-                for item in (wanted if isinstance(wanted, list) else [wanted])
+                for label, requirements in entry.require.items()
+                for item in (requirements if isinstance(requirements, list) else [requirements])
             ),
             review_below=entry.review_below,
             branches=branches,
@@ -166,8 +166,8 @@ def _requirement(label: str, entry: RequirementEntry, review_below: float) -> Re
 
 def _recipe(board_type: str, board: BoardEntry) -> Recipe:
     positions = {
-        component: Position(len(wanted), tuple(wanted)) if isinstance(wanted, list) else Position(wanted)
-        for component, wanted in board.components.items()
+        component: Position(len(amount), tuple(amount)) if isinstance(amount, list) else Position(amount)
+        for component, amount in board.components.items()
     }
     return Recipe(board_type, MappingProxyType(positions), board.time_limit, board.extras == "allow", board.share)
 

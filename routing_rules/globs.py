@@ -52,7 +52,7 @@ def covering(glob: Glob, earlier: Sequence[Glob]) -> tuple[Glob, ...]:
         if _Inclusion([cover], glob).holds():
             return (cover,)
     for cover in tuple(near):
-        fewer = [other for other in near if other is not cover]
+        fewer = [pattern for pattern in near if pattern is not cover]
         if _Inclusion(fewer, glob).holds():
             near = fewer
     return tuple(cover for cover in earlier if cover in near)
@@ -88,16 +88,16 @@ class _Inclusion:
     def holds(self) -> bool:
         start = self._closed(self._start)
         pending = [(at, start) for at in self._skips(0)]
-        known = set(pending)
+        states = set(pending)
         while pending:
             at, state = pending.pop()
             for following, reached in self._steps(at, state):
                 if following == len(self._glob) and not reached & self._accept:
                     return False
-                if (following, reached) not in known:
-                    known.add((following, reached))
+                if (following, reached) not in states:
+                    states.add((following, reached))
                     pending.append((following, reached))
-            if len(known) > MAX_STATES:
+            if len(states) > MAX_STATES:
                 return False
         return True
 

@@ -123,7 +123,7 @@ def _problems(model: type[BaseModel], document: Document, errors: list[ErrorDeta
     """One problem per place: the members of a union that all refuse a value become one sentence."""
     data: Any = {} if document.data is None else document.data
     unknown = _unknown_keys(model, errors, data)
-    misspelt = {(*path[:-1], nearest(str(path[-1]), known)) for path, known in unknown.items()}
+    misspelt = {(*path[:-1], nearest(str(path[-1]), right_keys)) for path, right_keys in unknown.items()}
     messages: dict[tuple[KeyPath, bool], list[str]] = {}
     for detail in errors:
         path = _path(detail, data)

@@ -283,18 +283,18 @@ def _required(
     Boxes below the confidence may or may not be there, so the true count lies between the certain ones and all of
     them: right for every such count is a pass, for none a failure, for some a review.
     """
-    everywhere = [seen for seen in detections if seen.label == requirement.label]
-    here = everywhere
+    everywhere = [box for box in detections if box.label == requirement.label]
+    in_place = everywhere
     if requirement.is_placed and image_size is not None:
-        here = [seen for seen in everywhere if requirement.holds(seen.box, image_size)]
-    certain = [seen for seen in here if seen.confidence >= requirement.confidence]
-    at_most = len(here)
+        in_place = [box for box in everywhere if requirement.holds(box.box, image_size)]
+    certain = [box for box in in_place if box.confidence >= requirement.confidence]
+    at_most = len(in_place)
     at_least = 0 if requirement.is_placed and image_size is None else len(certain)
     minimum, maximum = requirement.minimum, math.inf if requirement.maximum is None else requirement.maximum
     if at_least >= minimum and at_most <= maximum:
         return "pass", ""
     if at_least < minimum:
-        elsewhere = sum(seen.confidence >= requirement.confidence for seen in everywhere)
+        elsewhere = sum(box.confidence >= requirement.confidence for box in everywhere)
         wrong = "misplaced" if requirement.is_placed and image_size is not None and elsewhere >= minimum else "missing"
     else:
         wrong = "extra"

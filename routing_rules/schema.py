@@ -147,13 +147,13 @@ def _point(value: object) -> tuple[float, float]:
     return x, y
 
 
-def _either(wanted: str, **tags: type) -> Discriminator:
+def _either(expectation: str, **tags: type) -> Discriminator:
     """Choose the member of a union whose shape the value has, so that a mistake names one expectation, not all."""
 
     def choose(value: object) -> str | None:
         return next((tag for tag, shape in tags.items() if isinstance(value, shape) and value is not True), None)
 
-    return Discriminator(choose, custom_error_type="expected", custom_error_message=wanted)
+    return Discriminator(choose, custom_error_type="expected", custom_error_message=expectation)
 
 
 Name = Annotated[str, PlainValidator(_name("a name"))]

@@ -25,9 +25,9 @@ def ask_daemon(settings: Config, kind: str, timeout_s: float = 5.0, **fields: An
     """Ask the line's daemon; `fields` that are None are left out. Exit with status 1 if it refuses, or is silent."""
     from daemon.wire.control import ControlError, ask
 
-    known = {name: value for name, value in fields.items() if value is not None}
+    stated = {name: value for name, value in fields.items() if value is not None}
     with exit_on(ControlError):
-        return ask(settings.endpoints.control, kind, timeout_s=timeout_s, **known)
+        return ask(settings.endpoints.control, kind, timeout_s=timeout_s, **stated)
 
 
 @contextmanager

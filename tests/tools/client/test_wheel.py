@@ -66,7 +66,7 @@ def block(page: str, name: str) -> str:
     """The Python of a page that imports `name` from the client."""
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    (code,) = [one for one in blocks if re.search(rf"^from coserve_client import .*\b{name}\b", one, re.MULTILINE)]
+    (code,) = [item for item in blocks if re.search(rf"^from coserve_client import .*\b{name}\b", item, re.MULTILINE)]
     return code
 
 

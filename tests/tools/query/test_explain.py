@@ -175,8 +175,8 @@ def test_rules_that_were_changed_or_are_gone_are_named(judged: Line) -> None:
     assert record.rules is not None
     gone = replace(record, rules=None)
     assert "no longer in the database" in (retrace(gone, read_rules_path(gone), None).gap or "")
-    other = replace(record, rules={**record.rules, "text": record.rules["text"] + "# "})
-    assert "its sha256 differs" in (retrace(other, read_rules_path(other), None).gap or "")
+    changed = replace(record, rules={**record.rules, "text": record.rules["text"] + "# "})
+    assert "its sha256 differs" in (retrace(changed, read_rules_path(changed), None).gap or "")
 
 
 def test_an_expert_that_is_gone_from_the_catalog_is_said_and_changes_nothing(copy: Path) -> None:

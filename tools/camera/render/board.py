@@ -85,14 +85,16 @@ def render_unit(board: BoardType, kinds: list[str], rng: np.random.Generator) ->
     library = part_types()
     canvas = bare_board(board, rng)
     scene = _scene(board, rng)
-    found: list[tuple[PartType, PartPlace, Condition, list[Box]]] = []
+    placed_parts: list[tuple[PartType, PartPlace, Condition, list[Box]]] = []
     for place, kind in zip(board.places, kinds, strict=True):
         part = library[place.component]
         condition = make_condition(part, kind, rng)
-        found.append((part, place, condition, _place_part(canvas, part, place, condition, scene)))
+        placed_parts.append((part, place, condition, _place_part(canvas, part, place, condition, scene)))
     image = _photograph(canvas, rng)
     drift = (int(rng.integers(-2, 3)), int(rng.integers(-2, 3)))
-    placements = tuple(_cut(image, part, place, condition, bridges, drift) for part, place, condition, bridges in found)
+    placements = tuple(
+        _cut(image, part, place, condition, bridges, drift) for part, place, condition, bridges in placed_parts
+    )
     return RenderedBoard(board.name, image, placements)
 
 

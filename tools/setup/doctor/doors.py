@@ -67,7 +67,7 @@ def _written(context: DoctorContext, config: Config) -> dict[str, Path]:
 
 def _cannot(path: Path, mode: int) -> str | None:
     """Return how to grant a missing right, None if it is there. A missing folder needs the right of its parent."""
-    present = next(one for one in (path, *path.parents) if one.exists())
+    present = next(place for place in (path, *path.parents) if place.exists())
     rights = mode if present == path or not mode & os.W_OK else os.W_OK | os.X_OK
     if present.is_file() and present == path:
         rights &= ~os.X_OK
