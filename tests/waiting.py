@@ -1,8 +1,10 @@
 """How tests wait for what comes soon: the limit only ends what hangs, and nothing is asserted of it."""
 
+import asyncio
+import functools
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 #: A crowded machine stands still for seconds, and for a minute where it starts processes.
 PATIENCE_S = 120.0
@@ -11,9 +13,19 @@ T = TypeVar("T")
 
 
 def until(happened: Callable[[], T], say: Callable[[], object] = lambda: "") -> T:
-    """What `happened()` gives, once that is true; where it hangs, the test fails with what `say()` tells."""
+    """Return the value of `happened()` once it is true; fail with the text of `say()` if that takes too long."""
     until_s = time.monotonic() + PATIENCE_S
-    while not (found := happened()):
+    while not (value := happened()):
         assert time.monotonic() < until_s, f"it did not happen within {PATIENCE_S:g} s: {say()}"
         time.sleep(_LOOK_EVERY_S)
-    return found
+    return value
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test to its end."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import yaml
 import zmq
 
+from tests.contract.peer import Peer
 from tests.lines import a_jpeg, a_line
 from tests.simulated import DAEMON
 from tests.waiting import PATIENCE_S
@@ -43,47 +43,6 @@ def sha256(payload: bytes) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
-class Peer:
-    """A DEALER (or REQ) that speaks the wire by hand."""
-
-    def __init__(self, endpoint: str, kind: int = zmq.DEALER) -> None:
-        self.context: zmq.Context[Any] = zmq.Context()
-        self.socket = self.context.socket(kind)
-        self.socket.linger = 0
-        self.socket.rcvtimeo = int(PATIENCE_S * 1000)
-        self.socket.connect(endpoint)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.context.destroy(linger=0)
-
-    def send(self, header: dict[str, Any] | bytes, *payload: bytes) -> None:
-        text = header if isinstance(header, bytes) else json.dumps(header).encode()
-        self.socket.send_multipart([b"CS1", text, *payload])
-
-    def take(self) -> dict[str, Any]:
-        magic, header = self.socket.recv_multipart()
-        assert magic == b"CS1"
-        assert len(header) <= 64 * 1024
-        return json.loads(header)
-
-    def ask(self, header: dict[str, Any] | bytes, *payload: bytes) -> dict[str, Any]:
-        self.send(header, *payload)
-        return self.take()
-
-    def frames(self, *frames: bytes) -> dict[str, Any]:
-        self.socket.send_multipart(list(frames))
-        return self.take()
-
-    def silent(self, wait_s: float = 0.2) -> bool:
-        """Whether nothing more comes."""
-        return not self.socket.poll(int(wait_s * 1000))
-
-
 class Listener:
     """A SUB that collects what is published."""
 
@@ -98,9 +57,7 @@ class Listener:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.context.destroy(linger=0)
 
     def take(self) -> tuple[str, dict[str, Any]]:
@@ -162,7 +119,7 @@ class Line:
             return database.execute(sql, values).fetchall()
 
     def inspect(self, **fields: Any) -> dict[str, Any]:
-        """The header of an image that is judged, `pass`, on a board without limits; an `id` that nobody had."""
+        """The header of an image that is judged, `pass`, on a board without limits; a new `id`."""
         self.count += 1
         header = {
             "type": "inspect",
@@ -200,12 +157,12 @@ class Line:
         """The `board` messages of one serial, once there are `count`."""
 
         def closed() -> list[dict[str, Any]] | None:
-            found = [m for m in self.stream() if m["topic"].startswith("board/") and m["board"]["serial"] == serial]
-            return found if len(found) >= count else None
+            messages = [m for m in self.stream() if m["topic"].startswith("board/") and m["board"]["serial"] == serial]
+            return messages if len(messages) >= count else None
 
-        found = self.wait(closed)
-        assert len(found) == count
-        return found
+        messages = self.wait(closed)
+        assert len(messages) == count
+        return messages
 
     def begun_in_time(self, board_type: str, serial: str, **fields: Any) -> str:
         """The serial of a board with a time limit, one image of which was judged before that was over."""
@@ -225,7 +182,7 @@ class Line:
         try:
             yield
         finally:
-            writer = os.open(file, os.O_RDWR)  # whoever waits for its bytes finds its end
+            writer = os.open(file, os.O_RDWR)  # a reader that waits for its bytes finds its end
             aside.replace(file)
             os.close(writer)
 
@@ -234,10 +191,10 @@ class Line:
 
     def wait(self, happened: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
         until_s = time.monotonic() + timeout_s
-        while not (found := happened()):
+        while not (result := happened()):
             assert time.monotonic() < until_s, f"it did not happen within {timeout_s} s"
             time.sleep(0.05)
-        return found
+        return result
 
 
 def everything_is_whole(line: Line) -> None:

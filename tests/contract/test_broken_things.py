@@ -134,8 +134,8 @@ def test_a_database_that_is_locked_deleted_moved_or_replaced_loses_nothing(
         service.kill()
         service.start()
         line.idle()
-    found = {image for (image,) in line.rows("SELECT image_id FROM inspections WHERE verdict = 'pass'")}
-    assert found >= set(sent)
+    passed = {image for (image,) in line.rows("SELECT image_id FROM inspections WHERE verdict = 'pass'")}
+    assert passed >= set(sent)
     everything_is_whole(line)
     assert not list(tmp_path.glob(".*")), "a clean stop leaves no second names"
 
@@ -184,7 +184,7 @@ def test_rules_and_catalog_that_are_being_written_never_come_into_force_by_halve
 def test_rules_are_read_when_their_editor_has_ended(
     tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It truncates, writes a part that is valid by itself, then more, then the rest: only the whole counts."""
+    """An editor truncates, writes a valid part, then more, then the rest: only the whole counts."""
     line = Line(tmp_path, experts_folder)
     config, rules = load_config(line.config), tmp_path / "rules.yaml"
     whole = reload_rules_and_catalog(config)[0]
@@ -204,7 +204,7 @@ def test_rules_are_read_when_their_editor_has_ended(
     monkeypatch.setattr(line_module, "_QUIET_S", 0.02)
     monkeypatch.setattr(line_module, "_WRITTEN_WITHIN_S", 600.0)
     write("w", begin)
-    assert reload_rules_and_catalog(config)[0].version != whole.version, "a part that is valid by itself"
+    assert reload_rules_and_catalog(config)[0].version != whole.version, "a part that is valid too"
     monkeypatch.setattr(line_module.time, "sleep", wait)
     write("w", begin)
     assert reload_rules_and_catalog(config)[0].version == whole.version
@@ -224,3 +224,19 @@ def test_an_expert_whose_file_comes_later_serves_after_a_reload(tmp_path: Path, 
         assert line.control("reload")["type"] == "ok"
         assert line.result(line.send(component="V"))["reason"] is None
         line.wait(lambda: line.status()["state"] == "ready")
+
+
+def test_missing_and_corrupt_weights_cost_only_their_own_images(tmp_path: Path, experts_folder: Path) -> None:
+    line = Line(tmp_path, experts_folder)
+    missing, corrupt = (tmp_path / "experts" / f"{name}.safetensors" for name in ("C0603", "QFP64"))
+    missing.unlink()
+    whole = corrupt.read_bytes()
+    corrupt.unlink()  # a link to the session's file
+    corrupt.write_bytes(whole[:-1000] + b"\1" * 1000)
+    with served(line):
+        images = {component: [line.send(component=component) for _ in range(3)] for component in "PVF"}
+        results = {c: {(line.result(i)["verdict"], line.result(i)["reason"]) for i in images[c]} for c in "PVF"}
+        status = line.status()
+    assert results == {"P": {("pass", None)}, "V": {("unknown", "expert_failed")}, "F": {("unknown", "expert_failed")}}
+    assert status["state"] == "degraded"
+    assert "safetensors" in status["last_error"]

@@ -35,7 +35,7 @@ def prepared() -> Path:
 
 @pytest.fixture(scope="module")
 def folder(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A copy of it, so that nobody's results are touched; as large as the demo, so it goes when it was used."""
+    """A copy, which leaves the user's results alone; it is deleted after use, since it is as large as the demo."""
     folder = tmp_path_factory.mktemp("line") / "demo"
     (folder / "experts").mkdir(parents=True)
     for name in ("coserve.yaml", "rules.yaml", "prepared.json", "experts/catalog.yaml"):
@@ -115,7 +115,7 @@ def test_the_sql_cookbook_runs_on_the_database_of_the_demo(
 
     assert shown.returncode == 0, shown.stderr
     database = folder / "inspection.db"
-    # Nobody has reviewed anything, no image was late or missing, every board came once, and twenty boards are too few
+    # There are no reviews, no image was late or missing, every board came once, and twenty boards are too few
     # for places that fail more than others.
     silent = {5, 13, 15, 17, 18, 19}
     for question in questions():

@@ -13,12 +13,7 @@ from tests.contract.without_a_network import HTTP_REQUESTS
 from tests.lines import a_line
 
 WITHOUT_A_NETWORK = [
-    "unshare",
-    "--user",
-    "--map-root-user",
-    "--net",
-    "sh",
-    "-c",
+    *["unshare", "--user", "--map-root-user", "--net", "sh", "-c"],
     'ip link set lo up && exec "$@"',
     "sh",
 ]
@@ -29,17 +24,17 @@ def must_have_namespaces() -> None:
         pytest.skip("needs unshare and ip: install util-linux and iproute2")
     if not Path("/proc/net/snmp").exists():
         pytest.skip("needs /proc/net/snmp: this kernel counts no packets without a route")
-    tried = subprocess.run([*WITHOUT_A_NETWORK, "true"], capture_output=True, text=True, check=False)
-    if tried.returncode:
-        pytest.skip(f"needs user and network namespaces, which are not allowed here: {tried.stderr.strip()}")
+    trial = subprocess.run([*WITHOUT_A_NETWORK, "true"], capture_output=True, text=True, check=False)
+    if trial.returncode:
+        pytest.skip(f"needs user and network namespaces, which are not allowed here: {trial.stderr.strip()}")
 
 
 def test_a_whole_line_works_without_a_network_and_never_tries_to_reach_one(
     tmp_path: Path, torch_experts_folder: Path
 ) -> None:
     must_have_namespaces()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
     endpoints = {
         "intake": ["ipc://run/intake.sock"],
         "results": "ipc://run/results.sock",
@@ -50,8 +45,8 @@ def test_a_whole_line_works_without_a_network_and_never_tries_to_reach_one(
     module = [sys.executable, "-m", "tests.contract.without_a_network", str(tmp_path)]
     done = subprocess.run([*WITHOUT_A_NETWORK, *module], capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert (said["accepted"], said["completed"], said["last_error"]) == (3, 3, None)
-    assert said["imports"] == {"no_route": 0, "datagrams": 0, "connections": 0}
-    assert said["line"] == {"no_route": 0, "datagrams": 0, "connections": HTTP_REQUESTS}
-    assert said["provoked"]["no_route"] > 0, "the meter counts nothing: the zeros above prove nothing"
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert (counts["accepted"], counts["completed"], counts["last_error"]) == (3, 3, None)
+    assert counts["imports"] == {"no_route": 0, "datagrams": 0, "connections": 0}
+    assert counts["line"] == {"no_route": 0, "datagrams": 0, "connections": HTTP_REQUESTS}
+    assert counts["provoked"]["no_route"] > 0, "the meter counts nothing: the zeros above prove nothing"

@@ -1,4 +1,4 @@
-"""PROTOCOL.md, sentence by sentence, against a daemon that runs: real sockets, a client that speaks by hand."""
+"""PROTOCOL.md, sentence by sentence, against a running daemon: real sockets, a client that speaks by hand."""
 
 import io
 import json
@@ -6,11 +6,9 @@ import os
 import re
 import signal
 import stat
-import struct
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +18,16 @@ import pytest
 import yaml
 import zmq
 from PIL import Image
+from typer.testing import CliRunner
 
 from tests.contract.client import RULES, Line, Peer, running, sha256
 from tests.daemon.host.manager import HOLDABLE
+from tests.daemon.wire.wire_parts import a_png
 from tests.lines import a_jpeg
 from tests.ports import free_port
 from tests.simulated import DAEMON
 from tests.waiting import PATIENCE_S
+from tools.cli.main import app
 
 MAX_PAYLOAD_BYTES = 300_000
 MAX_PIXELS = 1_000_000
@@ -51,17 +52,17 @@ def line(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Iter
     folder = tmp_path_factory.mktemp("wire") / "line"
     before = os.umask(0o077)
     try:
-        with running(folder, experts_folder, endpoints=endpoints, journal="data/journal", limits=limits) as found:
+        with running(folder, experts_folder, endpoints=endpoints, journal="data/journal", limits=limits) as line:
             os.umask(before)
-            yield found
+            yield line
     finally:
         os.umask(before)
 
 
 @pytest.fixture(scope="module")
 def peer(line: Line) -> Iterator[Peer]:
-    with line.peer() as found:
-        yield found
+    with line.peer() as peer:
+        yield peer
 
 
 def keys(text: str) -> set[str]:
@@ -73,36 +74,22 @@ def keys(text: str) -> set[str]:
 HELLO = b'{"type": "hello"}'
 
 
+#: One of each kind: tests/daemon/wire/test_messages.py has the whole tables.
 @pytest.mark.parametrize(
     ("frames", "code"),
     [
-        ([b"CS1"], "bad_frames"),
-        ([b"CS1", b""], "bad_frames"),
-        ([b"CS1", b"", b"payload"], "bad_frames"),
-        ([b"CS1", HELLO, b"payload", b"more"], "bad_frames"),
-        ([b"XX1", HELLO], "bad_frames"),
-        ([b"cs1", HELLO], "bad_frames"),
         ([HELLO], "bad_frames"),
+        ([b"CS1", b""], "bad_frames"),
+        ([b"XX1", HELLO], "bad_frames"),
+        ([b"CS1", HELLO, b"payload", b"more"], "bad_frames"),
         ([b"CS2", HELLO], "unsupported_version"),
-        ([b"CS17", HELLO], "unsupported_version"),
-        ([b"CS1", b"{"], "bad_header"),
         ([b"CS1", b"[1]"], "bad_header"),
-        ([b"CS1", b'"hello"'], "bad_header"),
-        ([b"CS1", b'{"type": "hello"} {}'], "bad_header"),
         ([b"CS1", b'{"type": "hello", "type": "hello"}'], "bad_header"),
-        ([b"CS1", b'{"type": "hello", "more": {"a": 1, "a": 1}}'], "bad_header"),
         ([b"CS1", b"\xef\xbb\xbf" + HELLO], "bad_header"),
         ([b"CS1", b'{"type": "hello", "x": NaN}'], "bad_header"),
-        ([b"CS1", b'{"type": "hello", "x": [-Infinity]}'], "bad_header"),
-        ([b"CS1", b'{"type": "hello", "x": 1e999}'], "bad_header"),
-        ([b"CS1", b'{"type": "\xff"}'], "bad_header"),
-        ([b"CS1", HELLO.decode().encode("utf-16")], "bad_header"),
-        ([b"CS1", b"[" * 60_000], "bad_header"),
         ([b"CS1", HELLO + b" " * (64 * 1024 - len(HELLO) + 1)], "bad_header"),
         ([b"CS1", b"{}"], "bad_field"),
         ([b"CS1", b'{"type": "greet"}'], "bad_field"),
-        ([b"CS1", b'{"type": 5}'], "bad_field"),
-        ([b"CS1", b'{"type": null}'], "bad_field"),
     ],
 )
 def test_a_malformed_message_is_rejected_with_its_code(peer: Peer, frames: list[bytes], code: str) -> None:
@@ -148,7 +135,10 @@ def test_req_and_dealer_are_served_over_ipc_and_tcp(line: Line) -> None:
     for endpoint in (line.intake, line.endpoints["intake"][1]):
         for kind in (zmq.REQ, zmq.DEALER):
             with Peer(endpoint, kind) as peer:
-                assert peer.ask({"type": "hello"})["type"] == "welcome"
+                assert peer.ask(line.inspect(), a_jpeg(1))["type"] == "accepted"
+    with Peer(line.intake, zmq.REQ) as peer:
+        peer.socket.setsockopt(zmq.REQ_CORRELATE, 1)
+        assert peer.ask({"type": "hello"})["type"] == "welcome"
     with line.peer() as dealer:
         dealer.socket.send_multipart([b"", b"CS1", HELLO])
         assert dealer.socket.recv_multipart()[:2] == [b"", b"CS1"]
@@ -162,58 +152,24 @@ BOARD = {"type": "free", "serial": "S1"}
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"id": None},
-        {"id": ""},
         {"id": "x" * 129},
-        {"id": "a b"},
-        {"id": "ä"},
-        {"id": 7},
-        {"source": None},
         {"source": "a\n"},
-        {"board": None},
-        {"board": "free"},
         {"board": {"type": "free"}},
-        {"board": {"serial": "S"}},
-        {"board": {"type": "", "serial": "S"}},
-        {"board": {"type": "free", "serial": "x" * 129}},
-        {"board": {"type": "free", "serial": "a\tb"}},
-        {"board": {"type": "free", "serial": "\ud800"}},
-        {"board": {"type": "free", "serial": 5}},
-        {"board": BOARD | {"lot": 5}},
-        {"board": BOARD | {"station": "\x7f"}},
+        {"board": BOARD | {"serial": "\ud800"}},
         {"board": BOARD | {"attempt": 0}},
-        {"board": BOARD | {"attempt": 1.0}},
-        {"board": BOARD | {"attempt": True}},
-        {"board": BOARD | {"attempt": 2**63}},
-        {"board": BOARD | {"attempt": "1"}},
         {"component": None},
-        {"component": 5},
-        {"designator": 5},
         {"designator": "x" * 129},
-        {"captured_at": "yesterday"},
-        {"captured_at": "2026-11-21 09:28:11"},
         {"captured_at": "2026-02-30T09:28:11Z"},
-        {"captured_at": 1795254491},
-        {"deadline_ms": 0},
         {"deadline_ms": 86_400_001},
-        {"deadline_ms": 10.0},
-        {"deadline_ms": "10"},
-        {"deadline_ms": True},
-        {"sha256": "00"},
         {"sha256": "g" * 64},
         {"encoding": "jpeg"},
-        {"encoding": "raw"},
-        {"encoding": "raw", "shape": [10, 10], "dtype": "uint8"},
         {"encoding": "raw", "shape": [10, 10, 4], "dtype": "uint8"},
-        {"encoding": "raw", "shape": [10, 10.0, 1], "dtype": "uint8"},
-        {"encoding": "raw", "shape": [10, 10, 1]},
-        {"encoding": "raw", "shape": [10, 10, 1], "dtype": "uint16"},
     ],
     ids=json.dumps,
 )
 def test_a_wrong_field_is_rejected_before_anything_else(line: Line, peer: Peer, wrong: dict[str, Any]) -> None:
     # The board's type and the payload are wrong too: fields come first.
-    header = line.inspect(board={"type": "nobody", "serial": "S"}) | wrong
+    header = line.inspect(board={"type": "stranger", "serial": "S"}) | wrong
     answer = peer.ask(header, b"no image")
     assert (answer["type"], answer["code"]) == ("rejected", "bad_field")
     assert answer["reason"]
@@ -242,11 +198,7 @@ def test_generate_is_checked_and_then_no_model_is_known(peer: Peer) -> None:
     assert (answer["type"], answer["code"], answer["id"], answer["source"]) == (
         "rejected", "unknown_model", "g1", "mes",
     )  # fmt: skip
-    for wrong in (
-        {"id": None}, {"source": "a b"}, {"model": None}, {"model": 5}, {"prompt": None}, {"prompt": ["a"]},
-        {"max_new_tokens": 1.5}, {"slo_ms": "fast"}, {"stream": 1}, {"board": {"type": "free"}}, {"task": 5},
-    ):  # fmt: skip
-        assert peer.ask(good | wrong)["code"] == "bad_field", wrong
+    assert peer.ask(good | {"prompt": None})["code"] == "bad_field"
 
 
 # --- duplicates, boards, payloads: in this order -----------------------------------------------------------------
@@ -257,10 +209,9 @@ def test_a_repeated_image_is_a_duplicate_before_its_board_and_payload_are_looked
     assert set(peer.ask(header, a_jpeg(5))) == keys("type id source credit")
     again = peer.ask(header, a_jpeg(5))
     assert (again["type"], again.get("differs", False)) == ("duplicate", False)
-    other = peer.ask(header | {"board": {"type": "nobody", "serial": "S"}}, b"no image")
-    assert (other["type"], other["differs"], other["id"], other["source"]) == (
-        "duplicate", True, header["id"], header["source"],
-    )  # fmt: skip
+    changed = peer.ask(header | {"board": {"type": "stranger", "serial": "S"}}, b"no image")
+    assert (changed["type"], changed["differs"]) == ("duplicate", True)
+    assert (changed["id"], changed["source"]) == (header["id"], header["source"])
     assert peer.ask(header | {"source": "cam-2"}, a_jpeg(5))["type"] == "accepted"
     twice = line.inspect()
     for payload in (a_jpeg(5), a_jpeg(5), a_jpeg(6)):
@@ -273,7 +224,7 @@ def test_a_repeated_image_is_a_duplicate_before_its_board_and_payload_are_looked
 
 
 def test_the_board_is_checked_before_the_component_and_both_before_the_payload(line: Line, peer: Peer) -> None:
-    unknown = line.inspect(board={"type": "nobody", "serial": "S"}, component="Q")
+    unknown = line.inspect(board={"type": "stranger", "serial": "S"}, component="Q")
     assert peer.ask(unknown, b"no image")["code"] == "unknown_board"
     assert peer.ask(line.inspect(board={"type": "pair", "serial": "S"}, component="V"), b"x")["code"] == (
         "unknown_component"
@@ -296,47 +247,15 @@ def picture(mode: str = "RGB") -> Image.Image:
     return Image.fromarray(pixels(40, 60, 3)).convert(mode)
 
 
-def a_png(width: int, height: int) -> bytes:
-    """A PNG that declares a size, with pixels for one row of nothing."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(10))) + chunk(b"IEND", b"")
-    )
-
-
-def rotated() -> bytes:
-    exif = Image.Exif()
-    exif[274] = 6
-    return encoded(picture(), "JPEG", exif=exif)
-
-
+#: Some kinds; tests/experts/vision/test_decode.py has them all, to the pixel.
 JUDGED: dict[str, Callable[[], bytes]] = {
     "jpeg": lambda: encoded(picture(), "JPEG"),
-    "grey jpeg": lambda: encoded(picture("L"), "JPEG"),
-    "progressive jpeg": lambda: encoded(picture(), "JPEG", progressive=True),
     "cmyk jpeg": lambda: encoded(picture("CMYK"), "JPEG"),
-    "rotated jpeg": rotated,
     "jpeg and bytes behind it": lambda: encoded(picture(), "JPEG") + b"more" * 100,
-    "png": lambda: encoded(picture(), "PNG"),
     "png with alpha": lambda: encoded(picture("RGBA"), "PNG"),
-    "grey png with alpha": lambda: encoded(picture("LA"), "PNG"),
-    "palette png": lambda: encoded(picture("P"), "PNG"),
     "png of 1 bit": lambda: encoded(picture("1"), "PNG"),
-    "png of 16 bits": lambda: encoded(Image.fromarray(pixels(40, 60).astype(np.uint16) * 257), "PNG"),
-    "png and bytes behind it": lambda: encoded(picture(), "PNG") + b"\0" * 9,
-    "bmp": lambda: encoded(picture(), "BMP"),
     "palette bmp": lambda: encoded(picture("P"), "BMP"),
-    "bmp of 1 bit": lambda: encoded(picture("1"), "BMP"),
-    "tiff": lambda: encoded(picture(), "TIFF"),
-    "grey tiff": lambda: encoded(picture("L"), "TIFF"),
-    "compressed tiff": lambda: encoded(picture(), "TIFF", compression="tiff_lzw"),
-    "tiff of 1 bit": lambda: encoded(picture("1"), "TIFF", compression="group4"),
     "tiff of 16 bits": lambda: encoded(Image.fromarray(pixels(40, 60).astype(np.uint16) * 257), "TIFF"),
-    "cmyk tiff": lambda: encoded(picture("CMYK"), "TIFF"),
     "tiff of two pages": lambda: encoded(picture(), "TIFF", save_all=True, append_images=[picture("L")]),
     "one pixel": lambda: encoded(picture().crop((0, 0, 1, 1)), "PNG"),
 }
@@ -344,40 +263,20 @@ JUDGED: dict[str, Callable[[], bytes]] = {
 
 def test_every_kind_of_image_is_judged(line: Line) -> None:
     ids = {name: line.send(make()) for name, make in JUDGED.items()}
-    grey, colour = pixels(40, 60, 1), pixels(40, 60, 3)
-    raw = {"encoding": "raw", "dtype": "uint8"}
-    ids["raw grey"] = line.send(grey.tobytes(), **raw, shape=[40, 60, 1])
-    ids["raw rgb"] = line.send(colour.tobytes(), **raw, shape=[40, 60, 3])
+    for channels in (1, 3):
+        raw = {"encoding": "raw", "dtype": "uint8", "shape": [40, 60, channels]}
+        ids[f"raw {channels}"] = line.send(pixels(40, 60, channels).tobytes(), **raw)
     line.idle()
     verdicts = {m["id"]: (m["verdict"], m["reason"]) for m in line.stream() if "id" in m}
     assert {name: verdicts[image_id] for name, image_id in ids.items()} == dict.fromkeys(ids, ("pass", None))
 
 
-def test_the_same_pixels_get_the_same_answer_however_they_are_encoded(line: Line) -> None:
-    colour = pixels(40, 60, 3)
-    image = Image.fromarray(colour)
-    opaque = Image.fromarray(np.dstack([colour, pixels(40, 60, 1)]))
-    ids = [line.send(encoded(image, kind)) for kind in ("PNG", "BMP", "TIFF")]
-    ids.append(line.send(encoded(opaque, "PNG")))
-    ids.append(line.send(encoded(image, "TIFF", save_all=True, append_images=[picture("L")])))
-    ids.append(line.send(colour.tobytes(), encoding="raw", dtype="uint8", shape=[40, 60, 3]))
-    answers = [line.result(image_id)["stages"][0] for image_id in ids]
-    assert len({answer["label"] for answer in answers}) == 1
-    assert [answer["confidence"] for answer in answers] == pytest.approx([answers[0]["confidence"]] * 6, abs=1e-3)
-
-
 REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "nothing": (lambda: b"", "bad_image"),
-    "text": (lambda: b"GIF89a no picture at all", "bad_image"),
-    "a truncated jpeg": (lambda: a_jpeg(1)[:-200], "bad_image"),
+    "another format": (lambda: b"GIF89a no picture at all", "bad_image"),
     "a jpeg without its end marker": (lambda: a_jpeg(1)[:-2], "bad_image"),
-    "a jpeg without pixels": (lambda: b"\xff\xd8\xff\xd9", "bad_image"),
-    "a truncated png": (lambda: encoded(picture(), "PNG")[:-100], "bad_image"),
-    "a png without its end": (lambda: encoded(picture(), "PNG")[:-12], "bad_image"),
-    "a truncated bmp": (lambda: encoded(picture(), "BMP")[:-500], "bad_image"),
     "a truncated tiff": (lambda: encoded(picture(), "TIFF")[:500], "bad_image"),
     "a png of no width": (lambda: a_png(0, 10), "bad_image"),
-    "a png of 60,000 x 60,000": (lambda: a_png(60_000, 60_000), "too_large"),
     "a png just too large": (lambda: a_png(1000, 1001), "too_large"),
     "too many bytes": (lambda: encoded(picture(), "PNG") + bytes(MAX_PAYLOAD_BYTES), "too_large"),
 }
@@ -396,11 +295,10 @@ def test_an_image_without_payload_or_with_raw_bytes_that_do_not_fit_is_bad(line:
     assert peer.ask(line.inspect())["code"] == "bad_image"
     raw = {"encoding": "raw", "dtype": "uint8"}
     assert peer.ask(line.inspect(**raw, shape=[10, 10, 3]), bytes(299))["code"] == "bad_image"
-    assert peer.ask(line.inspect(**raw, shape=[0, 10, 3]), b"x")["code"] == "bad_image"
     assert peer.ask(line.inspect(**raw, shape=[1000, 1001, 1]), bytes(5))["code"] == "too_large"
 
 
-def kept(line: Line, image_id: str) -> list[bytes]:
+def quarantined(line: Line, image_id: str) -> list[bytes]:
     folder = line.folder / "data" / "quarantine"
     return [path.read_bytes() for path in folder.glob(f"*{image_id}*")] if folder.is_dir() else []
 
@@ -409,8 +307,8 @@ def test_the_bytes_of_a_bad_image_are_kept_in_the_quarantine(line: Line, peer: P
     truncated, wrong = line.inspect(), line.inspect(sha256="0" * 64)
     assert peer.ask(truncated, a_jpeg(1)[:-100])["code"] == "bad_image"
     assert peer.ask(wrong, a_jpeg(1))["code"] == "bad_image"
-    assert kept(line, truncated["id"]) == [a_jpeg(1)[:-100]]
-    assert kept(line, wrong["id"]) == [a_jpeg(1)]
+    assert quarantined(line, truncated["id"]) == [a_jpeg(1)[:-100]]
+    assert quarantined(line, wrong["id"]) == [a_jpeg(1)]
 
 
 def test_damage_that_only_decoding_finds_is_unknown_and_kept(line: Line) -> None:
@@ -420,7 +318,7 @@ def test_damage_that_only_decoding_finds_is_unknown_and_kept(line: Line) -> None
     assert (message["verdict"], message["reason"], message["defect"], message["stages"]) == (
         "unknown", "bad_image", None, [],
     )  # fmt: skip
-    line.wait(lambda: kept(line, image_id) == [damaged])
+    line.wait(lambda: quarantined(line, image_id) == [damaged])
     assert line.status()["state"] == "ready"
 
 
@@ -495,14 +393,7 @@ def test_results_since_pages_through_everything_without_gaps(line: Line, peer: P
     assert (beyond["items"], beyond["last_seq"], beyond["more"]) == ([], 2**63 - 1, False)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {}, {"seq": None}, {"seq": -1}, {"seq": "0"}, {"seq": 0.0}, {"seq": True}, {"seq": 2**63},
-        {"seq": 0, "limit": 0}, {"seq": 0, "limit": 1001}, {"seq": 0, "limit": "9"}, {"seq": 0, "limit": 9.0},
-    ],
-    ids=json.dumps,
-)  # fmt: skip
+@pytest.mark.parametrize("wrong", [{}, {"seq": -1}, {"seq": 0, "limit": 1001}], ids=json.dumps)
 def test_results_since_refuses_bad_arguments(peer: Peer, wrong: dict[str, Any]) -> None:
     answer = peer.ask({"type": "results_since", "id": "r", "source": "mes"} | wrong)
     assert (answer["type"], answer["code"], answer["id"], answer["source"]) == ("rejected", "bad_field", "r", "mes")
@@ -511,16 +402,16 @@ def test_results_since_refuses_bad_arguments(peer: Peer, wrong: dict[str, Any]) 
 def test_messages_have_the_documented_fields_and_equal_what_results_since_repeats(line: Line) -> None:
     board = {"type": "named", "serial": "Z/ä ~1", "lot": "L 1", "station": "ST"}
     topic = "named/Z%2F%C3%A4%20%7E1/"
-    seen: list[tuple[str, dict[str, Any]]] = []
-    with line.listener("inspection/" + topic, "board/" + topic, "heartbeat/") as heard:
-        heard.until_heartbeat()
+    published: list[tuple[str, dict[str, Any]]] = []
+    with line.listener("inspection/" + topic, "board/" + topic, "heartbeat/") as listener:
+        listener.until_heartbeat()
         sent = [line.send(board=board, designator=d, component=c) for d, c in (("P1", "P"), ("F1", "F"), ("P2", "P"))]
-        while len(seen) < 4:
-            message = heard.take()
+        while len(published) < 4:
+            message = listener.take()
             if message[0] != "heartbeat/":
-                seen.append(message)
+                published.append(message)
     repeated = [m for m in line.stream() if m["board"]["serial"] == board["serial"]]
-    assert [{"topic": name, **body} for name, body in seen] == repeated
+    assert [{"topic": name, **body} for name, body in published] == repeated
     images, closed = {m["id"]: m for m in repeated[:3]}, repeated[3]
     assert set(images) == set(sent)
     for message in images.values():
@@ -558,10 +449,10 @@ def test_topics_of_board_types_are_percent_encoded_too(line: Line) -> None:
 
 def test_a_heartbeat_comes_every_second_and_repeats_the_last_seq(line: Line, peer: Peer) -> None:
     line.idle()
-    with line.listener("heartbeat/") as heard:
-        beats = [heard.take(), heard.take()]
+    with line.listener("heartbeat/") as listener:
+        beats = [listener.take(), listener.take()]
         while not 0.8 < beats[-1][1]["uptime_s"] - beats[-2][1]["uptime_s"] < 1.2:  # one of them was held up
-            beats.append(heard.take())
+            beats.append(listener.take())
     for topic, body in beats:
         assert topic == "heartbeat/"
         assert set(body) == keys("seq at state backlog uptime_s")
@@ -569,7 +460,7 @@ def test_a_heartbeat_comes_every_second_and_repeats_the_last_seq(line: Line, pee
         assert TIME.fullmatch(body["at"])
 
 
-def test_a_deadline_that_passes_gives_unknown_and_one_that_is_met_does_not(line: Line) -> None:
+def test_a_deadline_that_has_passed_gives_unknown_never_a_pass(line: Line) -> None:
     missed, met = line.send(deadline_ms=1), line.send(deadline_ms=600_000)
     message = line.result(missed)
     assert (message["verdict"], message["reason"], message["defect"]) == ("unknown", "deadline", None)
@@ -604,15 +495,6 @@ def test_the_largest_attempt_there_is_stops_neither_its_board_nor_the_line(line:
         line.result(line.send(board=board | {"attempt": 2**63 - 1}, designator=designator))
     assert line.result(line.send(board=board, designator="P1"))["verdict"] == "pass"
     assert line.status()["state"] == "ready"
-
-
-def test_a_repeated_designator_counts_once_and_its_worst_verdict_wins(line: Line) -> None:
-    board = {"type": "named", "serial": "repeats"}
-    for designator, component in (("P1", "P"), ("P1", "P"), ("F1", "F"), ("F1", "F"), ("P2", "P")):
-        line.result(line.send(board=board, designator=designator, component=component))
-    (closed,) = line.boards("repeats")
-    assert (closed["expected"], closed["inspected"], closed["verdict"]) == (3, 3, "fail")
-    assert [(entry["designator"], entry["component"]) for entry in closed["failed"]] == [("F1", "F")]
 
 
 def test_a_quantity_counts_designators_and_extra_images_count_toward_the_verdict(line: Line) -> None:
@@ -685,7 +567,7 @@ def test_experts_queues_pins_and_limits(line: Line) -> None:
     assert line.control("queues")["queues"] == []
     assert line.control("pin", expert="R0402", device="cpu")["type"] == "ok"
     for kind in ("pin", "unpin", "unload"):
-        for fields in ({"expert": "nobody"}, {"expert": "R0402", "device": "cuda:9"}, {}, {"expert": 5}):
+        for fields in ({"expert": "stranger"}, {"expert": "R0402", "device": "cuda:9"}, {}, {"expert": 5}):
             answer = line.control(kind, **fields)
             assert set(answer) == {"type", "code", "reason"}, (kind, fields)
             assert answer["type"] == "error"
@@ -698,6 +580,7 @@ def test_experts_queues_pins_and_limits(line: Line) -> None:
     line.wait(lambda: line.status()["executors"][0]["budget_bytes"] == 60_000_000)
     assert line.status()["executors"][0]["used_bytes"] <= 60_000_000
     assert line.control("limits", expert_memory={"cpu": 1})["type"] == "error"
+    assert "backlog_pictures" in line.control("limits", backlog_pictures=5)["reason"]
     assert line.control("limits", expert_memory={"cpu": 100_000_000})["type"] == "ok"
     assert line.control("pin", expert="R0402")["type"] == "ok"
     assert line.control("pin", expert="C0603")["type"] == "error"  # both would fit, but no third beside them
@@ -721,7 +604,7 @@ def test_reload_keeps_the_old_rules_on_error_and_sighup_reloads(line: Line, requ
     line.write_rules(RULES.replace("review_below", "review_under"))
     answer = line.control("reload")
     assert answer["type"] == "error"
-    assert re.search(r"rules\.yaml:\d+:\d+", answer["reason"])
+    assert re.search(r"rules\.yaml:\d+:\d+.*review_under", answer["reason"])
     assert line.status()["rules_version"] == before
     # An attempt keeps the rules it opened with, although the new ones know neither its board nor its component.
     line.send(board={"type": "named", "serial": "older"}, designator="P1")
@@ -743,14 +626,28 @@ def test_reload_keeps_the_old_rules_on_error_and_sighup_reloads(line: Line, requ
         assert {version for (version,) in line.rows("SELECT rules_version FROM rules_versions")} == {before, after}
     finally:
         line.write_rules(RULES)
-        service = next(pid for pid in owners(line))
-        os.kill(service, signal.SIGHUP)
+        os.kill(owner(line), signal.SIGHUP)
         line.wait(lambda: line.status()["rules_version"] == before)
 
 
-def owners(line: Line) -> list[int]:
-    """The process number that the locks name."""
-    return [int((line.folder / "data" / "journal" / "lock").read_text(encoding="ascii"))]
+def test_a_reload_names_the_settings_that_wait_for_a_restart(line: Line) -> None:
+    text = line.config.read_text(encoding="utf-8")
+    try:
+        assert line.control("reload")["restart_for"] == []
+        line.config.write_text(text + "retention: {images_for: 90d}\n", encoding="utf-8")
+        done = CliRunner().invoke(app, ["reload", "--config", str(line.config)])
+        assert "coserve.yaml has changed: restart the daemon for retention.images_for" in done.output
+        line.config.write_text(text + "retentoin: {}\n", encoding="utf-8")
+        answer = line.control("reload")
+        assert answer["restart_for"] == []
+        assert "retentoin" in answer["settings_problems"][0]
+    finally:
+        line.config.write_text(text, encoding="utf-8")
+
+
+def owner(line: Line) -> int:
+    """Return the process number that the lock names."""
+    return int((line.folder / "data" / "journal" / "lock").read_text(encoding="ascii"))
 
 
 def test_sockets_files_and_folders_have_their_modes(line: Line) -> None:
@@ -788,15 +685,15 @@ def a_start(config: Path, **environ: str) -> "subprocess.Popen[str]":
 
 
 def refusal(start: "subprocess.Popen[str]") -> str:
-    """The one line with which a daemon refuses to start."""
+    """Return the only line that a daemon prints when it refuses to start."""
     stdout, stderr = start.communicate(timeout=PATIENCE_S)
     assert (start.returncode, stdout) == (2, ""), stderr
-    (said,) = stderr.splitlines()
-    return said
+    (reason,) = stderr.splitlines()
+    return reason
 
 
 def test_a_second_daemon_exits_with_2_and_one_line_that_names_the_first(line: Line) -> None:
-    assert str(owners(line)[0]) in refusal(a_start(line.config))
+    assert str(owner(line)) in refusal(a_start(line.config))
     assert line.status()["type"] == "ok"
 
 
@@ -894,7 +791,7 @@ def test_what_the_kept_rules_can_no_longer_route_is_unknown(tmp_path: Path, expe
         assert line.rows("SELECT DISTINCT verdict FROM inspections WHERE reason IS NOT NULL") == [("unknown",)]
 
 
-def test_sigterm_finishes_what_runs_and_exits_with_0(tmp_path: Path, experts_folder: Path) -> None:
+def test_sigterm_ends_the_daemon_with_status_0_and_what_waits_stays(tmp_path: Path, experts_folder: Path) -> None:
     line = Line(tmp_path / "line", experts_folder)
     service = line.service()
     service.start()
@@ -906,3 +803,6 @@ def test_sigterm_finishes_what_runs_and_exits_with_0(tmp_path: Path, experts_fol
     assert service.stop() == 0
     assert line.rows("SELECT count(*) FROM inspections") == [(60,)]
     assert list((line.folder / "run").iterdir()) == []
+    with line.service():
+        line.idle()
+    assert line.rows("SELECT count(verdict) FROM inspections") == [(60,)]

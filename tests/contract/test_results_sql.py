@@ -128,17 +128,17 @@ class Database:
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
     open_store(f"sqlite:///{tmp_path}/inspection.db").close()
-    found = Database(tmp_path / "inspection.db")
-    with closing(found.connection):
-        yield found
+    database = Database(tmp_path / "inspection.db")
+    with closing(database.connection):
+        yield database
 
 
 @pytest.mark.parametrize(("name", "columns"), [*TABLES.items(), *VIEWS.items()])
 def test_every_column_of_the_contract_is_there(database, name, columns):
-    there = [row[1] for row in database.ask(f"PRAGMA table_info({name})")]
-    assert [column for column in columns.split() if column not in there] == []
+    names = [row[1] for row in database.ask(f"PRAGMA table_info({name})")]
+    assert [column for column in columns.split() if column not in names] == []
     if name in VIEWS:
-        assert there == columns.split()
+        assert names == columns.split()
 
 
 def test_durations_and_boxes_are_real_and_times_are_text(database):
@@ -153,23 +153,20 @@ def test_durations_and_boxes_are_real_and_times_are_text(database):
 def test_keys_of_the_contract_are_enforced(database):
     board = database.board("S1")
     image = database.image(board, source="cam1", image_id="x")
-    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
-        database.board("S1")
-    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
-        database.image(board, source="cam1", image_id="x")
-    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
-        database.board("S2", seq=1)
-    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
-        database.image(board + 1)
-    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
-        database.stage(image + 1)
-    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
-        database.review(image + 1, "pass")
     database.stage(image)
-    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
-        database.add("detections", inspection_id=image, step=1, label="x", confidence=0.5, x1=0, y1=0, x2=1, y2=1)
-    with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
-        database.image(board, verdict="maybe")
+    box = {"inspection_id": image, "step": 1, "label": "x", "confidence": 0.5, "x1": 0, "y1": 0, "x2": 1, "y2": 1}
+    for violation, add in (
+        ("UNIQUE", lambda: database.board("S1")),
+        ("UNIQUE", lambda: database.image(board, source="cam1", image_id="x")),
+        ("UNIQUE", lambda: database.board("S2", seq=1)),
+        ("FOREIGN KEY", lambda: database.image(board + 1)),
+        ("FOREIGN KEY", lambda: database.stage(image + 1)),
+        ("FOREIGN KEY", lambda: database.review(image + 1, "pass")),
+        ("FOREIGN KEY", lambda: database.add("detections", **box)),
+        ("CHECK", lambda: database.image(board, verdict="maybe")),
+    ):
+        with pytest.raises(sqlite3.IntegrityError, match=violation):
+            add()
 
 
 def test_stream_lists_what_has_a_seq(database):
@@ -210,8 +207,8 @@ def test_defect_pareto_shares_sum_up_within_the_board_type(database):
     database.image(b, "fail", "R", defect="D9")
     database.image(a, "review", "R", defect="D101")
     database.image(a, "pass", "R")
-    found = database.ask("SELECT * FROM defect_pareto ORDER BY board_type, cumulative_share")
-    assert found == [
+    rows = database.ask("SELECT * FROM defect_pareto ORDER BY board_type, cumulative_share")
+    assert rows == [
         ("a", "R", "D101", 5, 0.5, 0.5),
         ("a", "Q", "D207", 3, 0.3, 0.8),
         ("a", "Q", "D101", 1, 0.1, 0.9),

@@ -1,13 +1,9 @@
-"""Files that somebody prepared: nothing in them is ever run, by no command that does not ask to trust them."""
+"""Files made by an attacker: no command runs anything in them unless it was told to trust them."""
 
 import ast
-import contextlib
 import io
 import os
 import pickle
-import sqlite3
-import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +11,12 @@ import pytest
 import torch
 import yaml
 
-from coserve_client import CameraImage, Publisher, publish_images
 from daemon.check import check_line
 from daemon.config.settings import load_config
 from daemon.errors import ConfigError
-from daemon.wire.control import ControlError, ask
 from tests import ROOT
-from tests.lines import a_jpeg, a_line
-from tests.waiting import PATIENCE_S
-from tools.setup.service import Service
+from tests.contract.client import Line
+from tests.lines import COSERVE_RUN, a_line
 
 
 class Mischief:
@@ -37,7 +30,7 @@ class Mischief:
 
 
 def malicious_models(trace: Path) -> dict[str, bytes]:
-    """What a file that calls itself a model may be: torch's own zip, its old format, a bare pickle."""
+    """Return malicious files of the formats that a model may have: torch's own zip, its old format, a bare pickle."""
     formats: dict[str, bytes] = {}
     for name, zipped in (("zip", True), ("legacy", False)):
         buffer = io.BytesIO()
@@ -52,42 +45,27 @@ def test_a_malicious_model_file_in_the_catalog_runs_nothing_and_costs_its_own_im
     tmp_path: Path, torch_experts_folder: Path
 ) -> None:
     trace = tmp_path / "it-ran"
-    config = a_line(tmp_path, torch_experts_folder)
+    line = Line(tmp_path, torch_experts_folder, command=COSERVE_RUN)
+    experts = tmp_path / "experts"
     models = malicious_models(trace)
-    catalog_file = tmp_path / "experts" / "catalog.yaml"
-    catalog = yaml.safe_load(catalog_file.read_text())
-    (tmp_path / "experts" / "evil.pt").write_bytes(models["zip"])
+    catalog = yaml.safe_load((experts / "catalog.yaml").read_text())
+    (experts / "evil.pt").write_bytes(models["zip"])
     catalog["experts"]["R0402"]["file"] = "evil.pt"
     # The others keep their names: files that were swapped after the catalog was written.
-    (tmp_path / "experts" / "QFP64.safetensors").unlink()
-    (tmp_path / "experts" / "QFP64.safetensors").write_bytes(models["legacy"])
-    catalog_file.write_text(yaml.safe_dump(catalog))
-    problems, _ = check_line(config)
+    (experts / "QFP64.safetensors").unlink()
+    (experts / "QFP64.safetensors").write_bytes(models["legacy"])
+    (experts / "catalog.yaml").write_text(yaml.safe_dump(catalog))
+    problems, _ = check_line(line.config)
     assert any("evil.pt" in problem for problem in problems)
     assert any("QFP64.safetensors" in problem for problem in problems)
-    control, board = f"ipc://{tmp_path}/run/control.sock", {"type": "open-board", "serial": "S1"}
-    images = [CameraImage(f"S1/{n}", a_jpeg(n), board, c, {}) for n, c in enumerate(("R0402", "C0603", "QFP64"))]
-    with Service(config, tmp_path / "daemon.log"):
-        with Publisher(f"ipc://{tmp_path}/run/intake.sock", "camera") as publisher:
-            assert publish_images(publisher, images).accepted == 3
-        until_s = time.monotonic() + 2 * PATIENCE_S
-        while ask(control, "status", timeout_s=PATIENCE_S)["completed"] < 3:
-            assert time.monotonic() < until_s
-            time.sleep(0.05)
-        (tmp_path / "experts" / "C0603.safetensors").unlink()
-        (tmp_path / "experts" / "C0603.safetensors").write_bytes(models["pickle"])
-        ask(control, "reload", timeout_s=PATIENCE_S)
-        with contextlib.suppress(ControlError):
-            ask(control, "pin", expert="C0603", timeout_s=60)
-        with Publisher(f"ipc://{tmp_path}/run/intake.sock", "camera") as publisher:
-            assert publish_images(publisher, [CameraImage("S1/3", a_jpeg(3), board, "C0603", {})]).accepted == 1
-        while ask(control, "status", timeout_s=PATIENCE_S)["completed"] < 4:
-            assert time.monotonic() < until_s
-            time.sleep(0.05)
-    with closing(sqlite3.connect(tmp_path / "inspection.db")) as database:
-        query = "SELECT component, verdict = 'unknown', reason FROM inspections ORDER BY inspection_id LIMIT 3"
-        rows = database.execute(query).fetchall()
-    assert rows == [("R0402", 1, "expert_failed"), ("C0603", 0, None), ("QFP64", 1, "expert_failed")]
+    with line.service():
+        reasons = {component: line.result(line.send(component=component))["reason"] for component in "PVF"}
+        assert reasons == {"P": "expert_failed", "V": None, "F": "expert_failed"}
+        (experts / "C0603.safetensors").unlink()
+        (experts / "C0603.safetensors").write_bytes(models["pickle"])
+        line.control("reload")
+        line.control("pin", expert="C0603")
+        assert line.result(line.send(component="V"))
     assert not trace.exists()
 
 
@@ -147,7 +125,7 @@ def dotted(node: ast.expr) -> str:
 
 @pytest.mark.parametrize("room", ["daemon", "experts", "routing_rules"])
 def test_the_daemons_code_calls_nothing_that_runs_what_it_reads(room: str) -> None:
-    found: list[str] = []
+    calls: list[str] = []
     files = sorted((ROOT / room).rglob("*.py"))
     assert files
     for file in files:
@@ -156,12 +134,12 @@ def test_the_daemons_code_calls_nothing_that_runs_what_it_reads(room: str) -> No
             if isinstance(node, ast.Call):
                 name = dotted(node.func)
                 if name in _FORBIDDEN_CALLS:
-                    found.append(f"{where}: {name} {_FORBIDDEN_CALLS[name]}")
+                    calls.append(f"{where}: {name} {_FORBIDDEN_CALLS[name]}")
                 if "subprocess" in name and any(word.arg == "shell" for word in node.keywords):
-                    found.append(f"{where}: {name} starts a shell")
+                    calls.append(f"{where}: {name} starts a shell")
                 if name.endswith("connect") and node.args and "tcp" in ast.dump(node.args[0]):
-                    found.append(f"{where}: {name} goes out over the network")
+                    calls.append(f"{where}: {name} goes out over the network")
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            found += [f"{where}: imports {name}" for name in names if name in _FORBIDDEN_IMPORTS]
-    assert found == []
+            calls += [f"{where}: imports {name}" for name in names if name in _FORBIDDEN_IMPORTS]
+    assert calls == []

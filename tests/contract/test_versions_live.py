@@ -59,14 +59,14 @@ def test_twenty_switches_under_load_lose_nothing_and_every_answer_is_of_the_vers
     )
     assert len(rows) == account["sent"]
     assert {verdict for _, verdict, *_ in rows} == {"pass"}  # each label passes: nothing is unknown, nothing refused
-    said: dict[tuple[int, str], Counter[str]] = {}
+    answers: dict[tuple[int, str], Counter[str]] = {}
     for image_id, _, expert, version, label in rows:
         if expert == "P":
-            said.setdefault((int(image_id) % 16, version), Counter())[label] += 1
-    assert {version for _, version in said} == {old, new}
-    for (picture, version), labels in said.items():
+            answers.setdefault((int(image_id) % 16, version), Counter())[label] += 1
+    assert {version for _, version in answers} == {old, new}
+    for (picture, version), labels in answers.items():
         assert len(labels) == 1, f"picture {picture} got {labels} from version {version}"
-        if version == new and (picture, old) in said:
-            assert said[picture, old].keys() != labels.keys()
+        if version == new and (picture, old) in answers:
+            assert answers[picture, old].keys() != labels.keys()
     used = dict(line.rows("SELECT expert_version, origin FROM expert_versions WHERE expert = 'P'"))
     assert used.keys() == {old, new}

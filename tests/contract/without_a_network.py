@@ -26,7 +26,7 @@ HTTP_REQUESTS = 3
 
 
 def kernel_counts() -> dict[str, int]:
-    """Of this namespace: packets that had no way out, datagrams sent (a name server's questions), connections begun."""
+    """Return what the kernel counted here: packets without a route, datagrams (to name servers), connections."""
     rows = [row.split() for row in Path("/proc/net/snmp").read_text().splitlines()]
     table = {(names[0], name): int(value) for names, values in zip(rows[::2], rows[1::2], strict=True)
              for name, value in zip(names[1:], values[1:], strict=True)}  # fmt: skip
@@ -64,13 +64,13 @@ def main(folder: Path) -> None:
     frameworks.torchvision()
     frameworks.ultralytics().YOLO("yolo11n.yaml")
     after_imports = kernel_counts()
-    said = run_the_line(folder)
+    answers = run_the_line(folder)
     after_line = kernel_counts()
     with suppress(OSError), socket.socket() as outward:
         outward.connect(("203.0.113.1", 9))  # that the meter counts at all
     with suppress(OSError):
         socket.getaddrinfo("meter.invalid", 80)
-    print(json.dumps({**said, "imports": after_imports, "line": after_line, "provoked": kernel_counts()}))
+    print(json.dumps({**answers, "imports": after_imports, "line": after_line, "provoked": kernel_counts()}))
 
 
 if __name__ == "__main__":

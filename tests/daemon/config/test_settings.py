@@ -86,16 +86,16 @@ def test_a_bare_number_is_no_duration() -> None:
 
 def test_every_mistake_is_named_at_once_with_its_line(tmp_path: Path) -> None:
     text = MINIMAL.replace("catalog:", "catalogue:") + "limits: {credit: 0}\npolicy: 3\n"
-    said = problems_of(tmp_path, text)
-    assert "coserve.yaml:2:1" in said
-    assert "catalog" in said
-    assert "coserve.yaml:5:" in said
+    problems = problems_of(tmp_path, text)
+    assert "coserve.yaml:2:1" in problems
+    assert "catalog" in problems
+    assert "coserve.yaml:5:" in problems
 
 
 def test_a_size_that_is_none_names_what_was_expected(tmp_path: Path) -> None:
-    said = problems_of(tmp_path, MINIMAL.replace("250MB", "lots"))
-    assert "coserve.yaml:4:" in said
-    assert "250MB" in said
+    problems = problems_of(tmp_path, MINIMAL.replace("250MB", "lots"))
+    assert "coserve.yaml:4:" in problems
+    assert "250MB" in problems
 
 
 def test_environment_variables_override_single_values(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_environment_variables_override_single_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "found"),
+    ("name", "value", "text"),
     [
         ("COSERVE_LIMITS_MAX_WAIT", "5", "expected a duration such as 500ms, 20s, 2m, 12h or 30d, found `5`"),
         ("COSERVE_LIMITS_CREDIT", "0", "found `0`"),
@@ -125,18 +125,18 @@ def test_environment_variables_override_single_values(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_in_an_environment_variable_is_said_of_it_and_not_of_the_file(
-    tmp_path: Path, name: str, value: str, found: str
+    tmp_path: Path, name: str, value: str, text: str
 ) -> None:
-    said = problems_of(tmp_path, MINIMAL, **{name: value})
-    assert said.startswith(f"environment variable {name}:")
-    assert found in said
-    assert "coserve.yaml" not in said
+    problems = problems_of(tmp_path, MINIMAL, **{name: value})
+    assert problems.startswith(f"environment variable {name}:")
+    assert text in problems
+    assert "coserve.yaml" not in problems
 
 
 def test_a_misspelt_environment_variable_is_a_mistake(tmp_path: Path) -> None:
-    said = problems_of(tmp_path, MINIMAL, COSERVE_DATABASES="sqlite:///x.db")
-    assert "COSERVE_DATABASES" in said
-    assert "COSERVE_DATABASE?" in said
+    problems = problems_of(tmp_path, MINIMAL, COSERVE_DATABASES="sqlite:///x.db")
+    assert "COSERVE_DATABASES" in problems
+    assert "COSERVE_DATABASE?" in problems
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,7 @@ def test_values_that_cannot_be_are_refused(tmp_path: Path, section: str, says: s
 
 
 def test_an_ipc_path_that_a_socket_cannot_have_is_refused(tmp_path: Path) -> None:
-    said = problems_of(tmp_path, MINIMAL + f"endpoints: {{control: 'ipc://{'x' * 120}.sock'}}\n")
-    assert "107" in said
+    assert "107" in problems_of(tmp_path, MINIMAL + f"endpoints: {{control: 'ipc://{'x' * 120}.sock'}}\n")
 
 
 def test_devices_are_the_cpu_and_numbered_gpus(tmp_path: Path) -> None:
@@ -181,9 +180,9 @@ def test_memory_for_experts_comes_from_the_file_or_from_a_profile(tmp_path: Path
 
 
 def test_a_host_cache_is_for_gpus(tmp_path: Path) -> None:
-    said = problems_of(tmp_path, MINIMAL.replace("250MB", "250MB, host_cache: 1GB"))
-    assert "coserve.yaml:4:" in said
-    assert "the CPU's experts are in RAM already" in said
+    problems = problems_of(tmp_path, MINIMAL.replace("250MB", "250MB, host_cache: 1GB"))
+    assert "coserve.yaml:4:" in problems
+    assert "the CPU's experts are in RAM already" in problems
     config = a_config(tmp_path, MINIMAL + "  cuda:0: {expert_memory: 8GiB, host_cache: 16GB, activation_memory: 2GB}\n")
     assert config.devices["cuda:0"].host_cache == 16 * 10**9
     assert config.devices["cuda:0"].activation_memory == 2 * 10**9

@@ -1,11 +1,10 @@
-"""A broker that misbehaves as it is told, with as much of MQTT 5 as that takes; a real one cannot be made to."""
+"""A broker that misbehaves on purpose, with the part of MQTT 5 that this takes."""
 
 import contextlib
 import socket
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 CONNECT, PUBLISH, PINGREQ = 1, 3, 12
@@ -27,7 +26,7 @@ class ScriptedBroker:
         self.close_after, self.receive_maximum = close_after, receive_maximum
         self.connections = 0
         self.topics: list[str] = []
-        self.most_unanswered = 0
+        self.max_unanswered = 0
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
         self._open: list[socket.socket] = []
@@ -37,9 +36,7 @@ class ScriptedBroker:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         self.hang_up()
@@ -47,9 +44,9 @@ class ScriptedBroker:
 
     def hang_up(self) -> None:
         """Cut every connection."""
-        for one in self._open:
+        for connection in self._open:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _serve(self) -> None:
         while True:
@@ -80,7 +77,7 @@ class ScriptedBroker:
                     if self.close_after is not None and len(published) > self.close_after:
                         return
                     unanswered.append(published[-1])
-                    self.most_unanswered = max(self.most_unanswered, len(unanswered))
+                    self.max_unanswered = max(self.max_unanswered, len(unanswered))
                     if self.receive_maximum is None or not _has_more(connection):
                         self._confirm(connection, unanswered, len(published))
 
@@ -97,7 +94,7 @@ class ScriptedBroker:
 
 
 def _has_more(connection: socket.socket) -> bool:
-    """Whoever sends more than is allowed has done so by now."""
+    """Return True if more has come; a client that sends more than is allowed has done so by now."""
     time.sleep(0.002)
     connection.setblocking(False)
     try:

@@ -1,4 +1,4 @@
-"""The section `consumers`: what is a mistake and on which line, what a file must be, what is said without the extra."""
+"""The section `consumers`: mistakes with their lines, files that must be there, and the text without the extra."""
 
 import json
 import shutil
@@ -69,8 +69,7 @@ def test_a_prefix_that_is_no_topic_is_refused(prefix: str) -> None:
 def test_what_cannot_be_together_is_named(tmp_path: Path) -> None:
     plant = "  plant:\n    kind: mqtt\n    host: h\n    password: x\n    tls: {cert: x.pem}\n"
     text = f"{plant}  other: {{kind: mqtt, host: h}}\n"
-    said = mistakes(tmp_path, text)
-    assert said == [
+    assert mistakes(tmp_path, text) == [
         "8:15: needs `user`, whose password it is",
         "9:10: needs both `cert` and `key` if the broker asks for a certificate, or neither",
         "10:3: coserve is that of plant at the same broker: each needs its own",
@@ -87,9 +86,9 @@ def test_check_names_the_files_that_cannot_be_used(tmp_path: Path) -> None:
     pytest.importorskip("aiomqtt")
     text = "  plant:\n    kind: mqtt\n    host: broker\n    user: u\n    password: word\n    tls: {ca: nothing.pem}\n"
     config = a_config(tmp_path, text)
-    said = consumer_problems(tmp_path / "coserve.yaml", config)
-    assert [line.split("coserve.yaml:")[1].split(": ", 1)[0] for line in said] == ["9:15", "10:15"]
-    assert "No such file" in said[0]
+    problems = consumer_problems(tmp_path / "coserve.yaml", config)
+    assert [line.split("coserve.yaml:")[1].split(": ", 1)[0] for line in problems] == ["9:15", "10:15"]
+    assert "No such file" in problems[0]
     (tmp_path / "word").write_text("two\nlines")
     (tmp_path / "word").chmod(0o600)
     assert "expected one line" in consumer_problems(tmp_path / "coserve.yaml", config)[0]
@@ -97,8 +96,8 @@ def test_check_names_the_files_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_check_says_that_credentials_are_not_set_here(tmp_path: Path) -> None:
     text = "  plant: {kind: mqtt, host: broker, user: u, password: $CREDENTIALS_DIRECTORY/plant}\n"
-    said = consumer_problems(tmp_path / "coserve.yaml", a_config(tmp_path, text))
-    assert any("$CREDENTIALS_DIRECTORY is not set here" in line for line in said)
+    problems = consumer_problems(tmp_path / "coserve.yaml", a_config(tmp_path, text))
+    assert any("$CREDENTIALS_DIRECTORY is not set here" in line for line in problems)
 
 
 def test_a_password_that_crosses_the_network_is_a_warning(tmp_path: Path) -> None:
@@ -161,12 +160,12 @@ def test_what_the_daemon_says_of_a_consumer(tmp_path: Path) -> None:
     assert deliveries.status(9, [running]) == [row | {"state": "waiting", "last_error": None}]
     ended = waiting | {"last_end": "exit status 2"}
     assert deliveries.status(9, [ended])[0]["last_error"] == "its process ended: exit status 2"
-    status_page.write({"position": 4, "state": "connected", "missed": 2, "last_error": None})
-    said = deliveries.status(9, [running])[0]
-    assert said == row | {"position": 4, "behind": 5, "missed": 2, "state": "connected", "last_error": None}
-    said = deliveries.status(9, [waiting | {"last_end": "killed by SIGKILL"}])[0]
-    assert (said["state"], said["last_error"]) == ("waiting", "its process ended: killed by SIGKILL")
-    assert json.dumps(said)
+    written = {"position": 4, "state": "connected", "missed": 2, "last_error": None}
+    status_page.write(written)
+    assert deliveries.status(9, [running])[0] == row | written | {"behind": 5}
+    status = deliveries.status(9, [waiting | {"last_end": "killed by SIGKILL"}])[0]
+    assert (status["state"], status["last_error"]) == ("waiting", "its process ended: killed by SIGKILL")
+    assert json.dumps(status)
     deliveries.close()
 
 
@@ -179,8 +178,8 @@ def test_a_backup_takes_positions_along_and_leaves_passwords_where_they_are(tmp_
     tls = "{ca: ca.pem, cert: line.pem, key: line.key}"
     config = a_config(tmp_path, f"  plant: {{kind: mqtt, host: h, user: u, password: secret, tls: {tls}}}\n")
     PositionFile(config.positions, "plant").save(DeliveryPosition(7))
-    there = contents_of(tmp_path / "coserve.yaml", with_secrets=False, environ={})
-    names = {part.name for part in there.parts}
+    contents = contents_of(tmp_path / "coserve.yaml", with_secrets=False, environ={})
+    names = {part.name for part in contents.parts}
     assert {"consumers/plant.position", "ca.pem", "line.pem"} <= names
     assert not {"secret", "line.key"} & names
     everything = contents_of(tmp_path / "coserve.yaml", with_secrets=True, environ={})

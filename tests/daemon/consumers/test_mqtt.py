@@ -1,4 +1,4 @@
-"""Results to a real mosquitto, and to brokers that misbehave: what arrives where, what is retained, what is said."""
+"""Results to a real mosquitto and to brokers that misbehave: topics, retained messages, error texts."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from tests.bench.broker import Broker, Subscriber, mosquitto
 from tests.daemon.consumers.scripted_broker import ScriptedBroker
 from tests.daemon.delivery.results_database import ResultsDatabase
 from tests.ports import free_port
-from tests.waiting import until
+from tests.waiting import in_a_loop, until
 
 pytestmark = pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools")
 
@@ -57,7 +57,7 @@ class Counted(Mqtt):
 
 
 class Bringing:
-    """A database, a consumer of it, and what the daemon would see of that."""
+    """A database, a consumer of it, and the status page that the daemon reads."""
 
     def __init__(self, folder: Path, port: int, **settings: Any) -> None:
         self.database = ResultsDatabase(folder / "inspection.db")
@@ -84,12 +84,12 @@ class Bringing:
     async def reached(self, seq: int) -> None:
         await self.until(lambda: self.status_page.read().get("position") == seq)
 
-    async def said(self, state: str, *words: str) -> None:
-        def told() -> bool:
+    async def reports(self, state: str, *words: str) -> None:
+        def matches() -> bool:
             now = self.status_page.read()
             return now.get("state") == state and all(word in (now["last_error"] or "") for word in words)
 
-        await self.until(told)
+        await self.until(matches)
 
     async def keeps_no_file_open(self) -> None:
         """After one connection in vain: three more leave nothing open. What leaks never comes down again."""
@@ -103,26 +103,19 @@ class Bringing:
             await asyncio.sleep(0.01)
 
 
-def run(test: Any) -> None:
-    asyncio.run(test())
-
-
 def fds() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_each_message_has_its_topic_and_a_late_subscriber_hears_the_boards_state(tmp_path: Path) -> None:
+@in_a_loop
+async def test_each_message_has_its_topic_and_a_late_subscriber_hears_the_boards_state(tmp_path: Path) -> None:
     serial = 'A+B/#\x7f"é{}'
     with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "plant/line-2/#") as mes:
         bringing = Bringing(tmp_path, broker.port, prefix="plant/line-2")
         bringing.database.grow(1, serial)
-
-        async def test() -> None:
-            async with bringing.running():
-                await bringing.reached(3)
-                await bringing.until(lambda: len(mes.messages) == 4)
-
-        run(test)
+        async with bringing.running():
+            await bringing.reached(3)
+            await bringing.until(lambda: len(mes.messages) == 4)
         encoded = "A%2BB%2F%23%7F%22%C3%A91"
         topics = [message.topic for message in mes.messages[:4]]
         assert topics == [
@@ -131,55 +124,50 @@ def test_each_message_has_its_topic_and_a_late_subscriber_hears_the_boards_state
             f"plant/line-2/inspection/pair/{encoded}",
             f"plant/line-2/board/pair/{encoded}",
         ]
-        published = ResultsReader(bringing.database.url)
-        expected = published.results_since(0)["items"]
-        published.close()
+        with closing(ResultsReader(bringing.database.url)) as reader:
+            expected = reader.results_since(0)["items"]
         for message in expected:
             message.pop("topic")
         assert [json.loads(message.payload) for message in mes.messages[1:4]] == expected
         with Subscriber(broker.port, "plant/line-2/#", name="late", keeps_session=False) as late:
-            asyncio.run(bringing.until(lambda: len(late.messages) == 2))
-            kept = {message.topic: message for message in late.messages}
-            assert set(kept) == {"plant/line-2/status", f"plant/line-2/board/pair/{encoded}"}
-            assert all(message.retain for message in kept.values())
-            board = kept[f"plant/line-2/board/pair/{encoded}"]
+            await bringing.until(lambda: len(late.messages) == 2)
+            retained = {message.topic: message for message in late.messages}
+            assert set(retained) == {"plant/line-2/status", f"plant/line-2/board/pair/{encoded}"}
+            assert all(message.retain for message in retained.values())
+            board = retained[f"plant/line-2/board/pair/{encoded}"]
             assert json.loads(board.payload)["verdict"] == "pass"
             assert 30 * 86400 - 600 < board.properties.MessageExpiryInterval <= 30 * 86400
-            assert json.loads(kept["plant/line-2/status"].payload) == {"state": "offline", "position": 3}
+            assert json.loads(retained["plant/line-2/status"].payload) == {"state": "offline", "position": 3}
 
 
-def test_only_what_is_asked_for_goes_out(tmp_path: Path) -> None:
+@in_a_loop
+async def test_only_what_is_asked_for_goes_out(tmp_path: Path) -> None:
     with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "#") as mes:
         bringing = Bringing(tmp_path, broker.port, send=["boards"], retain_boards=None)
         bringing.database.grow(5)
-
-        async def test() -> None:
-            async with bringing.running():
-                await bringing.reached(15)
-                await bringing.until(lambda: len(mes.messages) == 6)
-
-        run(test)
+        async with bringing.running():
+            await bringing.reached(15)
+            await bringing.until(lambda: len(mes.messages) == 6)
         assert [body["seq"] for body in mes.bodies("board/")] == [3, 6, 9, 12, 15]
         assert not any("MessageExpiryInterval" in message.properties.json() for message in mes.messages)
 
 
-def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tmp_path: Path, a_configuration) -> None:
+def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tmp_path: Path) -> None:
     with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "coserve/#") as mes:
         database = ResultsDatabase(tmp_path / "inspection.db")
-        config = a_configuration(tmp_path, broker.port)
+        consumers = {"plant": {"kind": "mqtt", "host": "127.0.0.1", "port": broker.port}}
+        config = {"rules": "r", "catalog": "c", "devices": {"cpu": {"expert_memory": "1GB"}}, "consumers": consumers}
+        (tmp_path / "coserve.yaml").write_text(json.dumps(config), encoding="utf-8")
+        command = [sys.executable, "-m", "daemon.delivery", str(tmp_path / "coserve.yaml"), "plant"]
         total = 0
         for last in range(2):
             total = database.grow(600)
-            process = subprocess.Popen(
-                [sys.executable, "-m", "daemon.delivery", str(config), "plant"], stdin=subprocess.DEVNULL
-            )
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
             until(lambda last=last: mes.seqs > {*range(1, last * 1800 + 500)})
             process.kill()
             process.wait()
             until(lambda: mes.bodies("status")[-1] == {"state": "offline"})
-        process = subprocess.Popen(
-            [sys.executable, "-m", "daemon.delivery", str(config), "plant"], stdin=subprocess.DEVNULL
-        )
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         until(lambda: len(mes.seqs) == total)
         until(lambda: mes.bodies("status")[-1]["state"] == "online")
         process.send_signal(signal.SIGTERM)
@@ -187,64 +175,56 @@ def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tm
         until(lambda: mes.bodies("status")[-1] == {"state": "offline", "position": total})
 
 
-def test_three_restarts_of_the_broker_lose_nothing(tmp_path: Path) -> None:
-    """Of 10, with and without persistence, while a line runs: `coserve bench plant`."""
+@in_a_loop
+async def test_three_restarts_of_the_broker_lose_nothing(tmp_path: Path) -> None:
+    """`coserve bench plant` does it with 10, with and without persistence, while a line runs."""
     with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "coserve/#") as mes:
         bringing = Bringing(tmp_path, broker.port)
-
-        async def test() -> None:
-            async with bringing.running():
-                for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
-                    last = bringing.database.grow(300)
-                    await bringing.until(lambda last=last: len(mes.seqs) > last - 600)
-                    broker.end(number)
-                    bringing.database.grow(20)
-                    await bringing.said("waiting", "127.0.0.1")
-                    broker.start()
-                last = bringing.database.grow(20)
-                await bringing.reached(last)
-                await bringing.until(lambda: len(mes.seqs) == last)
-
-        run(test)
+        async with bringing.running():
+            for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+                last = bringing.database.grow(300)
+                await bringing.until(lambda last=last: len(mes.seqs) > last - 600)
+                broker.end(number)
+                bringing.database.grow(20)
+                await bringing.reports("waiting", "127.0.0.1")
+                broker.start()
+            last = bringing.database.grow(20)
+            await bringing.reached(last)
+            await bringing.until(lambda: len(mes.seqs) == last)
         in_order = [body["seq"] for body in mes.bodies() if "seq" in body]
         assert len(in_order) < 3 * bringing.database.last_seq
 
 
-def test_sending_waits_for_those_who_listened_before_a_broker_forgot_them(tmp_path: Path) -> None:
+@in_a_loop
+async def test_sending_waits_for_those_who_listened_before_a_broker_forgot_them(tmp_path: Path) -> None:
     with Broker(tmp_path / "broker") as broker:
         bringing = Bringing(tmp_path, broker.port)
-
-        async def test() -> None:
-            async with bringing.running():
-                with Subscriber(broker.port, "coserve/#", name="before") as before:
-                    last = bringing.database.grow(30)
-                    await bringing.until(lambda: len(before.seqs) == last)
-                    broker.end(signal.SIGKILL)
+        async with bringing.running():
+            with Subscriber(broker.port, "coserve/#", name="before") as before:
                 last = bringing.database.grow(30)
-                broker.start()
-                await bringing.said("connected")
-                await asyncio.sleep(1.0)
-                assert bringing.status_page.read()["position"] < last
-                with Subscriber(broker.port, "coserve/#", name="after") as after:
-                    await bringing.reached(last)
-                    await bringing.until(lambda: before.seqs | after.seqs == {*range(1, last + 1)})
+                await bringing.until(lambda: len(before.seqs) == last)
+                broker.end(signal.SIGKILL)
+            last = bringing.database.grow(30)
+            broker.start()
+            await bringing.reports("connected")
+            await asyncio.sleep(1.0)
+            assert bringing.status_page.read()["position"] < last
+            with Subscriber(broker.port, "coserve/#", name="after") as after:
+                await bringing.reached(last)
+                await bringing.until(lambda: before.seqs | after.seqs == {*range(1, last + 1)})
 
-        run(test)
 
-
-def test_a_broker_without_listeners_is_no_trouble_at_the_first_connection(tmp_path: Path) -> None:
+@in_a_loop
+async def test_a_broker_without_listeners_is_no_trouble_at_the_first_connection(tmp_path: Path) -> None:
     with Broker(tmp_path / "broker") as broker:
         bringing = Bringing(tmp_path, broker.port)
         bringing.database.grow(1000)
-
-        async def test() -> None:
-            async with bringing.running():
-                await bringing.reached(3000)
-
-        run(test)
+        async with bringing.running():
+            await bringing.reached(3000)
 
 
-def test_a_wrong_password_is_refused_by_name_and_mended_without_a_restart(tmp_path: Path) -> None:
+@in_a_loop
+async def test_a_wrong_password_is_refused_by_name_and_mended_without_a_restart(tmp_path: Path) -> None:
     if shutil.which("mosquitto_passwd") is None:
         pytest.skip("needs mosquitto_passwd: make system-tools")
     passwords, secret = tmp_path / "passwords", tmp_path / "secret"
@@ -256,24 +236,21 @@ def test_a_wrong_password_is_refused_by_name_and_mended_without_a_restart(tmp_pa
     with Broker(tmp_path / "broker", *settings, anonymous=False) as broker:
         bringing = Bringing(tmp_path, broker.port, user="line", password=secret)
         bringing.database.grow(1)
-
-        async def test() -> None:
-            async with bringing.running():
-                await bringing.said("refused", "secret", "No such file")
-                secret.write_text("right\n")
-                await bringing.said("refused", "can be read by everybody")
-                secret.chmod(0o600)
-                await bringing.reached(3)
-                assert bringing.status_page.read()["last_error"] is None
-            secret.write_text("wrong\n")
-            async with bringing.running():
-                await bringing.said("refused", f"127.0.0.1:{broker.port}", "Not authorized")
-            assert "wrong" not in str(bringing.status_page.read())
-
-        run(test)
+        async with bringing.running():
+            await bringing.reports("refused", "secret", "No such file")
+            secret.write_text("right\n")
+            await bringing.reports("refused", "can be read by everybody")
+            secret.chmod(0o600)
+            await bringing.reached(3)
+            assert bringing.status_page.read()["last_error"] is None
+        secret.write_text("wrong\n")
+        async with bringing.running():
+            await bringing.reports("refused", f"127.0.0.1:{broker.port}", "Not authorized")
+        assert "wrong" not in str(bringing.status_page.read())
 
 
-def test_a_topic_that_we_may_not_write_to_holds_everything_back_and_is_named(tmp_path: Path) -> None:
+@in_a_loop
+async def test_a_topic_that_we_may_not_write_to_holds_everything_back_and_is_named(tmp_path: Path) -> None:
     """MQTT 3.1.1 knows no way to say so: there such a broker throws the message away and confirms it."""
     acl = tmp_path / "acl"
     acl.write_text("topic readwrite coserve/status\ntopic readwrite coserve/inspection/#\n")
@@ -282,44 +259,34 @@ def test_a_topic_that_we_may_not_write_to_holds_everything_back_and_is_named(tmp
     with Broker(tmp_path / "broker", f"acl_file {acl}") as broker, Subscriber(broker.port, "coserve/#") as mes:
         bringing = Bringing(tmp_path, broker.port)
         bringing.database.grow(2)
-
-        async def test() -> None:
-            async with bringing.running():
-                await bringing.said("refused", "coserve/board/pair/S1", "Not authorized")
-                assert bringing.status_page.read()["position"] <= 2
-                acl.write_text("topic readwrite coserve/#\n")
-                assert broker.process is not None
-                broker.process.send_signal(signal.SIGHUP)
-                await bringing.reached(6)
-                await bringing.until(lambda: len(mes.seqs) == 6)
-
-        run(test)
+        async with bringing.running():
+            await bringing.reports("refused", "coserve/board/pair/S1", "Not authorized")
+            assert bringing.status_page.read()["position"] <= 2
+            acl.write_text("topic readwrite coserve/#\n")
+            assert broker.process is not None
+            broker.process.send_signal(signal.SIGHUP)
+            await bringing.reached(6)
+            await bringing.until(lambda: len(mes.seqs) == 6)
 
 
-def test_a_connection_that_is_refused_is_tried_again_until_somebody_listens(tmp_path: Path) -> None:
+@in_a_loop
+async def test_a_connection_that_is_refused_is_tried_again_until_somebody_listens(tmp_path: Path) -> None:
     port = free_port()
     bringing = Bringing(tmp_path, port)
     bringing.database.grow(1)
-
-    async def test() -> None:
-        async with bringing.running():
-            await bringing.said("waiting", f"nothing listens at 127.0.0.1:{port}")
-            await bringing.keeps_no_file_open()
-            broker = Broker(tmp_path / "broker", port=port)
-            with broker:
-                await bringing.reached(3)
-
-    run(test)
+    async with bringing.running():
+        await bringing.reports("waiting", f"nothing listens at 127.0.0.1:{port}")
+        await bringing.keeps_no_file_open()
+        broker = Broker(tmp_path / "broker", port=port)
+        with broker:
+            await bringing.reached(3)
 
 
-def test_a_name_that_nobody_knows_is_said(tmp_path: Path) -> None:
+@in_a_loop
+async def test_a_name_that_nobody_knows_is_said(tmp_path: Path) -> None:
     bringing = Bringing(tmp_path, 1883, host="broker.invalid")
-
-    async def test() -> None:
-        async with bringing.running():
-            await bringing.said("waiting", "broker.invalid:1883", "name")
-
-    run(test)
+    async with bringing.running():
+        await bringing.reports("waiting", "broker.invalid:1883", "name")
 
 
 @pytest.mark.parametrize(
@@ -337,7 +304,8 @@ def test_a_name_that_nobody_knows_is_said(tmp_path: Path) -> None:
     ],
     ids=["mute", "hangs up", "password", "version", "busy", "confirms nothing", "full", "invalid", "in the middle"],
 )
-def test_a_broker_that_misbehaves_is_named_and_costs_no_file_and_no_message(
+@in_a_loop
+async def test_a_broker_that_misbehaves_is_named_and_costs_no_file_and_no_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: dict[str, Any], state: str, words: str
 ) -> None:
     if "no answer" in words:
@@ -345,46 +313,22 @@ def test_a_broker_that_misbehaves_is_named_and_costs_no_file_and_no_message(
     with ScriptedBroker(**script) as broker:
         bringing = Bringing(tmp_path, broker.port)
         bringing.database.grow(20)
-
-        async def test() -> None:
-            async with bringing.running():
-                await bringing.said(state, words)
-                await bringing.keeps_no_file_open()
-                broker.connack, broker.answer, broker.close_after = 0, lambda _: 0, None
-                await bringing.reached(60)
-
-        run(test)
+        async with bringing.running():
+            await bringing.reports(state, words)
+            await bringing.keeps_no_file_open()
+            broker.connack, broker.answer, broker.close_after = 0, lambda _: 0, None
+            await bringing.reached(60)
         assert {f"coserve/board/pair/S{number}" for number in range(1, 21)} <= set(broker.topics)
 
 
-@pytest.mark.parametrize(("maximum", "most"), [(1, 1), (7, 7), (None, 100)])
-def test_no_more_is_under_way_than_the_broker_takes_at_once(tmp_path: Path, maximum: int | None, most: int) -> None:
-    with ScriptedBroker(receive_maximum=maximum) as broker:
+@pytest.mark.parametrize(("receive_maximum", "limit"), [(1, 1), (7, 7), (None, 100)])
+@in_a_loop
+async def test_no_more_is_under_way_than_the_broker_takes_at_once(
+    tmp_path: Path, receive_maximum: int | None, limit: int
+) -> None:
+    with ScriptedBroker(receive_maximum=receive_maximum) as broker:
         bringing = Bringing(tmp_path, broker.port)
         bringing.database.grow(100)
-
-        async def test() -> None:
-            async with bringing.running():
-                await bringing.reached(300)
-
-        run(test)
-        assert broker.most_unanswered <= most
-
-
-@pytest.fixture
-def a_configuration() -> Callable[..., Path]:
-    """A coserve.yaml with a consumer; what else it names is not there."""
-
-    def make(folder: Path, port: int) -> Path:
-        path = folder / "coserve.yaml"
-        consumer = {"kind": "mqtt", "host": "127.0.0.1", "port": port}
-        text = {
-            "rules": "r",
-            "catalog": "c",
-            "devices": {"cpu": {"expert_memory": "1GB"}},
-            "consumers": {"plant": consumer},
-        }
-        path.write_text(json.dumps(text), encoding="utf-8")
-        return path
-
-    return make
+        async with bringing.running():
+            await bringing.reached(300)
+        assert broker.max_unanswered <= limit

@@ -1,4 +1,4 @@
-"""TLS with a real mosquitto: what is checked, what is shown, and what a mistake is called."""
+"""TLS with a real mosquitto: certificates that are checked and shown, and the texts of mistakes."""
 
 import asyncio
 import gc
@@ -59,8 +59,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def broker(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """It asks for a certificate of the plant's authority."""
-    with Broker(tmp_path_factory.mktemp("broker"), *_tls(keys, "broker"), "require_certificate true") as one:
-        yield one
+    with Broker(tmp_path_factory.mktemp("broker"), *_tls(keys, "broker"), "require_certificate true") as broker:
+        yield broker
 
 
 def _tls(keys: Path, name: str) -> list[str]:
@@ -72,8 +72,8 @@ def settings(port: int, keys: Path, tls: dict[str, str] | None, **more: Any) -> 
     return MqttSettings.model_validate({"kind": "mqtt", "host": "127.0.0.1", "port": port, "tls": files, **more})
 
 
-def trouble(settings: MqttSettings) -> DeliveryError | None:
-    """What opening says, None where the connection stands."""
+def open_error(settings: MqttSettings) -> DeliveryError | None:
+    """Return the error of opening a connection, None if it stands."""
 
     async def open_and_close() -> None:
         consumer = Mqtt(settings, "coserve-test")
@@ -81,22 +81,22 @@ def trouble(settings: MqttSettings) -> DeliveryError | None:
         await consumer.deliver(())
         await consumer.close()
 
-    said = None
+    trouble = None
     try:
         asyncio.run(open_and_close())
     except DeliveryError as error:
-        said = DeliveryError(error.reason, error.state)
+        trouble = DeliveryError(error.reason, error.state)
     with warnings.catch_warnings():  # paho leaves the socket of a handshake that failed to the collector
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
-    return said
+    return trouble
 
 
 LINE = {"ca": "plant.pem", "cert": "line.pem", "key": "line.key"}
 
 
 def test_both_show_their_certificates(keys: Path, broker: Broker) -> None:
-    assert trouble(settings(broker.port, keys, LINE)) is None
+    assert open_error(settings(broker.port, keys, LINE)) is None
 
 
 @pytest.mark.parametrize(
@@ -116,37 +116,37 @@ def test_both_show_their_certificates(keys: Path, broker: Broker) -> None:
 def test_a_mistake_is_refused_by_name(
     keys: Path, broker: Broker, tls: dict[str, str] | None, state: str, words: str
 ) -> None:
-    said = trouble(settings(broker.port, keys, tls))
-    assert said is not None
-    assert words in said.reason
-    assert said.state == state
+    error = open_error(settings(broker.port, keys, tls))
+    assert error is not None
+    assert words in error.reason
+    assert error.state == state
 
 
 def test_a_broker_of_another_name_is_refused(keys: Path, tmp_path: Path) -> None:
-    with Broker(tmp_path, *_tls(keys, "elsewhere")) as other:
-        said = trouble(settings(other.port, keys, {"ca": "plant.pem"}))
-    assert said is not None
-    assert "IP address mismatch" in said.reason
-    assert said.state == "refused"
+    with Broker(tmp_path, *_tls(keys, "elsewhere")) as elsewhere:
+        error = open_error(settings(elsewhere.port, keys, {"ca": "plant.pem"}))
+    assert error is not None
+    assert "IP address mismatch" in error.reason
+    assert error.state == "refused"
 
 
 def test_a_broker_without_tls_is_named(keys: Path, tmp_path: Path) -> None:
     with Broker(tmp_path) as plain:
-        said = trouble(settings(plain.port, keys, {"ca": "plant.pem"}))
-    assert said is not None
-    assert said.reason == f"127.0.0.1:{plain.port} hangs up (does it speak TLS there?)"
+        error = open_error(settings(plain.port, keys, {"ca": "plant.pem"}))
+    assert error is not None
+    assert error.reason == f"127.0.0.1:{plain.port} hangs up (does it speak TLS there?)"
 
 
 def test_a_key_that_others_can_read_and_one_with_a_passphrase_are_refused(keys: Path, tmp_path: Path) -> None:
     for file in ("plant.pem", "line.pem", "line.key"):
         shutil.copy(keys / file, tmp_path / file)
     (tmp_path / "line.key").chmod(0o640)
-    found = settings(1, tmp_path, LINE).file_problems()
-    assert [key for key, _ in found] == [("tls", "key")]
-    assert "line.key can be read by its group: chmod 600 it" in found[0][1]
+    problems = settings(1, tmp_path, LINE).file_problems()
+    assert [key for key, _ in problems] == [("tls", "key")]
+    assert "line.key can be read by its group: chmod 600 it" in problems[0][1]
     plain, locked = ["-in", str(keys / "line.key")], ["-out", "line.key", "-aes128", "-passout", "pass:secret"]
     openssl("ec", *plain, *locked, folder=tmp_path)
     (tmp_path / "line.key").chmod(0o600)
-    found = settings(1, tmp_path, LINE).file_problems()
-    assert "without a passphrase" in found[0][1]
-    assert "secret" not in found[0][1]
+    problems = settings(1, tmp_path, LINE).file_problems()
+    assert "without a passphrase" in problems[0][1]
+    assert "secret" not in problems[0][1]

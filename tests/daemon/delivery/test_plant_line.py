@@ -21,23 +21,23 @@ pytestmark = pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: ma
 
 
 def consumer(line: Line) -> dict[str, Any]:
-    (found,) = line.status()["consumers"]
-    return found
+    (row,) = line.status()["consumers"]
+    return row
 
 
 def child(line: Line) -> dict[str, Any]:
-    return next(one for one in line.status()["children"] if one["name"] == "consumer plant")
+    return next(row for row in line.status()["children"] if row["name"] == "consumer plant")
 
 
 def has_ended(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # where nobody reaps it
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # if no parent reaps it
     except psutil.NoSuchProcess:
         return True
 
 
 def published(line: Line, mes: Subscriber) -> bool:
-    """Whether everything that the line has ever said was heard."""
+    """Return True if the MES has heard every message of the line."""
     return mes.seqs == {message["seq"] for message in line.stream()}
 
 
@@ -49,32 +49,25 @@ def test_verdicts_reach_the_plant_whatever_happens_to_broker_consumer_and_daemon
     line = Line(tmp_path / "line", experts_folder, consumers={"plant": plant})
     broker = Broker(tmp_path / "broker", port=port)
     with line.service() as service:
-        # No broker yet: the line judges, and says whom it waits for.
+        # No broker yet: the line judges, and names the broker that it waits for.
         line.wait(lambda: "nothing listens" in (consumer(line)["last_error"] or ""))
         for number in range(6):
             line.send(board={"type": "pair", "serial": f"A{number // 2}"})
         line.idle()
-        said = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-m", "tools", "status", "--config", str(line.config)],
             env=os.environ | {"COLUMNS": "200"},
             capture_output=True,
             text=True,
             check=True,
         ).stdout
-        assert "Consumers" in said
-        assert "Processes beside the line" in said
-        assert f"nothing listens at 127.0.0.1:{port}" in said
+        assert "Consumers" in output
+        assert "Processes beside the line" in output
+        assert f"nothing listens at 127.0.0.1:{port}" in output
         assert line.status()["state"] == "ready"
         assert line.status()["last_error"] is None
-        assert consumer(line) | {"last_error": None} == {
-            "name": "plant",
-            "kind": "mqtt",
-            "position": 0,
-            "behind": 9,
-            "missed": 0,
-            "state": "waiting",
-            "last_error": None,
-        }
+        expected = {"name": "plant", "kind": "mqtt", "position": 0, "behind": 9, "missed": 0, "state": "waiting"}
+        assert consumer(line) | {"last_error": None} == expected | {"last_error": None}
         # It must not publish before the subscriber has subscribed: nothing of it is retained.
         waiting = child(line)["pid"]
         os.kill(waiting, signal.SIGSTOP)

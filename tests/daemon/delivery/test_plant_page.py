@@ -20,9 +20,9 @@ LINE = "rules: rules.yaml\ncatalog: catalog.yaml\ndevices: {cpu: {expert_memory:
 
 
 def block(language: str) -> str:
-    found = re.search(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
-    assert found
-    return found[1]
+    match = re.search(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    assert match
+    return match[1]
 
 
 def test_the_configuration_of_the_page_is_one(tmp_path: Path) -> None:

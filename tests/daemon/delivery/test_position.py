@@ -25,8 +25,8 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "consumers").iterdir()] == ["plant.position"]
 
 
-def signed(said: bytes) -> bytes:
-    return said + b"\n" + hashlib.sha256(said).hexdigest().encode() + b"\n"
+def signed(content: bytes) -> bytes:
+    return content + b"\n" + hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path: Path) 
         writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
         until_s = time.monotonic() + 60
         file = PositionFile(tmp_path, "plant")
-        while (found := file.load()) is None or found.seq < last % 7 + 5:
+        while (position := file.load()) is None or position.seq < last % 7 + 5:
             assert time.monotonic() < until_s
         writer.send_signal(signal.SIGKILL)
         writer.wait()
-        left = file.load()
-        assert left is not None
-        last = left.seq
+        position = file.load()
+        assert position is not None
+        last = position.seq
         file.path.unlink()

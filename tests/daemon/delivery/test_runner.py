@@ -1,9 +1,9 @@
-"""The runner over a real database: what a consumer is given, when its position moves, what becomes of trouble."""
+"""The runner over a real database: messages that a consumer gets, moves of its position, and its errors."""
 
 import asyncio
 import resource
 import sqlite3
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
 from datetime import timedelta
 from pathlib import Path
@@ -20,10 +20,11 @@ from daemon.delivery.status_page import SharedStatusPage
 from daemon.storage.database.reader import ResultsReader
 from tests.daemon.delivery.results_database import BEGIN, ResultsDatabase
 from tests.small_disk import small_disk
+from tests.waiting import in_a_loop
 
 
 class Diary:
-    """A consumer that writes down what it is given, and has the trouble that it is told to have."""
+    """A consumer that writes down its messages and raises the errors in `trouble`."""
 
     def __init__(self) -> None:
         self.seqs: list[int] = []
@@ -65,6 +66,18 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "_LAST_MESSAGES_S", 600.0)
 
 
+@pytest.fixture
+def database(tmp_path: Path) -> ResultsDatabase:
+    return ResultsDatabase(tmp_path / "inspection.db")
+
+
+@pytest.fixture
+def status_page() -> Iterator[SharedStatusPage]:
+    status_page = SharedStatusPage.make("test")
+    yield status_page
+    status_page.close()
+
+
 @asynccontextmanager
 async def running(database: ResultsDatabase, consumer: Any, folder: Path | None = None, **named: Any):
     reader = ResultsReader(database.url)
@@ -80,18 +93,9 @@ async def running(database: ResultsDatabase, consumer: Any, folder: Path | None 
 
 
 async def until(happened: Callable[[], Any]) -> None:
-    async def look() -> None:
+    async with asyncio.timeout(60):
         while not happened():
             await asyncio.sleep(0.005)
-
-    await asyncio.wait_for(look(), 60)
-
-
-def run(test: Awaitable[None]) -> None:
-    async def main() -> None:
-        await test
-
-    asyncio.run(main())
 
 
 def saved(database: ResultsDatabase) -> int:
@@ -100,282 +104,230 @@ def saved(database: ResultsDatabase) -> int:
     return position.seq
 
 
-def test_messages_come_in_order_as_published_and_the_position_outlives_the_process(tmp_path: Path) -> None:
-    database = ResultsDatabase(tmp_path / "inspection.db")
+@in_a_loop
+async def test_messages_come_in_order_as_published_and_the_position_outlives_the_process(
+    database: ResultsDatabase,
+) -> None:
     database.grow(2)
-
-    async def first() -> None:
-        diary = Diary()
-        async with running(database, diary):
-            await until(lambda: len(diary.seqs) == 6)
-            database.grow(1)
-            await until(lambda: len(diary.seqs) == 9)
-        reader = ResultsReader(database.url)
+    diary = Diary()
+    async with running(database, diary):
+        await until(lambda: len(diary.seqs) == 6)
+        database.grow(1)
+        await until(lambda: len(diary.seqs) == 9)
+    with closing(ResultsReader(database.url)) as reader:
         assert diary.messages == reader.results_since(0)["items"]
-        assert diary.messages[2]["topic"] == "board/pair/S1/"
-        reader.close()
-        assert diary.opened == [0]
-
-    async def second() -> None:
-        diary = Diary()
-        async with running(database, diary):
-            database.grow(1)
-            await until(lambda: len(diary.seqs) == 3)
-        assert (diary.opened, diary.seqs) == ([9], [10, 11, 12])
-
-    run(first())
+    assert diary.messages[2]["topic"] == "board/pair/S1/"
+    assert diary.opened == [0]
     assert saved(database) == 9
-    run(second())
+    diary = Diary()
+    async with running(database, diary):
+        database.grow(1)
+        await until(lambda: len(diary.seqs) == 3)
+    assert (diary.opened, diary.seqs) == ([9], [10, 11, 12])
     assert saved(database) == 12
 
 
-def test_only_what_is_wanted_is_given_and_the_rest_is_passed_over(tmp_path: Path) -> None:
-    database = ResultsDatabase(tmp_path / "inspection.db")
+@in_a_loop
+async def test_only_what_is_wanted_is_given_and_the_rest_is_passed_over(database: ResultsDatabase) -> None:
     database.grow(300)
-
-    async def test() -> None:
-        diary = Diary()
-        async with running(database, diary, send=("boards",)) as runner:
-            await until(lambda: runner.position == 900)
-        assert diary.seqs == list(range(3, 901, 3))
-
-    run(test())
+    diary = Diary()
+    async with running(database, diary, send=("boards",)) as runner:
+        await until(lambda: runner.position == 900)
+    assert diary.seqs == list(range(3, 901, 3))
 
 
-def test_a_new_consumer_begins_with_the_oldest_kept_or_behind_the_newest(tmp_path: Path) -> None:
-    database = ResultsDatabase(tmp_path / "inspection.db")
+@in_a_loop
+async def test_a_new_consumer_begins_with_the_oldest_kept_or_behind_the_newest(
+    database: ResultsDatabase, tmp_path: Path
+) -> None:
     database.grow(4)
     database.prune(2)
-
-    async def test() -> None:
-        oldest, newest = Diary(), Diary()
-        async with running(database, oldest, tmp_path / "a"), running(database, newest, tmp_path / "b", newest=12):
-            await until(lambda: len(oldest.seqs) == 6)
-            database.grow(1)
-            await until(lambda: len(oldest.seqs) == 9 and len(newest.seqs) == 3)
-        assert oldest.seqs == list(range(7, 16))
-        assert newest.seqs == [13, 14, 15]
-        assert oldest.messages[0]["seq"] == 7
-
-    run(test())
+    oldest, newest = Diary(), Diary()
+    async with running(database, oldest, tmp_path / "a"), running(database, newest, tmp_path / "b", newest=12):
+        await until(lambda: len(oldest.seqs) == 6)
+        database.grow(1)
+        await until(lambda: len(oldest.seqs) == 9 and len(newest.seqs) == 3)
+    assert oldest.seqs == list(range(7, 16))
+    assert newest.seqs == [13, 14, 15]
+    assert oldest.messages[0]["seq"] == 7
 
 
-def test_what_was_pruned_before_it_could_be_delivered_is_counted_and_said(tmp_path: Path) -> None:
-    database = ResultsDatabase(tmp_path / "inspection.db")
+@in_a_loop
+async def test_what_was_pruned_before_it_could_be_delivered_is_counted_and_said(
+    database: ResultsDatabase, status_page: SharedStatusPage
+) -> None:
     database.grow(2)
-    status_page = SharedStatusPage.make("test")
-
-    async def test() -> None:
-        diary = Diary()
-        async with running(database, diary, status_page=status_page):
-            await until(lambda: len(diary.seqs) == 6)
-        database.grow(5)
-        database.prune(4)
-        with capture_logs() as logs:
-            async with running(database, diary, status_page=status_page) as runner:
-                await until(lambda: runner.position == 21)
-                database.grow(2)
-                database.prune(100)  # all that is left, and what was never seen
-                await until(lambda: runner.position == 27)
-        missed = [log for log in logs if log["event"] == "results_missed"]
-        assert (missed[0]["count"], missed[0]["after_seq"], missed[0]["up_to_seq"]) == (6, 6, 21)
-        assert sum(log["count"] for log in missed) == status_page.read()["missed"]
-        assert len(diary.seqs) + status_page.read()["missed"] == 27
-
-    run(test())
-    status_page.close()
+    diary = Diary()
+    async with running(database, diary, status_page=status_page):
+        await until(lambda: len(diary.seqs) == 6)
+    database.grow(5)
+    database.prune(4)
+    with capture_logs() as logs:
+        async with running(database, diary, status_page=status_page) as runner:
+            await until(lambda: runner.position == 21)
+            database.grow(2)
+            database.prune(100)  # all that is left, and what was never seen
+            await until(lambda: runner.position == 27)
+    missed = [log for log in logs if log["event"] == "results_missed"]
+    assert (missed[0]["count"], missed[0]["after_seq"], missed[0]["up_to_seq"]) == (6, 6, 21)
+    assert sum(log["count"] for log in missed) == status_page.read()["missed"]
+    assert len(diary.seqs) + status_page.read()["missed"] == 27
 
 
-def test_a_new_consumer_has_missed_nothing_of_what_was_pruned_before_it_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@in_a_loop
+async def test_a_new_consumer_has_missed_nothing_of_what_was_pruned_before_it_was_there(
+    database: ResultsDatabase, monkeypatch: pytest.MonkeyPatch, status_page: SharedStatusPage
 ) -> None:
     """Boards with a review stay for ever: between them there are gaps as wide as the line is old."""
-    database = ResultsDatabase(tmp_path / "inspection.db")
     database.grow(100)
     with closing(sqlite3.connect(database.file)) as rows, rows:
         rows.execute("DELETE FROM inspections WHERE board_id BETWEEN 2 AND 90")
         rows.execute("DELETE FROM boards WHERE board_id BETWEEN 2 AND 90")
-    status_page = SharedStatusPage.make("test")
-
-    async def test() -> None:
-        diary = Diary()
-        diary.takes = 5  # it is stopped before it has caught up
-        monkeypatch.setattr(runner_module, "_LAST_MESSAGES_S", -1.0)
-        async with running(database, diary, status_page=status_page) as runner:
-            await until(lambda: runner.position >= 3)
-        async with running(database, diary, status_page=status_page) as runner:
-            await until(lambda: runner.position == 300)
-            database.grow(2)
-            await until(lambda: runner.position == 306)
-        assert len(diary.seqs) == 39
-        assert status_page.read()["missed"] == 0
-
-    run(test())
-    status_page.close()
+    diary = Diary()
+    diary.takes = 5  # it is stopped before it has caught up
+    monkeypatch.setattr(runner_module, "_LAST_MESSAGES_S", -1.0)
+    async with running(database, diary, status_page=status_page) as runner:
+        await until(lambda: runner.position >= 3)
+    async with running(database, diary, status_page=status_page) as runner:
+        await until(lambda: runner.position == 300)
+        database.grow(2)
+        await until(lambda: runner.position == 306)
+    assert len(diary.seqs) == 39
+    assert status_page.read()["missed"] == 0
 
 
-def test_what_a_consumer_was_offered_and_never_took_is_missed_when_it_is_pruned(tmp_path: Path) -> None:
-    database = ResultsDatabase(tmp_path / "inspection.db")
+@in_a_loop
+async def test_what_a_consumer_was_offered_and_never_took_is_missed_when_it_is_pruned(
+    database: ResultsDatabase, status_page: SharedStatusPage
+) -> None:
     database.grow(1)
-    status_page = SharedStatusPage.make("test")
-
-    async def test() -> None:
-        diary = Diary()
-        async with running(database, diary, status_page=status_page) as runner:
-            await until(lambda: runner.position == 3)
-            diary.trouble = [DeliveryError("not there")] * 10_000
-            database.grow(4)
-            await until(lambda: len(diary.trouble) < 10_000)  # it was offered them once
-            database.prune(3)
-            diary.trouble.clear()
-            await until(lambda: runner.position == 15)
-        assert status_page.read()["missed"] == 6
-
-    run(test())
-    status_page.close()
+    diary = Diary()
+    async with running(database, diary, status_page=status_page) as runner:
+        await until(lambda: runner.position == 3)
+        diary.trouble = [DeliveryError("not there")] * 10_000
+        database.grow(4)
+        await until(lambda: len(diary.trouble) < 10_000)  # it was offered them once
+        database.prune(3)
+        diary.trouble.clear()
+        await until(lambda: runner.position == 15)
+    assert status_page.read()["missed"] == 6
 
 
-def test_a_damaged_position_is_named_and_everything_kept_is_delivered_again(tmp_path: Path) -> None:
-    database = ResultsDatabase(tmp_path / "inspection.db")
+async def deliver_all(database: ResultsDatabase, diary: Diary, folder: Path | None = None) -> None:
+    async with running(database, diary, folder) as runner:
+        await until(lambda: diary.seqs and runner.position == database.last_seq)
+
+
+@in_a_loop
+async def test_a_damaged_position_is_named_and_everything_kept_is_delivered_again(
+    database: ResultsDatabase, tmp_path: Path
+) -> None:
     database.grow(2)
-
-    async def once(diary: Diary) -> None:
-        async with running(database, diary, newest=0):
-            await until(lambda: len(diary.seqs) == 6)
-
-    run(once(Diary()))
+    await deliver_all(database, Diary())
     (tmp_path / "consumers" / "plant.position").write_text("not a position")
     diary = Diary()
     with capture_logs() as logs:
-        run(once(diary))
+        await deliver_all(database, diary)
     assert diary.seqs == [1, 2, 3, 4, 5, 6]
     assert "plant.position is damaged" in next(log["problem"] for log in logs if log["event"] == "position_damaged")
 
 
 @pytest.mark.parametrize("judged_since", [0, 1, 30])
-def test_a_database_from_a_backup_is_noticed_and_what_it_holds_since_is_delivered(
-    tmp_path: Path, judged_since: int
+@in_a_loop
+async def test_a_database_from_a_backup_is_noticed_and_what_it_holds_since_is_delivered(
+    database: ResultsDatabase, judged_since: int
 ) -> None:
     """Numbers that it gives a second time are other messages: none of them may be taken for delivered."""
-    database = ResultsDatabase(tmp_path / "inspection.db")
     database.grow(40)
     backup = database.file.read_bytes()
     database.grow(10)
-
-    async def deliver_all(database: ResultsDatabase, diary: Diary) -> None:
-        async with running(database, diary, tmp_path / "consumers") as runner:
-            await until(lambda: diary.seqs and runner.position == database.last_seq)
-
-    run(deliver_all(database, Diary()))
+    await deliver_all(database, Diary())
     database.file.write_bytes(backup)
     restored = ResultsDatabase(database.file, BEGIN + timedelta(days=1))
     restored.grow(judged_since)
     diary = Diary()
     with capture_logs() as logs:
-
-        async def test() -> None:
-            async with running(restored, diary) as runner:
-                await until(lambda: runner.position == restored.last_seq)
-                restored.grow(3)
-                await until(lambda: runner.position == restored.last_seq)
-
-        run(test())
+        async with running(restored, diary) as runner:
+            await until(lambda: runner.position == restored.last_seq)
+            restored.grow(3)
+            await until(lambda: runner.position == restored.last_seq)
     assert set(range(121, restored.last_seq + 1)) <= set(diary.seqs)
     assert diary.seqs[0] <= 121
-    said = next(log for log in logs if log["event"] == "position_not_of_this_database")
-    assert said["position"] == 150
+    notice = next(log for log in logs if log["event"] == "position_not_of_this_database")
+    assert notice["position"] == 150
 
 
-def test_another_database_altogether_is_delivered_from_its_beginning(tmp_path: Path) -> None:
-    one = ResultsDatabase(tmp_path / "one.db")
-    one.grow(3)
-    other = ResultsDatabase(tmp_path / "other.db", BEGIN + timedelta(days=7))
-    other.grow(50)
-
-    async def deliver_all(database: ResultsDatabase, diary: Diary) -> None:
-        async with running(database, diary) as runner:
-            await until(lambda: diary.seqs and runner.position == database.last_seq)
-
-    run(deliver_all(one, Diary()))
+@in_a_loop
+async def test_another_database_altogether_is_delivered_from_its_beginning(tmp_path: Path) -> None:
+    first, second = ResultsDatabase(tmp_path / "1.db"), ResultsDatabase(tmp_path / "2.db", BEGIN + timedelta(days=7))
+    first.grow(3)
+    second.grow(50)
+    await deliver_all(first, Diary())
     diary = Diary()
-    run(deliver_all(other, diary))
+    await deliver_all(second, diary)
     assert diary.seqs == list(range(1, 151))
 
 
-def test_trouble_is_told_by_name_and_tried_again_and_nothing_is_lost(tmp_path: Path) -> None:
-    database = ResultsDatabase(tmp_path / "inspection.db")
+@in_a_loop
+async def test_trouble_is_told_by_name_and_tried_again_and_nothing_is_lost(
+    database: ResultsDatabase, status_page: SharedStatusPage
+) -> None:
     database.grow(1)
-    status_page = SharedStatusPage.make("test")
-
-    async def test() -> None:
-        diary = Diary()
-        diary.trouble = [OSError("a defect"), DeliveryError("it says no", "refused"), DeliveryError("not there")]
-        told: list[tuple[str, str | None]] = []
-        with capture_logs() as logs:
-            async with running(database, diary, status_page=status_page) as runner:
-                await until(lambda: runner.position == 3)
-                await until(lambda: status_page.read()["position"] == 3)
-                assert status_page.read()["state"] == "connected"
-        told = [(log["event"], log.get("why")) for log in logs if log["event"].startswith("consumer_")]
-        assert told[:3] == [
-            ("consumer_waiting", "not there"),
-            ("consumer_refused", "it says no"),
-            ("consumer_failed", None),
-        ]
-        assert diary.seqs == [1, 2, 3]
-        assert diary.closed == 4
-
-    run(test())
-    status_page.close()
-
-
-def test_what_was_delivered_in_part_goes_on_behind_that(tmp_path: Path) -> None:
-    database = ResultsDatabase(tmp_path / "inspection.db")
-    database.grow(4)
-
-    async def test() -> None:
-        diary = Diary()
-        diary.takes = 5
-        async with running(database, diary) as runner:
-            await until(lambda: runner.position == 12)
-        assert diary.seqs == list(range(1, 13))
-        assert diary.batches == [12, 7, 2]
-        database.grow(4)
-        with closing(sqlite3.connect(database.file)) as rows, rows:
-            rows.execute("DELETE FROM inspections WHERE board_id IN (6, 7)")
-        status_page = SharedStatusPage.make("test")
+    diary = Diary()
+    diary.trouble = [OSError("a defect"), DeliveryError("it says no", "refused"), DeliveryError("not there")]
+    with capture_logs() as logs:
         async with running(database, diary, status_page=status_page) as runner:
-            await until(lambda: runner.position == 24)
-        assert status_page.read()["missed"] == 4
-        status_page.close()
+            await until(lambda: runner.position == 3)
+            await until(lambda: status_page.read()["position"] == 3)
+            assert status_page.read()["state"] == "connected"
+    events = [(log["event"], log.get("why")) for log in logs if log["event"].startswith("consumer_")]
+    assert events[:2] == [("consumer_waiting", "not there"), ("consumer_refused", "it says no")]
+    assert events[2] == ("consumer_failed", None)
+    assert diary.seqs == [1, 2, 3]
+    assert diary.closed == 4
 
-    run(test())
+
+@in_a_loop
+async def test_what_was_delivered_in_part_goes_on_behind_that(
+    database: ResultsDatabase, status_page: SharedStatusPage
+) -> None:
+    database.grow(4)
+    diary = Diary()
+    diary.takes = 5
+    async with running(database, diary) as runner:
+        await until(lambda: runner.position == 12)
+    assert diary.seqs == list(range(1, 13))
+    assert diary.batches == [12, 7, 2]
+    database.grow(4)
+    with closing(sqlite3.connect(database.file)) as rows, rows:
+        rows.execute("DELETE FROM inspections WHERE board_id IN (6, 7)")
+    async with running(database, diary, status_page=status_page) as runner:
+        await until(lambda: runner.position == 24)
+    assert status_page.read()["missed"] == 4
 
 
-def test_after_a_lost_connection_the_last_of_it_is_delivered_once_more_but_only_once(tmp_path: Path) -> None:
-    database = ResultsDatabase(tmp_path / "inspection.db")
+@in_a_loop
+async def test_after_a_lost_connection_the_last_of_it_is_delivered_once_more_but_only_once(
+    database: ResultsDatabase,
+) -> None:
     database.grow(2)
-
-    async def test() -> None:
-        diary = Diary()
-        async with running(database, diary) as runner:
-            await until(lambda: runner.position == 6)
-            diary.trouble = [DeliveryError("gone")]
-            database.grow(1)
-            await until(lambda: runner.position == 9 and len(diary.seqs) == 15)
-            assert diary.seqs == [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-            diary.seqs.clear()
-            diary.trouble = [DeliveryError("gone again")]
-            database.grow(1)
-            await until(lambda: runner.position == 12)
-        assert diary.seqs == [7, 8, 9, 10, 11, 12]
-
-    run(test())
+    diary = Diary()
+    async with running(database, diary) as runner:
+        await until(lambda: runner.position == 6)
+        diary.trouble = [DeliveryError("gone")]
+        database.grow(1)
+        await until(lambda: runner.position == 9 and len(diary.seqs) == 15)
+        assert diary.seqs == [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        diary.seqs.clear()
+        diary.trouble = [DeliveryError("gone again")]
+        database.grow(1)
+        await until(lambda: runner.position == 12)
+    assert diary.seqs == [7, 8, 9, 10, 11, 12]
 
 
-def test_a_line_that_breaks_all_the_time_still_gets_everything_there(tmp_path: Path) -> None:
+@in_a_loop
+async def test_a_line_that_breaks_all_the_time_still_gets_everything_there(database: ResultsDatabase) -> None:
     """Delivering again must not hold it up for ever where each connection carries only a little."""
-    database = ResultsDatabase(tmp_path / "inspection.db")
     database.grow(20)
 
     class Flaky(Diary):
@@ -385,51 +337,44 @@ def test_a_line_that_breaks_all_the_time_still_gets_everything_there(tmp_path: P
                 raise DeliveryError("broken")
             return await super().deliver(messages)
 
-    async def test() -> None:
-        diary = Flaky()
-        diary.takes = 7
-        async with running(database, diary) as runner:
-            await until(lambda: runner.position == 60)
-        assert set(diary.seqs) == set(range(1, 61))
-        assert len(diary.seqs) <= 2 * 60 + 7
-
-    run(test())
+    diary = Flaky()
+    diary.takes = 7
+    async with running(database, diary) as runner:
+        await until(lambda: runner.position == 60)
+    assert set(diary.seqs) == set(range(1, 61))
+    assert len(diary.seqs) <= 2 * 60 + 7
 
 
-def test_a_full_disk_keeps_the_position_in_memory_and_says_so(tmp_path: Path) -> None:
-    database = ResultsDatabase(tmp_path / "inspection.db")
+@in_a_loop
+async def test_a_full_disk_keeps_the_position_in_memory_and_says_so(
+    database: ResultsDatabase, tmp_path: Path, status_page: SharedStatusPage
+) -> None:
     database.grow(1)
-    status_page = SharedStatusPage.make("test")
     with small_disk(tmp_path / "small", "64k") as disk:
         positions = PositionFile(disk, "plant")
-
-        async def test() -> None:
-            diary = Diary()
-            async with running(database, diary, disk, status_page=status_page):
-                await until(lambda: (position := positions.load()) and position.seq == 3)
-                filler = disk / "filler"
-                with filler.open("wb", buffering=0) as file:
-                    try:
-                        while True:
-                            file.write(bytes(4096))
-                    except OSError:
-                        pass
-                database.grow(2)
-                await until(lambda: "No space left" in (status_page.read()["last_error"] or ""))
-                await until(lambda: len(diary.seqs) == 9)
-                assert status_page.read()["state"] == "connected"
-                filler.unlink()
-                await until(lambda: status_page.read()["last_error"] is None)
-
-        run(test())
+        diary = Diary()
+        async with running(database, diary, disk, status_page=status_page):
+            await until(lambda: (position := positions.load()) and position.seq == 3)
+            filler = disk / "filler"
+            with filler.open("wb", buffering=0) as file:
+                try:
+                    while True:
+                        file.write(bytes(4096))
+                except OSError:
+                    pass
+            database.grow(2)
+            await until(lambda: "No space left" in (status_page.read()["last_error"] or ""))
+            await until(lambda: len(diary.seqs) == 9)
+            assert status_page.read()["state"] == "connected"
+            filler.unlink()
+            await until(lambda: status_page.read()["last_error"] is None)
         position = positions.load()
         assert position is not None
         assert position.seq == 9
-    status_page.close()
 
 
-def test_a_hundred_thousand_messages_behind_need_no_more_memory_than_a_few(tmp_path: Path) -> None:
-    database = ResultsDatabase(tmp_path / "inspection.db")
+@in_a_loop
+async def test_a_hundred_thousand_messages_behind_need_no_more_memory_than_a_few(database: ResultsDatabase) -> None:
     database.grow(34_000)
 
     class Counter(Diary):
@@ -440,63 +385,48 @@ def test_a_hundred_thousand_messages_behind_need_no_more_memory_than_a_few(tmp_p
             self.count += len(messages)
             return messages[-1]["seq"] if messages else 0
 
-    async def test() -> None:
-        counter = Counter()
-        async with running(database, counter) as runner:
-            await until(lambda: runner.position > 6_000)
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            await asyncio.wait_for(_caught_up(runner), 120)
-            after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        assert counter.count == 102_000
-        assert after - before < 32 * 1024
-
-    async def _caught_up(runner: Runner) -> None:
-        while runner.position < 102_000:
-            await asyncio.sleep(0.05)
-
-    run(test())
+    counter = Counter()
+    async with running(database, counter) as runner:
+        await until(lambda: runner.position > 6_000)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        async with asyncio.timeout(120):
+            while runner.position < 102_000:
+                await asyncio.sleep(0.05)
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert counter.count == 102_000
+    assert after - before < 32 * 1024
 
 
-def test_the_database_may_be_away_for_a_while(tmp_path: Path) -> None:
-    database = ResultsDatabase(tmp_path / "inspection.db")
+@in_a_loop
+async def test_the_database_may_be_away_for_a_while(
+    database: ResultsDatabase, tmp_path: Path, status_page: SharedStatusPage
+) -> None:
     database.grow(1)
-    status_page = SharedStatusPage.make("test")
-
-    async def test() -> None:
-        diary = Diary()
-        aside = tmp_path / "aside.db"
-        database.file.rename(aside)
-        database.file.mkdir()
-        async with running(database, diary, tmp_path / "positions", status_page=status_page):
-            await until(lambda: "the results cannot be read" in (status_page.read().get("last_error") or ""))
-            database.file.rmdir()
-            aside.rename(database.file)
-            await until(lambda: len(diary.seqs) == 3)
-
-    run(test())
-    status_page.close()
+    diary = Diary()
+    aside = tmp_path / "aside.db"
+    database.file.rename(aside)
+    database.file.mkdir()
+    async with running(database, diary, tmp_path / "positions", status_page=status_page):
+        await until(lambda: "the results cannot be read" in (status_page.read().get("last_error") or ""))
+        database.file.rmdir()
+        aside.rename(database.file)
+        await until(lambda: len(diary.seqs) == 3)
 
 
-def test_stopping_delivers_what_the_line_has_just_finished(tmp_path: Path) -> None:
-    database = ResultsDatabase(tmp_path / "inspection.db")
+@in_a_loop
+async def test_stopping_delivers_what_the_line_has_just_finished(database: ResultsDatabase) -> None:
     database.grow(1)
-
-    async def test() -> None:
-        diary = Diary()
-        async with running(database, diary) as runner:
-            await until(lambda: runner.position == 3)
-            database.grow(200)
-        assert diary.seqs == list(range(1, 604))
-
-    run(test())
+    diary = Diary()
+    async with running(database, diary) as runner:
+        await until(lambda: runner.position == 3)
+        database.grow(200)
+    assert diary.seqs == list(range(1, 604))
     assert saved(database) == 603
 
 
-def test_the_slate_is_read_whole_or_not_at_all_and_long_texts_are_cut() -> None:
-    status_page = SharedStatusPage.make("test")
+def test_the_status_page_is_read_whole_or_not_at_all_and_long_texts_are_cut(status_page: SharedStatusPage) -> None:
     assert status_page.read() == {}
     status_page.write({"last_error": "é" * 5000, "position": 2**62})
     assert status_page.read() == {"last_error": "é" * 600, "position": 2**62}
     status_page.write({"position": 1})
     assert status_page.read() == {"position": 1}
-    status_page.close()

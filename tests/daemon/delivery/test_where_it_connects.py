@@ -1,4 +1,4 @@
-"""A consumer reaches the broker that it names, and asks nobody else anything: counted by the kernel."""
+"""A consumer reaches the broker that it names and nothing else, counted by the kernel."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ pytest.importorskip("aiomqtt")
 from tests.contract.test_no_outbound import WITHOUT_A_NETWORK, must_have_namespaces
 from tests.daemon.delivery.results_database import ResultsDatabase
 
-#: Runs a consumer until it has said that it waits: for a broker that is not there, and for one on another network.
+#: Runs a consumer until it logs that it waits: for a broker that is not there, and for one on another network.
 RUN = """
 import json, subprocess, sys
 from tests.contract.without_a_network import kernel_counts
@@ -20,10 +20,10 @@ def run(name):
     before = kernel_counts()
     command = [sys.executable, "-m", "daemon.delivery", sys.argv[1], name]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    said = next(line for line in process.stderr if "consumer_waiting" in line)
+    event = next(line for line in process.stderr if "consumer_waiting" in line)
     process.terminate()
     process.wait(60)
-    return {"said": said} | {key: value - before[key] for key, value in kernel_counts().items()}
+    return {"event": event} | {key: value - before[key] for key, value in kernel_counts().items()}
 print(json.dumps([run("here"), run("there")]))
 """
 

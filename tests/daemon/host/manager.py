@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tests.waiting import until
@@ -64,64 +63,62 @@ sys.exit(run(Path(sys.argv[1])))
 
 
 class Manager:
-    """Hears what a service says; `address` is its NOTIFY_SOCKET."""
+    """Receives the news of a service; `address` is its NOTIFY_SOCKET."""
 
     def __init__(self, folder: Path, *, abstract: bool = False) -> None:
         path = str(folder / "notify.sock")
         self.address = f"@{path}" if abstract else path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(f"\0{path}" if abstract else path)
-        self._heard: queue.Queue[dict[str, str]] = queue.Queue()
+        self._news: queue.Queue[dict[str, str]] = queue.Queue()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self.statuses: list[str] = []
-        #: Whose end ends the waiting for its news.
+        #: The service whose end ends the waiting for its news.
         self.service: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._socket.close()
 
     def _listen(self) -> None:
         while news := self._socket.recv(65536):
-            said = dict(line.split("=", 1) for line in news.decode().splitlines())
-            if "STATUS" in said:
-                self.statuses.append(said["STATUS"])
-            self._heard.put(said)
+            fields = dict(line.split("=", 1) for line in news.decode().splitlines())
+            if "STATUS" in fields:
+                self.statuses.append(fields["STATUS"])
+            self._news.put(fields)
 
     def until(self, key: str, value: str | None = None, timeout_s: float = 60.0) -> dict[str, str]:
-        """The next news with `key`, of this value if one is given; what comes before it is dropped."""
+        """Return the next news with `key`, of this value if one is given, and drop all before it."""
         until_s = time.monotonic() + timeout_s
         while True:
             try:
-                said = self._heard.get(timeout=0.2)
+                news = self._news.get(timeout=0.2)
             except queue.Empty:
                 ended = self.service.poll() if self.service else None
-                assert ended is None, f"the service ended with {ended} before it said {key}"
-                assert time.monotonic() < until_s, f"{key} was not said within {timeout_s} s; {self.statuses[-3:]}"
+                assert ended is None, f"the service ended with {ended} before it sent {key}"
+                assert time.monotonic() < until_s, f"{key} did not come within {timeout_s} s; {self.statuses[-3:]}"
                 continue
-            if key in said and value in (None, said[key]):
-                return said
+            if key in news and value in (None, news[key]):
+                return news
 
     def from_now(self) -> None:
-        """Drop what was said before this call."""
+        """Drop all news from before this call."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
             own.sendto(b"NOW=1", f"\0{self.address[1:]}" if self.address.startswith("@") else self.address)
         self.until("NOW")
 
     def during(self, seconds: float) -> list[dict[str, str]]:
-        """Everything that is said in this time."""
+        """Return all news of this time."""
         time.sleep(seconds)
-        return [self._heard.get() for _ in range(self._heard.qsize())]
+        return [self._news.get() for _ in range(self._news.qsize())]
 
     def environ(self, watchdog_s: float | None = None) -> dict[str, str]:
-        """The environment that systemd gives to a service of `Type=notify`."""
+        """Return the environment that systemd gives to a service of `Type=notify`."""
         named = {key: value for key, value in os.environ.items() if not key.startswith("WATCHDOG_")}
         if watchdog_s is not None:
             named["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))
@@ -148,7 +145,7 @@ def a_holdable_daemon(config: Path, manager: Manager, watchdog_s: float) -> Iter
 
 
 def ended(process: subprocess.Popen[bytes], log: Path, within_s: float = 60.0) -> int:
-    """The daemon's exit status; where it does not end, the assertion shows where each of its threads is."""
+    """Return the daemon's exit status; if it does not end, the assertion shows where each of its threads is."""
     try:
         return process.wait(within_s)
     except subprocess.TimeoutExpired:
@@ -168,5 +165,5 @@ def held(folder: Path, thread: str) -> Iterator[None]:
 
 
 def until_it_stands(folder: Path, thread: str) -> None:
-    """Wait until the thread that is held has come to where it stands still; once for each daemon and thread."""
+    """Wait until the held thread stands still; once for each daemon and thread."""
     until((folder / f"{thread}.stands").exists, lambda: f"{thread} goes on")

@@ -1,4 +1,4 @@
-"""A real process and its heart: what counts as silence. The clock is the test's own."""
+"""The heartbeat of a real process, and the silence that counts as hanging. The clock is the test's own."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ LIMIT_S = 60.0
 
 
 class Looked:
-    """Somebody who looks ten times a second, of a clock that runs only while they do."""
+    """An observer that looks ten times a second, with a clock that runs only meanwhile."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

@@ -18,7 +18,7 @@ from daemon.host.children import Children, ChildSpec
 from tests.waiting import until
 
 SLEEPER = "import time; time.sleep(600)"
-#: Says in a file who it is and what it was given, then goes on until it is ended.
+#: Writes its process number and environment to a file, then goes on until it is ended.
 WITNESS = """
 import json, os, signal, sys, time
 from daemon.host.children import live_with_parent
@@ -64,7 +64,7 @@ def facts(file: Path) -> dict[str, Any] | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process that is no zombie (nobody reaps here what lost its parent)."""
+    """Return True if there is such a process that is not a zombie (no parent reaps orphans here)."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -76,7 +76,7 @@ def stepped_back(pid: int) -> tuple[int, int]:
 
 
 @contextmanager
-def kept(code: str, *arguments: str, **fields: Any) -> Iterator[Children]:
+def a_child(code: str, *arguments: str, **fields: Any) -> Iterator[Children]:
     children = Children()
     children.start([ChildSpec("child", (sys.executable, "-c", code, *arguments), **fields)])
     try:
@@ -90,15 +90,10 @@ def pid_of(children: Children) -> int:
 
 
 def test_a_killed_child_is_started_again_and_says_how_it_ended() -> None:
-    with kept(SLEEPER) as children:
+    with a_child(SLEEPER) as children:
         first = pid_of(children)
-        assert children.status()[0] | {"pid": 0} == {
-            "name": "child",
-            "state": "running",
-            "pid": 0,
-            "restarts": 0,
-            "last_end": None,
-        }
+        expected = {"name": "child", "state": "running", "pid": first, "restarts": 0, "last_end": None}
+        assert children.status()[0] == expected
         os.kill(first, signal.SIGKILL)
         until(lambda: children.status()[0]["restarts"])
         assert children.status()[0]["last_end"] == "killed by SIGKILL"
@@ -112,13 +107,13 @@ def test_a_child_that_ends_at_once_is_started_ever_more_rarely(tmp_path: Path) -
     diary = tmp_path / "starts"
     diary.touch()
     code = "import sys, time; open(sys.argv[1], 'a').write(f'{time.monotonic()}\\n'); sys.exit(3)"
-    said: list[float] = []
-    with kept(code, str(diary), on_wait=said.append) as children:
-        until(lambda: len(said) > 2)
+    waits: list[float] = []
+    with a_child(code, str(diary), on_wait=waits.append) as children:
+        until(lambda: len(waits) > 2)
         assert children.status()[0]["last_end"] == "exit status 3"
     starts = [float(line) for line in diary.read_text().split()]
-    assert said[:3] == [0.5, 1.0, 2.0]
-    assert all(later - earlier >= wait_s for (earlier, later), wait_s in zip(pairwise(starts), said, strict=False))
+    assert waits[:3] == [0.5, 1.0, 2.0]
+    assert all(later - earlier >= wait_s for (earlier, later), wait_s in zip(pairwise(starts), waits, strict=False))
 
 
 def test_a_child_that_hangs_is_killed_and_started_again_whether_it_stands_waits_or_spins(
@@ -129,10 +124,9 @@ def test_a_child_that_hangs_is_killed_and_started_again_whether_it_stands_waits_
     children = Children()
     children.start([ChildSpec(way, (sys.executable, "-c", HANGS, way), beats=True) for way in ways])
     try:
-        until(lambda: all(one["restarts"] for one in children.status()))
-        assert {one["last_end"] for one in children.status()} == {
-            "it hung: no sign of life for 0.5 s; killed by SIGKILL"
-        }
+        until(lambda: all(row["restarts"] for row in children.status()))
+        reason = "it hung: no sign of life for 0.5 s; killed by SIGKILL"
+        assert {row["last_end"] for row in children.status()} == {reason}
     finally:
         children.stop()
 
@@ -162,28 +156,28 @@ asyncio.run(beat(int(sys.argv[4])))
 def test_a_child_that_hangs_at_each_start_is_started_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("daemon.host.children._HUNG_AFTER_S", 0.02)
     waits: list[float] = []
-    with kept(SLEEPER, beats=True, on_wait=waits.append):  # it never beats, and has ten times as long for a start
+    with a_child(SLEEPER, beats=True, on_wait=waits.append):  # it never beats, and has ten times as long for a start
         until(lambda: len(waits) > 2)
     assert waits[:3] == [0.5, 1.0, 2.0]
 
 
 def test_a_child_that_cannot_be_executed_says_so_and_the_others_run(tmp_path: Path) -> None:
-    broken = tmp_path / "program"
-    broken.write_text("no program")
+    program = tmp_path / "program"
+    program.write_text("no program")
     specs = [
         ChildSpec("missing", (str(tmp_path / "nothing"),)),
-        ChildSpec("broken", (str(broken),)),
+        ChildSpec("broken", (str(program),)),
         ChildSpec("well", (sys.executable, "-c", SLEEPER)),
     ]
     children = Children()
     children.start(specs)
     try:
         until(lambda: children.status()[2]["state"] == "running" and children.status()[0]["restarts"])
-        missing, other, _ = children.status()
+        missing, broken, _ = children.status()
         assert (missing["state"], missing["pid"]) == ("waiting", None)
         assert "cannot be executed" in missing["last_end"]
         assert "No such file" in missing["last_end"]
-        assert "Permission denied" in other["last_end"]
+        assert "Permission denied" in broken["last_end"]
     finally:
         children.stop()
 
@@ -194,7 +188,7 @@ def test_a_child_that_ignores_sigterm_is_killed_after_three_seconds(tmp_path: Pa
         "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(sys.argv[1], 'w').close();"
         "time.sleep(600)"
     )
-    with kept(code, str(ready)) as children:
+    with a_child(code, str(ready)) as children:
         until(ready.exists)
         pid = pid_of(children)
         begun_s = time.monotonic()
@@ -211,19 +205,19 @@ def test_a_child_may_do_what_it_has_to_before_it_ends(tmp_path: Path) -> None:
         "def end(*_): time.sleep(0.3); open(sys.argv[2], 'w').close(); sys.exit()\n"
         "signal.signal(signal.SIGTERM, end); open(sys.argv[1], 'w').close(); time.sleep(600)"
     )
-    with kept(code, str(ready), str(done)):
+    with a_child(code, str(ready), str(done)):
         until(ready.exists)
     assert done.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_child_outlives_the_daemon_however_that_died(tmp_path: Path, number: int) -> None:
-    said = tmp_path / "facts"
-    # Whoever is started in a shell's background ignores Ctrl-C, and so would this one.
+    file = tmp_path / "facts"
+    # A process that a shell starts in the background ignores Ctrl-C, and so would this one.
     code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + PARENT
-    parent = subprocess.Popen([sys.executable, "-c", code, WITNESS, str(said)], stderr=subprocess.DEVNULL)
+    parent = subprocess.Popen([sys.executable, "-c", code, WITNESS, str(file)], stderr=subprocess.DEVNULL)
     try:
-        child = until(lambda: facts(said))["pid"]
+        child = until(lambda: facts(file))["pid"]
         parent.send_signal(number)
         parent.wait(60)
         until(lambda: not is_alive(child))
@@ -245,16 +239,16 @@ def test_by_hand_it_runs_without_a_daemon() -> None:
 
 
 def test_signals_of_a_terminal_reach_the_daemon_alone(tmp_path: Path) -> None:
-    said = tmp_path / "facts"
+    file = tmp_path / "facts"
     deaf = "import signal\nfor number in (1, 2): signal.signal(number, lambda *_: None)\n"
     code = deaf + PARENT
-    parent = subprocess.Popen([sys.executable, "-c", code, WITNESS, str(said)], start_new_session=True)
+    parent = subprocess.Popen([sys.executable, "-c", code, WITNESS, str(file)], start_new_session=True)
     try:
-        child = until(lambda: facts(said))["pid"]
+        child = until(lambda: facts(file))["pid"]
         os.killpg(parent.pid, signal.SIGINT)
         os.killpg(parent.pid, signal.SIGHUP)
         os.kill(child, signal.SIGUSR1)  # its own, which it hears last if there are others
-        assert until(lambda: (facts(said) or {})["heard"]) == [signal.SIGUSR1]
+        assert until(lambda: (facts(file) or {})["heard"]) == [signal.SIGUSR1]
     finally:
         parent.kill()
         parent.wait()
@@ -263,25 +257,25 @@ def test_signals_of_a_terminal_reach_the_daemon_alone(tmp_path: Path) -> None:
 def test_a_child_steps_back_and_gets_the_daemons_environment_but_not_its_notify_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = tmp_path / "facts"
+    file = tmp_path / "facts"
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     monkeypatch.setenv("WATCHDOG_USEC", "1000000")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    given, kept_back = os.pipe()
+    passed_fd, kept_back = os.pipe()
     try:
-        with kept(WITNESS, str(said), pass_fds=(given,)):
-            found = until(lambda: facts(said))
+        with a_child(WITNESS, str(file), pass_fds=(passed_fd,)):
+            witness = until(lambda: facts(file))
             expected = max(10, os.getpriority(os.PRIO_PROCESS, 0)), os.SCHED_BATCH
-            until(lambda: stepped_back(found["pid"]) == expected)  # right after it was started, so it may begin before
+            until(lambda: stepped_back(witness["pid"]) == expected)  # soon after its start
     finally:
-        os.close(given)
+        os.close(passed_fd)
         os.close(kept_back)
-    environ = found["environ"]
+    environ = witness["environ"]
     assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} & set(environ)
     assert environ["PYTHONSAFEPATH"] == "1"
-    assert given in found["fds"]
-    assert kept_back not in found["fds"]
+    assert passed_fd in witness["fds"]
+    assert kept_back not in witness["fds"]
 
 
 def test_without_children_there_is_no_thread_and_a_stop_before_the_start_is_none() -> None:

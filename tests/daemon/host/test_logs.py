@@ -22,7 +22,7 @@ log = structlog.get_logger("test")
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[socket.socket]:
-    """Where journald takes native entries."""
+    """The socket at which journald takes native entries."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(tmp_path / "journal"))
         listening.settimeout(10.0)
@@ -30,30 +30,30 @@ def journal(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def entry(journal: socket.socket) -> dict[str, str]:
-    """The next entry, read as journald reads it: a large one comes as a sealed file."""
+    """Return the next entry, read as journald reads it: a large one comes as a sealed file."""
     data, ancillary, _, _ = journal.recvmsg(1 << 20, socket.CMSG_LEN(4))
     if ancillary:
         fds = array.array("i", ancillary[0][2])
         with open(fds[0], "rb", closefd=True) as file:  # noqa: PTH123 - a descriptor, not a path
             file.seek(0)
             data = file.read()
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     while data:
         line, _, data = data.partition(b"\n")
         name, equals, value = line.partition(b"=")
         if not equals:
             (size,) = struct.unpack("<Q", data[:8])
             value, data = data[8 : 8 + size], data[9 + size :]
-        found[name.decode()] = value.decode()
-    return found
+        fields[name.decode()] = value.decode()
+    return fields
 
 
 def say(tmp_path: Path, program: str, socket_name: str = "journal") -> str:
-    """Run `program` with a stderr that is said to be the journal's stream; what came out of that stream."""
+    """Run `program` with a stderr that claims to be the journal's stream; return the output of that stream."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        there = os.fstat(theirs.fileno())
-        environ = os.environ | {"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino}"}
+        status = os.fstat(theirs.fileno())
+        environ = os.environ | {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
         code = [sys.executable, "-c", SAYS + program, str(tmp_path / socket_name)]
         subprocess.run(code, stderr=theirs, env=environ, timeout=120, check=True)
         theirs.close()
@@ -61,10 +61,9 @@ def say(tmp_path: Path, program: str, socket_name: str = "journal") -> str:
 
 
 def test_an_event_in_the_journal_has_a_field_for_each_key(tmp_path: Path, journal: socket.socket) -> None:
-    said = say(tmp_path, "log.error('expert_unusable', expert='R0402', load_ms=2.5, pinned=True, tier=None)")
-    assert said == ""
-    found = entry(journal)
-    assert found == {
+    output = say(tmp_path, "log.error('expert_unusable', expert='R0402', load_ms=2.5, pinned=True, tier=None)")
+    assert output == ""
+    assert entry(journal) == {
         "MESSAGE": "expert_unusable expert=R0402 load_ms=2.5 pinned=true tier=",
         "PRIORITY": "3",
         "SYSLOG_IDENTIFIER": "coserve",
@@ -79,32 +78,31 @@ def test_keys_that_the_journal_would_misread_are_renamed_and_any_text_arrives(
     tmp_path: Path, journal: socket.socket
 ) -> None:
     say(tmp_path, r"log.info('x', message='a\nb', _pid=1, größe='\udcff', **{'a-b': 'c', 'priority': 9, '1': 2})")
-    found = entry(journal)
-    assert found["COSERVE_MESSAGE"] == "a\nb"
-    assert found["COSERVE_PRIORITY"] == "9"
-    assert (found["PRIORITY"], found["PID"], found["A_B"], found["KEY"]) == ("6", "1", "c", "2")
-    assert found["GR_SSE"] == "?"
+    fields = entry(journal)
+    assert fields["COSERVE_MESSAGE"] == "a\nb"
+    assert fields["COSERVE_PRIORITY"] == "9"
+    assert (fields["PRIORITY"], fields["PID"], fields["A_B"], fields["KEY"]) == ("6", "1", "c", "2")
+    assert fields["GR_SSE"] == "?"
 
 
 def test_an_exception_comes_as_one_entry_however_long(tmp_path: Path, journal: socket.socket) -> None:
     say(tmp_path, "try: raise ValueError('x' * 3_000_000)\nexcept ValueError: log.exception('defect')")
-    found = entry(journal)
-    assert found["PRIORITY"] == "3"
-    assert found["EXCEPTION"].startswith("Traceback")
-    assert len(found["EXCEPTION"]) > 3_000_000
-    assert found["MESSAGE"].startswith("defect\nTraceback")
+    fields = entry(journal)
+    assert fields["PRIORITY"] == "3"
+    assert fields["EXCEPTION"].startswith("Traceback")
+    assert len(fields["EXCEPTION"]) > 3_000_000
+    assert fields["MESSAGE"].startswith("defect\nTraceback")
 
 
 def test_without_a_journal_socket_entries_go_to_stderr_with_their_priority(tmp_path: Path) -> None:
-    said = say(tmp_path, "log.warning('disk_slow', for_s=3)", "nobody")
-    assert said == "<4>disk_slow for_s=3\n"
+    assert say(tmp_path, "log.warning('disk_slow', for_s=3)", "nothing") == "<4>disk_slow for_s=3\n"
 
 
 def test_only_the_stream_that_the_variable_names_is_the_journal(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
-        there = os.fstat(file.fileno())
-        assert is_journal({"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino}"}, file.fileno())
-        assert not is_journal({"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino + 1}"}, file.fileno())
+        status = os.fstat(file.fileno())
+        assert is_journal({"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}, file.fileno())
+        assert not is_journal({"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino + 1}"}, file.fileno())
         assert not is_journal({"JOURNAL_STREAM": "rubbish"}, file.fileno())
         assert not is_journal({}, file.fileno())
 

@@ -1,4 +1,4 @@
-"""What is printed for a socket that listens on every address can be typed elsewhere."""
+"""The printed address of a socket that listens everywhere can be typed on another PC."""
 
 import pytest
 

@@ -3,33 +3,21 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from daemon.host.service_manager import Notifier
 from daemon.monitor.pipeline_probe import PipelineProbe
-from daemon.wire.control import ask
-from tests.contract.client import Peer
+from tests.contract.client import Line
 from tests.daemon.host.manager import Manager, a_holdable_daemon, ended, held, until_it_stands
-from tests.lines import a_jpeg, a_line
+from tests.lines import a_jpeg
 
 WATCHDOG_S = 0.8
 
 
-def header(image_id: str) -> dict[str, Any]:
-    return {
-        "type": "inspect",
-        "id": image_id,
-        "source": "cam-1",
-        "board": {"type": "open-board", "serial": image_id},
-        "component": "R0402",
-    }
-
-
-def send(folder: Path, image_id: str) -> str:
-    with Peer(f"ipc://{folder}/run/intake.sock") as peer:
-        return peer.ask(header(image_id), a_jpeg(len(image_id)))["type"]
+def send(line: Line) -> str:
+    with line.peer() as peer:
+        return peer.ask(line.inspect(), a_jpeg(1))["type"]
 
 
 def is_fed(manager: Manager) -> None:
@@ -47,8 +35,8 @@ def test_news_that_belong_together_come_in_one_datagram(tmp_path: Path, abstract
         assert manager.until("READY") == {"READY": "1", "STATUS": "ready; backlog 0"}
         before_usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         notifier.reloading("reloading")
-        said = manager.until("RELOADING", "1")
-        assert before_usec <= int(said["MONOTONIC_USEC"]) <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        news = manager.until("RELOADING", "1")
+        assert before_usec <= int(news["MONOTONIC_USEC"]) <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         notifier.stopping("stopping")
         assert manager.until("STOPPING", "1")["STATUS"] == "stopping"
         notifier.extend(15.0)
@@ -75,7 +63,7 @@ def test_a_long_start_asks_for_more_time(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_without_a_manager_and_with_a_deaf_one_nothing_happens(tmp_path: Path) -> None:
     Notifier({}).ready("ready")
-    Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).ready("ready")
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "nothing")}).ready("ready")
     Notifier({"NOTIFY_SOCKET": "vsock:2:1234"}).ready("ready")
 
 
@@ -90,40 +78,39 @@ def test_without_a_manager_and_with_a_deaf_one_nothing_happens(tmp_path: Path) -
     ],
 )
 def test_a_watchdog_counts_where_it_means_this_process(environ: dict[str, str], watchdog_s: float | None) -> None:
-    assert Notifier({"NOTIFY_SOCKET": "/run/nobody", **environ}).watchdog_s == watchdog_s
+    assert Notifier({"NOTIFY_SOCKET": "/run/nothing", **environ}).watchdog_s == watchdog_s
 
 
 def test_a_probe_stays_with_the_station_that_does_not_hand_it_on() -> None:
-    kept = []
+    waiting = []
     now_s = 100.0
-    pulse = PipelineProbe([("intake", lambda then: then()), ("writer", kept.append)], clock=lambda: now_s)
-    pulse.send()
+    probe = PipelineProbe([("intake", lambda then: then()), ("writer", waiting.append)], clock=lambda: now_s)
+    probe.send()
     now_s = 107.0
-    assert pulse.held_by() == ("writer", 7.0)
-    pulse.send()
-    assert len(kept) == 1
-    assert pulse.came_through == 0
-    kept.pop()()
-    assert pulse.held_by() is None
-    assert pulse.came_through == 1
+    assert probe.held_by() == ("writer", 7.0)
+    probe.send()
+    assert len(waiting) == 1
+    assert probe.came_through == 0
+    waiting.pop()()
+    assert probe.held_by() is None
+    assert probe.came_through == 1
 
 
 def test_a_station_that_refuses_a_probe_keeps_it() -> None:
     def refuse(_then: object) -> None:
         raise RuntimeError("no such thread any more")
 
-    pulse = PipelineProbe([("drive", refuse)])
-    pulse.send()
-    assert pulse.held_by() is not None
-    assert pulse.came_through == 0
+    probe = PipelineProbe([("drive", refuse)])
+    probe.send()
+    assert probe.held_by() is not None
+    assert probe.came_through == 0
 
 
 def test_the_watchdog_is_fed_by_images_that_can_pass_and_by_nothing_else(tmp_path: Path, experts_folder: Path) -> None:
-    config = a_line(tmp_path, experts_folder)
-    control = f"ipc://{tmp_path}/run/control.sock"
-    with Manager(tmp_path) as manager, a_holdable_daemon(config, manager, WATCHDOG_S) as process:
+    line = Line(tmp_path, experts_folder)
+    with Manager(tmp_path) as manager, a_holdable_daemon(line.config, manager, WATCHDOG_S) as process:
         assert manager.until("READY", "1")["STATUS"].startswith(("starting", "ready"))
-        assert send(tmp_path, "first") == "accepted"
+        assert send(line) == "accepted"
         while not manager.until("STATUS")["STATUS"].startswith("ready; backlog 0 images"):
             pass
         for thread in ("intake", "writer", "drive", "publish"):
@@ -134,17 +121,17 @@ def test_the_watchdog_is_fed_by_images_that_can_pass_and_by_nothing_else(tmp_pat
                 assert len(pings) <= 1, thread  # for a probe that had been through
             manager.until("WATCHDOG", "1")
         with held(tmp_path, "executor"):
-            assert send(tmp_path, "second") == "accepted"
+            assert send(line) == "accepted"
             until_it_stands(tmp_path, "executor")
             is_fed(manager)
         with closing(sqlite3.connect(tmp_path / "inspection.db", isolation_level=None)) as database:
-            database.execute("BEGIN IMMEDIATE")  # somebody's shell keeps the database locked
-            assert send(tmp_path, "third") == "busy"
+            database.execute("BEGIN IMMEDIATE")  # a shell that keeps the database locked
+            assert send(line) == "busy"
             is_fed(manager)
         process.send_signal(signal.SIGHUP)
         assert int(manager.until("RELOADING", "1")["MONOTONIC_USEC"]) > 0
         assert manager.until("READY", "1")["STATUS"].startswith(("ready", "degraded"))
-        ask(control, "drain", timeout_s=60.0)
+        line.control("drain")
         while "draining" not in manager.until("STATUS")["STATUS"]:
             pass
         process.send_signal(signal.SIGTERM)
@@ -152,32 +139,24 @@ def test_the_watchdog_is_fed_by_images_that_can_pass_and_by_nothing_else(tmp_pat
         assert ended(process, tmp_path / "daemon.log") == 0
 
 
-def test_a_stop_may_finish_the_backlog(tmp_path: Path, experts_folder: Path) -> None:
-    config = a_line(tmp_path, experts_folder, stop={"drain": "backlog", "within": "1h"})
-    with Manager(tmp_path) as manager, a_holdable_daemon(config, manager, WATCHDOG_S) as process:
+@pytest.mark.parametrize("is_cut_short", [False, True])
+def test_a_stop_finishes_the_backlog_unless_a_second_signal_cuts_it_short(
+    tmp_path: Path, experts_folder: Path, is_cut_short: bool
+) -> None:
+    line = Line(tmp_path, experts_folder, stop={"drain": "backlog", "within": "1h"})
+    with Manager(tmp_path) as manager, a_holdable_daemon(line.config, manager, WATCHDOG_S) as process:
         manager.until("READY", "1")
         with held(tmp_path, "executor"):
-            for number in range(8):
-                assert send(tmp_path, f"image-{number}") == "accepted"
+            assert [send(line) for _ in range(8)] == ["accepted"] * 8
             process.send_signal(signal.SIGTERM)
             manager.until("STOPPING", "1")
-            assert int(manager.until("EXTEND_TIMEOUT_USEC")["EXTEND_TIMEOUT_USEC"]) > 0
-            assert send(tmp_path, "too-late") == "busy"
+            if is_cut_short:
+                process.send_signal(signal.SIGTERM)
+                assert ended(process, tmp_path / "daemon.log") == 0
+            else:
+                assert int(manager.until("EXTEND_TIMEOUT_USEC")["EXTEND_TIMEOUT_USEC"]) > 0
+                assert send(line) == "busy"
         assert ended(process, tmp_path / "daemon.log") == 0
-    with closing(sqlite3.connect(tmp_path / "inspection.db")) as database:
-        assert database.execute("SELECT count(*), count(verdict) FROM inspections").fetchone() == (8, 8)
-
-
-def test_a_second_signal_cuts_a_stop_short_and_loses_nothing(tmp_path: Path, experts_folder: Path) -> None:
-    config = a_line(tmp_path, experts_folder, stop={"drain": "backlog", "within": "1h"})
-    with Manager(tmp_path) as manager, a_holdable_daemon(config, manager, WATCHDOG_S) as process:
-        manager.until("READY", "1")
-        with held(tmp_path, "executor"):
-            for number in range(5):
-                assert send(tmp_path, f"image-{number}") == "accepted"
-            process.send_signal(signal.SIGTERM)
-            manager.until("STOPPING", "1")
-            process.send_signal(signal.SIGTERM)
-            assert ended(process, tmp_path / "daemon.log") == 0
-    with closing(sqlite3.connect(tmp_path / "inspection.db")) as database:
-        assert database.execute("SELECT count(*) FROM inspections").fetchone() == (5,)
+    ((images, verdicts),) = line.rows("SELECT count(*), count(verdict) FROM inspections")
+    assert images == 8
+    assert is_cut_short or verdicts == 8

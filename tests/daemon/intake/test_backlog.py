@@ -32,6 +32,20 @@ def test_a_source_is_held_to_its_own_limits() -> None:
     assert backlog.room("b") == 1
 
 
+def enter_invented_sources(backlog: Backlog) -> int:
+    """Let each image come from another new source until the backlog is full; return how many entered."""
+    count = 0
+    while backlog.enter(f"invented-{count}", 1) is None:
+        count += 1
+    return count
+
+
+def visit(backlog: Backlog, source: str, images: int = 2) -> None:
+    for _ in range(images):
+        assert backlog.enter(source, 1) is None
+        backlog.leave(source, 1)
+
+
 def test_a_flooding_source_leaves_room_for_one_that_sends_now_and_then() -> None:
     backlog = a_backlog(images=80, size=10**6, source_images=80, source_bytes=10**6)
     assert backlog.enter("quiet", 1) is None
@@ -43,43 +57,27 @@ def test_a_flooding_source_leaves_room_for_one_that_sends_now_and_then() -> None
 
 def test_who_invents_a_source_for_each_image_cannot_shut_out_a_regular() -> None:
     backlog = a_backlog(images=160, size=10**6, source_images=160, source_bytes=10**6)
-    for _ in range(2):
-        assert backlog.enter("camera", 1) is None
-        backlog.leave("camera", 1)
-    invented = 0
-    while backlog.enter(f"invented-{invented}", 1) is None:
-        invented += 1
-    assert invented == 150
-    for _ in range(10):
-        assert backlog.enter("camera", 1) is None
+    visit(backlog, "camera")
+    assert enter_invented_sources(backlog) == 150
+    assert [backlog.enter("camera", 1) for _ in range(10)] == [None] * 10
     assert backlog.images == 160
 
 
 def test_regulars_that_are_not_here_take_nothing_from_the_share_of_one_who_is() -> None:
     backlog = a_backlog(images=160, size=10**6, source_images=160, source_bytes=10**6)
     for number in range(100):
-        for _ in range(2):
-            assert backlog.enter(f"came-by-{number}", 1) is None
-            backlog.leave(f"came-by-{number}", 1)
-    for _ in range(20):
-        assert backlog.enter("came-by-0", 1) is None
-    invented = 0
-    while backlog.enter(f"invented-{invented}", 1) is None:
-        invented += 1
-    for _ in range(10):
-        assert backlog.enter("came-by-0", 1) is None
+        visit(backlog, f"came-by-{number}")
+    assert [backlog.enter("came-by-0", 1) for _ in range(20)] == [None] * 20
+    enter_invented_sources(backlog)
+    assert [backlog.enter("came-by-0", 1) for _ in range(10)] == [None] * 10
     assert backlog.images == 160
 
 
 def test_invented_sources_are_not_remembered_for_ever() -> None:
     backlog = a_backlog(images=160, size=10**6)
     for number in range(2000):
-        for _ in range(1 + number % 2):
-            assert backlog.enter(f"s{number}", 1) is None
-            backlog.leave(f"s{number}", 1)
-    for number in range(1200):
-        assert backlog.enter("camera", 1) is None, number
-        backlog.leave("camera", 1)
+        visit(backlog, f"s{number}", images=1 + number % 2)
+    visit(backlog, "camera", images=1200)
 
 
 def test_an_empty_backlog_takes_an_image_larger_than_any_limit() -> None:
@@ -109,11 +107,11 @@ def test_limits_change_while_it_runs() -> None:
 
 def test_what_did_not_enter_cannot_leave() -> None:
     with pytest.raises(KeyError):
-        a_backlog().leave("nobody", 1)
+        a_backlog().leave("a stranger", 1)
 
 
 class BacklogMachine(RuleBasedStateMachine):
-    """Whatever comes and goes: the sums are right, the limits hold, and a waiting source gets in in the end."""
+    """Images that enter and leave in any order: the sums are right and the limits hold."""
 
     inside = Bundle("inside")
 

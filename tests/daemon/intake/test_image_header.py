@@ -1,4 +1,4 @@
-"""What intake sees of an image without decoding it (PROTOCOL.md, inspect)."""
+"""Checks of an image that intake makes without decoding it (PROTOCOL.md, inspect)."""
 
 import struct
 import time

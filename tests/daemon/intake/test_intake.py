@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import socket
-import stat
 import threading
 import time
 from collections import Counter
@@ -18,74 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import OperationalError
 
-from coserve_client import CameraImage, Publisher, publish_images
 from daemon.errors import StartError
 from daemon.intake.backlog import BacklogLimits
 from daemon.intake.intake import Intake
 from daemon.storage.writer import Duplicate, WriteFailed
-from tests.daemon.wire.wire_parts import RULES, Peer, a_line, a_png, a_rulebook, an_inspect
+from tests.contract.peer import Peer
+from tests.daemon.wire.wire_parts import RULES, a_line, a_png, a_rulebook, an_inspect
 from tests.waiting import until
 
 PNG = a_png()
-
-
-def test_an_image_is_accepted_over_ipc_and_tcp_by_dealer_and_req(tmp_path: Path) -> None:
-    with a_line(tmp_path) as line:
-        number = 0
-        for endpoint in (line.ipc, line.tcp):
-            for kind in (zmq.DEALER, zmq.REQ):
-                number += 1
-                with Peer(endpoint, kind) as peer:
-                    answer = peer.ask(an_inspect(f"i{number}"), PNG)
-                    assert answer == {"type": "accepted", "id": f"i{number}", "source": "cam-1", "credit": 64}
-        assert [arrival.image_id for arrival in line.writer.arrivals] == ["i1", "i2", "i3", "i4"]
-        assert line.writer.arrivals[0].payload_sha256 == hashlib.sha256(PNG).hexdigest()
-        assert line.counts == ["accepted"] * 4
-
-
-def test_a_dealer_that_sends_a_delimiter_gets_one_back(tmp_path: Path) -> None:
-    with a_line(tmp_path) as line, Peer(line.ipc) as peer:
-        peer.socket.send_multipart([b"", b"CS1", json.dumps(an_inspect()).encode(), PNG])
-        frames = peer.socket.recv_multipart()
-        assert frames[:2] == [b"", b"CS1"]
-        assert json.loads(frames[2])["type"] == "accepted"
-
-
-def test_a_req_that_correlates_its_requests_is_answered(tmp_path: Path) -> None:
-    with a_line(tmp_path) as line, Peer(line.ipc, zmq.REQ) as peer:
-        peer.socket.setsockopt(zmq.REQ_CORRELATE, 1)
-        assert peer.ask({"type": "hello"})["type"] == "welcome"
-
-
-def test_hello_says_what_a_publisher_has_to_know(tmp_path: Path) -> None:
-    with a_line(tmp_path, items=[{"seq": 9}]) as line, Peer(line.tcp) as peer:
-        welcome = peer.ask({"type": "hello"})
-        version = welcome.pop("rules_version")
-        assert len(version) == 12
-        assert welcome == {
-            "type": "welcome",
-            "id": None,
-            "source": None,
-            "version": 1,
-            "server": "coserve",
-            "credit": 64,
-            "max_payload_bytes": 1_000_000,
-            "max_pixels": 64_000_000,
-            "last_seq": 9,
-        }
-
-
-def test_a_consumer_catches_up_page_by_page(tmp_path: Path) -> None:
-    items = [{"seq": seq, "topic": "board/a/b/"} for seq in range(3, 9)]
-    with a_line(tmp_path, items=items) as line, Peer(line.tcp) as peer:
-        first = peer.ask({"type": "results_since", "seq": 0, "limit": 4})
-        assert (first["type"], first["items"], first["more"]) == ("results", items[:4], True)
-        assert (first["last_seq"], first["oldest_seq"]) == (6, 3)
-        second = peer.ask({"type": "results_since", "seq": first["last_seq"], "limit": 4})
-        assert (second["items"], second["more"], second["last_seq"]) == (items[4:], False, 8)
-        empty = peer.ask({"type": "results_since", "seq": 100})
-        assert (empty["items"], empty["last_seq"], empty["more"]) == ([], 100, False)
-        assert peer.ask({"type": "results_since", "seq": -1})["code"] == "bad_field"
 
 
 def test_a_catch_up_that_fails_is_answered_and_the_next_one_works(tmp_path: Path) -> None:
@@ -95,56 +35,6 @@ def test_a_catch_up_that_fails_is_answered_and_the_next_one_works(tmp_path: Path
         assert (answer["type"], answer["source"]) == ("busy", "plc")
         line.reader.items = []
         assert peer.ask({"type": "results_since", "seq": 0})["items"] == []
-
-
-def test_generate_is_checked_and_then_its_model_is_unknown(tmp_path: Path) -> None:
-    with a_line(tmp_path) as line, Peer(line.tcp) as peer:
-        header = {"type": "generate", "id": "g1", "source": "s", "model": "m", "prompt": "p"}
-        answer = peer.ask(header)
-        assert (answer["type"], answer["code"], answer["id"]) == ("rejected", "unknown_model", "g1")
-        assert peer.ask({**header, "prompt": 5})["code"] == "bad_field"
-
-
-def test_each_fault_earns_its_code_in_the_order_of_the_protocol(tmp_path: Path) -> None:
-    with a_line(tmp_path) as line, Peer(line.tcp) as peer:
-
-        def code(payload: bytes | None = b"no image", **fields: Any) -> str:
-            answer = peer.ask(an_inspect("bad", **fields), payload)
-            assert (answer["type"], answer["id"], answer["source"]) == ("rejected", "bad", "cam-1")
-            assert answer["reason"]
-            assert answer["credit"] >= 1
-            return answer["code"]
-
-        unknown_board = {"type": "nope", "serial": "s"}
-        assert code(board=unknown_board, component="nope", deadline_ms=0) == "bad_field"
-        assert code(board=unknown_board, component="nope") == "unknown_board"
-        assert code(component="nope") == "unknown_component"
-        assert code() == "bad_image"
-        assert code(None) == "bad_image"
-        assert code(b"") == "bad_image"
-        assert code(PNG, sha256="0" * 64) == "bad_image"
-        assert code(PNG[:-12]) == "bad_image"
-        assert code(a_png(60_000, 60_000)) == "too_large"
-        assert code(PNG + bytes(1_000_001)) == "too_large"
-        assert code(bytes(5), encoding="raw", shape=[2, 2, 1], dtype="uint8") == "bad_image"
-        assert line.writer.arrivals == []
-        good = an_inspect("bad", board={"type": "open-board", "serial": "s"}, component="SOMETHING")
-        assert peer.ask(good, PNG)["type"] == "accepted"
-        raw = an_inspect("raw", encoding="raw", shape=[2, 2, 1], dtype="uint8")
-        assert peer.ask(raw, bytes(4))["type"] == "accepted"
-
-
-def test_the_bytes_of_bad_images_are_kept_and_the_oldest_go_first(tmp_path: Path) -> None:
-    with a_line(tmp_path) as line, Peer(line.tcp) as peer:
-        peer.ask(an_inspect("a/../../b", sha256="0" * 64), PNG)
-        peer.ask(an_inspect("cut"), PNG[:-5])
-        kept = sorted(line.quarantine.iterdir())
-        assert [path.read_bytes() for path in kept] == [PNG, PNG[:-5]]
-        assert "a%2F" in kept[0].name
-        for number in range(4):
-            peer.ask(an_inspect(f"n{number}"), bytes([number]) * 400_000)
-        kept = sorted(line.quarantine.iterdir())
-        assert [path.read_bytes()[:1] for path in kept] == [b"\x02", b"\x03"]
 
 
 def test_a_known_image_is_a_duplicate_before_anything_else_is_looked_at(tmp_path: Path) -> None:
@@ -167,10 +57,10 @@ def test_a_repetition_of_an_image_in_flight_waits_for_the_disk(tmp_path: Path) -
         second.send(an_inspect(), PNG)
         second.send(an_inspect(), PNG + b"tail")
         until(lambda: line.admission.in_flight == 3)
-        assert second.has_silence()
+        assert second.silent()
         line.writer.going.set()
-        assert first.receive()["type"] == "accepted"
-        answers = [second.receive(), second.receive()]
+        assert first.take()["type"] == "accepted"
+        answers = [second.take(), second.take()]
         assert [(a["type"], a["differs"]) for a in answers] == [("duplicate", False), ("duplicate", True)]
         assert len(line.writer.arrivals) == 1
 
@@ -183,7 +73,7 @@ def test_a_failed_write_is_busy_for_all_and_the_backlog_is_empty_again(tmp_path:
         peer.send(an_inspect(), PNG)
         until(lambda: line.admission.in_flight == 2)
         line.writer.going.set()
-        for answer in (peer.receive(), peer.receive()):
+        for answer in (peer.take(), peer.take()):
             assert (answer["type"], answer["id"]) == ("busy", "i1")
             assert answer["retry_after_ms"] > 0
         assert (line.backlog.images, line.backlog.bytes) == (0, 0)
@@ -199,32 +89,26 @@ def test_an_image_that_the_writer_knew_already_is_a_duplicate(tmp_path: Path) ->
         assert line.backlog.images == 0
 
 
-def test_a_database_that_cannot_be_read_is_busy_and_passes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [OSError("locked"), OperationalError("SELECT", {}, OSError("timed out"))],
+    ids=["file", "server"],
+)
+def test_a_database_that_gives_no_answer_is_asked_nothing_while_images_are_held(
+    tmp_path: Path, error: Exception
+) -> None:
     with a_line(tmp_path) as line, Peer(line.tcp) as peer:
-        find = line.reader.find
-
-        def broken(source: str, image_id: str) -> None:
-            raise OSError("database is locked")
-
-        line.reader.find = broken
-        assert peer.ask(an_inspect(), PNG)["type"] == "busy"
-        line.reader.find = find
-        assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
-
-
-def test_a_database_that_gave_no_answer_is_asked_nothing_while_images_are_held(tmp_path: Path) -> None:
-    with a_line(tmp_path) as line, Peer(line.tcp) as peer:
-        find, asked = line.reader.find, list[str]()
+        find, questions = line.reader.find, list[str]()
 
         def away(source: str, image_id: str) -> None:
-            asked.append(image_id)
-            raise OperationalError("SELECT", {}, OSError("connection timeout expired"))
+            questions.append(image_id)
+            raise error
 
         line.reader.find = away
         assert peer.ask(an_inspect(), PNG)["type"] == "busy"
         line.admission.hold("files", "the database does not answer")
         assert [peer.ask(an_inspect(), PNG)["reason"] for _ in range(3)] == ["the database does not answer"] * 3
-        assert asked == ["i1"]
+        assert questions == ["i1"]
         line.reader.find = find
         line.admission.resume("files")
         assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
@@ -244,18 +128,18 @@ def test_a_full_backlog_is_busy_until_a_verdict_makes_room(tmp_path: Path) -> No
 
 
 def test_what_comes_beyond_the_credit_is_answered_busy_and_hello_costs_none(tmp_path: Path) -> None:
-    with a_line(tmp_path, credit=4) as line, Peer(line.tcp) as greedy, Peer(line.tcp) as other:
+    with a_line(tmp_path, credit=4) as line, Peer(line.tcp) as greedy, Peer(line.tcp) as modest:
         line.writer.going.clear()
         for number in range(7):
             greedy.send(an_inspect(f"i{number}"), PNG)
-        assert {greedy.receive()["id"] for _ in range(3)} == {"i4", "i5", "i6"}
+        assert {greedy.take()["id"] for _ in range(3)} == {"i4", "i5", "i6"}
         assert greedy.ask({"type": "hello"})["credit"] == 4
-        other.send(an_inspect("o1", source="cam-2"), PNG)
+        modest.send(an_inspect("o1", source="cam-2"), PNG)
         until(lambda: line.admission.in_flight == 5)
         line.writer.going.set()
-        answers = [greedy.receive() for _ in range(4)]
+        answers = [greedy.take() for _ in range(4)]
         assert [(a["type"], a["id"]) for a in answers] == [("accepted", f"i{n}") for n in range(4)]
-        assert other.receive()["type"] == "accepted"
+        assert modest.take()["type"] == "accepted"
         assert line.admission.in_flight == 0
 
 
@@ -276,11 +160,11 @@ def test_every_message_of_a_flood_gets_exactly_one_answer(tmp_path: Path) -> Non
         for number in range(3000):
             peer.send(an_inspect(f"i{number}"), PNG)
             peer.send(b"junk")
-        kinds = Counter((answer := peer.receive())["type"] + answer.get("code", "") for _ in range(6000))
+        kinds = Counter((answer := peer.take())["type"] + answer.get("code", "") for _ in range(6000))
         assert kinds["rejectedbad_header"] == 3000
         assert kinds["accepted"] + kinds["busy"] == 3000
         assert kinds["accepted"] >= 8
-        assert peer.has_silence()
+        assert peer.silent()
 
 
 def test_peers_that_vanish_with_answers_on_the_way_leave_nothing_behind(tmp_path: Path) -> None:
@@ -309,11 +193,11 @@ def test_a_camera_that_returns_under_its_name_is_answered(tmp_path: Path) -> Non
 
 
 def test_one_who_sends_far_too_much_is_cut_off_and_the_others_go_on(tmp_path: Path) -> None:
-    with a_line(tmp_path, max_payload_bytes=10_000) as line, Peer(line.tcp) as peer, Peer(line.tcp) as other:
+    with a_line(tmp_path, max_payload_bytes=10_000) as line, Peer(line.tcp) as peer, Peer(line.tcp) as honest:
         assert peer.ask(an_inspect("large"), bytes(39_000))["code"] == "too_large"
         peer.send(an_inspect("huge"), bytes(1_000_000))
-        assert other.ask(an_inspect("fine"), PNG)["type"] == "accepted"
-        assert peer.has_silence()
+        assert honest.ask(an_inspect("fine"), PNG)["type"] == "accepted"
+        assert peer.silent()
 
 
 @pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\xff\0\0\0\0\0\0\0\x01\x7f\x03", b""])
@@ -372,25 +256,6 @@ def test_a_flooding_source_does_not_hold_up_a_quiet_one(tmp_path: Path) -> None:
             pouring.join()
 
 
-def test_the_python_publisher_loses_nothing_while_writes_fail_and_the_backlog_is_full(tmp_path: Path) -> None:
-    limits = BacklogLimits(10, 10**6, 10, 10**6)
-    with a_line(tmp_path, credit=8, backlog=limits) as line, Publisher(line.ipc, "cam") as publisher:
-        line.writer.fail_with = WriteFailed("no space left on device")
-
-        def recover() -> None:
-            until(lambda: line.counts.count("busy") >= 8)
-            line.writer.fail_with = None
-
-        recovering = threading.Thread(target=recover)
-        recovering.start()
-        board = {"type": "mainboard-a", "serial": "S1"}
-        account = publish_images(publisher, [CameraImage(f"i{n}", PNG, board, "R0402") for n in range(300)])
-        recovering.join()
-        assert account.complete
-        assert account.busy > 0
-        assert sorted(arrival.image_id for arrival in line.writer.arrivals) == sorted(f"i{n}" for n in range(300))
-
-
 def test_stopping_waits_for_the_answers_to_what_was_taken(tmp_path: Path) -> None:
     with a_line(tmp_path) as line, Peer(line.tcp) as peer:
         line.writer.going.clear()
@@ -401,14 +266,7 @@ def test_stopping_waits_for_the_answers_to_what_was_taken(tmp_path: Path) -> Non
         time.sleep(0.05)
         line.writer.going.set()
         stopping.join()
-        assert peer.receive()["type"] == "accepted"
-
-
-def test_the_ipc_socket_has_mode_0660_and_goes_with_the_intake(tmp_path: Path) -> None:
-    with a_line(tmp_path) as line:
-        path = Path(line.ipc.removeprefix("ipc://"))
-        assert stat.S_IMODE(path.stat().st_mode) == 0o660
-    assert not path.exists()
+        assert peer.take()["type"] == "accepted"
 
 
 def test_a_stale_socket_is_replaced_and_a_living_one_is_not(tmp_path: Path) -> None:
@@ -439,12 +297,12 @@ def test_a_socket_path_of_107_bytes_is_bound_and_108_are_refused(tmp_path: Path)
 
 
 def sockets() -> int:
-    """How many this process has open."""
-    found = 0
+    """Return the number of sockets that this process has open."""
+    count = 0
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
-            found += str(entry.readlink()).startswith("socket:")
-    return found
+            count += str(entry.readlink()).startswith("socket:")
+    return count
 
 
 def test_an_open_attempt_is_checked_against_the_rules_it_opened_with(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Overload over real sockets: what waits is bounded in bytes and count, and nobody pays for somebody else's flood."""
+"""Overload over real sockets: queues are bounded in bytes and count, and no source pays for another one's flood."""
 
 import io
 import json
@@ -6,6 +6,8 @@ import random
 import socket
 import struct
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,12 @@ import numpy as np
 import psutil
 import pytest
 import structlog.testing
-import zmq
 from PIL import Image
 
 from daemon.intake import admission, payload_scan
-from daemon.intake.admission import Admission
 from daemon.intake.backlog import BacklogLimits
-from daemon.records import Published
-from daemon.storage.results_stream import ResultsStream
-from daemon.wire.sockets import end_context
-from tests.daemon.wire.wire_parts import Peer, a_line, a_png, an_inspect
+from tests.contract.peer import Peer
+from tests.daemon.wire.wire_parts import Line, a_line, a_png, an_inspect
 from tests.stress.mutate import Mutator, Seed
 from tests.stress.raw import GREETING, RawPeer, frame, frame_head
 from tests.waiting import until
@@ -32,40 +30,39 @@ LARGE = 3 * 2**20
 ROOM = BacklogLimits(10_000, 10**9, 10_000, 10**9)
 
 
+@contextmanager
+def many_peers(line: Line, count: int) -> Iterator[list[Peer]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(Peer((line.ipc, line.tcp)[n % 2])) for n in range(count)]
+
+
 def test_images_on_their_way_to_the_disk_are_bounded_in_bytes_of_one_source_and_of_all(tmp_path: Path) -> None:
     payload = PNG + bytes(100_000)
-    with a_line(tmp_path, in_memory_bytes=4_000_000, backlog=ROOM) as line:
+    with a_line(tmp_path, in_memory_bytes=4_000_000, backlog=ROOM) as line, many_peers(line, 30) as peers:
         line.writer.going.clear()
-        peers = [Peer(line.tcp if n % 2 else line.ipc) for n in range(30)]
         for number, peer in enumerate(peers):
             for image in range(10):
                 peer.send(an_inspect(f"{number}/{image}", source=f"cam-{number % 3}"), payload)
         until(lambda: len(line.counts) >= 240)
         assert line.admission.bytes_in_memory <= 4_000_000
         line.writer.going.set()
-        kinds = [peer.receive()["type"] for peer in peers for _ in range(10)]
+        kinds = [peer.take()["type"] for peer in peers for _ in range(10)]
         assert kinds.count("accepted") + kinds.count("busy") == 300
         assert 20 <= kinds.count("accepted") == len(line.writer.arrivals) < 60
-        assert all(peer.has_silence() for peer in peers)
+        assert all(peer.silent(0.0) for peer in peers)
         until(lambda: line.admission.bytes_in_memory == 0)
         assert peers[0].ask(an_inspect("again"), payload)["type"] == "accepted"
-        for peer in peers:
-            peer.close()
 
 
 def test_one_source_has_half_of_the_memory_for_images_on_their_way_to_the_disk(tmp_path: Path) -> None:
     payload = PNG + bytes(100_000)
-    with a_line(tmp_path, in_memory_bytes=2_000_000, backlog=ROOM) as line:
+    with a_line(tmp_path, in_memory_bytes=2_000_000, backlog=ROOM) as line, many_peers(line, 10) as peers:
         line.writer.going.clear()
-        peers = [Peer(line.tcp) for _ in range(10)]
         for number, peer in enumerate(peers):
             for image in range(10):
                 peer.send(an_inspect(f"{number}/{image}", source="cam-1"), payload)
         until(lambda: len(line.counts) >= 80)
         assert line.admission.bytes_in_memory <= 1_000_000
-        line.writer.going.set()
-        for peer in peers:
-            peer.close()
 
 
 def test_a_large_payload_is_looked_at_elsewhere_and_a_small_one_need_not_wait(
@@ -89,7 +86,7 @@ def test_a_large_payload_is_looked_at_elsewhere_and_a_small_one_need_not_wait(
         for number in range(8):
             large.send(an_inspect(f"l{number}", source="cam-large"), PNG + bytes(40_000_000 + number))
         assert small.ask(an_inspect("s"), PNG)["type"] == "accepted"
-        answers = [large.receive() for _ in range(8)]
+        answers = [large.take() for _ in range(8)]
         assert {answer["type"] for answer in answers} == {"accepted"}
         assert line.admission.in_flight == 0
     assert scanned_in == {"payload-scanner"}
@@ -111,7 +108,7 @@ def test_a_large_payload_gets_the_same_answers_as_a_small_one(tmp_path: Path) ->
             peer.send(an_inspect("a"), payload)
         until(lambda: line.admission.in_flight == 3)
         line.writer.going.set()
-        assert [peer.receive().get("differs") for _ in range(3)] == [None, False, True]
+        assert [peer.take().get("differs") for _ in range(3)] == [None, False, True]
         assert peer.ask(an_inspect("a"), whole)["differs"] is False
         assert peer.ask(an_inspect("a"), other)["differs"] is True
         assert (line.admission.bytes_in_memory, line.admission.in_flight) == (0, 0)
@@ -135,9 +132,13 @@ def test_an_image_of_very_many_parts_is_walked_elsewhere_and_judged_like_any_oth
 def test_who_sends_now_and_then_is_answered_while_a_flood_still_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patched, a_line(tmp_path) as line, Peer(line.tcp) as quiet:
+    with (
+        monkeypatch.context() as patched,
+        a_line(tmp_path) as line,
+        Peer(line.tcp) as quiet,
+        many_peers(line, 20) as flood,
+    ):
         patched.setattr("daemon.intake.intake._REFUSALS_PER_S", 0.0)  # so that it waits for as long as this test likes
-        flood = [Peer(line.ipc) for _ in range(20)]
         for peer in flood:
             for _ in range(300):
                 peer.send(b"junk")
@@ -145,15 +146,16 @@ def test_who_sends_now_and_then_is_answered_while_a_flood_still_waits(
         assert quiet.ask(an_inspect("quiet", source="cam-9"), PNG)["type"] == "accepted"
         assert len(line.counts) < 100  # of 6001
         patched.setattr("daemon.intake.intake._REFUSALS_PER_S", 1e6)
-        assert all(peer.receive()["code"] == "bad_header" for peer in flood for _ in range(300))
-        for peer in flood:
-            assert peer.has_silence(0.0)
-            peer.close()
+        assert all(peer.take()["code"] == "bad_header" for peer in flood for _ in range(300))
+        assert all(peer.silent(0.0) for peer in flood)
 
 
 def test_messages_that_wait_beyond_the_room_are_refused_and_each_is_answered_once(tmp_path: Path) -> None:
     payload = PNG + bytes(200_000)
-    with a_line(tmp_path, in_memory_bytes=2_000_000, backlog=ROOM, credit=1000) as line:
+    with (
+        a_line(tmp_path, in_memory_bytes=2_000_000, backlog=ROOM, credit=1000) as line,
+        many_peers(line, 10) as peers,
+    ):
         block, entered = threading.Event(), threading.Event()
         find = line.reader.find
 
@@ -163,18 +165,15 @@ def test_messages_that_wait_beyond_the_room_are_refused_and_each_is_answered_onc
             return find(source, image_id)
 
         line.reader.find = slow
-        peers = [Peer(line.ipc) for _ in range(10)]
         for peer in peers:
             for number in range(20):
                 peer.send(an_inspect(f"{id(peer)}-{number}"), payload)
         assert entered.wait(60)
         block.set()
-        kinds = [peer.receive()["type"] for peer in peers for _ in range(20)]
+        kinds = [peer.take()["type"] for peer in peers for _ in range(20)]
         assert set(kinds) <= {"accepted", "busy"}
         assert kinds.count("accepted") >= 5
-        for peer in peers:
-            assert peer.has_silence(0.0)
-            peer.close()
+        assert all(peer.silent(0.0) for peer in peers)
 
 
 def test_a_consumer_that_asks_and_never_reads_is_bounded_and_others_are_answered(tmp_path: Path) -> None:
@@ -193,11 +192,11 @@ def test_a_consumer_that_asks_and_never_reads_is_bounded_and_others_are_answered
         until(lambda: len(line.counts) > 5000)
         # Whole pages for all that may wait would be 64 MB, here in the process of the line.
         assert psutil.Process().memory_info().rss - before_bytes < 60 * 2**20
-        answers = [deaf.receive() for _ in range(5000)]
+        answers = [deaf.take() for _ in range(5000)]
         kinds = {answer["type"] for answer in answers}
         assert kinds == {"results", "busy"}
         assert min(len(answer["items"]) for answer in answers if answer["type"] == "results") >= 10
-        assert deaf.has_silence()
+        assert deaf.silent()
 
 
 def test_the_answers_that_wait_for_a_peer_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,10 +213,10 @@ def test_every_frame_that_a_thousand_part_message_has_is_one_message_and_has_one
     with a_line(tmp_path) as line, Peer(line.tcp) as peer:
         header = json.dumps(an_inspect("many")).encode()
         peer.socket.send_multipart([b"CS1", header, *[b"x" * 1000] * 1000])
-        answer = peer.receive()
+        answer = peer.take()
         assert (answer["code"], answer["id"]) == ("bad_frames", "many")
         peer.socket.send_multipart([b""] * 1000)
-        assert peer.receive()["code"] == "bad_frames"
+        assert peer.take()["code"] == "bad_frames"
         assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
 
 
@@ -246,12 +245,12 @@ def test_who_never_finishes_its_handshake_is_cut_off(tmp_path: Path, monkeypatch
     with a_line(tmp_path) as line, Peer(line.tcp) as peer:
         assert peer.ask({"type": "hello"})["type"] == "welcome"
         before = handles()
-        silent = [RawPeer((line.ipc, line.tcp)[n % 2]) for n in range(60)]
-        for number, raw in enumerate(silent):
+        mute = [RawPeer((line.ipc, line.tcp)[n % 2]) for n in range(60)]
+        for number, raw in enumerate(mute):
             raw.send(GREETING[: number % 64])
         assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
-        until(lambda: all(raw.is_cut() for raw in silent))
-        for raw in silent:
+        until(lambda: all(raw.is_cut() for raw in mute))
+        for raw in mute:
             raw.close()
         until(lambda: handles() <= before + 2)
 
@@ -283,11 +282,11 @@ def test_a_message_that_never_ends_is_cut_and_others_go_on(tmp_path: Path, trans
 
 def test_one_who_sends_much_in_whole_messages_is_not_cut(tmp_path: Path) -> None:
     payload = bytes(900_000)
-    with a_line(tmp_path, in_memory_bytes=10**9) as line, Peer(line.ipc) as one, Peer(line.tcp) as other:
+    with a_line(tmp_path, in_memory_bytes=10**9) as line, Peer(line.ipc) as local, Peer(line.tcp) as remote:
         for number in range(60):
-            for peer in (one, other):
+            for peer in (local, remote):
                 peer.send(an_inspect(f"{number}"), payload)
-        assert {peer.receive()["code"] for peer in (one, other) for _ in range(60)} == {"bad_image"}
+        assert {peer.take()["code"] for peer in (local, remote) for _ in range(60)} == {"bad_image"}
 
 
 def test_connections_beyond_the_most_are_cut_and_those_before_them_stay(
@@ -326,13 +325,13 @@ def test_twenty_thousand_fuzzed_frames_get_one_answer_each_and_break_nothing(tmp
     with (
         structlog.testing.capture_logs() as logs,
         a_line(tmp_path) as line,
-        Peer(line.ipc) as one,
-        Peer(line.tcp) as other,
+        Peer(line.ipc) as local,
+        Peer(line.tcp) as remote,
         Peer(line.tcp) as honest,
     ):
         number = 0
         while sent < 20_000:
-            for peer in (one, other):
+            for peer in (local, remote):
                 messages = [mutator.next() for _ in range(64)]
                 for message in messages:
                     peer.socket.send_multipart(message)
@@ -343,56 +342,10 @@ def test_twenty_thousand_fuzzed_frames_get_one_answer_each_and_break_nothing(tmp
                     assert {"type", "id", "source", "credit"} <= answer.keys()
             number += 1
             assert honest.ask(an_inspect(f"h{number}", source="honest"), PNG)["type"] == "accepted"
-        assert one.has_silence()
-        assert other.has_silence()
+        assert local.silent()
+        assert remote.silent()
     assert [log for log in logs if log["log_level"] in ("error", "critical")] == []
-
-
-def test_subscribers_that_never_read_cost_the_others_nothing(tmp_path: Path) -> None:
-    context: zmq.Context[Any] = zmq.Context()
-    stream = ResultsStream(context, f"ipc://{tmp_path}/results.sock", 0)
-    endpoint = stream.start(lambda: ("ready", 0))
-    deaf = [context.socket(zmq.SUB) for _ in range(20)]
-    reader = context.socket(zmq.SUB)
-    reader.rcvhwm = 0
-    try:
-        for subscriber in deaf:
-            subscriber.rcvhwm = 1
-        for subscriber in (*deaf, reader):
-            subscriber.subscribe(b"")
-            subscriber.connect(endpoint)
-        while reader.recv_multipart()[0] != b"heartbeat/":
-            pass
-        seen = 0
-        for first in range(1, 30_001, 1000):
-            stream.publish([a_message(seq) for seq in range(first, first + 1000)])
-            while seen < first + 999:
-                assert reader.poll(60_000), "the one who reads got nothing"
-                topic, body = reader.recv_multipart()
-                if topic != b"heartbeat/":
-                    seen += 1
-                    assert json.loads(body)["seq"] == seen
-        assert stream.is_alive
-    finally:
-        for subscriber in (*deaf, reader):
-            subscriber.close(linger=0)
-        stream.stop()
-        end_context(context)
-
-
-def a_message(seq: int) -> Published:
-    return Published(seq, "inspection/a/b/", {"seq": seq, "text": "x" * 300})
 
 
 def handles() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def test_the_admission_s_books_are_empty_when_everybody_is_answered(tmp_path: Path) -> None:
-    with a_line(tmp_path) as line, Peer(line.tcp) as peer:
-        for number in range(50):
-            peer.send(an_inspect(f"i{number}", source=f"cam-{number}"), PNG + bytes(number))
-        assert {peer.receive()["type"] for _ in range(50)} == {"accepted"}
-        admission: Admission = line.admission
-        until(lambda: (admission.in_flight, admission.bytes_in_memory, line.backlog.images) == (0, 0, 0))
-        line.backlog.check()

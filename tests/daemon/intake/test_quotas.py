@@ -1,4 +1,4 @@
-"""Quotas of one source: what it may bring in each second, said before it waits, and changed while the line runs."""
+"""Quotas of one source: limits of each second, answered before an image waits, and changed while the line runs."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.policy.quota import QuotaLimits, Quotas
-from tests.daemon.wire.wire_parts import Peer, a_line, a_png, an_inspect
+from tests.contract.peer import Peer
+from tests.daemon.wire.wire_parts import a_line, a_png, an_inspect
 
 PNG = a_png()
 
@@ -74,9 +75,9 @@ def test_who_invents_sources_shares_one_bucket_once_too_many_are_known() -> None
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The time by which images are counted: it stands still until a test moves `now_s`."""
-    found = SimpleNamespace(now_s=100.0, monotonic=lambda: found.now_s)
-    monkeypatch.setattr("daemon.intake.backlog.time", found)
-    return found
+    time = SimpleNamespace(now_s=100.0, monotonic=lambda: time.now_s)
+    monkeypatch.setattr("daemon.intake.backlog.time", time)
+    return time
 
 
 def test_a_source_beyond_its_quota_hears_busy_with_the_right_wait_and_others_do_not(

@@ -45,13 +45,13 @@ def at(data: Any, path: tuple[str, ...]) -> Any:
     return data
 
 
-def part_of(expected: Any, found: Any) -> bool:
-    """Whether `found` says all that `expected` does; later versions may say more."""
+def part_of(expected: Any, actual: Any) -> bool:
+    """Return True if `actual` holds all of `expected`; later versions may hold more."""
     if isinstance(expected, dict):
-        return all(key in found and part_of(value, found[key]) for key, value in expected.items())
+        return all(key in actual and part_of(value, actual[key]) for key, value in expected.items())
     if isinstance(expected, list):
-        return len(expected) == len(found) and all(map(part_of, expected, found))
-    return expected == found
+        return len(expected) == len(actual) and all(map(part_of, expected, actual))
+    return expected == actual
 
 
 def meaning(config: Config, folder: Path) -> Any:
@@ -63,8 +63,8 @@ def meaning(config: Config, folder: Path) -> Any:
 def test_a_configuration_of_an_older_release_means_what_it_meant(path: Path, tmp_path: Path):
     copy = Path(shutil.copy(path, tmp_path / "coserve.yaml"))
     config = load_config(copy, {})
-    kept = json.loads((path.parent / "meaning.json").read_text(encoding="utf-8"))[path.name]
-    assert part_of(kept, meaning(config, tmp_path))
+    expected = json.loads((path.parent / "meaning.json").read_text(encoding="utf-8"))[path.name]
+    assert part_of(expected, meaning(config, tmp_path))
 
 
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=named)
@@ -78,8 +78,8 @@ def test_an_environment_variable_of_an_older_release_means_what_it_meant(path: P
         if leaf != ("models",)
     }
     config = load_config(tmp_path / "coserve.yaml", environ)
-    kept = json.loads((path.parent / "meaning.json").read_text(encoding="utf-8"))[path.name]
-    assert part_of(kept, meaning(config, tmp_path))
+    expected = json.loads((path.parent / "meaning.json").read_text(encoding="utf-8"))[path.name]
+    assert part_of(expected, meaning(config, tmp_path))
 
 
 def test_this_release_has_kept_configurations_too():
@@ -103,14 +103,14 @@ def plain(value: Any) -> Any:
 @pytest.mark.parametrize("name", ["rules-minimal.yaml", "rules-mainboard.yaml", "rules-branches.yaml"])
 def test_rules_of_an_older_release_route_as_they_did(name: str):
     routes = compile_rules((FORMATS / name).read_text(encoding="utf-8"), name, None)
-    found = {
+    actual = {
         "version": routes.version,
         "recipes": routes.recipes,
         "first_steps": routes.first_steps,
         "patterns": [{"glob": pattern.glob, "step": pattern.step} for pattern in routes.patterns],
     }
-    kept = json.loads((FORMATS / "rules.json").read_text(encoding="utf-8"))[name]
-    assert part_of(kept, json.loads(json.dumps(found, default=plain)))
+    expected = json.loads((FORMATS / "rules.json").read_text(encoding="utf-8"))[name]
+    assert part_of(expected, json.loads(json.dumps(actual, default=plain)))
 
 
 def test_a_catalog_and_weights_of_an_older_release_are_read(tmp_path: Path):
@@ -138,13 +138,13 @@ def test_a_profile_of_an_older_release_is_read_and_a_newer_one_refused(tmp_path:
         load_profile(tmp_path / "profile.yaml")
 
 
-@pytest.mark.parametrize("other", [1, 3])
-def test_a_trace_of_an_older_release_is_read_and_one_of_another_format_refused(tmp_path: Path, other: int):
+@pytest.mark.parametrize("trace_format", [1, 3])
+def test_a_trace_of_an_older_release_is_read_and_one_of_another_format_refused(tmp_path: Path, trace_format: int):
     assert read_makeup(FORMATS / "trace.jsonl").policy == "coserve-plus"
     assert len(list(read_calls(FORMATS / "trace.jsonl"))) == 59
-    another = (FORMATS / "trace.jsonl").read_text(encoding="utf-8").replace('"trace":2', f'"trace":{other}', 1)
+    another = (FORMATS / "trace.jsonl").read_text(encoding="utf-8").replace('"trace":2', f'"trace":{trace_format}', 1)
     (tmp_path / "trace.jsonl").write_text(another, encoding="utf-8")
-    with pytest.raises(TraceError, match=f"format {other}, and this version reads 2"):
+    with pytest.raises(TraceError, match=f"format {trace_format}, and this version reads 2"):
         read_makeup(tmp_path / "trace.jsonl")
 
 

@@ -1,6 +1,6 @@
 """Profiles: read with every mistake named, refused on another machine, and completing what the settings leave open."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +20,12 @@ ROW = {"k_s": 0.05, "b_s": 0.004, "residual": 0.01, "max_batch": 6, "activation_
 
 
 def a_profile(folder: Path, machine: MachineIdentity = HERE, **settings: Any) -> Path:
+    cpu = {"executors": 3, "threads": 2, "expert_memory": 900, "activation_memory": 300}
     content = {
         "profile": 1,
         "made": "2026-11-21T18:00:00Z",
-        "machine": {
-            "cpu": machine.cpu,
-            "cores": machine.cores,
-            "memory_bytes": machine.memory_bytes,
-            "gpus": list(machine.gpus),
-        },
-        "devices": {
-            "cpu": {
-                "executors": 3,
-                "threads": 2,
-                "expert_memory": 900,
-                "activation_memory": 300,
-                "architectures": {"resnet18": {**ROW, "ram_s": None}},
-            }
-        },
+        "machine": asdict(machine) | {"gpus": list(machine.gpus)},
+        "devices": {"cpu": cpu | {"architectures": {"resnet18": {**ROW, "ram_s": None}}}},
         **settings,
     }
     path = folder / "profile.yaml"
@@ -85,9 +73,9 @@ def test_every_mistake_of_a_profile_is_named_with_its_line(tmp_path: Path) -> No
     path.write_text(path.read_text().replace("max_batch: 6", "max_batch: 0").replace("disk_s", "disc_s"))
     with pytest.raises(ConfigError) as caught:
         load_profile(path)
-    said = str(caught.value)
-    assert "profile.yaml:19:20: expected a number" in said
-    assert "profile.yaml:21:9: unknown key `disc_s`; did you mean `disk_s`?" in said
+    text = str(caught.value)
+    assert "profile.yaml:19:20: expected a number" in text
+    assert "profile.yaml:21:9: unknown key `disc_s`; did you mean `disk_s`?" in text
     assert len(caught.value.problems) == 2
 
 
@@ -104,7 +92,7 @@ def test_what_the_settings_leave_open_comes_from_the_profile(tmp_path: Path) -> 
     assert len(measured.matrix) == 1
     pools, executors = pools_and_executors(config)
     assert [(pool.pool, pool.budget_bytes, pool.activation_bytes) for pool in pools] == [("cpu", 900, 100)]
-    assert [one.executor for one in executors] == ["cpu/0", "cpu/1", "cpu/2"]
+    assert [row.executor for row in executors] == ["cpu/0", "cpu/1", "cpu/2"]
 
 
 def test_values_set_by_hand_win(tmp_path: Path) -> None:
@@ -122,11 +110,11 @@ def test_values_set_by_hand_win(tmp_path: Path) -> None:
 def test_a_profile_of_another_machine_is_refused_with_what_differs_and_what_to_do(tmp_path: Path) -> None:
     a_profile(tmp_path)
     here = MachineIdentity("Processor Ten", 8, 64_000_000_000, ("NVIDIA H200",))
-    said = problems_of(tmp_path, "{cpu: {profile: profile.yaml}}", here)
-    assert "profile.yaml:3:1: this profile is of another machine" in said
+    problems = problems_of(tmp_path, "{cpu: {profile: profile.yaml}}", here)
+    assert "profile.yaml:3:1: this profile is of another machine" in problems
     for part in ("'Processor Nine', here it is 'Processor Ten'", "4 cores, this one 8", "16.0 GB", "NVIDIA H200"):
-        assert part in said
-    assert "coserve profile" in said
+        assert part in problems
+    assert "coserve profile" in problems
 
 
 def test_a_few_percent_of_memory_make_no_other_machine() -> None:
@@ -144,8 +132,7 @@ def test_this_machine_is_the_same_machine_twice() -> None:
 
 def test_a_device_that_was_not_measured_is_named(tmp_path: Path) -> None:
     a_profile(tmp_path)
-    said = problems_of(tmp_path, "{'cuda:0': {profile: profile.yaml}}")
-    assert "has no device cuda:0" in said
+    assert "has no device cuda:0" in problems_of(tmp_path, "{'cuda:0': {profile: profile.yaml}}")
 
 
 def test_memory_that_neither_the_settings_nor_the_profile_names_is_asked_for(tmp_path: Path) -> None:
@@ -180,17 +167,17 @@ def test_host_caches_of_all_gpus_are_one_tier(tmp_path: Path) -> None:
         ("cpu", "cpu", 5),
         (RAM, "ram", 42),
     ]
-    assert RAM not in {one.pool for one in executors}
+    assert RAM not in {row.pool for row in executors}
 
 
 def test_a_host_cache_without_a_measured_copy_is_a_warning(tmp_path: Path) -> None:
     devices = "{'cuda:0': {expert_memory: 10, host_cache: 30, profile: profile.yaml}}"
-    for ram_s, said in ((None, ["host_cache is not used"]), (0.01, [])):
+    for ram_s, texts in ((None, ["host_cache is not used"]), (0.01, [])):
         row = {**ROW, "ram_s": ram_s}
         a_profile(tmp_path, devices={"cuda:0": {"architectures": {"resnet18": row}}})
         config, measured = completed(tmp_path, devices)
         warnings = profile_warnings(tmp_path / "coserve.yaml", config, measured, a_catalog())
-        assert [text for text, warning in zip(said, warnings, strict=True) if text not in warning] == []
+        assert [text for text, warning in zip(texts, warnings, strict=True) if text not in warning] == []
 
 
 def test_a_host_cache_without_a_profile_is_used_at_an_assumed_cost(tmp_path: Path) -> None:
@@ -203,9 +190,9 @@ def test_a_host_cache_without_a_profile_is_used_at_an_assumed_cost(tmp_path: Pat
 def test_an_expert_that_fits_no_pool_is_named_with_what_to_do(tmp_path: Path) -> None:
     _, config = a_config(tmp_path, "{cpu: {expert_memory: 25, executors: 2}}")
     assert memory_problems(config, ["B", "C"], a_catalog(weights_bytes=20)) == []
-    (said,) = memory_problems(config, ["B", "C", "nobody"], a_catalog(weights_bytes=30))
-    assert "expert B needs 30 bytes, and 1 more that do not fit" in said
-    assert "raise devices.cpu.expert_memory to at least 30 bytes" in said
+    (problem,) = memory_problems(config, ["B", "C", "missing"], a_catalog(weights_bytes=30))
+    assert "expert B needs 30 bytes, and 1 more that do not fit" in problem
+    assert "raise devices.cpu.expert_memory to at least 30 bytes" in problem
 
 
 def test_experts_that_no_rule_uses_may_be_of_any_size(tmp_path: Path) -> None:

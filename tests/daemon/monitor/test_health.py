@@ -1,4 +1,4 @@
-"""What /healthz and /readyz say of a real line: one that is well, drains, lacks an expert, starts, or hangs."""
+"""/healthz and /readyz of a real line that is well, drains, lacks an expert, starts, or hangs."""
 
 import re
 import threading
@@ -32,57 +32,57 @@ def an_app(line: Line) -> Iterator[App]:
         app.stop()
 
 
-def said(app: App) -> dict[str, tuple[int, str]]:
-    found = {path: http_answer(path, lambda _kind: app.operations.health()) for path in PATHS}
-    return {path: (one.status, one.text.strip()) for path, one in found.items()}
+def answers(app: App) -> dict[str, tuple[int, str]]:
+    responses = {path: http_answer(path, lambda _kind: app.operations.health()) for path in PATHS}
+    return {path: (response.status, response.text.strip()) for path, response in responses.items()}
 
 
 def test_starting_ready_draining_and_a_hung_thread_are_told_apart(
     tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon.monitor.answers, "STUCK_AFTER_S", 0.3)
-    seen, load = threading.Event(), SimulatedPool.load
+    going, load = threading.Event(), SimulatedPool.load
 
     def load_later(*arguments: Any, **named: Any) -> Any:
-        seen.wait(60)
+        going.wait(60)
         return load(*arguments, **named)
 
     monkeypatch.setattr(SimulatedPool, "load", load_later)
     line = Line(tmp_path / "line", experts_folder, limits={"hang_after": "10m"})
     with an_app(line) as app:
-        assert said(app)["/healthz"] == (200, "alive")
-        assert said(app)["/readyz"][0] == 503
-        assert said(app)["/readyz"][1].startswith("starting")
-        seen.set()
-        until(lambda: said(app)["/readyz"] == (200, "ready"))
+        assert answers(app)["/healthz"] == (200, "alive")
+        assert answers(app)["/readyz"][0] == 503
+        assert answers(app)["/readyz"][1].startswith("starting")
+        going.set()
+        until(lambda: answers(app)["/readyz"] == (200, "ready"))
 
         line.control("drain")
-        assert said(app)["/readyz"][0] == 503
-        assert said(app)["/readyz"][1].startswith("draining: takes no images: the line is draining")
-        assert said(app)["/healthz"] == (200, "alive")
+        assert answers(app)["/readyz"][0] == 503
+        assert answers(app)["/readyz"][1].startswith("draining: takes no images: the line is draining")
+        assert answers(app)["/healthz"] == (200, "alive")
         line.control("drain", off=True)
-        assert said(app)["/readyz"] == (200, "ready")
+        assert answers(app)["/readyz"] == (200, "ready")
 
         release = threading.Event()
         app._writer.run(lambda _store: release.wait(60))
         app.probe.send()
-        until(lambda: said(app)["/healthz"][0] == 503)
+        until(lambda: answers(app)["/healthz"][0] == 503)
         for path in PATHS:
-            assert said(app)[path][0] == 503
-            assert re.match(r"stuck: the writer thread has not answered for \d+ s", said(app)[path][1])
+            assert answers(app)[path][0] == 503
+            assert re.match(r"stuck: the writer thread has not answered for \d+ s", answers(app)[path][1])
         control = line.control("health")
         assert control["alive"]["ok"] is False
         assert float(scraped(line, "coserve_probe_held_seconds")) >= 0.3
         assert scraped(line, "coserve_ready") == "0.0"
         release.set()
-        until(lambda: said(app)["/healthz"] == (200, "alive"))
-        assert said(app)["/readyz"] == (200, "ready")
+        until(lambda: answers(app)["/healthz"] == (200, "alive"))
+        assert answers(app)["/readyz"] == (200, "ready")
 
 
 def scraped(line: Line, series: str) -> str:
-    found = re.search(rf"^{re.escape(series)} (\S+)$", line.control("metrics")["text"], re.MULTILINE)
-    assert found is not None
-    return found[1]
+    match = re.search(rf"^{re.escape(series)} (\S+)$", line.control("metrics")["text"], re.MULTILINE)
+    assert match is not None
+    return match[1]
 
 
 def test_a_scheduler_that_hangs_keeps_neither_counters_nor_health_from_being_told(

@@ -32,6 +32,10 @@ from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned
 
 DAY_S = 86_400.0
+ONE_MINUTE = """
+boards: {b: {time_limit: 60s, components: {R0402: [U1, U2]}}}
+classifiers: {"*": {expert: "{component}", pass: [ok]}}
+"""
 KEYS = [JournalKey(1, 16 + 100 * number, 84) for number in range(4)]
 
 
@@ -81,11 +85,9 @@ def test_what_cameras_really_send_is_taken(image: bytes) -> None:
 
 
 def test_every_format_at_the_largest_size_is_decoded_within_the_memory_that_a_suspect_gets() -> None:
-    for kind in ("PNG", "TIFF"):
+    for kind, options in (("PNG", {}), ("TIFF", {"compression": "tiff_lzw"})):
         buffer = io.BytesIO()
-        Image.new("RGB", (8000, 8000), (1, 2, 3)).save(
-            buffer, kind, **({"compression": "tiff_lzw"} if kind == "TIFF" else {})
-        )
+        Image.new("RGB", (8000, 8000), (1, 2, 3)).save(buffer, kind, **options)
         assert decode_apart(buffer.getvalue(), Pixels(), 120.0) is None
 
 
@@ -297,11 +299,7 @@ def test_weights_that_are_written_to_while_they_are_read_never_serve(
 
 @pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S, 3650 * DAY_S])
 def test_a_wall_clock_that_is_set_closes_no_board_early_and_spoils_no_latency(tmp_path: Path, jump_s: float) -> None:
-    limited = some_rules(
-        "boards: {b: {time_limit: 60s, components: {R0402: [U1, U2]}}}\n"
-        'classifiers: {"*": {expert: "{component}", pass: [ok]}}\n'
-    )
-    line = a_line(tmp_path, limited)
+    line = a_line(tmp_path, some_rules(ONE_MINUTE))
     (image,) = line.accept(an_arrival("1", "R0402", "U1", type="b"))
     line.clock.pass_s(2.0)
     line.clock.set_s += jump_s
@@ -321,11 +319,7 @@ def test_a_wall_clock_that_is_set_closes_no_board_early_and_spoils_no_latency(tm
 
 
 def test_a_clock_set_back_over_a_restart_gives_a_board_its_whole_time_and_no_more(tmp_path: Path) -> None:
-    limited = some_rules(
-        "boards: {b: {time_limit: 60s, components: {R0402: [U1, U2]}}}\n"
-        'classifiers: {"*": {expert: "{component}", pass: [ok]}}\n'
-    )
-    line = a_line(tmp_path, limited)
+    line = a_line(tmp_path, some_rules(ONE_MINUTE))
     line.inspect("R0402", "U1", type="b")
     line.clock.set_s -= DAY_S
     line.reopen()
@@ -348,7 +342,7 @@ def test_a_wall_clock_that_is_set_brings_no_deadline_forward_and_puts_none_off(j
     assert line.outcomes[9].reason == "deadline"
 
 
-# A database that somebody else has locked
+# A database that another program has locked
 
 
 def test_readers_never_wait_for_a_program_that_holds_the_database(tmp_path: Path) -> None:

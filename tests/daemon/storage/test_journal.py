@@ -5,7 +5,10 @@ import os
 import shutil
 import stat
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,25 +21,30 @@ from daemon.storage.journal import Journal, JournalError
 PAYLOADS = [b"first", b"\x00" * 33, b"third image"]
 
 
+def always_fails(number: int) -> Callable[..., Any]:
+    def fail(*_arguments: object, **_options: object) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.fixture
+def open_journal(tmp_path):
+    """Open journals, in `tmp_path` by default, that are closed after the test."""
+    with ExitStack() as stack:
+        yield lambda folder=tmp_path, **options: stack.enter_context(closing(Journal(folder, **options)))
+
+
 def segment_path(folder: Path, number: int = 1) -> Path:
     return folder / f"segment-{number:08d}.journal"
 
 
-def test_appended_payloads_come_back_byte_for_byte(tmp_path):
-    journal = Journal(tmp_path / "journal")
-    keys = journal.append(PAYLOADS)
-    assert [journal.read(key) for key in keys] == PAYLOADS
-    assert [key.length for key in keys] == [len(payload) for payload in PAYLOADS]
-    journal.close()
-
-
-def test_a_record_of_64_mebibytes_and_2000_small_ones_fit_one_group(tmp_path):
-    journal = Journal(tmp_path)
+def test_a_record_of_64_mebibytes_and_2000_small_ones_fit_one_group(open_journal):
+    journal = open_journal()
     payloads = [os.urandom(64 * 2**20), *(f"image {n}".encode() for n in range(2000))]
     keys = journal.append(payloads)
     assert journal.read(keys[0]) == payloads[0]
     assert journal.read(keys[-1]) == b"image 1999"
-    journal.close()
 
 
 def test_a_reopened_journal_reads_old_keys_and_never_appends_to_an_old_segment(tmp_path):
@@ -51,17 +59,16 @@ def test_a_reopened_journal_reads_old_keys_and_never_appends_to_an_old_segment(t
     second.close()
 
 
-def test_segments_begin_anew_at_their_size_and_keys_name_the_right_one(tmp_path):
-    journal = Journal(tmp_path, segment_bytes=100)
+def test_segments_begin_anew_at_their_size_and_keys_name_the_right_one(open_journal):
+    journal = open_journal(segment_bytes=100)
     keys = [journal.append([bytes([n]) * 40])[0] for n in range(6)]
     assert [key.segment for key in keys] == [1, 1, 2, 2, 3, 3]
     assert [journal.read(key) for key in keys] == [bytes([n]) * 40 for n in range(6)]
     assert journal.segments == (1, 2, 3)
-    journal.close()
 
 
-def test_segments_that_nobody_needs_are_deleted_but_never_the_one_being_written(tmp_path):
-    journal = Journal(tmp_path, segment_bytes=50)
+def test_unneeded_segments_are_deleted_but_never_the_one_being_written(open_journal):
+    journal = open_journal(segment_bytes=50)
     keys = [journal.append([b"x" * 60])[0] for _ in range(4)]
     journal.read(keys[0])  # an open reader does not keep the file
     assert journal.drop_segments(keep={2}) == [1, 3]
@@ -69,25 +76,22 @@ def test_segments_that_nobody_needs_are_deleted_but_never_the_one_being_written(
     assert journal.read(keys[1]) == b"x" * 60
     with pytest.raises(JournalError, match="segment 1"):
         journal.read(keys[0])
-    journal.close()
 
 
-def test_what_was_appended_after_a_frontier_is_not_dropped_with_what_lies_below_it(tmp_path):
-    journal = Journal(tmp_path, segment_bytes=50)
+def test_what_was_appended_after_a_frontier_is_not_dropped_with_what_lies_below_it(open_journal):
+    journal = open_journal(segment_bytes=50)
     keys = [journal.append([b"x" * 60])[0]]
     frontier = journal.frontier
     keys += [journal.append([b"x" * 60])[0] for _ in range(2)]  # their rows are still to come
     assert journal.drop_segments(keep=(), below=frontier) == []
     assert journal.drop_segments(keep=(), below=frontier + 1) == [1]
     assert [journal.read(key) for key in keys[1:]] == [b"x" * 60] * 2
-    journal.close()
 
 
-def test_a_journal_whose_folder_was_emptied_does_not_give_old_numbers_again(tmp_path):
-    journal = Journal(tmp_path)
+def test_a_journal_whose_folder_was_emptied_does_not_give_old_numbers_again(open_journal):
+    journal = open_journal()
     journal.begin_after(7)
     assert journal.append([b"x"])[0].segment == 8
-    journal.close()
 
 
 def test_folder_and_segments_are_for_the_group_to_read_and_nobody_else(tmp_path):
@@ -102,10 +106,9 @@ def test_folder_and_segments_are_for_the_group_to_read_and_nobody_else(tmp_path)
     journal.close()
 
 
-def test_a_segment_cut_at_any_offset_loses_only_what_was_cut(tmp_path):
-    journal = Journal(tmp_path / "whole")
+def test_a_segment_cut_at_any_offset_loses_only_what_was_cut(tmp_path, open_journal):
+    journal = open_journal(tmp_path / "whole")
     keys = journal.append(PAYLOADS)
-    journal.close()
     whole = segment_path(tmp_path / "whole").read_bytes()
     for cut in range(len(whole) + 1):
         folder = tmp_path / f"cut{cut}"
@@ -123,8 +126,8 @@ def test_a_segment_cut_at_any_offset_loses_only_what_was_cut(tmp_path):
         torn.close()
 
 
-def test_any_flipped_bit_is_found_and_harms_one_record_only(tmp_path):
-    journal = Journal(tmp_path)
+def test_any_flipped_bit_is_found_and_harms_one_record_only(tmp_path, open_journal):
+    journal = open_journal()
     keys = journal.append(PAYLOADS)
     path = segment_path(tmp_path)
     whole = path.read_bytes()
@@ -139,7 +142,6 @@ def test_any_flipped_bit_is_found_and_harms_one_record_only(tmp_path):
                         journal.read(key)
                 else:
                     assert journal.read(key) == payload
-    journal.close()
 
 
 @settings(max_examples=200, deadline=None)
@@ -156,15 +158,11 @@ def test_a_key_that_was_never_given_is_refused(tmp_path_factory, segment, offset
     journal.close()
 
 
-def test_after_a_failed_sync_the_segment_takes_no_more_and_a_new_one_goes_on(tmp_path, monkeypatch):
-    journal = Journal(tmp_path)
+def test_after_a_failed_sync_the_segment_takes_no_more_and_a_new_one_goes_on(tmp_path, monkeypatch, open_journal):
+    journal = open_journal()
     (before,) = journal.append([b"before"])
     real = os.fdatasync
-
-    def failing(fd: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr("os.fdatasync", failing)
+    monkeypatch.setattr("os.fdatasync", always_fails(errno.EIO))
     with pytest.raises(JournalError, match="Input/output error"):
         journal.append([b"never durable"])
     monkeypatch.setattr("os.fdatasync", real)
@@ -173,42 +171,31 @@ def test_after_a_failed_sync_the_segment_takes_no_more_and_a_new_one_goes_on(tmp
     assert journal.read(before) == b"before"
     assert journal.read(after) == b"after"
     assert segment_path(tmp_path).stat().st_size == before.offset + before.length
-    journal.close()
 
 
-def test_appends_that_fail_hold_no_file_open(tmp_path, monkeypatch):
-    journal = Journal(tmp_path)
-
-    def failing(fd: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr("os.fdatasync", failing)
+def test_appends_that_fail_hold_no_file_open(monkeypatch, open_journal):
+    journal = open_journal()
+    monkeypatch.setattr("os.fdatasync", always_fails(errno.EIO))
     opened = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):
         with pytest.raises(JournalError):
             journal.append([b"never durable"])
     assert len(list(Path("/proc/self/fd").iterdir())) == opened
-    journal.close()
 
 
-def test_a_segment_that_could_not_begin_and_not_be_deleted_does_not_stand_in_the_way(tmp_path, monkeypatch):
-    journal = Journal(tmp_path)
-
-    def failing(*_args: object, **_options: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
+def test_a_segment_that_could_not_begin_and_not_be_deleted_does_not_stand_in_the_way(monkeypatch, open_journal):
+    journal = open_journal()
     with monkeypatch.context() as patch:
-        patch.setattr("os.fsync", failing)
-        patch.setattr("pathlib.Path.unlink", failing)
+        patch.setattr("os.fsync", always_fails(errno.EIO))
+        patch.setattr("pathlib.Path.unlink", always_fails(errno.EIO))
         with pytest.raises(JournalError, match="cannot begin a segment"):
             journal.append([b"x"])
     (key,) = journal.append([b"x"])
     assert (key.segment, journal.read(key)) == (2, b"x")
-    journal.close()
 
 
-def test_a_segment_that_cannot_be_deleted_keeps_no_other(tmp_path, monkeypatch):
-    journal = Journal(tmp_path, segment_bytes=50)
+def test_a_segment_that_cannot_be_deleted_keeps_no_other(tmp_path, monkeypatch, open_journal):
+    journal = open_journal(segment_bytes=50)
     for _ in range(4):
         journal.append([b"x" * 60])
     real = Path.unlink
@@ -224,17 +211,14 @@ def test_a_segment_that_cannot_be_deleted_keeps_no_other(tmp_path, monkeypatch):
     assert journal.segments == (1, 4)
     monkeypatch.undo()
     assert journal.drop_segments(keep=()) == [1]
-    journal.close()
 
 
-def test_a_full_disk_leaves_no_empty_segments_and_writing_goes_on_when_there_is_room(tmp_path, monkeypatch):
-    journal = Journal(tmp_path)
+def test_a_full_disk_leaves_no_empty_segments_and_writing_goes_on_when_there_is_room(
+    tmp_path, monkeypatch, open_journal
+):
+    journal = open_journal()
     real = os.pwritev
-
-    def full(fd: int, buffers: list[bytes], offset: int) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("os.pwritev", full)
+    monkeypatch.setattr("os.pwritev", always_fails(errno.ENOSPC))
     for _ in range(3):
         with pytest.raises(JournalError, match="No space left"):
             journal.append([b"x"])
@@ -243,25 +227,22 @@ def test_a_full_disk_leaves_no_empty_segments_and_writing_goes_on_when_there_is_
     monkeypatch.setattr("os.pwritev", real)
     (key,) = journal.append([b"x"])
     assert journal.read(key) == b"x"
-    journal.close()
 
 
-def test_a_write_that_stops_short_is_continued(tmp_path, monkeypatch):
+def test_a_write_that_stops_short_is_continued(monkeypatch, open_journal):
     real = os.pwritev
     monkeypatch.setattr("os.pwritev", lambda fd, buffers, offset: real(fd, [b"".join(map(bytes, buffers))[:7]], offset))
-    journal = Journal(tmp_path)
+    journal = open_journal()
     keys = journal.append(PAYLOADS)
     assert [journal.read(key) for key in keys] == PAYLOADS
-    journal.close()
 
 
-def test_a_folder_that_cannot_be_written_to_is_an_error_that_names_the_reason(tmp_path):
-    journal = Journal(tmp_path / "journal")
+def test_a_folder_that_cannot_be_written_to_is_an_error_that_names_the_reason(tmp_path, open_journal):
+    journal = open_journal(tmp_path / "journal")
     (tmp_path / "journal").rmdir()
     (tmp_path / "journal").write_bytes(b"")
     with pytest.raises(JournalError, match="cannot begin a segment: Not a directory"):
         journal.append([b"x"])
-    journal.close()
 
 
 def test_a_journal_that_is_deleted_or_moved_away_loses_one_group_and_begins_anew(tmp_path):
@@ -282,8 +263,8 @@ def test_a_journal_that_is_deleted_or_moved_away_loses_one_group_and_begins_anew
     journal.close()
 
 
-def test_readers_in_threads_are_right_while_segments_come_and_go(tmp_path):
-    journal = Journal(tmp_path, segment_bytes=5000)
+def test_readers_in_threads_are_right_while_segments_come_and_go(open_journal):
+    journal = open_journal(segment_bytes=5000)
     wrong: list[object] = []
     stop = threading.Event()
     shared: list[tuple[JournalKey, bytes]] = [(key, b"a" * 100) for key in journal.append([b"a" * 100])]
@@ -308,7 +289,6 @@ def test_readers_in_threads_are_right_while_segments_come_and_go(tmp_path):
     stop.set()
     for thread in threads:
         thread.join()
-    journal.close()
     assert not wrong
 
 

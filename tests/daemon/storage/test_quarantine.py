@@ -1,4 +1,4 @@
-"""The quarantine: bytes of bad images for a person to look at, bounded, whatever names publishers choose."""
+"""The quarantine: bytes of bad images for a person to look at, bounded, under any names that publishers choose."""
 
 import os
 import stat

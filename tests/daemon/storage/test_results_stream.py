@@ -1,10 +1,9 @@
 """The results stream over a real socket: order, heartbeats, topics, and subscribers that do not read."""
 
-import itertools
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -79,36 +78,26 @@ def test_a_subscription_to_one_serial_is_exact() -> None:
         sub.subscribe("heartbeat/")
         wait_for_heartbeat(sub)
         stream.publish([a_message(1, "S11"), a_message(2, "S1"), a_message(3, "S"), a_message(4, "S1")])
-        heard: list[int] = []
-        while 4 not in heard:
+        seqs: list[int] = []
+        while 4 not in seqs:
             topic, body = receive(sub)
-            heard += [body["seq"]] if topic != "heartbeat/" else []
-        assert heard == [2, 4]
+            seqs += [body["seq"]] if topic != "heartbeat/" else []
+        assert seqs == [2, 4]
 
 
-def test_a_heartbeat_comes_every_second() -> None:
-    made = itertools.count()
-    with (
-        a_stream(pulse=lambda: ("ready", next(made))) as (_, endpoint),
-        a_subscriber(endpoint, "heartbeat/") as sub,
-    ):
-        beats = [receive(sub)[1]]
-        for _ in range(30):
-            beats.append(receive(sub)[1])
-            if beats[-1]["uptime_s"] - beats[-2]["uptime_s"] < 1.5:
-                break
-        else:
-            pytest.fail("no two came a second apart")  # between some this machine may have stood still
-    assert all(beat["uptime_s"] >= beat["backlog"] for beat in beats), "more came than one a second"
-
-
-def test_a_subscriber_that_never_reads_holds_nobody_up() -> None:
-    with a_stream() as (stream, endpoint), a_subscriber(endpoint, hwm=1), a_subscriber(endpoint) as reader:
+def test_subscribers_that_never_read_cost_the_others_nothing() -> None:
+    with a_stream() as (stream, endpoint), ExitStack() as deaf, a_subscriber(endpoint) as reader:
+        for _ in range(20):
+            deaf.enter_context(a_subscriber(endpoint, hwm=1))
         wait_for_heartbeat(reader)
-        for first in range(1, 20_001, 1000):
-            stream.publish([a_message(seq, text="x" * 200) for seq in range(first, first + 1000)])
-            while receive(reader)[1]["seq"] < first + 999:
-                pass
+        count = 0
+        for first in range(1, 30_001, 1000):
+            stream.publish([a_message(seq, text="x" * 300) for seq in range(first, first + 1000)])
+            while count < first + 999:
+                topic, body = receive(reader)
+                if topic != "heartbeat/":
+                    count += 1
+                    assert body["seq"] == count
         assert stream.is_alive
 
 
@@ -145,11 +134,11 @@ def test_a_subscriber_that_never_reads_has_a_bounded_queue(monkeypatch: pytest.M
             stream.publish([a_message(seq, text="x" * 30_000)])
             while receive(reader)[1]["seq"] < seq:
                 pass
-        heard = 0
+        received = 0
         while deaf.poll(1000):
             topic, _ = deaf.recv_multipart()
-            heard += topic.startswith(b"inspection/")
-        assert 0 < heard < sent * 0.9
+            received += topic.startswith(b"inspection/")
+        assert 0 < received < sent * 0.9
 
 
 @pytest.mark.parametrize("confidence", [float("nan"), {1}])

@@ -3,18 +3,16 @@
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coserve_client import Publisher
-from daemon.wire.control import ask
-from tests.lines import a_jpeg, a_line
-from tests.simulated import a_service
+from tests.contract.client import Line
+from tests.lines import RULES, a_jpeg
 from tests.small_disk import small_disk
-from tools.setup.service import Service
 
 #: Bytes behind a JPEG's end marker are ignored, so images are as large as a test likes.
 IMAGE_BYTES = 1_000_000
@@ -29,46 +27,45 @@ PRUNED = """
 """
 
 
-class Line:
+class DiskLine(Line):
     """A daemon whose journal, database and images lie on a disk of 64 MB, and a camera."""
 
-    def __init__(self, folder: Path, disk: Path, service: Service) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, experts: Path, disk: Path, **retention: Any) -> None:
+        places = {
+            "database": f"sqlite:///{disk}/inspection.db",
+            "journal": f"{disk}/journal",
+            "images": f"{disk}/images",
+        }
+        super().__init__(folder, experts, RULES, **places, retention={"keep": KEEP_ALL, **retention})
         self.disk = disk
-        self.service = service
-        self.images = 0
+        self.daemon = self.service()
 
-    def send(self, publisher: Publisher, count: int) -> None:
+    def publish(self, publisher: Publisher, count: int) -> None:
         for _ in range(count):
-            self.images += 1
-            payload = a_jpeg(self.images % 7).ljust(IMAGE_BYTES, b"\0")
-            board = {"type": "open-board", "serial": f"S{self.images}"}
-            publisher.send(f"i{self.images}", payload, board=board, component="R0402")
+            self.count += 1
+            payload = a_jpeg(self.count % 7).ljust(IMAGE_BYTES, b"\0")
+            board = {"type": "open-board", "serial": f"S{self.count}"}
+            publisher.send(f"i{self.count}", payload, board=board, component="R0402")
 
     def publisher(self) -> Publisher:
-        return Publisher(f"ipc://{self.folder}/run/intake.sock", "camera", silence_s=30.0)
+        return Publisher(self.intake, "camera", silence_s=30.0)
 
-    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        return ask(f"ipc://{self.folder}/run/control.sock", kind, timeout_s=60.0, **fields)
-
-    def rows(self, query: str, *values: Any) -> list[Any]:
+    def rows(self, sql: str, *values: Any) -> list[Any]:
         with closing(sqlite3.connect(self.disk / "inspection.db", isolation_level=None, timeout=60)) as database:
-            return database.execute(query, values).fetchall()
+            return database.execute(sql, values).fetchall()
 
     def number(self, query: str) -> int:
         return self.rows(query)[0][0]
 
-    def wait_for(
-        self, condition: Callable[[], bool], what: str, camera: Publisher | None = None, timeout_s: float = 120.0
-    ) -> None:
-        until_s = time.monotonic() + timeout_s
+    def wait_for(self, condition: Callable[[], bool], event: str, camera: Publisher | None = None) -> None:
+        until_s = time.monotonic() + 120.0
         while not condition():
-            assert time.monotonic() < until_s, f"{what}: it did not come\n{self.service.tail()}"
+            assert time.monotonic() < until_s, f"{event}: it did not come\n{self.daemon.tail()}"
             camera.pump(0.1) if camera else time.sleep(0.1)
 
     def free_bytes(self) -> float:
         """Return the free bytes at the daemon's last look."""
-        (line,) = (line for line in self.ask("metrics")["text"].splitlines() if line.startswith(FREE))
+        (line,) = (line for line in self.control("metrics")["text"].splitlines() if line.startswith(FREE))
         return float(line.split()[-1])
 
     def is_quiet(self) -> bool:
@@ -87,44 +84,30 @@ class Line:
 
 
 @pytest.fixture
-def start(tmp_path: Path, experts_folder: Path) -> Iterator[Callable[..., Line]]:
+def start(tmp_path: Path, experts_folder: Path) -> Iterator[Callable[..., DiskLine]]:
     """Starts a line on a small disk; `retention` as in coserve.yaml."""
-    with small_disk(tmp_path / "disk") as disk:
-        services: list[Service] = []
+    with small_disk(tmp_path / "disk") as disk, ExitStack() as stack:
 
-        def begin(**retention: Any) -> Line:
-            config = a_line(
-                tmp_path / "line",
-                experts_folder,
-                database=f"sqlite:///{disk}/inspection.db",
-                journal=str(disk / "journal"),
-                images=str(disk / "images"),
-                retention={"keep": KEEP_ALL, **retention},
-            )
-            service = a_service(config, tmp_path / "daemon.log")
-            services.append(service)
-            service.start()
-            return Line(config.parent, disk, service)
+        def begin(**retention: Any) -> DiskLine:
+            line = DiskLine(tmp_path / "line", experts_folder, disk, **retention)
+            stack.enter_context(line.daemon)
+            return line
 
-        try:
-            yield begin
-        finally:
-            for service in services:
-                service.stop()
+        yield begin
 
 
 def test_a_full_disk_is_busy_before_anything_fails_and_recovers_when_there_is_room_again(start) -> None:
     line = start()
-    ballast = line.disk / "somebody's.file"
+    ballast = line.disk / "of-another-program"
     ballast.write_bytes(bytes(30 * 10**6))
     line.wait_for(lambda: line.free_bytes() < 40 * 10**6, "a look at the disk")
     with line.publisher() as publisher:
-        line.send(publisher, 40)
+        line.publish(publisher, 40)
         account = publisher.account
 
         def is_full() -> bool:
             """And everything that was accepted has its verdict and its copy."""
-            status = line.ask("status")
+            status = line.status()
             return (
                 account.busy > 0
                 and (status["state"], status["accepted"]) == ("degraded", account.accepted)
@@ -137,21 +120,21 @@ def test_a_full_disk_is_busy_before_anything_fails_and_recovers_when_there_is_ro
         line.wait_for(is_full, "a full disk", publisher)
         assert 0 < account.accepted < 40
         assert line.number("SELECT count(*) FROM inspections WHERE verdict = 'unknown'") == 0
-        assert "disk_free" in line.ask("metrics")["text"]
-        assert "results_wait" not in line.service.log.read_text()  # nothing ever failed to be written
+        assert "disk_free" in line.control("metrics")["text"]
+        assert "results_wait" not in line.log()  # nothing ever failed to be written
 
         ballast.unlink()
         publisher.finish(120.0)
         assert account.accepted == 40
     line.wait_for(line.is_quiet, "the other verdicts")
-    line.wait_for(lambda: line.ask("status")["state"] == "ready", "ready again")
+    line.wait_for(lambda: line.status()["state"] == "ready", "ready again")
     assert line.rows("PRAGMA integrity_check") == [("ok",)]
 
 
 def test_with_a_floor_of_free_space_the_line_goes_on_and_evidence_goes_last(start) -> None:
     line = start(free="24MB")
     with line.publisher() as publisher:
-        line.send(publisher, 5)
+        line.publish(publisher, 5)
         publisher.finish(120.0)
         line.wait_for(line.is_quiet, "the first verdicts")
         for number in range(1, 4):
@@ -159,7 +142,7 @@ def test_with_a_floor_of_free_space_the_line_goes_on_and_evidence_goes_last(star
                 "INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES (?, '2026-11-21', 'Eva', 'fail')",
                 number,
             )
-        line.send(publisher, 60)
+        line.publish(publisher, 60)
         account = publisher.finish(120.0)
         assert account.accepted == 65
     line.wait_for(line.is_quiet, "all verdicts")
@@ -175,10 +158,10 @@ def test_with_a_floor_of_free_space_the_line_goes_on_and_evidence_goes_last(star
 def test_a_kill_amid_pruning_leaves_no_path_without_a_file_and_no_file_without_a_row(start) -> None:
     line = start(free="24MB", images_bytes="10MB")
     with line.publisher() as publisher:
-        line.send(publisher, 30)
+        line.publish(publisher, 30)
         line.wait_for(lambda: line.number(PRUNED) > 0, "the first pruning")
-        line.service.kill()
-        line.service.start()
+        line.daemon.kill()
+        line.daemon.start()
         publisher.finish(120.0)
     line.wait_for(line.is_quiet, "all verdicts")
     line.wait_for(lambda: line.files == line.paths and len(line.files) <= 10, "files and rows agree")

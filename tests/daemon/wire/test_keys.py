@@ -1,4 +1,4 @@
-"""Keys: their files, who may come in, and who is cut, over the real intake and the real results stream."""
+"""Keys: their files, and the clients that they admit and cut, over the real intake and the real results stream."""
 
 import contextlib
 import itertools
@@ -17,11 +17,8 @@ from typing import Any, Self
 import pytest
 import zmq
 import zmq.auth
+from structlog.testing import capture_logs
 
-from daemon.intake.admission import Admission, IntakeLimits
-from daemon.intake.backlog import Backlog, BacklogLimits
-from daemon.intake.intake import Intake
-from daemon.storage.quarantine import Quarantine
 from daemon.storage.results_stream import ResultsStream
 from daemon.wire.access import Access
 from daemon.wire.endpoints import CurveKeys, Gate
@@ -37,7 +34,9 @@ from daemon.wire.keys import (
     read_server_keys,
     revoke,
 )
-from tests.daemon.wire.wire_parts import MemoryReader, MemoryWriter, a_rulebook, an_inspect, frames_of
+from tests.contract.peer import frames_of
+from tests.daemon.wire.wire_parts import Line, a_line, an_inspect
+from tests.waiting import until
 
 HERE = "127.0.0.1"
 
@@ -47,13 +46,11 @@ class Door:
     """A line's sockets on open endpoints, behind the gate."""
 
     folder: Path
+    line: Line
     gate: Gate
     access: Access
-    intake: str
     results: str
-    local: str
-    written: MemoryWriter
-    #: Of the heartbeats that were made: each says how many there are with it, as its `backlog`.
+    #: One entry per heartbeat; each heartbeat says as its `backlog` how many there are with it.
     beats: list[None]
 
 
@@ -63,52 +60,21 @@ def a_door(folder: Path, *clients: str) -> Iterator[Door]:
     curve.allowed_clients.mkdir()
     for name in clients:
         allow(curve.allowed_clients, name, read_public_key(make_key_pair(folder, name)[0]))
-    context: zmq.Context[Any] = zmq.Context()
-    gate = Gate(context, curve)
-    gate.start()
-    load = Backlog(BacklogLimits(1000, 10**8, 1000, 10**8))
-    writer = MemoryWriter(on_stored=lambda arrival: load.leave(arrival.source, len(arrival.payload)))
-    reader = MemoryReader(writer, None)
-    admission = Admission(
-        IntakeLimits(credit=64, max_payload_bytes=10**6, max_pixels=64_000_000),
-        a_rulebook(),
-        reader,
-        writer,
-        load,
-        Quarantine(folder / "quarantine", 1_000_000),
-    )
-    open_one = "tcp://0.0.0.0:*"
-    intake = Intake(
-        context,
-        [open_one, f"ipc://{folder}/intake.sock"],
-        admission,
-        reader.results_since,
-        gate.keys,
-        is_allowed=gate.is_allowed,
-    )
     beats: list[None] = []
 
     def pulse() -> tuple[str, int]:
         beats.append(None)
         return "ready", len(beats)
 
-    results = ResultsStream(context, open_one, 0, gate.keys)
-    access = Access(gate, (intake, results), None)
-    try:
-        published = results.start(pulse)
-        taken, local = intake.start()
-        yield Door(folder, gate, access, _from_here(taken), _from_here(published), local, writer, beats)
-    finally:
-        writer.going.set()
-        intake.stop()
-        writer.stop()
-        results.stop()
-        gate.stop()
-        context.term()
-
-
-def _from_here(endpoint: str) -> str:
-    return f"tcp://{HERE}:{endpoint.rsplit(':', 1)[1]}"
+    with a_line(folder, curve=curve) as line:
+        assert line.gate is not None
+        results = ResultsStream(line.context, "tcp://0.0.0.0:*", 0, line.gate.keys)
+        access = Access(line.gate, (line.intake, results), None)
+        try:
+            endpoint = results.start(pulse).replace("0.0.0.0", HERE)  # noqa: S104
+            yield Door(folder, line, line.gate, access, endpoint, beats)
+        finally:
+            results.stop()
 
 
 class Client:
@@ -128,7 +94,7 @@ class Client:
             self.socket.curve_serverkey = zmq.auth.load_certificate(door.folder / f"{server}.key")[0]
         if kind == zmq.SUB:
             self.socket.subscribe(b"")
-        self.socket.connect(where or (door.results if kind == zmq.SUB else door.intake))
+        self.socket.connect(where or (door.results if kind == zmq.SUB else door.line.tcp))
 
     def __enter__(self) -> Self:
         return self
@@ -137,22 +103,22 @@ class Client:
         self._context.destroy(linger=0)
 
     def says_hello(self, wait_s: float = 60.0) -> bool:
-        """Whether an answer comes; asked again and again, since a line that was cut has to be made anew.
+        """Return True if an answer comes to a question of this call.
 
-        An answer to what was asked before this call is none.
+        The question is repeated, since a connection that was cut has to be made anew.
         """
-        asked = {"type": "hello", "id": f"hello-{next(self._number)}"}
+        hello = {"type": "hello", "id": f"hello-{next(self._number)}"}
         until_s = time.monotonic() + wait_s
         while time.monotonic() < until_s:
-            with contextlib.suppress(zmq.Again):  # while there is no connection
-                self.socket.send_multipart(frames_of(asked), zmq.NOBLOCK)
+            with contextlib.suppress(zmq.Again):  # not connected yet
+                self.socket.send_multipart(frames_of(hello), zmq.NOBLOCK)
             while self.socket.poll(200):
-                if json.loads(self.socket.recv_multipart()[-1])["id"] == asked["id"]:
+                if json.loads(self.socket.recv_multipart()[-1])["id"] == hello["id"]:
                     return True
         return False
 
     def hears(self, wait_s: float = 60.0) -> bool:
-        """Whether a heartbeat comes that was made after this call."""
+        """Return True if a heartbeat comes that was made after this call."""
         before, until_s = len(self._door.beats), time.monotonic() + wait_s
         while (left_s := until_s - time.monotonic()) > 0:
             if self.socket.poll(int(left_s * 1000)) and json.loads(self.socket.recv_multipart()[1])["backlog"] > before:
@@ -191,15 +157,15 @@ def test_a_clients_name_never_leaves_the_folder(tmp_path: Path, name: str) -> No
 
 
 def test_a_key_is_allowed_once_under_one_name(tmp_path: Path) -> None:
-    one, other = (read_public_key(make_key_pair(tmp_path, name)[0]) for name in ("one", "other"))
+    first, second = (read_public_key(make_key_pair(tmp_path, name)[0]) for name in ("one", "other"))
     folder = tmp_path / "allowed"
-    assert allow(folder, "one", one) == allow(folder, "one", one)
+    assert allow(folder, "one", first) == allow(folder, "one", first)
     with pytest.raises(KeyFileError, match="allowed already, as one"):
-        allow(folder, "again", one)
+        allow(folder, "again", first)
     with pytest.raises(KeyFileError, match="revoke one first"):
-        allow(folder, "one", other)
-    allow(folder, "other", other)
-    assert read_allow_list(folder).clients == {one: "one", other: "other"}
+        allow(folder, "one", second)
+    allow(folder, "other", second)
+    assert read_allow_list(folder).clients == {first: "one", second: "other"}
     revoke(folder, "one")
     with pytest.raises(KeyFileError, match="allowed are: other"):
         revoke(folder, "one")
@@ -215,12 +181,12 @@ def test_a_file_that_is_no_key_lets_nobody_in_and_keeps_nobody_else_out(tmp_path
     (folder / "folder.key").mkdir()
     (folder / "secret.key").write_bytes((tmp_path / "camera.key_secret").read_bytes())
     (folder / "notes.txt").write_text("not a key")
-    found = read_allow_list(folder)
-    assert found.clients == {public: "camera"}
-    assert len(found.problems) == 5
-    said = zmq.auth.load_certificate(tmp_path / "camera.key_secret")[1]
-    assert said is not None
-    assert not any(said.decode() in problem for problem in found.problems)
+    listed = read_allow_list(folder)
+    assert listed.clients == {public: "camera"}
+    assert len(listed.problems) == 5
+    secret = zmq.auth.load_certificate(tmp_path / "camera.key_secret")[1]
+    assert secret is not None
+    assert not any(secret.decode() in problem for problem in listed.problems)
 
 
 def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
@@ -246,27 +212,26 @@ def test_the_access_list_of_a_systemd_credential_is_understood(tmp_path: Path) -
         except OSError as error:
             pytest.skip(f"this file system keeps no access lists ({error.strerror})")
 
-    nobody = 0xFFFFFFFF
-    set_access_list(
-        (user_obj, 4, nobody), (user, 4, 4242), (group_obj, 0, nobody), (mask, 4, nobody), (other, 0, nobody)
-    )
+    def entries(group_bits: int) -> list[tuple[int, int, int]]:
+        bits = {user_obj: 4, user: 4, group_obj: group_bits, mask: 4, other: 0}
+        return [(kind, bits[kind], 4242 if kind == user else 0xFFFFFFFF) for kind in bits]
+
+    set_access_list(*entries(group_bits=0))
     assert stat.S_IMODE(file.stat().st_mode) == 0o440
     assert open_to(file) is None
     read_server_keys(file)
-    set_access_list(
-        (user_obj, 4, nobody), (user, 4, 4242), (group_obj, 4, nobody), (mask, 4, nobody), (other, 0, nobody)
-    )
+    set_access_list(*entries(group_bits=4))
     assert open_to(file) == "its group"
 
 
 def test_a_key_given_as_text_is_checked_and_fingerprints_tell_keys_apart(tmp_path: Path) -> None:
-    one, other = (read_public_key(make_key_pair(tmp_path, name)[0]) for name in ("one", "other"))
-    assert checked_key(one) == one
-    for wrong in ("", one[:-1], one + "x", "ü" * 40, "~" * 40, '"' * 40):
+    key, other_key = (read_public_key(make_key_pair(tmp_path, name)[0]) for name in ("one", "other"))
+    assert checked_key(key) == key
+    for wrong in ("", key[:-1], key + "x", "ü" * 40, "~" * 40, '"' * 40):
         with pytest.raises(KeyFileError, match="40 characters"):
             checked_key(wrong)
-    assert fingerprint(one) != fingerprint(other)
-    assert len(fingerprint(one)) == 19
+    assert fingerprint(key) != fingerprint(other_key)
+    assert len(fingerprint(key)) == 19
     with pytest.raises(KeyFileError, match="stays with the client"):
         read_public_key(tmp_path / "one.key_secret")
 
@@ -285,7 +250,7 @@ def test_only_an_allowed_key_with_the_right_server_key_gets_an_answer(tmp_path: 
             Client(door, zmq.DEALER, "camera", server="other-server") as misled,
             Client(door, zmq.SUB, "stranger") as spy,
             Client(door, zmq.SUB, None) as bare_spy,
-            Client(door, zmq.DEALER, None, where=door.local) as neighbour,
+            Client(door, zmq.DEALER, None, where=door.line.ipc) as neighbour,
         ):
             assert camera.says_hello()
             assert neighbour.says_hello()
@@ -298,13 +263,13 @@ def test_only_an_allowed_key_with_the_right_server_key_gets_an_answer(tmp_path: 
 def test_a_revoked_client_is_cut_and_the_others_come_back_by_themselves(tmp_path: Path) -> None:
     with (
         a_door(tmp_path, "kept", "revoked") as door,
-        Client(door, zmq.DEALER, "kept") as kept,
+        Client(door, zmq.DEALER, "kept") as camera,
         Client(door, zmq.DEALER, "revoked") as revoked,
         Client(door, zmq.SUB, "kept") as consumer,
         Client(door, zmq.SUB, "revoked") as spy,
-        Client(door, zmq.DEALER, None, where=door.local) as neighbour,
+        Client(door, zmq.DEALER, None, where=door.line.ipc) as neighbour,
     ):
-        assert kept.says_hello()
+        assert camera.says_hello()
         assert revoked.says_hello()
         assert neighbour.says_hello()
         assert consumer.hears()
@@ -313,7 +278,7 @@ def test_a_revoked_client_is_cut_and_the_others_come_back_by_themselves(tmp_path
         assert door.access.reload() == {"clients": 1, "cut": True, "problems": []}
         assert not revoked.says_hello(1.0)
         assert not spy.hears(1.2)
-        assert kept.says_hello()
+        assert camera.says_hello()
         assert consumer.hears()
         assert neighbour.says_hello()
         assert door.access.problem is None
@@ -326,7 +291,17 @@ def test_what_a_revoked_client_had_sent_before_is_not_taken_either(tmp_path: Pat
         door.gate.reload()  # no connection is cut yet: every single message is asked about
         camera.socket.send_multipart(frames_of(an_inspect("late"), b"\xff\xd8 whatever"))
         assert not camera.says_hello(0.6)
-        assert door.written.arrivals == []
+        assert door.line.writer.arrivals == []
+
+
+def test_a_client_without_permission_is_named_once_in_the_log(tmp_path: Path) -> None:
+    public = read_public_key(make_key_pair(tmp_path, "stranger")[0])
+    with capture_logs() as logs, a_door(tmp_path) as door:
+        for _ in range(2):
+            with Client(door, zmq.DEALER, "stranger") as stranger:
+                assert not stranger.says_hello(0.4)
+        until(lambda: any(log["event"] == "client_refused" for log in logs))
+    assert [log["fingerprint"] for log in logs if log["event"] == "client_refused"] == [fingerprint(public)]
 
 
 def test_an_allowed_client_is_let_in_without_anybody_being_cut(tmp_path: Path) -> None:
@@ -363,8 +338,8 @@ def test_a_server_key_that_cannot_be_used_leaves_the_old_one_and_revokes_all_the
         answer = door.access.reload()
         assert answer["cut"]
         assert "can be read by everybody" in answer["problems"][0]
-        with Client(door, zmq.DEALER, "kept") as kept, Client(door, zmq.DEALER, "revoked") as revoked:
-            assert kept.says_hello()
+        with Client(door, zmq.DEALER, "kept") as camera, Client(door, zmq.DEALER, "revoked") as revoked:
+            assert camera.says_hello()
             assert not revoked.says_hello(0.4)
 
 
@@ -406,17 +381,17 @@ def test_a_gate_whose_thread_has_ended_still_stops(tmp_path: Path) -> None:
 )
 def test_older_and_other_protocols_come_to_nothing_at_an_open_endpoint(tmp_path: Path, greeting: bytes) -> None:
     with a_door(tmp_path, "camera") as door:
-        port = int(door.intake.rsplit(":", 1)[1])
+        port = int(door.line.tcp.rsplit(":", 1)[1])
         with socket.create_connection((HERE, port), timeout=60) as peer:
             peer.sendall(greeting)
             peer.settimeout(0.4)
-            said = b""
+            answer = b""
             try:
                 while chunk := peer.recv(4096):
-                    said += chunk
+                    answer += chunk
             except (TimeoutError, ConnectionResetError):
                 pass
-        assert b"welcome" not in said
-        assert b"CS1" not in said
+        assert b"welcome" not in answer
+        assert b"CS1" not in answer
         with Client(door, zmq.DEALER, "camera") as camera:
             assert camera.says_hello()

@@ -19,7 +19,8 @@ from daemon.wire.messages import (
     results_answer,
     split_envelope,
 )
-from tests.daemon.wire.wire_parts import an_inspect, frames_of
+from tests.contract.peer import frames_of
+from tests.daemon.wire.wire_parts import an_inspect
 
 
 def refusal(frames: list[bytes]) -> MessageError:
@@ -72,23 +73,17 @@ def test_absent_fields_and_null_fields_take_their_defaults() -> None:
     assert (message.deadline_ms, message.pixels, payload) == (None, Pixels(), None)
 
 
-@pytest.mark.parametrize(
-    "frames",
-    [
-        [],
-        [b"CS1"],
-        [b"XX1", b"{}"],
-        [b"", b"{}"],
-        [b"CS", b"{}"],
-        [b"CSx", b"{}"],
-        [b"cs1", b"{}"],
-        [b"CS1", b""],
-        [b"CS1", b"", b"x"],
-        [b"CS1", b"{}", b"x", b"y"],
-    ],
-)
-def test_wrong_frames_are_bad_frames(frames: list[bytes]) -> None:
-    assert refusal(frames).code == "bad_frames"
+BAD_FRAMES = {
+    "too few": [[], [b"CS1"]],
+    "another protocol": [[b"XX1", b"{}"], [b"", b"{}"], [b"CS", b"{}"], [b"CSx", b"{}"], [b"cs1", b"{}"]],
+    "an empty header": [[b"CS1", b""], [b"CS1", b"", b"x"]],
+    "too many": [[b"CS1", b"{}", b"x", b"y"]],
+}
+
+
+@pytest.mark.parametrize("messages", BAD_FRAMES.values(), ids=BAD_FRAMES)
+def test_wrong_frames_are_bad_frames(messages: list[list[bytes]]) -> None:
+    assert [refusal(frames).code for frames in messages] == ["bad_frames"] * len(messages)
 
 
 @pytest.mark.parametrize("magic", [b"CS2", b"CS0", b"CS10", b"CS999999999999"])
@@ -96,37 +91,20 @@ def test_another_number_is_an_unsupported_version(magic: bytes) -> None:
     assert refusal([magic, b"{}"]).code == "unsupported_version"
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        b"not json",
-        b"[]",
-        b'"text"',
-        b"null",
-        b"{} {}",
-        b"{",
-        b'{"a": 1,}',
-        b'{"a": 1, "a": 1}',
-        b'{"board": {"type": "x", "type": "y"}}',
-        b'{"a": [{"b": 1, "b": 2}]}',
-        b'{"a": NaN}',
-        b'{"a": Infinity}',
-        b'{"a": -Infinity}',
-        b'{"a": 1e999}',
-        b"\xef\xbb\xbf{}",
-        '{"a": 1}'.encode("utf-16"),
-        b'{"a": "\xff"}',
-        b'{"a": "\xed\xa0\x80"}',
-        b'{"a": "\x01"}',
-        b'{"a": 01}',
-        b"[" * 60_000,
-        b'{"a":' * 10_000,
-        b'{"a":' * 6_000 + b"1" + b"}" * 6_000,
-        b'{"a": "' + b"x" * 65_536 + b'"}',
-    ],
-)
-def test_what_is_not_one_strict_json_object_is_a_bad_header(header: bytes) -> None:
-    assert code_of(header) == "bad_header"
+BAD_HEADERS = {
+    "not JSON": [b"not json", b"{} {}", b"{", b'{"a": 1,}', b'{"a": "\x01"}', b'{"a": 01}'],
+    "no object": [b"[]", b'"text"', b"null"],
+    "a key twice": [b'{"a": 1, "a": 1}', b'{"board": {"type": "x", "type": "y"}}', b'{"a": [{"b": 1, "b": 2}]}'],
+    "no number": [b'{"a": NaN}', b'{"a": Infinity}', b'{"a": -Infinity}', b'{"a": 1e999}'],
+    "not UTF-8": [b"\xef\xbb\xbf{}", '{"a": 1}'.encode("utf-16"), b'{"a": "\xff"}', b'{"a": "\xed\xa0\x80"}'],
+    "too deep": [b"[" * 60_000, b'{"a":' * 10_000, b'{"a":' * 6_000 + b"1" + b"}" * 6_000],
+    "too long": [b'{"a": "' + b"x" * 65_536 + b'"}'],
+}
+
+
+@pytest.mark.parametrize("headers", BAD_HEADERS.values(), ids=BAD_HEADERS)
+def test_what_is_not_one_strict_json_object_is_a_bad_header(headers: list[bytes]) -> None:
+    assert [code_of(header) for header in headers] == ["bad_header"] * len(headers)
 
 
 def test_a_header_of_exactly_64_kib_is_read_and_one_byte_more_is_not() -> None:
@@ -135,92 +113,55 @@ def test_a_header_of_exactly_64_kib_is_read_and_one_byte_more_is_not() -> None:
     assert code_of(raw + b" " * (65_537 - len(raw))) == "bad_header"
 
 
+#: Values that are wrong, of each field, of each field of the board, and of what goes with raw pixels.
+WRONG: dict[str, list[Any]] = {
+    "type": [None, "inspekt", 5, ["inspect"]],
+    "id": [None, "", "a b", "a\n", "ä", "x" * 129, 7, "\ud800"],
+    "source": [None, "a*", True],
+    "board": [None, "mainboard-a", [], {"type": "a"}, {"serial": "a"}],
+    "component": [None, 1, "a\x00"],
+    "designator": ["", 1],
+    "captured_at": [
+        *("yesterday", 0, "2026-11-21", "2026-11-21 09:28:11Z", "2026-11-21T09:28:11", "2026-02-29T09:28:11Z"),
+        *("2026-11-21T24:00:00Z", "2026-11-21T09:28:60Z", "2026-11-21T09:28:11+24:00", "2026-11-21T09:28:11Z\n"),
+        *("٢026-11-21T09:28:11Z", "0001-01-01T00:00:00+01:00"),
+    ],
+    "deadline_ms": [0, -1, 86_400_001, 10.0, 1e3, "10", False],
+    "sha256": ["ab", "g" * 64, 5],
+    "encoding": ["jpeg", 1, "raw"],
+}
+WRONG_OF_BOARD: dict[str, list[Any]] = {
+    "type": [None, ""],
+    "serial": ["x" * 129, "x\ty", "x\x7f", "x\x85", "\udfff", 12],
+    "lot": [1],
+    "station": [""],
+    "attempt": [0, 1.0, True, "1", 2**63, 10**4000],
+}
+WRONG_OF_RAW: dict[str, list[Any]] = {
+    "shape": [None, [1, 1, 4], [1, 1], [1, 1.0, 1], [-1, 1, 1], [True, 1, 1], "1,1,1"],
+    "dtype": [None, "uint16"],
+}
+
+
+def each_alone(values: dict[str, list[Any]], **rest: Any) -> list[dict[str, Any]]:
+    return [rest | {name: value} for name in values for value in values[name]]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
-        {"type": None},
-        {"type": "inspekt"},
-        {"type": 5},
-        {"type": ["inspect"]},
-        {"id": None},
-        {"id": ""},
-        {"id": "a b"},
-        {"id": "a\n"},
-        {"id": "ä"},
-        {"id": "x" * 129},
-        {"id": 7},
-        {"id": "\ud800"},
-        {"source": None},
-        {"source": "a*"},
-        {"source": True},
-        {"board": None},
-        {"board": "mainboard-a"},
-        {"board": []},
-        {"board": {"type": "a"}},
-        {"board": {"serial": "a"}},
-        {"board": {"type": None, "serial": "a"}},
-        {"board": {"type": "", "serial": "a"}},
-        {"board": {"type": "a", "serial": "x" * 129}},
-        {"board": {"type": "a", "serial": "x\ty"}},
-        {"board": {"type": "a", "serial": "x\x7f"}},
-        {"board": {"type": "a", "serial": "x\x85"}},
-        {"board": {"type": "a", "serial": "\udfff"}},
-        {"board": {"type": "a", "serial": 12}},
-        {"board": {"type": "a", "serial": "b", "lot": 1}},
-        {"board": {"type": "a", "serial": "b", "station": ""}},
-        {"board": {"type": "a", "serial": "b", "attempt": 0}},
-        {"board": {"type": "a", "serial": "b", "attempt": 1.0}},
-        {"board": {"type": "a", "serial": "b", "attempt": True}},
-        {"board": {"type": "a", "serial": "b", "attempt": "1"}},
-        {"board": {"type": "a", "serial": "b", "attempt": 2**63}},
-        {"board": {"type": "a", "serial": "b", "attempt": 10**4000}},
-        {"component": None},
-        {"component": 1},
-        {"component": "a\x00"},
-        {"designator": ""},
-        {"designator": 1},
-        {"captured_at": "yesterday"},
-        {"captured_at": 0},
-        {"captured_at": "2026-11-21"},
-        {"captured_at": "2026-11-21 09:28:11Z"},
-        {"captured_at": "2026-11-21T09:28:11"},
-        {"captured_at": "2026-02-29T09:28:11Z"},
-        {"captured_at": "2026-11-21T24:00:00Z"},
-        {"captured_at": "2026-11-21T09:28:60Z"},
-        {"captured_at": "2026-11-21T09:28:11+24:00"},
-        {"captured_at": "2026-11-21T09:28:11Z\n"},
-        {"captured_at": "٢026-11-21T09:28:11Z"},
-        {"captured_at": "0001-01-01T00:00:00+01:00"},
-        {"deadline_ms": 0},
-        {"deadline_ms": -1},
-        {"deadline_ms": 86_400_001},
-        {"deadline_ms": 10.0},
-        {"deadline_ms": 1e3},
-        {"deadline_ms": "10"},
-        {"deadline_ms": False},
-        {"sha256": "ab"},
-        {"sha256": "g" * 64},
-        {"sha256": 5},
-        {"encoding": "jpeg"},
-        {"encoding": 1},
-        {"encoding": "raw"},
-        {"encoding": "raw", "shape": [1, 1, 1]},
-        {"encoding": "raw", "dtype": "uint8"},
-        {"encoding": "raw", "shape": [1, 1, 1], "dtype": "uint16"},
-        {"encoding": "raw", "shape": [1, 1, 4], "dtype": "uint8"},
-        {"encoding": "raw", "shape": [1, 1], "dtype": "uint8"},
-        {"encoding": "raw", "shape": [1, 1.0, 1], "dtype": "uint8"},
-        {"encoding": "raw", "shape": [-1, 1, 1], "dtype": "uint8"},
-        {"encoding": "raw", "shape": [True, 1, 1], "dtype": "uint8"},
-        {"encoding": "raw", "shape": "1,1,1", "dtype": "uint8"},
+        *each_alone(WRONG),
+        *({"board": board} for board in each_alone(WRONG_OF_BOARD, type="a", serial="b")),
+        *each_alone(WRONG_OF_RAW, encoding="raw", shape=[1, 1, 1], dtype="uint8"),
     ],
+    ids=lambda fields: ascii(fields)[:60],
 )
 def test_a_wrong_field_is_a_bad_field(fields: dict[str, Any]) -> None:
     assert code_of({**an_inspect(), **fields}) == "bad_field"
 
 
 @pytest.mark.parametrize(
-    ("sent", "kept"),
+    ("camera_time", "utc"),
     [
         ("2026-11-21T09:28:11Z", "2026-11-21T09:28:11.000Z"),
         ("2026-11-21t09:28:11.5z", "2026-11-21T09:28:11.500Z"),
@@ -231,8 +172,8 @@ def test_a_wrong_field_is_a_bad_field(fields: dict[str, Any]) -> None:
         ("0999-01-01T00:00:00Z", "0999-01-01T00:00:00.000Z"),
     ],
 )
-def test_the_camera_time_becomes_utc_with_milliseconds(sent: str, kept: str) -> None:
-    assert inspected(captured_at=sent).captured_at == kept
+def test_the_camera_time_becomes_utc_with_milliseconds(camera_time: str, utc: str) -> None:
+    assert inspected(captured_at=camera_time).captured_at == utc
 
 
 def test_unnamed_fields_may_hold_any_json() -> None:
@@ -240,17 +181,19 @@ def test_unnamed_fields_may_hold_any_json() -> None:
     assert isinstance(parse(frames_of(header.encode()))[0], Inspect)
 
 
-def test_id_and_source_come_back_only_where_they_are_legal() -> None:
-    error = refusal(frames_of({**an_inspect(), "source": 5, "component": None}))
-    assert (error.image_id, error.source) == ("i1", None)
-    error = refusal([b"CS2", json.dumps(an_inspect()).encode()])
-    assert (error.image_id, error.source) == ("i1", "cam-1")
-    error = refusal([b"CS1", json.dumps(an_inspect()).encode(), b"", b""])
-    assert (error.image_id, error.source) == ("i1", "cam-1")
-    error = refusal(frames_of(b'{"id": "a", "source": "b", "x": NaN}'))
-    assert (error.image_id, error.source) == ("a", "b")
-    error = refusal(frames_of(b'{"id": "a", "id": "b", "source": "c"}'))
-    assert (error.image_id, error.source) == (None, "c")
+@pytest.mark.parametrize(
+    ("frames", "image_id", "source"),
+    [
+        (frames_of({**an_inspect(), "source": 5, "component": None}), "i1", None),
+        ([b"CS2", json.dumps(an_inspect()).encode()], "i1", "cam-1"),
+        ([b"CS1", json.dumps(an_inspect()).encode(), b"", b""], "i1", "cam-1"),
+        (frames_of(b'{"id": "a", "source": "b", "x": NaN}'), "a", "b"),
+        (frames_of(b'{"id": "a", "id": "b", "source": "c"}'), None, "c"),
+    ],
+)
+def test_id_and_source_come_back_only_where_they_are_legal(frames: list[bytes], image_id: str, source: str) -> None:
+    error = refusal(frames)
+    assert (error.image_id, error.source) == (image_id, source)
 
 
 def test_a_reason_is_short_and_ascii_whatever_was_sent() -> None:
@@ -262,25 +205,14 @@ def test_a_reason_is_short_and_ascii_whatever_was_sent() -> None:
 def test_hello_and_results_since_are_read() -> None:
     assert parse(frames_of({"type": "hello", "id": "h"}))[0] == Hello("h", None)
     assert parse(frames_of({"type": "results_since", "seq": 0}))[0] == ResultsSince(None, None, 0, 100)
-    asked, _ = parse(frames_of({"type": "results_since", "seq": 2**63 - 1, "limit": 1000, "source": "plc"}))
-    assert asked == ResultsSince(None, "plc", 2**63 - 1, 1000)
+    request, _ = parse(frames_of({"type": "results_since", "seq": 2**63 - 1, "limit": 1000, "source": "plc"}))
+    assert request == ResultsSince(None, "plc", 2**63 - 1, 1000)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"seq": None},
-        {"seq": -1},
-        {"seq": 1.0},
-        {"seq": "1"},
-        {"seq": True},
-        {"seq": 2**63},
-        {"seq": 1, "limit": 0},
-        {"seq": 1, "limit": 1001},
-        {"seq": 1, "limit": "5"},
-    ],
-)
+WRONG_OF_RESULTS_SINCE = {"seq": [None, -1, 1.0, "1", True, 2**63], "limit": [0, 1001, "5", 9.0]}
+
+
+@pytest.mark.parametrize("fields", [{}, *each_alone(WRONG_OF_RESULTS_SINCE, seq=1)], ids=str)
 def test_bad_arguments_of_results_since_are_bad_fields(fields: dict[str, Any]) -> None:
     assert code_of({"type": "results_since", **fields}) == "bad_field"
 
@@ -288,30 +220,42 @@ def test_bad_arguments_of_results_since_are_bad_fields(fields: dict[str, Any]) -
 def test_generate_is_read_and_checked() -> None:
     header = {"type": "generate", "id": "g", "source": "s", "model": "m", "prompt": "why\n?", "stream": True}
     assert parse(frames_of(header))[0] == Generate("g", "s", "m", "why\n?", None, None, None, None, stream=True)
-    for wrong in (
-        {"prompt": None},
-        {"model": 1},
-        {"stream": "yes"},
-        {"max_new_tokens": 0},
-        {"slo_ms": 1.5},
-        {"board": "b"},
-        {"task": 3},
-        {"prompt": "\ud800"},
-    ):
-        assert code_of({**header, **wrong}) == "bad_field"
+    wrong: dict[str, list[Any]] = {
+        "id": [None],
+        "source": ["a b"],
+        "model": [None, 1],
+        "prompt": [None, ["a"], "\ud800"],
+        "max_new_tokens": [0, 1.5],
+        "slo_ms": [1.5, "fast"],
+        "stream": ["yes", 1],
+        "board": ["b", {"type": "free"}],
+        "task": [3],
+    }
+    for fields in each_alone(wrong):
+        assert code_of({**header, **fields}) == "bad_field", fields
 
 
-def test_the_envelope_of_req_and_of_proxies_is_parted_from_the_message() -> None:
-    message = [b"CS1", b"{}", b""]
-    assert split_envelope(message) == ([], message)
-    assert split_envelope([b"", *message]) == ([b""], message)
-    assert split_envelope([b"\0abcd", b"", *message]) == ([b"\0abcd", b""], message)
-    assert split_envelope([b"1234", b"", *message]) == ([b"1234", b""], message)
-    assert split_envelope([b"XX1", b""]) == ([], [b"XX1", b""])
-    assert split_envelope([b"1234", b""]) == ([], [b"1234", b""])
-    assert split_envelope([b"12345", b"", *message]) == ([], [b"12345", b"", *message])
-    assert split_envelope([]) == ([], [])
-    assert split_envelope([b"CS1", b"", b"CS1"]) == ([], [b"CS1", b"", b"CS1"])
+MESSAGE = [b"CS1", b"{}", b""]
+
+
+@pytest.mark.parametrize(
+    ("envelope", "message"),
+    [
+        ([], MESSAGE),
+        ([b""], MESSAGE),
+        ([b"\0abcd", b""], MESSAGE),
+        ([b"1234", b""], MESSAGE),
+        ([], [b"XX1", b""]),
+        ([], [b"1234", b""]),
+        ([], [b"12345", b"", *MESSAGE]),
+        ([], []),
+        ([], [b"CS1", b"", b"CS1"]),
+    ],
+)
+def test_the_envelope_of_req_and_of_proxies_is_parted_from_the_message(
+    envelope: list[bytes], message: list[bytes]
+) -> None:
+    assert split_envelope([*envelope, *message]) == (envelope, message)
 
 
 def test_results_are_cut_to_one_header_and_the_rest_is_announced() -> None:

@@ -1,15 +1,14 @@
-"""Real parts of the wire with a writer that keeps arrivals in memory: what the tests of intake are made of."""
+"""Real parts of the wire for the tests of intake, with a writer that keeps arrivals in memory."""
 
-import json
 import queue
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import zmq
 
@@ -21,6 +20,7 @@ from daemon.policy.quota import QuotaLimits
 from daemon.records import Accepted, Arrival, JournalKey
 from daemon.storage.quarantine import Quarantine
 from daemon.storage.writer import Duplicate, WriteFailed
+from daemon.wire.endpoints import CurveKeys, Gate
 from routing_rules.compile import compile_rules
 from routing_rules.load import read_yaml_text
 
@@ -145,15 +145,12 @@ def an_inspect(image_id: object = "i1", **fields: Any) -> dict[str, Any]:
     return {name: value for name, value in header.items() if value is not None}
 
 
-def frames_of(header: Mapping[str, Any] | bytes, payload: bytes | None = None) -> list[bytes]:
-    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return [b"CS1", raw] if payload is None else [b"CS1", raw, payload]
-
-
 @dataclass
 class Line:
     """A running intake with everything around it."""
 
+    context: zmq.Context[Any]
+    gate: Gate | None
     intake: Intake
     admission: Admission
     writer: MemoryWriter
@@ -183,8 +180,12 @@ def a_line(
     items: list[dict[str, Any]] | None = None,
     in_memory_bytes: int = 10**8,
     quota: QuotaLimits | None = None,
+    curve: CurveKeys | None = None,
 ) -> Iterator[Line]:
-    """Images leave the backlog as soon as they are stored, unless the test replaces `writer.on_stored`."""
+    """Start an intake, which `curve` opens to other machines.
+
+    Images leave the backlog as soon as they are stored, unless the test replaces `writer.on_stored`.
+    """
     context: zmq.Context[Any] = zmq.Context()
     counts: list[str] = []
     load = Backlog(backlog or BacklogLimits(1000, 10**8, 1000, 10**8))
@@ -199,57 +200,27 @@ def a_line(
         load,
         Quarantine(folder / "quarantine", 1_000_000),
     )
-    endpoints = [f"ipc://{folder}/intake.sock", "tcp://127.0.0.1:*"]
+    gate = Gate(context, curve) if curve else None
     intake = Intake(
-        context, endpoints, admission, reader.results_since, on_answer=lambda kind, _code: counts.append(kind)
+        context,
+        [f"ipc://{folder}/intake.sock", "tcp://0.0.0.0:*" if gate else "tcp://127.0.0.1:*"],
+        admission,
+        reader.results_since,
+        gate.keys if gate else None,
+        on_answer=lambda kind, _code: counts.append(kind),
+        is_allowed=gate.is_allowed if gate else None,
     )
     try:
-        bound = intake.start()
-        yield Line(intake, admission, writer, reader, load, folder / "quarantine", bound, counts, rulebook)
+        if gate:
+            gate.start()
+        endpoints = [endpoint.replace("0.0.0.0", "127.0.0.1") for endpoint in intake.start()]  # noqa: S104
+        parts = (intake, admission, writer, reader, load, folder / "quarantine")
+        yield Line(context, gate, *parts, endpoints, counts, rulebook)
     finally:
         writer.going.set()
         reader.going.set()
         intake.stop()
         writer.stop()
+        if gate:
+            gate.stop()
         context.term()
-
-
-class Peer:
-    """A publisher of the test: a raw socket, JSON answers."""
-
-    def __init__(self, endpoint: str, kind: int = zmq.DEALER, identity: bytes | None = None, rcvhwm: int = 0) -> None:
-        self._context: zmq.Context[Any] = zmq.Context()
-        self.socket = self._context.socket(kind)
-        self.socket.linger = 0
-        self.socket.sndhwm, self.socket.rcvhwm = 0, rcvhwm
-        if identity:
-            self.socket.routing_id = identity
-        self.socket.connect(endpoint)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-
-    def send(self, header: Mapping[str, Any] | bytes, payload: bytes | None = None) -> None:
-        self.socket.send_multipart(frames_of(header, payload))
-
-    def receive(self, timeout_s: float = 60.0) -> dict[str, Any]:
-        assert self.socket.poll(int(timeout_s * 1000)), "no answer came"
-        frames = self.socket.recv_multipart()
-        assert frames[-2] == b"CS1"
-        assert frames[:-2] in ([], [b""])
-        answer = json.loads(frames[-1])
-        assert isinstance(answer, dict)
-        return answer
-
-    def ask(self, header: Mapping[str, Any] | bytes, payload: bytes | None = None) -> dict[str, Any]:
-        self.send(header, payload)
-        return self.receive()
-
-    def has_silence(self, wait_s: float = 0.05) -> bool:
-        return not self.socket.poll(int(wait_s * 1000))

@@ -83,8 +83,8 @@ class Server:
 
     def _run(self, program: str, *arguments: object) -> None:
         command = [str(self._programs / program), *map(str, arguments)]
-        made = subprocess.run(command, capture_output=True, text=True, cwd=self._folder, check=False, **self._as)
-        assert made.returncode == 0, made.stderr
+        run = subprocess.run(command, capture_output=True, text=True, cwd=self._folder, check=False, **self._as)
+        assert run.returncode == 0, run.stderr
 
 
 @contextmanager
@@ -96,4 +96,4 @@ def a_server() -> Iterator[Server]:
             server.start()
             yield server
         finally:
-            server.stop(signal.SIGQUIT)  # nobody needs it any more
+            server.stop(signal.SIGQUIT)

@@ -73,14 +73,14 @@ def server() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def lines(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[_Line]]:
     """Two lines with the same past, on SQLite and on PostgreSQL."""
-    made: list[_Line] = []
+    lines: list[_Line] = []
     for address in (f"sqlite:///{tmp_path_factory.mktemp('one')}/inspection.db", server.url("lines")):
         clock = MovingClock()
         store = open_store(address, clock=clock.clock, expert_version=_version)
-        made.append(_Line(tmp_path_factory.mktemp("line"), clock, Rulebook(some_rules()), store, address=address))
-        _live(made[-1])
-    yield made
-    for line in made:
+        lines.append(_Line(tmp_path_factory.mktemp("line"), clock, Rulebook(some_rules()), store, address=address))
+        _live(lines[-1])
+    yield lines
+    for line in lines:
         line.store.close()
 
 
@@ -178,7 +178,7 @@ def test_a_line_s_past_is_the_same_row_for_row_and_message_for_message(lines: li
             streams.append(reader.results_since(0))
             assert reader.last_seq() == len(streams[-1]["items"])
             assert reader.find("cam1", "waits") is not None
-            assert reader.find("cam1", "nobody") is None
+            assert reader.find("cam1", "missing") is None
             assert reader.find_text("mes", "g1") is not None
             assert reader.open_rules("loose", "V", None) == line.rulebook.current.version
     assert streams[0] == streams[1]
@@ -317,8 +317,8 @@ def test_a_line_runs_on_it_with_pages_commands_a_kill_a_decision_and_a_server_th
         name: f"ipc://run/{name}.sock" for name in ("results", "control")
     }
     endpoints["http"] = "http://127.0.0.1:0"
-    given = url.replace("postgresql+psycopg:", "postgresql:")
-    line = RunningLine(tmp_path, experts_folder, database=given, endpoints=endpoints)
+    plain_url = url.replace("postgresql+psycopg:", "postgresql:")
+    line = RunningLine(tmp_path, experts_folder, database=plain_url, endpoints=endpoints)
     service = line.service()
     with service:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Prepared statements give what SQLAlchemy's own way gives, whatever the number and order of rows and columns."""
+"""Prepared statements give what SQLAlchemy's own way gives, for any number and order of rows and columns."""
 
 import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, Text, bindparam, create_engine, select, update
@@ -46,7 +46,7 @@ def test_questions_and_changes_take_their_values_by_name(engine: Engine):
         run_prepared(connection, move, to="moved", which=3)
     assert place_of.first(of="n3") == ("moved",)
     assert place_of.first(of="n4") == ("p4",)
-    assert place_of.first(of="nobody") is None
+    assert place_of.first(of="missing") is None
 
 
 def test_many_are_asked_for_in_few_statements(engine: Engine):
@@ -55,6 +55,6 @@ def test_many_are_asked_for_in_few_statements(engine: Engine):
 
     with engine.begin() as connection:
         add_rows(connection, PARTS, [a_part(number) for number in range(300)])
-        wanted = [f"n{number}" for number in range(0, 300, 3)]
-        matches = {number for (number,) in select_for_each(connection, named, [*wanted, "nobody"])}
+        names = [f"n{number}" for number in range(0, 300, 3)]
+        matches = {number for (number,) in select_for_each(connection, named, [*names, "missing"])}
     assert matches == set(range(0, 300, 3))

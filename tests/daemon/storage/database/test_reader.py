@@ -1,4 +1,4 @@
-"""Catching up: every page of `results_since` is what was published, whatever the limit."""
+"""Catching up: every page of `results_since` is what was published, for any limit."""
 
 import threading
 
@@ -56,46 +56,24 @@ def test_an_image_is_found_by_source_and_id_as_soon_as_it_is_accepted(line, read
 
 
 def test_generations_share_the_stream(line, reader, published):
-    values = {
-        "generation_id": 1,
+    shared = {
         "source": "mes 1",
-        "request_id": "g1",
         "model": "m",
         "mode": "duoserve",
-        "prompt": "why?",
         "text": "because",
+        "status": "done",
         "prompt_tokens": 3,
         "new_tokens": 1,
         "ttft_ms": 10.0,
         "tpot_ms": 2.0,
         "total_ms": 12.0,
-        "accepted_at": "2026-11-21T09:28:11.000Z",
-        "completed_at": "2026-11-21T09:28:11.123Z",
-        "status": "done",
-        "seq": len(published) + 1,
     }
+    accepted_at, completed_at = "2026-11-21T09:28:11.000Z", "2026-11-21T09:28:11.123Z"
+    row = shared | {"generation_id": 1, "request_id": "g1", "prompt": "why?", "seq": len(published) + 1}
     with line.store._engine.begin() as connection:
-        connection.execute(insert(generations), [values])
-    assert reader.results_since(25)["items"] == [
-        {
-            "topic": "generation/mes%201/",
-            "seq": 26,
-            "at": "2026-11-21T09:28:11.123Z",
-            "id": "g1",
-            "source": "mes 1",
-            "model": "m",
-            "mode": "duoserve",
-            "task": None,
-            "text": "because",
-            "prompt_tokens": 3,
-            "new_tokens": 1,
-            "ttft_ms": 10.0,
-            "tpot_ms": 2.0,
-            "total_ms": 12.0,
-            "status": "done",
-            "reason": None,
-        }
-    ]
+        connection.execute(insert(generations), [row | {"accepted_at": accepted_at, "completed_at": completed_at}])
+    message = shared | {"topic": "generation/mes%201/", "seq": 26, "at": completed_at, "id": "g1"}
+    assert reader.results_since(25)["items"] == [message | {"task": None, "reason": None}]
 
 
 @pytest.mark.parametrize(

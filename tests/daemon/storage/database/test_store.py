@@ -34,14 +34,16 @@ def test_an_accepted_image_has_its_row_before_anybody_judges_it(line):
     assert accepted.accepted_wall_s == pytest.approx(line.clock.clock.wall_s(), abs=0.001)
     assert accepted.rules_version == row["rules_version"] == line.rulebook.current.version
     (board,) = rows(line, "SELECT * FROM boards")
-    assert (board["attempt"], board["expected"], board["inspected"], board["verdict"], board["seq"]) == (
-        1,
-        4,
-        0,
-        None,
-        None,
-    )
-    assert (board["lot"], board["station"]) == ("L1", "AOI2")
+    expected = {
+        "attempt": 1,
+        "expected": 4,
+        "inspected": 0,
+        "verdict": None,
+        "seq": None,
+        "lot": "L1",
+        "station": "AOI2",
+    }
+    assert expected.items() <= board.items()
 
 
 def test_a_verdict_is_written_with_its_stages_and_boxes_and_published_as_stored(line, reader):
@@ -64,28 +66,6 @@ def test_a_second_outcome_of_an_image_changes_nothing(line):
     assert len(line.judge(an_outcome(accepted.inspection_id, "fail"))) == 1
     assert line.judge(an_outcome(accepted.inspection_id, "pass"), an_outcome(12345, "pass")) == []
     assert [row["verdict"] for row in rows(line, "SELECT verdict FROM inspections")] == ["fail"]
-
-
-def test_the_boards_message_follows_its_last_inspection(line):
-    images = line.accept(
-        an_arrival("a"), an_arrival("b"), an_arrival("c", "QFP64", "U1"), an_arrival("d", "QFP64", "U2")
-    )
-    messages = line.judge(*(an_outcome(image.inspection_id) for image in images))
-    assert [(message.seq, message.topic.split("/")[0]) for message in messages] == [
-        *((n, "inspection") for n in (1, 2, 3, 4)),
-        (5, "board"),
-    ]
-    assert messages[-1].body == {
-        "seq": 5,
-        "at": "2026-11-21T09:08:11.123Z",
-        "board": {"type": "mainboard-a", "serial": "S1", "attempt": 1},
-        "verdict": "pass",
-        "expected": 4,
-        "inspected": 4,
-        "failed": [],
-        "missing": [],
-        "reason": "complete",
-    }
 
 
 def test_downtime_counts_toward_a_boards_time_limit(line):
@@ -134,20 +114,6 @@ def test_a_restart_finds_what_waits_with_all_that_judging_needs(line):
     recovery = line.store.recover()
     assert recovery.pending == images[:2]
     assert (recovery.last_seq, recovery.last_batch_id) == (1, 41)
-
-
-def test_numbers_go_on_after_everything_was_pruned(tmp_path):
-    line = a_line(tmp_path)
-    line.inspect("R0402", "R1", type="tiny")
-    line.store.close()
-    with closing(sqlite3.connect(tmp_path / "inspection.db")) as connection, connection:
-        for table in ("stages", "pending", "inspections", "boards"):
-            connection.execute(f"DELETE FROM {table}")  # noqa: S608
-    line.reopen()
-    messages = line.inspect("R0402", "R1", type="tiny")
-    assert [message.seq for message in messages] == [3, 4]
-    assert rows(line, "SELECT inspection_id FROM inspections") == [{"inspection_id": 2}]
-    line.store.close()
 
 
 def test_images_that_stay_hold_their_segment_until_they_are_copied(tmp_path):

@@ -1,4 +1,4 @@
-"""A store against a simple model: whatever comes, restarts and failures included, each result is right, once."""
+"""A store against a simple model: after restarts and failures too, each result is right and published once."""
 
 import itertools
 import tempfile
@@ -39,17 +39,19 @@ class Try:
     message: dict[str, Any] | None = None
 
     def filled(self, component: str, images: list[Image]) -> list[str]:
-        there = {image.designator for image in images if image.component == component}
-        wanted = EXPECTED.get(component, 0)
-        return sorted(there)[:wanted] if isinstance(wanted, int) else [name for name in wanted if name in there]
+        designators = {image.designator for image in images if image.component == component}
+        expected = EXPECTED.get(component, 0)
+        if isinstance(expected, int):
+            return sorted(designators)[:expected]
+        return [name for name in expected if name in designators]
 
     def takes_late(self, component: str, designator: str) -> bool:
         if component not in EXPECTED:
             return False
-        wanted, there = EXPECTED[component], {i.designator for i in self.images if i.component == component}
-        if isinstance(wanted, int):
-            return designator not in there and len(there) < wanted
-        return designator in wanted and designator not in there
+        expected, designators = EXPECTED[component], {i.designator for i in self.images if i.component == component}
+        if isinstance(expected, int):
+            return designator not in designators and len(designators) < expected
+        return designator in expected and designator not in designators
 
     def close(self, now_s: float) -> None:
         """Close if that is due, and remember what the board's message must say."""
@@ -62,12 +64,12 @@ class Try:
             return
         verdicts = [image.verdict for image in judged] + (["unknown"] if pending or count != whole else [])
         missing = []
-        for component, wanted in EXPECTED.items():
+        for component, expected in EXPECTED.items():
             if count[component] < whole[component]:
                 entry = {"component": component, "count": whole[component] - count[component]}
-                if not isinstance(wanted, int):
-                    there = self.filled(component, judged)
-                    entry["designators"] = [name for name in wanted if name not in there]
+                if not isinstance(expected, int):
+                    designators = self.filled(component, judged)
+                    entry["designators"] = [name for name in expected if name not in designators]
                 missing.append(entry)
         self.message = {
             "verdict": min(verdicts, key=WORST.index),
@@ -101,7 +103,7 @@ class StoreMachine(RuleBasedStateMachine):
                 attempt.close(self.line.clock.now_s)
 
     def place(self, serial: str, named: int | None, component: str, designator: str) -> tuple[int, bool]:
-        """Which attempt takes the image, and whether late: the model's own words for it."""
+        """Return the attempt that takes the image and True if it is late, as the model sees it."""
         numbers = [number for board, number in self.tries if board == serial]
         if named is not None and named not in numbers:
             self.tries[serial, named] = Try(self.line.clock.now_s)
@@ -143,8 +145,10 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def judge_some(self, data: st.DataObject) -> None:
         waiting = self.pending()
-        chosen = data.draw(st.lists(st.sampled_from(range(len(waiting))), min_size=1, max_size=5, unique=True))
-        self.judge_images([waiting[index] for index in chosen], data.draw(st.lists(st.sampled_from(WORST), min_size=1)))
+        indexes = data.draw(st.lists(st.sampled_from(range(len(waiting))), min_size=1, max_size=5, unique=True))
+        self.judge_images(
+            [waiting[index] for index in indexes], data.draw(st.lists(st.sampled_from(WORST), min_size=1))
+        )
 
     @precondition(lambda self: self.pending())
     @rule(verdict=st.sampled_from(WORST))
@@ -223,10 +227,10 @@ class StoreMachine(RuleBasedStateMachine):
     def every_judged_image_is_published_once_with_its_attempt(self) -> None:
         images = [m.body for m in self.published if m.topic.startswith("inspection/")]
         assert len({body["id"] for body in images}) == len(images)
-        told = sorted(
+        published = sorted(
             (b["board"]["serial"], b["board"]["attempt"], b["designator"], b["verdict"], b["late"]) for b in images
         )
-        assert told == sorted(
+        assert published == sorted(
             (serial, number, image.designator, image.verdict, image.late)
             for (serial, number), attempt in self.tries.items()
             for image in attempt.images

@@ -88,11 +88,3 @@ def test_free_pages_go_back_in_steps_while_others_write(line, checkpoints):
         (after,) = other.execute("PRAGMA page_count").fetchone()
     assert steps > 3
     assert after < before
-
-
-def test_statistics_for_the_planner_are_written_from_a_sample(line):
-    fill(line, 200)
-    upkeep.optimize(line.store.engine)
-    with closing(sqlite3.connect(line.folder / "inspection.db")) as reader:
-        assert reader.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    fill(line, 100, "after")
