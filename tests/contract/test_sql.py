@@ -211,15 +211,6 @@ def test_the_views_say_what_a_hand_counts(database: Database) -> None:
     assert database.rows("SELECT DISTINCT day FROM board_yield ORDER BY 1") == database.rows(days)
     (defect,) = database.one("SELECT DISTINCT defect FROM inspections WHERE verdict = 'fail'")
     assert database.rows("SELECT * FROM defect_pareto") == [("named", "F", defect, 2, 1.0, 1.0)]
-    health = database.rows(
-        "SELECT component, inspected, fail_rate, review_rate, unknown_rate, overridden FROM component_health ORDER BY 1"
-    )
-    assert health == [("F", 2, 1.0, 0.0, 0.0, 0), ("P", 6, 0.0, 0.0, pytest.approx(1 / 6), 0), ("V", 2, 0, 1.0, 0, 0)]
-    latencies = sorted(ms for (ms,) in database.rows("SELECT latency_ms FROM inspections"))
-    hours = database.rows("SELECT hour, inspections, p50_ms, p95_ms, max_ms FROM latency_by_hour")
-    assert sum(count for _, count, *_ in hours) == 10
-    if len(hours) == 1:  # not over the turn of an hour
-        assert hours[0][2:] == (latencies[4], latencies[9], latencies[9])
     usage = {row[0]: row[1:] for row in database.rows("SELECT * FROM expert_usage")}
     assert set(usage) == {"R0402", "C0603", "QFP64", "yolo-solder"}
     assert [usage[name][:3] for name in ("R0402", "C0603", "QFP64")] == [(5, 5, 1.0), (2, 2, 1.0), (2, 2, 1.0)]

@@ -35,12 +35,6 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert config.quarantine == tmp_path / "quarantine"
 
 
-def test_the_endpoint_of_the_metrics_is_kept(tmp_path: Path) -> None:
-    config = a_config(tmp_path, COSERVE_ENDPOINTS_HTTP="http://127.0.0.1:9470")
-    assert config.endpoints.http == "http://127.0.0.1:9470"
-    assert a_config(tmp_path).endpoints.http is None
-
-
 def test_secrets_may_lie_where_systemd_puts_credentials(tmp_path: Path) -> None:
     text = MINIMAL + (
         "security: {server_key: $CREDENTIALS_DIRECTORY/server, allowed_clients: /etc/coserve/clients,"

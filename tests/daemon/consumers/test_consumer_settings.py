@@ -145,11 +145,6 @@ def test_a_consumer_that_is_not_configured_is_named(tmp_path: Path) -> None:
     assert "there is no consumer office among `consumers`: plant" in done.stderr
 
 
-def test_the_configuration_alone_needs_no_extra() -> None:
-    code = "import sys; sys.modules['aiomqtt'] = None\nimport daemon.delivery.deliveries"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_what_the_daemon_says_of_a_consumer(tmp_path: Path) -> None:
     path = tmp_path / "coserve.yaml"
     deliveries = Deliveries(a_config(tmp_path, "  plant: {kind: mqtt, host: 127.0.0.1}\n"), path)

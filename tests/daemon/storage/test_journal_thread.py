@@ -1,26 +1,22 @@
 """The journal thread with a real journal: fair groups, short ones, and nothing lost between it and the writer."""
 
-import hashlib
 import os
 import queue
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from daemon.records import Arrival, BoardRef, Pixels
 from daemon.storage.disk_space import DiskSpace
 from daemon.storage.journal import GROUP_BYTES, GROUP_IMAGES, ArrivalGroup, Journal, JournalThread, WaitingArrival
+from tests.daemon.storage.database.store_parts import an_arrival
 
 
 def an_image(source: str, number: int, payload: bytes = b"image", connection: str | None = None) -> WaitingArrival:
-    sha256 = hashlib.sha256(payload).hexdigest()
-    board = BoardRef("mainboard-a", "S1")
-    peer = (connection or source).encode()
-    arrival = Arrival(source, f"i{number}", board, "R0402", "R1", None, None, Pixels(), payload, sha256, peer)
-    return WaitingArrival(arrival, lambda _: None)
+    arrival = an_arrival(f"i{number}", source=source, payload=payload)
+    return WaitingArrival(replace(arrival, connection=(connection or source).encode()), lambda _: None)
 
 
 def keys(group: ArrivalGroup) -> list[tuple[str, str]]:

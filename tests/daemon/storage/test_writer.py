@@ -148,15 +148,6 @@ def test_threads_that_write_and_finish_at_once_end_with_one_result_for_each(runn
     assert running.rows("SELECT count(*), count(DISTINCT seq) FROM stream") == [(len(running.published),) * 2]
 
 
-def test_after_a_restart_unfinished_images_are_given_back_with_their_bytes(running):
-    images = running.send(an_arrival("a", payload=JPEG), an_arrival("b", payload=PNG))
-    running.writer.finish(an_outcome(images[0].inspection_id))
-    running.restart()
-    assert running.recovery.pending == [images[1]]
-    assert running.journal.read(running.recovery.pending[0].key) == PNG
-    assert running.recovery.last_seq == 1
-
-
 def test_a_killed_process_loses_nothing_that_was_accepted(tmp_path, start):
     """A real SIGKILL amid arrivals: what the child said was accepted is there, with its bytes."""
     child = subprocess.Popen(
@@ -430,12 +421,6 @@ def test_an_image_that_comes_again_in_the_next_group_is_a_duplicate_unless_the_f
     assert line.journal.read(answers[accepted].key) == copies[accepted].payload
     if not failed_groups:
         assert answers[1] == Duplicate(copies[0].payload_sha256)
-
-
-def test_copies_of_a_known_image_in_one_group_are_all_compared_with_the_one_that_is_stored(running):
-    first, *others = (an_arrival("a", payload=JPEG + bytes([n])) for n in range(3))
-    running.send(first)
-    assert running.send(*others) == [Duplicate(first.payload_sha256)] * 2
 
 
 def test_a_stop_answers_every_group_that_is_on_its_way(start, monkeypatch):

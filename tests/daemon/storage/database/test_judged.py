@@ -1,7 +1,5 @@
 """Outcomes of each expert version's answers, from a database as the daemon writes it."""
 
-from sqlalchemy import create_engine, text
-
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.reviews import ExpertCalls, calls_by_version, confidences_statement, recent_confidences
 from tests.daemon.storage.database.store_parts import Line, a_stage, an_arrival, an_outcome
@@ -28,18 +26,8 @@ def judged(
     return image.inspection_id
 
 
-def review(line: Line, inspection_id: int, verdict: str) -> None:
-    engine = create_engine(f"sqlite:///{line.folder}/inspection.db")
-    with engine.begin() as connection:
-        connection.execute(
-            text("INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES (:i, '2026', 'ines', :v)"),
-            {"i": inspection_id, "v": verdict},
-        )
-    engine.dispose()
-
-
-def asked(line: Line, question, *arguments):
-    engine = open_for_reading(f"sqlite:///{line.folder}/inspection.db")
+def ask(line: Line, question, *arguments):
+    engine = open_for_reading(line.url)
     try:
         with engine.connect() as connection:
             return question(connection, *arguments)
@@ -49,7 +37,7 @@ def asked(line: Line, question, *arguments):
 
 def calls(line: Line, *arguments) -> dict[tuple[str, str], tuple[int, int, int, int]]:
     """(verdicts, reviewed, false calls, escapes) by expert and version."""
-    matches: list[ExpertCalls] = asked(line, calls_by_version, *arguments)
+    matches: list[ExpertCalls] = ask(line, calls_by_version, *arguments)
     return {(c.expert, c.expert_version): (c.verdicts, c.reviewed, c.false_calls, c.escapes) for c in matches}
 
 
@@ -58,9 +46,9 @@ def test_a_false_call_is_the_last_expert_s_and_an_escape_everybody_s(line: Line)
     passed_by_both = judged(line, "pass", ("r0402", OLD), ("solder", OLD))
     failed_at_once = judged(line, "fail", ("r0402", NEW))
     judged(line, "pass", ("r0402", NEW))
-    review(line, failed_by_solder, "pass")
-    review(line, passed_by_both, "fail")
-    review(line, failed_at_once, "pass")
+    line.review(failed_by_solder, "pass")
+    line.review(passed_by_both, "fail")
+    line.review(failed_at_once, "pass")
     assert calls(line) == {
         ("r0402", OLD): (2, 2, 0, 1),
         ("solder", OLD): (2, 2, 1, 1),
@@ -72,8 +60,8 @@ def test_a_false_call_is_the_last_expert_s_and_an_escape_everybody_s(line: Line)
 
 def test_the_newest_review_counts(line: Line):
     image = judged(line, "fail", ("r0402", OLD))
-    review(line, image, "pass")
-    review(line, image, "fail")
+    line.review(image, "pass")
+    line.review(image, "fail")
     assert calls(line) == {("r0402", OLD): (1, 1, 0, 0)}
 
 
@@ -82,12 +70,12 @@ def test_recent_confidences_are_the_newest_of_each_version_by_label(line: Line):
         judged(line, "pass", ("r0402", OLD), confidence=confidence)
     judged(line, "pass", ("r0402", NEW), label="bad", confidence=0.5)
     judged(line, "pass", ("r0402", NEW), label="ok", confidence=None)
-    matches = asked(line, recent_confidences)
+    matches = ask(line, recent_confidences)
     assert matches[("r0402", OLD)]["ok"][0] == 1
     assert matches[("r0402", OLD)]["ok"][10] == 1
     assert matches[("r0402", OLD)]["ok"][19] == 2
     assert {label: sum(counts) for label, counts in matches[("r0402", NEW)].items()} == {"bad": 1}
-    newest = asked(line, recent_confidences, "r0402", 2)
+    newest = ask(line, recent_confidences, "r0402", 2)
     assert newest[("r0402", OLD)] == {"ok": [0] * 19 + [2]}
 
 
@@ -95,7 +83,7 @@ def test_a_picture_that_came_again_is_no_more_evidence(line: Line):
     for picture in (b"one", b"two", b"one", b"one"):
         judged(line, "pass", ("r0402", OLD), ("solder", OLD), picture=picture)
     judged(line, "pass", ("r0402", NEW), picture=b"one")
-    counts = {key: sum(map(sum, by_label.values())) for key, by_label in asked(line, recent_confidences).items()}
+    counts = {key: sum(map(sum, by_label.values())) for key, by_label in ask(line, recent_confidences).items()}
     assert counts == {("r0402", OLD): 2, ("solder", OLD): 2, ("r0402", NEW): 1}
 
 

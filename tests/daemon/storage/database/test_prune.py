@@ -1,7 +1,5 @@
-"""Pruning in the tables: what may leave them, in short steps, and what never does."""
+"""Pruning in the tables: rows that leave them in short steps, and rows that never do."""
 
-import sqlite3
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,22 +32,16 @@ class Kit:
         if keep:
             self.copy(image.inspection_id)
         if review:
-            self.review(image.inspection_id, review)
+            self.line.review(image.inspection_id, review)
         return image.inspection_id
 
     def copy(self, inspection_id: int) -> Path:
-        ((at,),) = self.rows("SELECT completed_at FROM inspections WHERE inspection_id = ?", inspection_id)
+        ((at,),) = self.line.rows("SELECT completed_at FROM inspections WHERE inspection_id = ?", inspection_id)
         path = self.images / at[:10] / "000000" / f"{inspection_id}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(1000))
         self.line.store.write(copies=[ImageCopy(inspection_id, path.relative_to(self.line.folder).as_posix())])
         return path
-
-    def review(self, inspection_id: int, verdict: str) -> None:
-        self.rows(
-            "INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES (?, '2026-11-21T10:00:00Z', 'Eva', ?)",
-            *(inspection_id, verdict),
-        )
 
     def prune(self, *, ages: AgeClock | None = None, **settings) -> Pruner:
         clock = self.line.clock.clock
@@ -76,12 +68,8 @@ class Kit:
     def files(self) -> list[int]:
         return sorted(int(path.stem) for path in self.images.rglob("*.jpg"))
 
-    def rows(self, query: str, *values):
-        with closing(sqlite3.connect(self.line.folder / "inspection.db", isolation_level=None)) as connection:
-            return connection.execute(query, values).fetchall()
-
     def column(self, query: str):
-        return [value for (value,) in self.rows(query)]
+        return [value for (value,) in self.line.rows(query)]
 
 
 @pytest.fixture
@@ -104,7 +92,7 @@ def test_images_that_are_too_old_go_and_their_rows_stay(kit):
     new = kit.add(serial="S2")
     kit.prune(images_for="9d")
     assert kit.files == [new]
-    assert kit.rows("SELECT inspection_id, verdict, image_path IS NULL FROM inspections") == [
+    assert kit.line.rows("SELECT inspection_id, verdict, image_path IS NULL FROM inspections") == [
         (old, "fail", 1),
         (new, "pass", 0),
     ]
@@ -168,7 +156,7 @@ def test_an_image_whose_copy_is_not_durable_is_not_pruned(kit):
     waiting = kit.add("fail", serial="S1", keep=False)
     kit.line.clock.pass_s(10 * DAY_S)
     kit.prune(images_for="1d", results_for="1d")
-    assert kit.rows("SELECT inspection_id, task FROM pending") == [(waiting, "keep")]
+    assert kit.line.rows("SELECT inspection_id, task FROM pending") == [(waiting, "keep")]
     assert kit.column("SELECT count(*) FROM boards") == [1]
 
 
@@ -191,7 +179,7 @@ def test_a_path_that_somebody_wrote_by_hand_deletes_nothing_elsewhere(kit):
     outside = kit.line.folder / "outside.jpg"
     outside.write_bytes(b"mine")
     image_id = kit.add(serial="S1")
-    kit.rows("UPDATE inspections SET image_path = 'images/../outside.jpg' WHERE inspection_id = ?", image_id)
+    kit.line.rows("UPDATE inspections SET image_path = 'images/../outside.jpg' WHERE inspection_id = ?", image_id)
     kit.line.clock.pass_s(10 * DAY_S)
     kit.prune(images_for="1d")
     assert outside.exists()
@@ -223,7 +211,7 @@ def test_old_boards_go_with_all_their_rows_and_their_files(kit):
         assert kit.column(count) == [1]
     assert kit.column("SELECT count(*) FROM detections") == [2]
     assert kit.column("SELECT count(*) FROM expert_switches") == [0]
-    assert kit.rows("PRAGMA foreign_key_check") == []
+    assert kit.line.rows("PRAGMA foreign_key_check") == []
 
 
 def test_a_board_that_an_operator_reviewed_stays_and_so_does_one_with_a_younger_image(kit):
@@ -242,7 +230,7 @@ def test_an_open_board_stays_however_old_it_is(kit):
     (image,) = kit.line.accept(an_arrival("waits", "R0402", type="tiny", serial="S1"))
     kit.line.clock.pass_s(1000 * DAY_S)
     kit.prune(results_for="1d", images_for="1d")
-    assert kit.rows("SELECT inspection_id, status FROM inspections") == [(image.inspection_id, "accepted")]
+    assert kit.line.rows("SELECT inspection_id, status FROM inspections") == [(image.inspection_id, "accepted")]
 
 
 def test_seq_goes_on_behind_what_was_pruned_and_the_stream_says_where_it_begins(kit):
@@ -269,4 +257,4 @@ def test_a_pruned_image_can_be_accepted_again_also_on_its_board(kit):
     kit.line.images = 0
     again = kit.add(serial="S1")
     assert again == 2
-    assert kit.rows("SELECT image_id, attempt FROM inspections JOIN boards USING (board_id)") == [("image-1", 1)]
+    assert kit.line.rows("SELECT image_id, attempt FROM inspections JOIN boards USING (board_id)") == [("image-1", 1)]
