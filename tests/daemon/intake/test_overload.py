@@ -93,7 +93,7 @@ def test_a_large_payload_is_looked_at_elsewhere_and_a_small_one_need_not_wait(
 
 
 def test_a_large_payload_gets_the_same_answers_as_a_small_one(tmp_path: Path) -> None:
-    whole, other = PNG + bytes(LARGE), PNG + bytes(LARGE + 1)
+    whole, changed = PNG + bytes(LARGE), PNG + bytes(LARGE + 1)
     with a_line(tmp_path, max_payload_bytes=2 * LARGE) as line, Peer(line.ipc) as peer:
         assert peer.ask(an_inspect("a", component="nope"), whole)["code"] == "unknown_component"
         assert peer.ask(an_inspect("a", sha256="0" * 64), whole)["code"] == "bad_image"
@@ -104,13 +104,13 @@ def test_a_large_payload_gets_the_same_answers_as_a_small_one(tmp_path: Path) ->
         assert peer.ask(an_inspect("a"), whole)["reason"] == "the daemon drains"
         line.admission.resume("drain")
         line.writer.going.clear()
-        for payload in (whole, whole, other):
+        for payload in (whole, whole, changed):
             peer.send(an_inspect("a"), payload)
         until(lambda: line.admission.in_flight == 3)
         line.writer.going.set()
         assert [peer.take().get("differs") for _ in range(3)] == [None, False, True]
         assert peer.ask(an_inspect("a"), whole)["differs"] is False
-        assert peer.ask(an_inspect("a"), other)["differs"] is True
+        assert peer.ask(an_inspect("a"), changed)["differs"] is True
         assert (line.admission.bytes_in_memory, line.admission.in_flight) == (0, 0)
 
 
@@ -178,14 +178,14 @@ def test_messages_that_wait_beyond_the_room_are_refused_and_each_is_answered_onc
 
 def test_a_consumer_that_asks_and_never_reads_is_bounded_and_others_are_answered(tmp_path: Path) -> None:
     items = [{"seq": seq, "topic": "board/a/b/", "text": "x" * 500} for seq in range(1, 3000)]
-    with a_line(tmp_path, items=items) as line, Peer(line.tcp) as deaf, Peer(line.tcp) as other:
+    with a_line(tmp_path, items=items) as line, Peer(line.tcp) as deaf, Peer(line.tcp) as honest:
         line.reader.going.clear()
         before_bytes = psutil.Process().memory_info().rss
         for _ in range(5000):
             deaf.send({"type": "results_since", "seq": 0, "limit": 1000})
         until(lambda: "busy" in line.counts)
         line.reader.going.set()
-        page = other.ask({"type": "results_since", "seq": 10, "limit": 1000})
+        page = honest.ask({"type": "results_since", "seq": 10, "limit": 1000})
         assert page["items"][0]["seq"] == 11
         assert page["more"]
         assert len(page["items"]) >= 100
@@ -202,11 +202,11 @@ def test_a_consumer_that_asks_and_never_reads_is_bounded_and_others_are_answered
 def test_the_answers_that_wait_for_a_peer_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("daemon.intake.intake._ANSWERS_PER_PEER", 10)
     items = [{"seq": seq, "topic": "board/a/b/", "text": "x" * 5000} for seq in range(1, 100)]
-    with a_line(tmp_path, items=items) as line, Peer(line.tcp, rcvhwm=1) as deaf, Peer(line.tcp) as other:
+    with a_line(tmp_path, items=items) as line, Peer(line.tcp, rcvhwm=1) as deaf, Peer(line.tcp) as honest:
         for _ in range(900):  # pages of 50 KB: more than the sockets' own buffers hold
             deaf.send({"type": "results_since", "seq": 0, "limit": 1000})
         until(lambda: line.intake.dropped_answers > 100)
-        assert other.ask({"type": "hello"})["type"] == "welcome"
+        assert honest.ask({"type": "hello"})["type"] == "welcome"
 
 
 def test_every_frame_that_a_thousand_part_message_has_is_one_message_and_has_one_answer(tmp_path: Path) -> None:
@@ -260,11 +260,11 @@ def test_a_frame_that_says_it_is_enormous_is_cut_before_any_of_it_is_kept(tmp_pa
         raw.greet().send(frame(b"CS1", more=True) + frame_head(2**50, more=False) + bytes(1000))
         until(lambda: raw.is_cut(0.01))
         too_large = 4 * line.admission.limits.max_payload_bytes + 1  # memory for it could be had
-        with RawPeer(line.tcp) as other:
-            other.greet()
+        with RawPeer(line.tcp) as second:
+            second.greet()
             assert peer.ask({"type": "hello"})["type"] == "welcome"  # by then the handshake is over
-            other.send(frame(b"CS1", more=True) + frame_head(too_large, more=False) + bytes(1000))
-            until(lambda: other.is_cut(0.01))
+            second.send(frame(b"CS1", more=True) + frame_head(too_large, more=False) + bytes(1000))
+            until(lambda: second.is_cut(0.01))
         assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
 
 

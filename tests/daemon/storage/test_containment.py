@@ -210,10 +210,10 @@ def _swap_for_other_bytes(spec: ExpertSpec) -> None:
     """Another file of the same size and times."""
     state, data = spec.file.stat(), bytearray(spec.file.read_bytes())
     data[-5000] ^= 1
-    other = spec.file.with_suffix(".new")
-    other.write_bytes(data)
-    os.utime(other, ns=(state.st_atime_ns, state.st_mtime_ns))
-    other.replace(spec.file)
+    replacement = spec.file.with_suffix(".new")
+    replacement.write_bytes(data)
+    os.utime(replacement, ns=(state.st_atime_ns, state.st_mtime_ns))
+    replacement.replace(spec.file)
 
 
 def _rewrite_in_place(spec: ExpertSpec) -> None:
@@ -351,16 +351,16 @@ def test_readers_never_wait_for_a_program_that_holds_the_database(tmp_path: Path
     reader = line.reader()
     reader.find("cam1", "image-1")
     answers: list[object] = []
-    with closing(sqlite3.connect(tmp_path / "inspection.db", isolation_level=None, timeout=0.0)) as other:
-        other.execute("BEGIN EXCLUSIVE")
+    with closing(sqlite3.connect(tmp_path / "inspection.db", isolation_level=None, timeout=0.0)) as locker:
+        locker.execute("BEGIN EXCLUSIVE")
         asking = threading.Thread(target=lambda: answers.append(reader.find("cam1", "image-1")))
         asking.start()
         asking.join(60.0)
         assert len(answers) == 1, "it waited for the lock until it gave up"
-        other.execute("ROLLBACK")
+        locker.execute("ROLLBACK")
         for statement in ("PRAGMA journal_mode = DELETE", "PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT"):
             with pytest.raises(sqlite3.OperationalError, match="locked"):
-                other.executescript(statement)
+                locker.executescript(statement)
     assert answers[0] is not None
     line.inspect("R0402", "U2")
     reader.close()

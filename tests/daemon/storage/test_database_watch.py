@@ -154,8 +154,8 @@ def test_rows_that_another_program_wrote_between_a_kill_and_the_next_start_stay(
 def test_a_database_that_was_replaced_before_a_kill_is_kept_under_another_name(killed: Path) -> None:
     for suffix in SUFFIXES:
         killed.with_name(f"rows.db{suffix}").unlink()
-    with closing(sqlite3.connect(killed)) as other, other:
-        other.execute("CREATE TABLE t (n)")
+    with closing(sqlite3.connect(killed)) as database, database:
+        database.execute("CREATE TABLE t (n)")
     DatabaseFiles(killed).settle()
     (aside,) = killed.parent.glob("rows.db.aside-*Z")
     assert (rows_of(killed), rows_of(aside)) == ([], list(range(50)))

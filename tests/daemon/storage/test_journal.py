@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import stat
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -92,18 +91,6 @@ def test_a_journal_whose_folder_was_emptied_does_not_give_old_numbers_again(open
     journal = open_journal()
     journal.begin_after(7)
     assert journal.append([b"x"])[0].segment == 8
-
-
-def test_folder_and_segments_are_for_the_group_to_read_and_nobody_else(tmp_path):
-    old = os.umask(0o077)
-    try:
-        journal = Journal(tmp_path / "a" / "journal")
-        journal.append([b"x"])
-    finally:
-        os.umask(old)
-    assert stat.S_IMODE((tmp_path / "a" / "journal").stat().st_mode) == 0o750
-    assert stat.S_IMODE(segment_path(tmp_path / "a" / "journal").stat().st_mode) == 0o640
-    journal.close()
 
 
 def test_a_segment_cut_at_any_offset_loses_only_what_was_cut(tmp_path, open_journal):

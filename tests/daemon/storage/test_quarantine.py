@@ -1,7 +1,5 @@
 """The quarantine: bytes of bad images for a person to look at, bounded, under any names that publishers choose."""
 
-import os
-import stat
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,12 +86,3 @@ def test_bad_images_are_copied_out_of_the_journal_and_what_cannot_be_stops_nobod
     assert sorted(path.read_bytes() for path in (tmp_path / "q").iterdir()) == [b"one", b"two"]
     assert "quarantine_failed" in capsys.readouterr().out
     journal.close()
-
-
-def test_the_folder_is_open_to_the_group_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        Quarantine(tmp_path / "deep" / "q", 1000).keep("s", "i", b"x", "")
-    finally:
-        os.umask(before)
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "deep", tmp_path / "deep" / "q")] == [0o750] * 2

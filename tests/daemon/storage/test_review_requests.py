@@ -49,8 +49,8 @@ def test_a_field_that_is_wrong_is_named(text: str) -> None:
 
 def test_text_of_any_script_and_with_any_signs_is_taken_as_it_is() -> None:
     hostile = "<script>alert(1)</script>'; DROP TABLE reviews; -- é 漢字 🙂"
-    wanted = decision(GOOD | {"note": hostile, "defect": hostile[:100], "reviewer": "O'Brien"})
-    assert (wanted.note, wanted.defect, wanted.reviewer) == (hostile, hostile[:100], "O'Brien")
+    request = decision(GOOD | {"note": hostile, "defect": hostile[:100], "reviewer": "O'Brien"})
+    assert (request.note, request.defect, request.reviewer) == (hostile, hostile[:100], "O'Brien")
     assert len(decision(GOOD | {"note": "🙂" * 128}).note or "") == 128
 
 
@@ -119,13 +119,13 @@ def test_of_many_who_decide_at_once_one_is_written_and_the_others_hear_who_it_wa
 def test_while_the_database_is_locked_the_reviewer_hears_so_and_trying_again_counts_once(line: Line) -> None:
     image = an_image(line)
     ask: dict[str, Any] = {"inspection_id": image, "verdict": "pass", "reviewer": "Eva", "note": "twice"}
-    with closing(sqlite3.connect(line.folder / "inspection.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with closing(sqlite3.connect(line.folder / "inspection.db", isolation_level=None)) as locker:
+        locker.execute("BEGIN IMMEDIATE")
         first = line.control("review", **ask)
         assert first["code"] in {"no_answer", "not_stored"}
         assert "try again" in first["reason"]
         assert line.status()["state"] in {"ready", "degraded"}, "control answers others meanwhile"
-        other.execute("ROLLBACK")
+        locker.execute("ROLLBACK")
     line.wait(lambda: line.control("review", **ask)["type"] == "ok")
     assert rows(line, image) == [("pass", None, "Eva", "twice")]
 

@@ -59,11 +59,11 @@ class Running:
     def send(self, *arrivals) -> list[Any]:
         """Write all at once and wait for every answer."""
         answers: list[Any] = [None] * len(arrivals)
-        left = threading.Semaphore(0)
+        answered = threading.Semaphore(0)
         for n, arrival in enumerate(arrivals):
-            self.writer.write(arrival, lambda answer, n=n: (answers.__setitem__(n, answer), left.release()))
+            self.writer.write(arrival, lambda answer, n=n: (answers.__setitem__(n, answer), answered.release()))
         for _ in arrivals:
-            assert left.acquire(timeout=60)
+            assert answered.acquire(timeout=60)
         return answers
 
     def stop(self) -> None:

@@ -95,15 +95,15 @@ def test_readers_in_many_threads_see_only_whole_results_while_the_writer_writes(
     wrong: list[object] = []
 
     def follow() -> None:
-        seen = 0
+        last_seq = 0
         while not stop.is_set():
-            page = reader.results_since(seen, 7)
+            page = reader.results_since(last_seq, 7)
             seqs = [item["seq"] for item in page["items"]]
-            if seqs != list(range(seen + 1, seen + 1 + len(seqs))):
-                wrong.append((seen, seqs))
+            if seqs != list(range(last_seq + 1, last_seq + 1 + len(seqs))):
+                wrong.append((last_seq, seqs))
             if any(item["topic"].startswith("inspection/") and not item["stages"] for item in page["items"]):
                 wrong.append(page)
-            seen = page["last_seq"]
+            last_seq = page["last_seq"]
 
     threads = [threading.Thread(target=follow) for _ in range(3)]
     for thread in threads:

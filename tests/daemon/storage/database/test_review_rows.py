@@ -167,16 +167,16 @@ def test_an_image_that_somebody_wants_looked_at_again_waits_whatever_the_line_sa
 
 
 def test_what_waits_comes_board_after_board_and_can_be_chosen(kit):
-    one = kit.image("fail", "D1", serial="A", lot="L1", station="st1")
-    two = kit.image("unknown", serial="B", lot="L2", component="R0402")
-    three = kit.image("review", serial="A", lot="L1", expert="x'); DROP TABLE reviews; --")
-    assert kit.waits() == [one, three, two]
-    assert kit.waits(newest_first=True) == [two, one, three]
-    assert kit.waits(lot="L1") == [one, three]
-    assert kit.waits(station="st1") == [one, three]
-    assert kit.waits(verdict="unknown") == [two]
-    assert kit.waits(defect="D1") == [one]
-    assert kit.waits(expert="x'); DROP TABLE reviews; --") == [three]
+    first_image = kit.image("fail", "D1", serial="A", lot="L1", station="st1")
+    second_image = kit.image("unknown", serial="B", lot="L2", component="R0402")
+    third_image = kit.image("review", serial="A", lot="L1", expert="x'); DROP TABLE reviews; --")
+    assert kit.waits() == [first_image, third_image, second_image]
+    assert kit.waits(newest_first=True) == [second_image, first_image, third_image]
+    assert kit.waits(lot="L1") == [first_image, third_image]
+    assert kit.waits(station="st1") == [first_image, third_image]
+    assert kit.waits(verdict="unknown") == [second_image]
+    assert kit.waits(defect="D1") == [first_image]
+    assert kit.waits(expert="x'); DROP TABLE reviews; --") == [third_image]
     assert kit.waits(lot="' OR '1'='1") == kit.waits(component="%") == []
     with kit.engine.connect() as connection:
         assert connection.execute(count_of(waiting(), 2)).scalar() == 2

@@ -47,9 +47,9 @@ def test_commits_leave_the_log_alone_and_a_checkpoint_beside_them_empties_it(lin
 
 
 def test_the_log_file_shrinks_after_it_was_long(line, checkpoints):
-    with closing(sqlite3.connect(line.folder / "inspection.db", isolation_level=None)) as other:
-        other.execute("PRAGMA wal_autocheckpoint = 0")
-        add_junk(other)
+    with closing(sqlite3.connect(line.folder / "inspection.db", isolation_level=None)) as writer:
+        writer.execute("PRAGMA wal_autocheckpoint = 0")
+        add_junk(writer)
     long = checkpoints.checkpoint().file_bytes
     upkeep.finish_checkpoint(line.store.engine)
     fill(line, 100, "next")
@@ -71,20 +71,20 @@ def test_a_reader_that_stays_is_told_from_a_log_that_is_merely_long(line, checkp
 
 
 def test_free_pages_go_back_in_steps_while_others_write(line, checkpoints):
-    with closing(sqlite3.connect(line.folder / "inspection.db", isolation_level=None)) as other:
-        add_junk(other)
+    with closing(sqlite3.connect(line.folder / "inspection.db", isolation_level=None)) as writer:
+        add_junk(writer)
         assert not checkpoints.vacuum_is_due()
-        other.execute("DELETE FROM junk")
+        writer.execute("DELETE FROM junk")
         assert checkpoints.vacuum_is_due()
-        (before,) = other.execute("PRAGMA page_count").fetchone()
-        (free,) = other.execute("PRAGMA freelist_count").fetchone()
+        (before,) = writer.execute("PRAGMA page_count").fetchone()
+        (free,) = writer.execute("PRAGMA freelist_count").fetchone()
         upkeep.vacuum_step(line.store.engine)
-        assert other.execute("PRAGMA freelist_count").fetchone() == (free - 32,)
+        assert writer.execute("PRAGMA freelist_count").fetchone() == (free - 32,)
         steps = 0
         while checkpoints.vacuum_is_due():
             upkeep.vacuum_step(line.store.engine)
             line.accept(an_arrival(f"step{steps}", type="loose"))
             steps += 1
-        (after,) = other.execute("PRAGMA page_count").fetchone()
+        (after,) = writer.execute("PRAGMA page_count").fetchone()
     assert steps > 3
     assert after < before
