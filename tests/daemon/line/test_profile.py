@@ -79,11 +79,6 @@ def test_every_mistake_of_a_profile_is_named_with_its_line(tmp_path: Path) -> No
     assert len(caught.value.problems) == 2
 
 
-def test_a_profile_of_another_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected 1"):
-        load_profile(a_profile(tmp_path, profile=2))
-
-
 def test_what_the_settings_leave_open_comes_from_the_profile(tmp_path: Path) -> None:
     a_profile(tmp_path)
     config, measured = completed(tmp_path, "{cpu: {profile: profile.yaml}}")
@@ -138,10 +133,6 @@ def test_a_device_that_was_not_measured_is_named(tmp_path: Path) -> None:
 def test_memory_that_neither_the_settings_nor_the_profile_names_is_asked_for(tmp_path: Path) -> None:
     a_profile(tmp_path, devices={"cpu": {"executors": 2}})
     assert "devices.cpu.expert_memory is missing" in problems_of(tmp_path, "{cpu: {profile: profile.yaml}}")
-
-
-def test_a_profile_that_is_missing_is_named(tmp_path: Path) -> None:
-    assert "profile.yaml" in problems_of(tmp_path, "{cpu: {profile: profile.yaml}}")
 
 
 def test_layouts_that_were_not_measured_are_a_warning_and_others_are_fine(tmp_path: Path) -> None:
