@@ -20,13 +20,11 @@ from daemon.consumers.mqtt import consumer as mqtt_module
 from daemon.consumers.mqtt.consumer import Mqtt
 from daemon.consumers.mqtt.settings import MqttSettings
 from daemon.delivery import runner as runner_module
-from daemon.delivery.position import PositionFile
-from daemon.delivery.runner import Runner
 from daemon.delivery.status_page import SharedStatusPage
 from daemon.storage.database.reader import ResultsReader
 from tests.bench.broker import Broker, Subscriber, mosquitto
 from tests.daemon.consumers.scripted_broker import ScriptedBroker
-from tests.daemon.delivery.results_database import ResultsDatabase
+from tests.daemon.delivery.results_database import ResultsDatabase, running
 from tests.ports import free_port
 from tests.waiting import in_a_loop, until
 
@@ -62,24 +60,14 @@ class Bringing:
     def __init__(self, folder: Path, port: int, **settings: Any) -> None:
         self.database = ResultsDatabase(folder / "inspection.db")
         self.status_page = SharedStatusPage.make("test")
-        self.file = PositionFile(folder / "consumers", "plant")
         settings = {"kind": "mqtt", "host": "127.0.0.1", "port": port} | settings
         self.settings = MqttSettings.model_validate(settings)
 
     @asynccontextmanager
     async def running(self):
-        reader = ResultsReader(self.database.url)
         self.consumer = Counted(self.settings, "coserve-test")
-        runner = Runner(
-            "plant", self.consumer, reader, self.file, send=self.settings.send, status_page=self.status_page
-        )
-        task = asyncio.create_task(runner.run())
-        try:
+        async with running(self.database, self.consumer, send=self.settings.send, status_page=self.status_page):
             yield self
-        finally:
-            runner.stop()
-            await asyncio.wait_for(task, 60)
-            reader.close()
 
     async def reached(self, seq: int) -> None:
         await self.until(lambda: self.status_page.read().get("position") == seq)

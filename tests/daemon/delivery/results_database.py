@@ -1,10 +1,15 @@
 """A results database with any number of messages, without a line that makes them: boards of two images each."""
 
+import asyncio
 import sqlite3
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+from daemon.delivery.position import PositionFile
+from daemon.delivery.runner import Runner
+from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import open_store
 
 BEGIN = datetime(2026, 11, 20, tzinfo=UTC)
@@ -25,7 +30,7 @@ class ResultsDatabase:
             return database.execute("SELECT last_seq FROM stream_position").fetchone()[0]
 
     def grow(self, boards: int, serial: str = "S{}") -> int:
-        """`boards` more, three messages each; the last `seq`."""
+        """Add boards of three messages each; return the last `seq`."""
         seq = self.last_seq
         images, rows = [], []
         for number in range(seq // 3 + 1, seq // 3 + 1 + boards):
@@ -49,7 +54,7 @@ class ResultsDatabase:
         return seq + 3 * boards
 
     def prune(self, boards: int) -> None:
-        """The oldest `boards` go with their rows, as retention has them go."""
+        """Delete the oldest boards with their rows, as retention does."""
         with closing(sqlite3.connect(self.file)) as database, database:
             (first,) = database.execute("SELECT min(board_id) FROM boards").fetchone()
             database.execute("DELETE FROM inspections WHERE board_id < ?", (first + boards,))
@@ -58,3 +63,18 @@ class ResultsDatabase:
     def _at(self, number: int) -> str:
         at = self.begin + timedelta(seconds=number)
         return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"
+
+
+@asynccontextmanager
+async def running(database: ResultsDatabase, consumer: Any, folder: Path | None = None, **named: Any):
+    """Deliver the database's messages to a consumer; yields the runner."""
+    reader = ResultsReader(database.url)
+    file = PositionFile(folder or database.file.parent / "consumers", "plant")
+    runner = Runner("plant", consumer, reader, file, **named)
+    task = asyncio.create_task(runner.run())
+    try:
+        yield runner
+    finally:
+        runner.stop()
+        await asyncio.wait_for(task, 60)
+        reader.close()

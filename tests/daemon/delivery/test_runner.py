@@ -4,7 +4,7 @@ import asyncio
 import resource
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from structlog.testing import capture_logs
 from daemon.consumers.protocol import DeliveryError, Message
 from daemon.delivery import runner as runner_module
 from daemon.delivery.position import PositionFile
-from daemon.delivery.runner import BATCH, Runner
+from daemon.delivery.runner import BATCH
 from daemon.delivery.status_page import SharedStatusPage
 from daemon.storage.database.reader import ResultsReader
-from tests.daemon.delivery.results_database import BEGIN, ResultsDatabase
+from tests.daemon.delivery.results_database import BEGIN, ResultsDatabase, running
 from tests.small_disk import small_disk
 from tests.waiting import in_a_loop
 
@@ -76,20 +76,6 @@ def status_page() -> Iterator[SharedStatusPage]:
     status_page = SharedStatusPage.make("test")
     yield status_page
     status_page.close()
-
-
-@asynccontextmanager
-async def running(database: ResultsDatabase, consumer: Any, folder: Path | None = None, **named: Any):
-    reader = ResultsReader(database.url)
-    file = PositionFile(folder or database.file.parent / "consumers", "plant")
-    runner = Runner("plant", consumer, reader, file, **named)
-    task = asyncio.create_task(runner.run())
-    try:
-        yield runner
-    finally:
-        runner.stop()
-        await asyncio.wait_for(task, 60)
-        reader.close()
 
 
 async def until(happened: Callable[[], Any]) -> None:
