@@ -17,7 +17,7 @@ import tools.terminal.console  # noqa: F401
 from tests.house.times import pytest_sessionfinish  # noqa: F401 - a hook
 from tests.tiers import pytest_addoption, pytest_configure, pytest_ignore_collect  # noqa: F401 - hooks
 
-# An example that is found says the same however long it took: what a busy machine makes slow is no mistake.
+# An example may take long on a busy machine.
 settings.register_profile("coserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("coserve")
 
@@ -41,7 +41,7 @@ def experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def torch_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same experts as real networks, for what `coserve run` and torch compute with; made once."""
+    """Return the same experts as real networks, for `coserve run` and torch; made once."""
     from tests.lines import make_experts
 
     folder = tmp_path_factory.mktemp("torch_experts")

@@ -33,7 +33,7 @@ void *TIFFClientOpen(const char *name, const char *mode, ...) {
 
 
 def a_poisonous_library(folder: Path) -> Path:
-    """Built once per folder; skips the test where there is no C compiler."""
+    """Build the library once per folder; skips the test where there is no C compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler, to break a decoder: install gcc or clang")
@@ -49,7 +49,7 @@ def poisoned(library: Path, action: str) -> dict[str, str]:
 
 
 def a_tiff(width: int = 80, height: int = 60) -> bytes:
-    """LZW: what is not compressed Pillow decodes by itself."""
+    """Return a TIFF compressed by LZW: uncompressed ones Pillow decodes by itself."""
     buffer = io.BytesIO()
     Image.new("RGB", (width, height), (200, 30, 90)).save(buffer, "TIFF", compression="tiff_lzw")
     return buffer.getvalue()

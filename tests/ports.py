@@ -9,9 +9,9 @@ def free_port() -> int:
     A socket that never listens holds it: the kernel then assigns it to no other program, and a server that asks for it
     by number, with SO_REUSEADDR as servers do, gets it.
     """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
-    port = int(held.getsockname()[1])
-    held.detach()
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    port = int(reserved.getsockname()[1])
+    reserved.detach()
     return port

@@ -43,16 +43,16 @@ def test_the_page_has_every_key_once_and_no_other():
     assert sorted(key for key, _, _ in ROWS) == sorted(KEYS)
 
 
-@pytest.mark.parametrize(("key", "said"), [row[:2] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_the_default_on_the_page_is_the_models(key: str, said: str):
+@pytest.mark.parametrize(("key", "default"), [row[:2] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_the_default_on_the_page_is_the_models(key: str, default: str):
     field = KEYS[key]
     if field.is_required() or key.endswith(".expert_memory"):
-        assert said.startswith("needed")
-    elif said.startswith("`"):
-        value = TypeAdapter(field.rebuild_annotation()).validate_python(yaml.safe_load(said.strip("`")))
+        assert default.startswith("needed")
+    elif default.startswith("`"):
+        value = TypeAdapter(field.rebuild_annotation()).validate_python(yaml.safe_load(default.strip("`")))
         assert value == field.default
     else:
-        assert said in {"off", "none", "no limit", "for ever"}
+        assert default in {"off", "none", "no limit", "for ever"}
         assert field.default is None
 
 

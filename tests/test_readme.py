@@ -1,4 +1,4 @@
-"""What the README shows, run: its camera, its questions, its line, its rules, its commands, and where it leads."""
+"""The examples of the README run: its camera, its questions, its line, its rules, its commands, and where it leads."""
 
 import re
 import shlex
@@ -61,11 +61,11 @@ def test_the_camera_of_the_readme_publishes_and_its_questions_have_answers(
 def test_the_line_of_the_readme_is_made_by_its_command_and_takes_its_consumer(tmp_path: Path) -> None:
     (command,) = [line for block in blocks("") for line in block.splitlines() if " init " in line]
     words = shlex.split(command.removeprefix(".venv/bin/coserve "))
-    made = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tools", *words, "--yes"],
         cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
-    assert made.returncode == 0, made.stderr
+    assert process.returncode == 0, process.stderr
     config = tmp_path / "line" / "coserve.yaml"
     (consumers,) = [block for block in blocks("yaml") if block.startswith("consumers:")]
     config.write_text(config.read_text(encoding="utf-8") + consumers, encoding="utf-8")

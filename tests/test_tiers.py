@@ -45,7 +45,7 @@ def test_every_place_that_a_tier_names_exists_and_no_file_is_in_both() -> None:
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of a run of the fast tier over a file with every sin, a file that imports torch, and innocent tests."""
+    """Return the output of the fast tier over a file with every sin, one that imports torch, and innocent tests."""
     folder = tmp_path_factory.mktemp("sins")
     tests = "".join(f"def test_{name}():\n    {code}\n\n" for name, (code, _) in SINS.items())
     innocent = "import time\n\ndef test_innocent():\n    time.sleep(0.001)\n    time.monotonic()\n"

@@ -33,7 +33,7 @@ def words(text: str) -> set[str]:
 
 
 def section(page: str, heading: str) -> str:
-    """A section with everything below its heading, up to the next one of its level."""
+    """Return a section with everything below its heading, up to the next one of its level."""
     level = heading.split(maxsplit=1)[0]
     _, _, rest = page.partition(f"\n{heading}")
     assert rest, heading
@@ -62,18 +62,18 @@ def test_every_view_has_its_columns_on_the_page_and_there_is_no_other(tmp_path: 
     rows = {name.strip(" `"): columns for name, columns in rows.items() if name.strip().startswith("`")}
     assert sorted(rows) == sorted(VIEWS)
     with closing(sqlite3.connect(tmp_path / "inspection.db")) as database:
-        for view, said in rows.items():
+        for view, listed in rows.items():
             columns = [column[1] for column in database.execute(f"PRAGMA table_info({view})")]
-            without_notes = re.sub(r"\([^)]*\)", "", said)
+            without_notes = re.sub(r"\([^)]*\)", "", listed)
             assert re.findall(r"`(\w+)`", without_notes) == columns, view
 
 
 def test_every_code_and_type_and_field_of_the_wire_is_on_the_page() -> None:
     assert set(get_args(Code)) == words("\n".join(line.split("|")[1] for line in _rows(PROTOCOL, "| `code` |")))
     assert set(messages._KINDS) <= words(PROTOCOL)
-    asked = _asked_fields()
-    assert {"id", "source", "board", "component", "designator", "captured_at", "deadline_ms", "sha256"} <= asked
-    assert asked <= words(PROTOCOL), asked - words(PROTOCOL)
+    fields = _asked_fields()
+    assert {"id", "source", "board", "component", "designator", "captured_at", "deadline_ms", "sha256"} <= fields
+    assert fields <= words(PROTOCOL), fields - words(PROTOCOL)
 
 
 def _rows(page: str, head: str) -> list[str]:
@@ -82,7 +82,7 @@ def _rows(page: str, head: str) -> list[str]:
 
 
 def _asked_fields() -> set[str]:
-    """What messages.py asks of a header, or of a board in it."""
+    """Return the fields that messages.py reads of a header, or of a board in it."""
     tree = ast.parse(Path(messages.__file__).read_text(encoding="utf-8"))
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))
     readers = {"key", "name", "name_or_none", "integer", "one_of", "flag", "time", "shape", "needed", "string", "inner"}
@@ -106,8 +106,8 @@ def test_every_field_of_a_result_is_on_the_page() -> None:
     stage = _AnyRow(step=0)
     box = _AnyRow(step=0)
     shown = section(PROTOCOL, "## Results stream")
-    one = rows.inspection_message(_AnyRow(), [stage], [box]).body
-    for fields in (one, one["stages"][0], one["stages"][0]["detections"][0]):
+    message = rows.inspection_message(_AnyRow(), [stage], [box]).body
+    for fields in (message, message["stages"][0], message["stages"][0]["detections"][0]):
         assert set(fields) <= words(shown), set(fields) - words(shown)
     for body in (rows.board_message(_AnyRow()).body, rows.generation_message(_AnyRow()).body):
         assert set(body) <= words(shown), set(body) - words(shown)
@@ -133,10 +133,10 @@ def test_every_option_that_the_page_on_cameras_shows_exists_and_none_is_left_out
         check=True,
         env={"COLUMNS": "200", "PATH": "/usr/bin", "NO_COLOR": "1"},
     )
-    there = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", done.stdout))
+    options = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", done.stdout))
     of_others = {"--no-index", "--find-links", "--list-formats-ext"}
     shown = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", CAMERAS)) - of_others
-    assert shown == there - {"--help", "--seed"}
+    assert shown == options - {"--help", "--seed"}
 
 
 def test_the_layout_of_the_page_is_one(tmp_path: Path) -> None:
@@ -166,8 +166,8 @@ def test_the_python_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
 def test_what_the_pages_point_to_exists(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     for target, anchor in re.findall(r"\]\(([^)#:]*)(#[^)]*)?\)", text):
-        there = DOCS / target if target else DOCS / page
-        assert there.exists(), target
-        headings = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE)
+        file = DOCS / target if target else DOCS / page
+        assert file.exists(), target
+        headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
         slugs = {"#" + re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
         assert not anchor or anchor in slugs, anchor

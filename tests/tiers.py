@@ -157,7 +157,7 @@ class FastTierGuard:
         self._fail("starts a process (multiprocessing)")
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Hear of each import and each start of a process; an audit hook cannot be removed again."""
+        """Refuse imports of torch and starts of processes; an audit hook cannot be removed again."""
         if not self._is_watching:
             return
         if event == "import" and arguments[0] == "torch":

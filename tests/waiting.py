@@ -1,4 +1,4 @@
-"""How tests wait for what comes soon: the limit only ends what hangs, and nothing is asserted of it."""
+"""Waiting for a state that comes soon; the limit only ends what hangs, and no test asserts it."""
 
 import asyncio
 import functools

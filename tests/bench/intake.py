@@ -1,4 +1,4 @@
-"""`coserve bench intake`: how many images a second become durable, beside the raw disk, idle and beside inference."""
+"""`coserve bench intake`: images a second that become durable, beside the raw disk, idle and beside inference."""
 
 import os
 import platform
@@ -38,7 +38,7 @@ def bench_intake(
     saturated: Annotated[bool, typer.Option(help="Also beside saturated inference.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Accepted images per second of a real daemon with real sockets, beside the raw group commits of the same disk.
+    """Measure accepted images per second of a real daemon with real sockets, beside raw group commits of its disk.
 
     Raw: groups of the writer's size, each one write and one fdatasync; then the same with a transaction of bare rows.
     Exit status 1 if it could not be measured.
@@ -46,7 +46,7 @@ def bench_intake(
     Example: coserve bench intake --folder /var/lib/coserve
     """
     try:
-        chosen = [int(float(size) * 1000) for size in sizes.split(",")]
+        image_sizes = [int(float(size) * 1000) for size in sizes.split(",")]
     except ValueError:
         fail(f"--kilobytes {sizes}: expected numbers such as 20,100", status=2)
     if folder is not None and not folder.is_dir():
@@ -54,9 +54,9 @@ def bench_intake(
     from tests.bench.intake_runs import Plan
 
     with tempfile.TemporaryDirectory(prefix="coserve-bench-", dir=folder) as scratch:
-        plan = Plan(Path(scratch), chosen, seconds, rounds, rate, executors)
+        plan = Plan(Path(scratch), image_sizes, seconds, rounds, rate, executors)
         floods, steady = _measure(plan, delayed=delayed, saturated=saturated)
-    groups = {size: plan.group(size) for size in chosen}
+    groups = {size: plan.group(size) for size in image_sizes}
     if as_json:
         facts = {"machine": platform.platform(), "cores": os.cpu_count(), "seconds": seconds, "rounds": rounds}
         facts |= {"executors": executors, "raw_groups": groups}
@@ -87,18 +87,8 @@ def _measure(plan: "Plan", *, delayed: bool, saturated: bool) -> "tuple[list[Flo
 
 
 def _show(floods: "list[Flood]", steady: "list[Steady]", rounds: int, groups: str) -> None:
-    columns = ("KB", "disk", "accepted/s", "raw/s", "of raw", "raw with rows/s", "of raw with rows")
-    print_table(
-        f"As many as are taken, idle; medians of {rounds} rounds",
-        columns,
-        [
-            (
-                *(row.image_bytes // 1000, row.disk, row.accepted_per_s),
-                *(row.raw_per_s, row.share, row.raw_with_rows_per_s, row.share_with_rows),
-            )
-            for row in floods
-        ],
-    )
+    columns = ("KB", "disk", "accepted/s", "raw/s", "raw with rows/s", "of raw", "of raw with rows")
+    print_table(f"As many as are taken, idle; medians of {rounds} rounds", columns, [_cells(row) for row in floods])
     columns = ("KB", "inference", "accepted/s", "p50 ms", "p99 ms", "judged/s beside", "judged/s alone", "kept")
     print_table("At a steady rate", columns, [_cells(row) for row in steady])
     console.print(
@@ -113,6 +103,6 @@ def _show(floods: "list[Flood]", steady: "list[Steady]", rounds: int, groups: st
     )
 
 
-def _cells(row: "Steady") -> tuple[Any, ...]:
-    beside = (row.inference_per_s, row.inference_alone_per_s, row.inference_kept)
-    return (row.image_bytes // 1000, row.beside, row.accepted_per_s, row.p50_ms, row.p99_ms, *beside)
+def _cells(row: "Flood | Steady") -> tuple[Any, ...]:
+    image_bytes, *figures = asdict(row).values()
+    return (image_bytes // 1000, *figures)

@@ -1,7 +1,7 @@
 """The cameras of the intake benchmark, a process of their own: as many images as the credit allows, or at a rate.
 
 `python -m tests.bench.intake_camera` reads one JSON object (`Order`) from stdin, prints a line once it is
-connected, and at the end one JSON object (`Seen`).
+connected, and at the end one JSON object (`CameraAnswers`).
 """
 
 import json
@@ -23,7 +23,7 @@ _PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to send: the file `image`, again and again.
+    """An order to send the file `image` again and again.
 
     `rate` is images a second, open loop; without it as fast as answers give credit.
     Counting begins `warm_s` after the first image and goes on for `seconds`; with `images` it ends after so many.
@@ -39,11 +39,11 @@ class Order:
 
 
 @dataclass(slots=True)
-class Seen:
-    """What came back. `latency_ms` is from when an image was due (at a rate) or sent to its `accepted`."""
+class CameraAnswers:
+    """Answers that came. `latency_ms` is from when an image was due (at a rate) or sent to its `accepted`."""
 
     accepted: int = 0
-    other: dict[str, int] = field(default_factory=dict[str, int])
+    refusals: dict[str, int] = field(default_factory=dict[str, int])
     seconds: float = 0.0
     latency_ms: list[float] = field(default_factory=list[float])
 
@@ -60,12 +60,12 @@ class _Camera:
         self._headers = self._make_headers()
         self._since_s: dict[str, float] = {}
         self._sent = 0
-        self._seen = Seen()
+        self._answers = CameraAnswers()
         self._count_from_s = 0.0
         self._socket.send_multipart([MAGIC, b'{"type": "hello"}'])
-        self._credit = int(self._answer()["credit"])
+        self._credit = int(self._next_answer()["credit"])
 
-    def run(self) -> Seen:
+    def run(self) -> CameraAnswers:
         began_s = time.perf_counter()
         self._count_from_s = began_s + self._order.warm_s
         end_s = self._count_from_s + self._order.seconds if self._order.images is None else began_s + 1e9
@@ -73,14 +73,14 @@ class _Camera:
             self._flood(end_s, self._order.images or 10**12)
         else:
             self._keep_pace(began_s, end_s, self._order.rate)
-        self._seen.seconds = time.perf_counter() - self._count_from_s
-        return self._seen
+        self._answers.seconds = time.perf_counter() - self._count_from_s
+        return self._answers
 
     def _flood(self, end_s: float, images: int) -> None:
         while time.perf_counter() < end_s and (self._sent < images or self._since_s):
             while len(self._since_s) < self._credit and self._sent < images:
                 self._send(time.perf_counter())
-            self._take(self._answer())
+            self._take(self._next_answer())
             while (answer := self._receive()) is not None:
                 self._take(answer)
 
@@ -94,10 +94,10 @@ class _Camera:
                 else:
                     self._socket.poll(int(wait_s * 1000))
             while len(self._since_s) >= self._credit:
-                self._take(self._answer())  # what is late counts from when it was due
+                self._take(self._next_answer())  # what is late counts from when it was due
             self._send(due_s)
         while self._since_s:
-            self._take(self._answer())
+            self._take(self._next_answer())
 
     def _send(self, since_s: float) -> None:
         image_id, header = next(self._headers)
@@ -110,12 +110,12 @@ class _Camera:
         since_s = self._since_s.pop(answer["id"])
         if answer["type"] != "accepted":
             kind = f"{answer['type']} {answer.get('code') or answer.get('reason') or ''}".strip()
-            self._seen.other[kind] = self._seen.other.get(kind, 0) + 1
+            self._answers.refusals[kind] = self._answers.refusals.get(kind, 0) + 1
         elif now_s >= self._count_from_s:
-            self._seen.accepted += 1
-            self._seen.latency_ms.append((now_s - since_s) * 1000)
+            self._answers.accepted += 1
+            self._answers.latency_ms.append((now_s - since_s) * 1000)
 
-    def _answer(self) -> dict[str, Any]:
+    def _next_answer(self) -> dict[str, Any]:
         while (answer := self._receive()) is None:
             if not self._socket.poll(int(_PATIENCE_S * 1000)):
                 raise TimeoutError(f"no answer from {self._order.endpoint} within {_PATIENCE_S:.0f} s")

@@ -1,6 +1,6 @@
 """The line of the intake benchmark: one small expert, one board type, JPEGs of a given size, and its daemon.
 
-`python -m tests.bench.intake_line CONFIG` runs a daemon that takes images and judges none: what intake can do alone.
+`python -m tests.bench.intake_line CONFIG` runs a daemon that takes images and judges none.
 """
 
 import io
@@ -30,7 +30,7 @@ _MAX_COMMENT_BYTES = 65_533
 
 
 def make_line(folder: Path, *, executors: int) -> Path:
-    """A `coserve.yaml` in `folder` with everything it names; ResNet-18 with random weights judges."""
+    """Write a `coserve.yaml` in `folder` with everything it names; ResNet-18 with random weights judges."""
     import torch
 
     from experts.catalog import write_catalog
@@ -51,7 +51,7 @@ def make_line(folder: Path, *, executors: int) -> Path:
         "rules": "rules.yaml",
         "catalog": "experts/catalog.yaml",
         "devices": {"cpu": {"expert_memory": "200MB", "executors": executors}},
-        # Nothing here is about limits: what is accepted waits, and none hears `busy`.
+        # Limits so large that every image is accepted and none is answered `busy`.
         "limits": {
             "backlog_images": 10**7,
             "source_images": 10**7,
@@ -67,16 +67,16 @@ def make_line(folder: Path, *, executors: int) -> Path:
 
 
 def a_jpeg_of(size_bytes: int) -> bytes:
-    """A JPEG of exactly so many bytes: noise, as many pixels as fit, and comments behind the header."""
+    """Return a JPEG of exactly so many bytes: noise, as many pixels as fit, and comments behind the header."""
     side, best = 8, b""
     while len(jpeg := _noise(side)) <= size_bytes - 4:
         best, side = jpeg, side + 8
     if not best:
         raise ValueError(f"a JPEG has {len(_noise(8)) + 4} bytes at least, not {size_bytes}")
     comments = b""
-    while (left := size_bytes - len(best) - len(comments)) > 0:
-        length = min(left, _MAX_COMMENT_BYTES + 4)
-        length -= 4 if 0 < left - length < 4 else 0  # what is left must hold a comment's own four bytes
+    while (missing := size_bytes - len(best) - len(comments)) > 0:
+        length = min(missing, _MAX_COMMENT_BYTES + 4)
+        length -= 4 if 0 < missing - length < 4 else 0  # the next comment needs four bytes of its own
         comments += b"\xff\xfe" + (length - 2).to_bytes(2, "big") + bytes(length - 4)
     return best[:2] + comments + best[2:]
 

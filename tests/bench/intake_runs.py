@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from daemon.storage.journal import GROUP_BYTES, GROUP_IMAGES
 from daemon.wire.control import ask
-from tests.bench.intake_camera import Order, Seen
+from tests.bench.intake_camera import CameraAnswers, Order
 from tests.bench.intake_line import a_jpeg_of, make_line
 from tests.bench.raw_disk import Loop
 from tools.setup.service import Service, files_in
@@ -26,7 +26,7 @@ _DAEMON = {"idle": ("tests.bench.intake_line",), "saturated": ("tools", "run")}
 
 
 class BenchError(Exception):
-    """A part of the benchmark did not do what it should; the text carries what it said."""
+    """A part of the benchmark did not do what it should; the text has the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Plan:
 
     @staticmethod
     def group(size: int) -> int:
-        """Images of a raw group: as many as the daemon's may have."""
+        """Return the images of a raw group: as many as the daemon's may have."""
         return max(1, min(GROUP_IMAGES, GROUP_BYTES // size))
 
 
@@ -64,7 +64,7 @@ class Flood:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """An open loop at `rate`: what was accepted per second, and how long each took, in ms; inference beside it."""
+    """An open loop at `rate`: images accepted per second, their waits in ms, and inference beside it."""
 
     image_bytes: int
     beside: Literal["idle", "saturated"]
@@ -88,14 +88,14 @@ class Bench:
             Path(self._image(size)).write_bytes(a_jpeg_of(size))
 
     def flood(self, size: int, disk: str, faults: Mapping[str, str]) -> Flood:
-        """As many images as the daemon takes, in turn with the raw loops; `faults` is the environment of all three."""
+        """Send as many images as the daemon takes, in turn with the raw loops; `faults`: the environment of all."""
         rounds: list[tuple[float, float, float]] = []
         for _ in range(self._plan.rounds):
             self._advance(f"{size // 1000} KB, {disk}")
             raw = [self._raw(size, rows=rows, environ=faults) for rows in (False, True)]
             with self._daemon("idle", faults) as endpoint:
-                seen = _Camera(Order(endpoint, "flood", self._image(size), self._plan.seconds, _WARM_S)).seen()
-            rounds.append((seen.accepted / seen.seconds, raw[0], raw[1]))
+                answers = _Camera(Order(endpoint, "flood", self._image(size), self._plan.seconds, _WARM_S)).answers()
+            rounds.append((answers.accepted / answers.seconds, raw[0], raw[1]))
         return Flood(
             size,
             disk,
@@ -105,19 +105,19 @@ class Bench:
         )
 
     def steady_idle(self, size: int) -> Steady:
-        """The open loop against a daemon that has nothing else to do."""
+        """Run the open loop against a daemon that has nothing else to do."""
         latency_ms: list[float] = []
         rates: list[float] = []
         for _ in range(self._plan.rounds):
             self._advance(f"{size // 1000} KB at {self._plan.rate:g} a second, idle")
             with self._daemon("idle", {}) as endpoint:
-                seen = _Camera(self._steady_order(endpoint, size)).seen()
-            latency_ms += seen.latency_ms
-            rates.append(seen.accepted / seen.seconds)
+                answers = _Camera(self._steady_order(endpoint, size)).answers()
+            latency_ms += answers.latency_ms
+            rates.append(answers.accepted / answers.seconds)
         return Steady(size, "idle", round(median(rates), 1), *_p50_p99(latency_ms))
 
     def steady_saturated(self, size: int) -> Steady:
-        """The open loop beside executors that always have full batches, in turn with the same executors alone."""
+        """Run the open loop beside executors that always have full batches, in turn with the same executors alone."""
         latency_ms: list[float] = []
         rates: list[float] = []
         alone: list[float] = []
@@ -132,29 +132,29 @@ class Bench:
                 camera = _Camera(order)
                 time.sleep(_WARM_S)
                 beside.append(self._completed_per_s(self._plan.seconds))
-                seen = camera.seen()
-                latency_ms += seen.latency_ms
-                rates.append(seen.accepted / seen.seconds)
+                answers = camera.answers()
+                latency_ms += answers.latency_ms
+                rates.append(answers.accepted / answers.seconds)
             if self._status()["backlog"] == 0:
                 raise BenchError("the executors ran out of images: the backlog was too small for this machine")
-        kept = median(with_intake / without for with_intake, without in zip(beside, alone, strict=True))
-        inference = (round(median(beside), 1), round(median(alone), 1), round(kept, 3))
+        share = median(with_intake / without for with_intake, without in zip(beside, alone, strict=True))
+        inference = (round(median(beside), 1), round(median(alone), 1), round(share, 3))
         return Steady(size, "saturated", round(median(rates), 1), *_p50_p99(latency_ms), *inference)
 
     def _steady_order(self, endpoint: str, size: int) -> Order:
         return Order(endpoint, "steady", self._image(size), self._plan.seconds, _WARM_S, self._plan.rate)
 
     def _fill(self, endpoint: str, size: int) -> None:
-        """So many images that the executors will not run out: their speed is measured on the first of them."""
+        """Queue so many images that the executors will not run out: their speed is measured on the first of them."""
         order = Order(endpoint, "backlog", self._image(size), images=500)
-        _Camera(order).seen()
+        _Camera(order).answers()
         per_s = self._completed_per_s(self._plan.seconds)
         windows_s = (self._plan.rounds + 2) * (2 * self._plan.seconds + 4 * _WARM_S)
-        _Camera(replace(order, images=int(max(per_s, 50.0) * windows_s))).seen()
+        _Camera(replace(order, images=int(max(per_s, 50.0) * windows_s))).answers()
         time.sleep(self._plan.seconds)
 
     def _completed_per_s(self, seconds: float) -> float:
-        """Images judged per second in the next `seconds`, or until the first of them is."""
+        """Return the images judged per second in the next `seconds`, or until the first of them is."""
         before, began_s = self._status()["completed"], time.perf_counter()
         time.sleep(seconds)
         while (now := self._status())["completed"] == before and now["backlog"]:
@@ -183,7 +183,7 @@ class Bench:
 
     @contextmanager
     def _daemon(self, kind: Literal["idle", "saturated"], faults: Mapping[str, str]) -> Iterator[str]:
-        """A fresh daemon; its intake endpoint."""
+        """Run a fresh daemon; yield its intake endpoint."""
         folder = self._plan.folder
         self._runs += 1
         run = folder / f"run-{self._runs}"
@@ -195,7 +195,7 @@ class Bench:
 
 
 class _Camera:
-    """A camera process; entered when it is connected, `seen` once it is done."""
+    """A camera process, connected; `answers` waits for its end."""
 
     def __init__(self, order: Order) -> None:
         self._process = subprocess.Popen(
@@ -213,14 +213,14 @@ class _Camera:
         self._process.stdin = None
         self._process.stdout.readline()
 
-    def seen(self) -> Seen:
-        said, errors = self._process.communicate()
+    def answers(self) -> CameraAnswers:
+        output, errors = self._process.communicate()
         if self._process.returncode:
             raise BenchError(f"a camera ended with status {self._process.returncode}: {errors[-500:]}")
-        seen = Seen(**json.loads(said))
-        if seen.other or not seen.accepted:
-            raise BenchError(f"not every image was accepted: {seen.other or 'none was'}")
-        return seen
+        answers = CameraAnswers(**json.loads(output))
+        if answers.refusals or not answers.accepted:
+            raise BenchError(f"not every image was accepted: {answers.refusals or 'none was'}")
+        return answers
 
 
 def _p50_p99(latency_ms: list[float]) -> tuple[float, float]:

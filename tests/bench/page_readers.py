@@ -1,4 +1,4 @@
-"""Reads the event streams of many Line pages until its input ends; then says how many events and bytes it heard.
+"""Reads the event streams of many Line pages until its input ends; then prints the number of events and bytes.
 
 A process of its own, at the lowest priority: the browsers of a plant run on other machines.
 """
@@ -68,7 +68,7 @@ def main(url: str, count: int) -> None:
     print(sum(page.events for page in pages), sum(page.bytes for page in pages), flush=True)
     if any(page.events < 2 for page in pages):
         raise SystemExit("a page heard its first event only")
-    os._exit(0)  # streams that nobody ends would hold the threads
+    os._exit(0)  # open streams would hold the threads
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ _ROW = "INSERT INTO item (source, name, segment, offset, length) VALUES (?, ?, ?
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """What is written: `group` items of `item_bytes` a sync, for `seconds`, in a file under `folder`."""
+    """A loop that writes `group` items of `item_bytes` a sync, for `seconds`, in a file under `folder`."""
 
     folder: str
     item_bytes: int
@@ -32,7 +32,7 @@ class Loop:
 
 
 def raw_rate(loop: Loop) -> float:
-    """Items per second."""
+    """Return the items written per second."""
     payload = os.urandom(loop.item_bytes)
     done = 0
     with tempfile.TemporaryDirectory(dir=loop.folder) as scratch, _database(Path(scratch)) as database:

@@ -1,4 +1,4 @@
-"""The benchmark of a broker's restarts, beside whatever already serves the pages of the line that it measures."""
+"""The benchmark of a broker's restarts, beside another server on the HTTP port of the line that it measures."""
 
 import socket
 from pathlib import Path
@@ -22,8 +22,8 @@ def test_it_runs_beside_a_line_that_has_the_http_port(tmp_path: Path, torch_expe
     with socket.create_server(("127.0.0.1", 0)) as taken:
         pages = f"http://127.0.0.1:{taken.getsockname()[1]}"
         config = a_line(tmp_path / "line", torch_experts_folder, endpoints={"http": pages})
-        found = restart_a_broker(config, images, 0, persistence=False)
-    assert (found.rows > 0, found.lost, found.missed) == (True, 0, 0)
+        counts = restart_a_broker(config, images, 0, persistence=False)
+    assert (counts.rows > 0, counts.lost, counts.missed) == (True, 0, 0)
 
 
 def test_each_limit_that_was_passed_is_a_sentence() -> None:

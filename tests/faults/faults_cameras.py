@@ -1,4 +1,4 @@
-"""Publishers that keep an account of every image, and a consumer that keeps every result it heard."""
+"""Publishers that keep an account of every image, and a consumer that keeps every result."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ import zmq
 from coserve_client import Publisher
 from tests.lines import a_jpeg
 
-#: What the fault line's rules make of each component, whatever the (untrained) experts answer.
+#: The verdict on each component by the rules below, independent of the (untrained) experts' answers.
 VERDICTS = {"P": "pass", "V": "review", "F": "fail"}
 BOARDS = {
     "plain": ("P1", "P2", "P3", "P4"),
@@ -69,20 +69,20 @@ class Camera(Publisher):
         super()._take(answer)
 
     def _note(self, image_id: str, answer: dict[str, Any]) -> None:
-        said = f"{self.source} {image_id}: {answer}"
+        text = f"{self.source} {image_id}: {answer}"
         match answer["type"]:
             case "accepted":
                 if image_id in self.taken:
-                    self.complaints.append(f"accepted a second time: {said}")
+                    self.complaints.append(f"accepted a second time: {text}")
                 self.taken[image_id] = self._sent[image_id]
             case "duplicate":
                 if answer["differs"]:
-                    self.complaints.append(f"another image has its place: {said}")
+                    self.complaints.append(f"another image has its place: {text}")
                 self.taken.setdefault(image_id, self._sent[image_id])
             case "busy":
                 pass
             case _:
-                self.complaints.append(f"refused: {said}")
+                self.complaints.append(f"refused: {text}")
 
 
 class Shift(threading.Thread):
@@ -140,7 +140,7 @@ class Consumer(threading.Thread):
             self._socket.subscribe(topic)
         self._socket.connect(endpoint)
         self._over = threading.Event()
-        self.heard: dict[int, dict[str, Any]] = {}
+        self.messages: dict[int, dict[str, Any]] = {}
         self.complaints: list[str] = []
 
     def run(self) -> None:
@@ -148,10 +148,9 @@ class Consumer(threading.Thread):
             if self._socket.poll(100):
                 topic, body = self._socket.recv_multipart()
                 message = {"topic": topic.decode("ascii"), **json.loads(body)}
-                if self.heard.setdefault(message["seq"], message) != message:
-                    self.complaints.append(
-                        f"seq {message['seq']} said two things: {self.heard[message['seq']]}, {message}"
-                    )
+                first = self.messages.setdefault(message["seq"], message)
+                if first != message:
+                    self.complaints.append(f"seq {message['seq']} came as two messages: {first}, {message}")
         self._context.destroy(linger=0)
 
     def end(self) -> None:

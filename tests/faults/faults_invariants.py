@@ -1,4 +1,4 @@
-"""What must hold of a line's files after any crash, asked of the files alone: nothing of the daemon runs.
+"""The promises that a line's files keep after any crash, checked without a running daemon.
 
 The rules are read out of PROTOCOL.md and RESULTS.md once more, in other words than the daemon's own.
 """
@@ -17,15 +17,17 @@ from daemon.records import JournalKey
 from daemon.storage.journal import Journal, JournalError
 from tests.faults.faults_cameras import BOARDS, VERDICTS, Sent
 
-KEPT = {"fail", "review", "unknown"}
+ARCHIVED = {"fail", "review", "unknown"}
 _WORST = ("pass", "review", "unknown", "fail")
 Account = Mapping[tuple[str, str], Sent]
 
 
-def broken_promises(folder: Path, taken: Account, heard: Mapping[int, Mapping[str, Any]], *, idle: bool) -> list[str]:
-    """Every promise that the line in `folder` does not keep; the daemon must not be running.
+def broken_promises(
+    folder: Path, taken: Account, messages: Mapping[int, Mapping[str, Any]], *, idle: bool
+) -> list[str]:
+    """Return every promise that the line in `folder` does not keep; the daemon must not be running.
 
-    `taken`: the images that publishers may forget. `heard`: messages of the results stream by `seq`. `idle`: the
+    `taken`: the images that publishers may forget. `messages`: messages of the results stream by `seq`. `idle`: the
     backlog was finished before the daemon ended.
     """
     with tempfile.TemporaryDirectory() as copy:
@@ -35,20 +37,20 @@ def broken_promises(folder: Path, taken: Account, heard: Mapping[int, Mapping[st
         with closing(sqlite3.connect(Path(copy) / "inspection.db")) as database:
             database.row_factory = sqlite3.Row
             if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'stream_position'").fetchone():
-                return [f"{len(taken)} images were accepted and there is no database"] if taken or heard else []
+                return [f"{len(taken)} images were accepted and there is no database"] if taken or messages else []
             return [
                 *_database(database),
                 *_numbers(database),
                 *_images(database, folder, taken, idle=idle),
-                *_stream(database, heard),
+                *_stream(database, messages),
                 *_boards(database),
             ]
 
 
 def _database(database: sqlite3.Connection) -> Iterator[str]:
-    for (said,) in database.execute("PRAGMA integrity_check"):
-        if said != "ok":
-            yield f"integrity_check: {said}"
+    for (problem,) in database.execute("PRAGMA integrity_check"):
+        if problem != "ok":
+            yield f"integrity_check: {problem}"
     for row in database.execute("PRAGMA foreign_key_check"):
         yield f"foreign_key_check: {tuple(row)}"
     if database.execute("PRAGMA auto_vacuum").fetchone()[0] != 2:
@@ -78,7 +80,7 @@ def _images(database: sqlite3.Connection, folder: Path, taken: Account, *, idle:
                 yield f"{key}: its row is of another image"
         for key, row in rows.items():
             task = waiting.pop(row["inspection_id"], None)
-            yield from (f"{key}: {said}" for said in _image(row, task, folder, journal, idle=idle))
+            yield from (f"{key}: {problem}" for problem in _image(row, task, folder, journal, idle=idle))
         for inspection_id in waiting:
             yield f"bytes wait in the journal for inspection {inspection_id}, which is not there"
     finally:
@@ -86,18 +88,18 @@ def _images(database: sqlite3.Connection, folder: Path, taken: Account, *, idle:
 
 
 def _image(row: sqlite3.Row, task: sqlite3.Row | None, folder: Path, journal: Journal, *, idle: bool) -> Iterator[str]:
-    said = f"status {row['status']}, verdict {row['verdict']}, reason {row['reason']}, seq {row['seq']}"
+    state = f"status {row['status']}, verdict {row['verdict']}, reason {row['reason']}, seq {row['seq']}"
     waits_for = None if task is None else task["task"]
     if row["status"] == "done":
         if row["verdict"] != VERDICTS[row["component"]] or row["reason"] is not None or row["seq"] is None:
-            yield said
+            yield state
         if waits_for == "judge":
-            yield f"it would be judged again: {said}"
-        if row["verdict"] in KEPT and task is None:
+            yield f"it would be judged again: {state}"
+        if row["verdict"] in ARCHIVED and task is None:
             yield from _copy(row, folder)
     else:
         if idle or row["verdict"] is not None or row["seq"] is not None:
-            yield said
+            yield state
         if waits_for != "judge":
             yield "it waits for its verdict and has no bytes"
     if task is not None:
@@ -121,11 +123,11 @@ def _bytes(row: sqlite3.Row, task: sqlite3.Row, journal: Journal) -> Iterator[st
         yield "the journal has the bytes of another image for it"
 
 
-def _stream(database: sqlite3.Connection, heard: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+def _stream(database: sqlite3.Connection, messages: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     query = """SELECT seq, source || ' ' || image_id AS name, verdict FROM inspections WHERE seq IS NOT NULL UNION ALL
     SELECT seq, board_type || ' ' || serial || ' ' || attempt, verdict FROM boards WHERE seq IS NOT NULL"""
     stored = {seq: (name, verdict) for seq, name, verdict in database.execute(query)}
-    for seq, message in heard.items():
+    for seq, message in messages.items():
         if message["topic"].startswith("inspection/"):
             name = f"{message['source']} {message['id']}"
         else:

@@ -36,7 +36,7 @@ from tests.lines import make_experts
 KINDS = ("kills", "power-cuts", "points", "births", "disk")
 _CUTS: tuple[Unsynced | None, ...] = (None, "nothing", "garbage", "some")
 _ROUNDS_PER_EPISODE = 10
-#: Calls of a running daemon that its disk may refuse, and how. A write may also stop short, which is no error.
+#: Calls of a running daemon that its disk may refuse, and how. A write may also stop short, which is not an error.
 _REFUSALS = (
     "sync@.journal$:eio",
     "sync@.journal$:enospc",
@@ -68,7 +68,7 @@ class Episode(NamedTuple):
 
 
 def carry_out(episode: Episode, folder: Path, experts: Path, seed: int) -> dict[str, Any]:
-    """One episode in a folder of its own, which stays only where a promise was broken; its tally."""
+    """Carry out an episode in a folder of its own, which stays only if a promise was broken; return its tally."""
     place = folder / episode.name
     shutil.rmtree(place, ignore_errors=True)
     with FaultLine(place, experts, seed) as line:
@@ -77,12 +77,12 @@ def carry_out(episode: Episode, folder: Path, experts: Path, seed: int) -> dict[
                 _round(line, episode.kind, rule, number)
             line.finish()
         except Exception:  # noqa: BLE001  the other episodes go on, and this one is not forgotten
-            line.tally.broken.append(f"the episode ended early: {traceback.format_exc()}")
-    said = {"episode": episode.name, **line.tally.as_dict()}
-    said["promises_broken"] = [f"{episode.name}: {text}" for text in said["promises_broken"]]
-    if not line.tally.broken:
+            line.tally.promises_broken.append(f"the episode ended early: {traceback.format_exc()}")
+    tally = {"episode": episode.name, **line.tally.as_dict()}
+    tally["promises_broken"] = [f"{episode.name}: {text}" for text in tally["promises_broken"]]
+    if not line.tally.promises_broken:
         shutil.rmtree(place)
-    return said
+    return tally
 
 
 def _round(line: FaultLine, kind: str, rule: str, number: int) -> None:
@@ -98,7 +98,7 @@ def _round(line: FaultLine, kind: str, rule: str, number: int) -> None:
 
 
 def _refuse(line: FaultLine, rules: str) -> None:
-    """A run whose disk refuses calls, one kind after the other, and then dies."""
+    """Let the disk refuse calls, one kind after the other, then kill the daemon."""
     run = line.run()
     run.wait_ready()
     for rule in rules.split():
@@ -108,7 +108,7 @@ def _refuse(line: FaultLine, rules: str) -> None:
 
 
 def plan(kinds: Sequence[str], folder: Path, experts: Path, seed: int) -> Iterator[Episode]:
-    """Every episode of the kinds asked for."""
+    """Yield every episode of these kinds."""
     for kind, episodes in (("kills", 10), ("power-cuts", 6)):
         if kind in kinds:
             for number in range(episodes):
@@ -124,7 +124,7 @@ def plan(kinds: Sequence[str], folder: Path, experts: Path, seed: int) -> Iterat
 
 
 def _points(met: Counter[str]) -> Iterator[Episode]:
-    """Each point that a run comes to is cut before and after, early, in the middle and late."""
+    """Cut each point that a run comes to before and after, early, in the middle and late."""
     for number, point in enumerate(sorted(met)):
         times = met[point]
         # Not every run comes as far as the one that was counted.
@@ -134,7 +134,7 @@ def _points(met: Counter[str]) -> Iterator[Episode]:
 
 
 def _births(born: Counter[str], rng: random.Random) -> Iterator[Episode]:
-    """A new line's first start is cut at each point that it comes to, at the first, the last and one between."""
+    """Cut a new line's first start at each point that it comes to: the first time, the last and one between."""
     for number, point in enumerate(sorted(point for point in born if not point.startswith("send"))):
         for at in sorted({1, born[point], rng.randint(1, born[point])}):
             yield Episode(f"births-{number}-{at}", "births", (f"{point}:{rng.choice(_kills(point))}:{at}",))
@@ -145,7 +145,7 @@ def _kills(point: str) -> tuple[str, ...]:
 
 
 def _dry_run(folder: Path, experts: Path, seed: int) -> list[Counter[str]]:
-    """How often each point is come to: until the first line is ready, and in a second run with traffic.
+    """Count how often a run comes to each point: until a first line is ready, and in a second run with traffic.
 
     Counted once for a folder, so that a run that goes on means the same episodes.
     """
@@ -168,12 +168,12 @@ def _dry_run(folder: Path, experts: Path, seed: int) -> list[Counter[str]]:
 
 
 def summarize(done: Sequence[dict[str, Any]], seed: int, took_s: float) -> dict[str, Any]:
-    """The account of every episode in one."""
+    """Return one account of all episodes."""
     ends, faults = Counter[str](), Counter[str]()
     for tally in done:
         ends.update(tally["ends"])
         faults.update(tally["faults"])
-    broken = [said for tally in done for said in tally["promises_broken"]]
+    broken = [problem for tally in done for problem in tally["promises_broken"]]
     return {
         "seed": seed,
         "episodes": len(done),
@@ -184,8 +184,8 @@ def summarize(done: Sequence[dict[str, Any]], seed: int, took_s: float) -> dict[
         "images_accepted": sum(tally["images_accepted"] for tally in done),
         "results_published": sum(tally["results_published"] for tally in done),
         "messages_resent": sum(tally["messages_resent"] for tally in done),
-        "images_lost": sum("is lost" in said or "bytes are gone" in said for said in broken),
-        "images_doubled": sum("a second time" in said or "repeats" in said for said in broken),
+        "images_lost": sum("is lost" in problem or "bytes are gone" in problem for problem in broken),
+        "images_doubled": sum("a second time" in problem or "repeats" in problem for problem in broken),
         "promises_broken": broken,
         "ends": dict(sorted(ends.items())),
         "took_s": round(took_s),
@@ -193,30 +193,34 @@ def summarize(done: Sequence[dict[str, Any]], seed: int, took_s: float) -> dict[
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("dir", type=Path)
-    asked.add_argument("--seed", type=int, default=1)
-    asked.add_argument("--jobs", type=int, default=2)
-    asked.add_argument("--only", default=",".join(KINDS), help=f"some of {', '.join(KINDS)}")
-    said = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dir", type=Path)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default=",".join(KINDS), help=f"some of {', '.join(KINDS)}")
+    options = parser.parse_args()
     try:
         build_shim()
     except ShimError as error:
         print(error, file=sys.stderr)
         return 2
-    folder, began_s = said.dir.absolute() / f"seed-{said.seed}", time.monotonic()
+    folder, began_s = options.dir.absolute() / f"seed-{options.seed}", time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     progress = folder / "progress.jsonl"
     done = _done(progress)
-    with tempfile.TemporaryDirectory(dir=folder) as made, ProcessPoolExecutor(said.jobs, get_context("spawn")) as pool:
-        experts = Path(made)
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as scratch,
+        ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool,
+    ):
+        experts = Path(scratch)
         make_experts(experts)
-        episodes = list(plan(said.only.split(","), folder, experts, said.seed))
-        left = [episode for episode in episodes if episode.name not in done]
+        episodes = list(plan(options.only.split(","), folder, experts, options.seed))
+        remaining = [episode for episode in episodes if episode.name not in done]
         print(
-            f"{len(episodes)} episodes, {sum(len(e.rules) for e in episodes)} rounds; {len(left)} are left", flush=True
+            f"{len(episodes)} episodes, {sum(len(e.rules) for e in episodes)} rounds; {len(remaining)} are left",
+            flush=True,
         )
-        running = [pool.submit(carry_out, episode, folder, experts, said.seed) for episode in left]
+        running = [pool.submit(carry_out, episode, folder, experts, options.seed) for episode in remaining]
         for future in as_completed(running):
             tally = future.result()
             done[tally["episode"]] = tally
@@ -225,14 +229,14 @@ def main() -> int:
             broken = f" BROKEN: {tally['promises_broken'][0]}" if tally["promises_broken"] else ""
             what = f"{tally['rounds']} rounds, {tally['images_accepted']} images accepted"
             print(f"{tally['episode']}: {what}{broken}", flush=True)
-    summary = summarize([done[episode.name] for episode in episodes], said.seed, time.monotonic() - began_s)
+    summary = summarize([done[episode.name] for episode in episodes], options.seed, time.monotonic() - began_s)
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(summary, indent=2))
     return 1 if summary["promises_broken"] else 0
 
 
 def _done(progress: Path) -> dict[str, dict[str, Any]]:
-    """The episodes that need not be repeated, by name: those that ended well."""
+    """Return the tallies of the episodes that ended well, by name: they need not be repeated."""
     lines = progress.read_text(encoding="utf-8").splitlines() if progress.exists() else []
     return {tally["episode"]: tally for tally in map(json.loads, lines) if not tally["promises_broken"]}
 

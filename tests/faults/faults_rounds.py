@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,9 +28,9 @@ from tests.waiting import PATIENCE_S, until
 from tools.setup.service import READY
 from tools.terminal.console import quiet_start
 
-#: What a power cut does not touch: weights and rules were there long before, sockets are no files.
+#: Files that a power cut does not touch: weights and rules were there long before, and sockets.
 LEFT_ALONE = ("experts/", "rules.yaml", "coserve.yaml", "run/")
-#: Without these calls no image can be accepted. The others cost nobody anything while they are refused.
+#: Without these calls no image can be accepted. The others may be refused without a loss.
 NEEDED = (
     *("sync@.journal", "write@.journal$:e", "open@.journal", "sync@/journal$"),
     *("sync@/inspection.db-wal", "write@/inspection.db-wal$:e"),
@@ -39,28 +39,19 @@ NEEDED = (
 
 @dataclass(slots=True)
 class Tally:
-    """What was done to a line, and what came of it."""
+    """Counts of one line: its rounds, how they ended, the faults that were injected, images, and broken promises."""
 
     rounds: int = 0
     ends: Counter[str] = field(default_factory=Counter[str])
     faults: Counter[str] = field(default_factory=Counter[str])
-    accepted: int = 0
-    published: int = 0
-    resent: int = 0
-    busy: int = 0
-    broken: list[str] = field(default_factory=list[str])
+    images_accepted: int = 0
+    results_published: int = 0
+    messages_resent: int = 0
+    busy_answers: int = 0
+    promises_broken: list[str] = field(default_factory=list[str])
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "rounds": self.rounds,
-            "ends": dict(sorted(self.ends.items())),
-            "faults": dict(sorted(self.faults.items())),
-            "images_accepted": self.accepted,
-            "results_published": self.published,
-            "messages_resent": self.resent,
-            "busy_answers": self.busy,
-            "promises_broken": self.broken,
-        }
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 class Run:
@@ -86,8 +77,8 @@ class Run:
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
-        for said in self.process.stdout:
-            if said.startswith(READY):
+        for output in self.process.stdout:
+            if output.startswith(READY):
                 self.ready.set()
         self.process.stdout.close()
 
@@ -96,13 +87,13 @@ class Run:
         return self.process.poll() is not None
 
     def wait_ready(self) -> None:
-        """Until it says so, or has ended."""
+        """Wait until the daemon says that it is ready, or has ended."""
         until_s = time.monotonic() + PATIENCE_S
         while not self.ready.wait(0.02) and not self.ended:
-            assert time.monotonic() < until_s, f"the daemon is not ready: {self.line.said()}"
+            assert time.monotonic() < until_s, f"the daemon is not ready: {self.line.log_end()}"
 
     def wait_end(self, timeout_s: float) -> bool:
-        """Whether it ended within `timeout_s` by itself: at a point of its plan."""
+        """Return True if it ended by itself, at a point of its plan, within `timeout_s`."""
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -116,7 +107,7 @@ class Run:
     def stop(self) -> None:
         """SIGTERM; it must end in order."""
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(PATIENCE_S) == 0, self.line.said()
+        assert self.process.wait(PATIENCE_S) == 0, self.line.log_end()
         self.join()
 
     def join(self) -> None:
@@ -127,12 +118,12 @@ class Run:
         return read_log(self.log)
 
     def cut_power(self, unsynced: Unsynced, rng: random.Random) -> None:
-        """After the process has ended: leave of its files what a power cut at that moment would have left."""
+        """Reduce the files of the ended process to those that a power cut at that moment would have left."""
         self.disk.replay(self.calls(), self.log)
         self.disk.cut(unsynced, rng)
 
     def forget(self) -> None:
-        """The kept bytes of a round that was looked at take room."""
+        """Delete the kept bytes of a round that was checked."""
         for path in self.line.scratch.glob(f"{self.log.name}*"):
             path.unlink()
 
@@ -185,38 +176,38 @@ class FaultLine:
         self._last_run = Run(self, plan, self.tally.rounds)
         return self._last_run
 
-    def said(self, lines: int = 5) -> str:
-        """The end of the daemon's log."""
+    def log_end(self, lines: int = 5) -> str:
+        """Return the last lines of the daemon's log."""
         text = self.daemon_log.read_text(encoding="utf-8", errors="replace")
-        return "\n".join(said[:400] for said in text.splitlines()[-lines:])
+        return "\n".join(line[:400] for line in text.splitlines()[-lines:])
 
     @property
     def taken(self) -> dict[tuple[str, str], Sent]:
-        """A copy: cameras go on."""
+        """A copy of the images that were taken, by source and id; cameras go on."""
         return {
             (s.camera.source, image_id): sent for s in self.shifts for image_id, sent in list(s.camera.taken.items())
         }
 
-    def look(self, what: str, *, idle: bool = False) -> None:
+    def check_promises(self, what: str, *, idle: bool = False) -> None:
         """Note every promise that is broken now; the daemon has ended."""
         # The account before the files: what is answered in between is in the files already.
-        taken, heard = self.taken, dict(self.consumer.heard)
-        broken = broken_promises(self.folder, taken, heard, idle=idle)
+        taken, messages = self.taken, dict(self.consumer.messages)
+        broken = broken_promises(self.folder, taken, messages, idle=idle)
         for source in (*(shift.camera for shift in self.shifts), self.consumer):
             broken += source.complaints
             source.complaints = []
-        self.tally.broken += [f"{what}: {said}" for said in broken[:20]]
+        self.tally.promises_broken += [f"{what}: {problem}" for problem in broken[:20]]
 
     def end_of(self, run: Run, how: str, unsynced: Unsynced | None = None) -> None:
-        """The run is over: cut the power where asked to, count, look, forget."""
+        """Account for a run that ended: cut the power if asked to, count, check the promises, delete its log."""
         run.join()
         if unsynced is not None:
             run.cut_power(unsynced, self.rng)
             how = f"{how}, power cut ({unsynced} unsynced)"
         self.tally.ends[how] += 1
         self.tally.faults.update(f"{call.call} {call.action}" for call in run.calls() if call.action != "-")
-        self.look(f"round {self.tally.rounds} ({how})")
-        if not self.tally.broken:
+        self.check_promises(f"round {self.tally.rounds} ({how})")
+        if not self.tally.promises_broken:
             run.forget()
 
     def status(self) -> dict[str, Any]:
@@ -224,7 +215,7 @@ class FaultLine:
             return peer.ask({"type": "status"})
 
     def stream(self) -> list[dict[str, Any]]:
-        """Every message there is, from the daemon's own archive."""
+        """Return all messages from the daemon's own archive."""
         items: list[dict[str, Any]] = []
         more = True
         with Peer(self.endpoint("intake")) as peer:
@@ -235,34 +226,36 @@ class FaultLine:
         return items
 
     def finish(self) -> Tally:
-        """A last run without faults: all images answered, all judged, the stream as heard; then every promise."""
+        """Carry out a last run without faults until all images are answered and judged; then check every promise."""
         run = self.run()
         run.wait_ready()
-        assert not run.ended, self.said()
+        assert not run.ended, self.log_end()
         for shift in self.shifts:
             shift.end()
         for shift in self.shifts:
             shift.join(PATIENCE_S)
-            assert not shift.is_alive(), f"{shift.camera.outstanding} images have no answer: {self.said()}"
+            assert not shift.is_alive(), f"{shift.camera.outstanding} images have no answer: {self.log_end()}"
             if shift.error is not None:
                 raise shift.error
-        until(lambda: self.status()["backlog"] == 0, self.said)
+        until(lambda: self.status()["backlog"] == 0, self.log_end)
         stream = {message["seq"]: message for message in self.stream()}
         if sorted(stream) != list(range(1, len(stream) + 1)):
-            self.tally.broken.append(f"the stream has gaps: {len(stream)} messages up to seq {max(stream, default=0)}")
-        for seq, message in list(self.consumer.heard.items()):
+            self.tally.promises_broken.append(
+                f"the stream has gaps: {len(stream)} messages up to seq {max(stream, default=0)}"
+            )
+        for seq, message in list(self.consumer.messages.items()):
             # A board may close meanwhile; what was heard later is held against the rows below.
             if seq <= len(stream) and stream.get(seq) != message:
-                self.tally.broken.append(f"seq {seq} was published as {message} and is now {stream.get(seq)}")
+                self.tally.promises_broken.append(f"seq {seq} was published as {message} and is now {stream.get(seq)}")
         run.stop()
         self.consumer.end()
         self.tally.ends["stopped"] += 1
-        self.look("the end", idle=True)
+        self.check_promises("the end", idle=True)
         cameras = [shift.camera for shift in self.shifts]
-        self.tally.accepted = sum(len(camera.taken) for camera in cameras)
-        self.tally.published = len(stream)
-        self.tally.resent = sum(camera.account.resent for camera in cameras)
-        self.tally.busy = self.busy_answers
+        self.tally.images_accepted = sum(len(camera.taken) for camera in cameras)
+        self.tally.results_published = len(stream)
+        self.tally.messages_resent = sum(camera.account.resent for camera in cameras)
+        self.tally.busy_answers = self.busy_answers
         return self.tally
 
     @property
@@ -270,28 +263,28 @@ class FaultLine:
         return sum(shift.camera.account.busy for shift in self.shifts)
 
     def taken_more(self, images: int = 1) -> Callable[[], bool]:
-        """Whether `images` more than now have been taken."""
+        """Return a condition: `images` more than now have been taken."""
         goal = len(self.taken) + images
         return lambda: len(self.taken) >= goal
 
 
 def kill_at_random(line: FaultLine, longest_s: float = 6.0, unsynced: Unsynced | None = None) -> None:
-    """One round: SIGKILL at a random moment, the start included."""
+    """Carry out one round: SIGKILL at a random moment, the start included."""
     run = line.run()
-    assert not run.wait_end(line.rng.uniform(0.3, longest_s)), f"it ended by itself: {line.said()}"
+    assert not run.wait_end(line.rng.uniform(0.3, longest_s)), f"it ended by itself: {line.log_end()}"
     run.kill()
     line.end_of(run, "SIGKILL", unsynced)
 
 
 def kill_at_point(line: FaultLine, rule: str, unsynced: Unsynced | None = None, traffic_s: float = 4.0) -> bool:
-    """One round: SIGKILL where `rule` says; whether that point was reached within `traffic_s` of being ready."""
+    """Carry out one round: SIGKILL where `rule` says. Return True if it came within `traffic_s` of being ready."""
     run = line.run(rule)
     run.wait_ready()
     reached = run.wait_end(traffic_s)
     if not reached:
         run.kill()
     # One that cannot start because of a kill would have said so with an exit status.
-    assert run.process.returncode == -signal.SIGKILL, line.said()
+    assert run.process.returncode == -signal.SIGKILL, line.log_end()
     line.end_of(run, rule.rsplit(":", 1)[0] if reached else "SIGKILL", unsynced)
     return reached
 
@@ -301,18 +294,18 @@ def refuse(line: FaultLine, run: Run, rule: str, for_s: float) -> None:
 
     Where acceptance needs the refused call, publishers must hear `busy` meanwhile.
     """
-    heard_busy = line.busy_answers
+    busy_before = line.busy_answers
     switch_faults(run.switch, [rule])
     if rule.startswith(NEEDED):
-        until(lambda: line.busy_answers > heard_busy + 3, line.said)
+        until(lambda: line.busy_answers > busy_before + 3, line.log_end)
     time.sleep(for_s)
     switch_faults(run.switch, [])
-    until(line.taken_more(20), line.said)
-    assert not run.ended, line.said()
+    until(line.taken_more(20), line.log_end)
+    assert not run.ended, line.log_end()
 
 
 def point_of(call: Call, folder: Path) -> str | None:
-    """The rule's head that names this call and its like, as in `sync@.journal$`; None for what is not the line's."""
+    """Return the head of the rule for calls like this, as in `sync@.journal$`; None for files of others."""
     if call.path.startswith("socket/unix/"):
         return f"{call.call}@{Path(call.path).name}$" if call.path.endswith(("intake.sock", "results.sock")) else None
     path = Path(call.path)
@@ -325,5 +318,5 @@ def point_of(call: Call, folder: Path) -> str | None:
 
 
 def points_of(run: Run) -> Counter[str]:
-    """How often a run came to each point."""
+    """Count how often a run came to each point."""
     return Counter(filter(None, (point_of(call, run.line.folder) for call in run.calls())))

@@ -58,7 +58,7 @@ class _Change:
 
 @dataclass(slots=True)
 class _File:
-    """What was on the disk, and what came after it in the order of writing: a later write hides an earlier one."""
+    """The bytes on the disk, and later changes in the order of writing: a later write hides an earlier one."""
 
     base: bytearray
     changes: deque[_Change] = field(default_factory=deque[_Change])
@@ -121,15 +121,15 @@ class Disk:
 
     def replay(self, calls: Iterable[Call], log: Path) -> None:
         """Carry out the calls of the shim's `log`, with the bytes that it kept beside it."""
-        kept: dict[int, bytes] = {}
+        written: dict[int, bytes] = {}
         for call in calls:
             if call.path != str(self._folder) and not self._is_ours(Path(call.path)):
                 continue
             match call.call:
                 case "write" if call.kept_at >= 0:
-                    if call.pid not in kept:
-                        kept[call.pid] = Path(f"{log}.{call.pid}").read_bytes()
-                    data = kept[call.pid][call.kept_at : call.kept_at + call.result]
+                    if call.pid not in written:
+                        written[call.pid] = Path(f"{log}.{call.pid}").read_bytes()
+                    data = written[call.pid][call.kept_at : call.kept_at + call.result]
                     self._changed(call, _Change(call.ended_ns, offset=call.offset, data=data))
                 case "truncate" if call.result == 0 and call.offset == 0:  # the offset is fallocate's mode: 0 grows
                     reserves = call.function == "fallocate"
@@ -147,13 +147,13 @@ class Disk:
         for path in self._paths():
             if path not in names:
                 path.unlink()
-        made: dict[int, Path] = {}
+        path_of: dict[int, Path] = {}
         for path, file in names.items():
-            if id(file) in made:  # a second name of the same file
+            if id(file) in path_of:  # a second name of the same file
                 path.unlink(missing_ok=True)
-                path.hardlink_to(made[id(file)])
+                path.hardlink_to(path_of[id(file)])
                 continue
-            made[id(file)] = path
+            path_of[id(file)] = path
             content = file.left(unsynced, rng)
             if not path.exists() or path.read_bytes() != content:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ class Disk:
         return [path for path in self._folder.rglob("*") if path.is_file() and self._is_ours(path)]
 
     def _is_ours(self, path: Path) -> bool:
-        # SQLite's shared memory is no file for it: after a power cut it is made anew.
+        # SQLite makes its shared memory anew after a power cut.
         return path.is_relative_to(self._folder) and not str(path).startswith(self._leave) and "-shm" not in path.name
 
     def _changed(self, call: Call, change: _Change) -> None:
@@ -202,19 +202,19 @@ class Disk:
             self._settle(call.began_ns, Path(call.path))
 
     def _settle(self, began_ns: int, folder: Path | None) -> None:
-        """Names that were changed in `folder` (None: anywhere) before `began_ns` are durable."""
-        left: list[_Naming] = []
+        """Make durable the names that were changed in `folder` (None: anywhere) before `began_ns`."""
+        volatile: list[_Naming] = []
         for naming in self._namings:
             if naming.ended_ns <= began_ns and folder in {None, naming.path.parent}:
                 naming.apply(self._names)
             else:
-                left.append(naming)
-        self._namings = left
+                volatile.append(naming)
+        self._namings = volatile
 
     def _names_left(self, unsynced: Unsynced, rng: random.Random) -> dict[Path, _File]:
         names = dict(self._names)
-        # File systems journal names in their order: what is kept of them is a beginning.
-        kept = 0 if unsynced == "nothing" else rng.randint(0, len(self._namings))
-        for naming in self._namings[:kept]:
+        # File systems journal names in their order: a beginning of them is kept.
+        count = 0 if unsynced == "nothing" else rng.randint(0, len(self._namings))
+        for naming in self._namings[:count]:
             naming.apply(names)
         return names

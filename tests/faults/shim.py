@@ -49,16 +49,16 @@ def build_shim() -> Path:
         raise ShimError("the fault shim needs a C compiler: install one (on Debian and Ubuntu: apt-get install gcc)")
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
-        made = Path(folder) / "shim.so"
+        fresh = Path(folder) / "shim.so"
         run = subprocess.run(
-            [compiler, "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-o", str(made), str(SOURCE), "-lpthread"],
+            [compiler, "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-o", str(fresh), str(SOURCE), "-lpthread"],
             capture_output=True,
             text=True,
             check=False,
         )
         if run.returncode != 0:
             raise ShimError(f"{compiler} cannot compile {SOURCE}:\n{run.stderr}")
-        made.replace(library)  # a process that builds it at the same time makes the same file
+        fresh.replace(library)  # a process that builds it at the same time makes the same file
     return library
 
 

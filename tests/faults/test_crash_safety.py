@@ -21,8 +21,8 @@ def test_killed_at_five_random_moments_a_line_loses_nothing_and_doubles_nothing(
         for _ in range(5):
             kill_at_random(line, longest_s=2.5)
         tally = line.finish()
-    assert tally.broken == []
-    assert tally.accepted > 0
+    assert tally.promises_broken == []
+    assert tally.images_accepted > 0
 
 
 def test_a_power_cut_at_a_sync_a_torn_write_or_an_answer_takes_nothing_that_was_accepted(
@@ -33,8 +33,8 @@ def test_a_power_cut_at_a_sync_a_torn_write_or_an_answer_takes_nothing_that_was_
         assert kill_at_point(line, "write@.journal$:kill-short:20", "garbage", traffic_s=90.0)
         assert kill_at_point(line, "send@intake.sock$:kill-after:60", "some", traffic_s=90.0)
         tally = line.finish()
-    assert tally.broken == []
-    assert tally.accepted > 0
+    assert tally.promises_broken == []
+    assert tally.images_accepted > 0
 
 
 def test_a_disk_that_refuses_is_heard_as_busy_and_the_line_goes_on_by_itself_once_it_takes_again(
@@ -49,7 +49,7 @@ def test_a_disk_that_refuses_is_heard_as_busy_and_the_line_goes_on_by_itself_onc
         calls = run.calls()
         line.end_of(run, "SIGKILL", "nothing")
         tally = line.finish()
-    assert tally.broken == []
+    assert tally.promises_broken == []
     assert tally.faults.keys() == {"sync eio", "write enospc"}
     for failed in (call for call in calls if call.call == "sync" and call.error and call.path.endswith(".journal")):
         later = [call for call in calls if call.path == failed.path and call.began_ns > failed.ended_ns]
@@ -78,8 +78,8 @@ def test_bytes_that_were_altered_or_cut_cost_their_own_images_and_the_log_says_w
     segment.write_bytes(data[: cut[2] + cut[3] - 1])
     with line.service():
         line.idle()
-        said = (line.folder / "daemon.log").read_text(encoding="utf-8")
+        log = (line.folder / "daemon.log").read_text(encoding="utf-8")
     rows = line.rows("SELECT inspection_id, verdict, reason FROM inspections")
     assert {row for row in rows if row[1] != "fail"} == {(key[0], "unknown", "bad_image") for key in (flipped, cut)}
     for key, reason in ((flipped, "the checksum does not match"), (cut, "cut")):
-        assert re.search(rf'event=image_damaged .*segment={key[1]} offset={key[2] - 16} reason="{reason}', said)
+        assert re.search(rf'event=image_damaged .*segment={key[1]} offset={key[2] - 16} reason="{reason}', log)

@@ -1,7 +1,7 @@
-"""A commit whose sync fails: what SQLite makes of it, with the connection that the daemon uses.
+"""A commit whose sync fails, on SQLite with the connection that the daemon uses.
 
 It must not be believed, and it must not be disbelieved either: its frames lie in the WAL until the next commit writes
-over them, so after a kill the transaction may come true. Nobody heard `accepted` for it; its publisher sends again.
+over them, so after a kill the transaction may come true. It was never answered `accepted`; its publisher sends again.
 """
 
 import random
@@ -52,21 +52,21 @@ os._exit(0)
 
 
 def rows_after(tmp_path: Path, fault: str, then: str, *, power_cut: bool) -> tuple[str, list[int]]:
-    """What the process said, and the rows that the next one finds. Row 1's commit was refused."""
+    """Return the output of the process, and the rows that the next one reads. Row 1's commit was refused."""
     folder, log = tmp_path / "disk", tmp_path / "calls"
     folder.mkdir()
     disk = Disk(folder)
     environ = shim_environment([], log, switch=tmp_path / "switch", keep_bytes_of=folder)
     environ |= {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PROCESS % fault, then]
-    said = subprocess.run(command, cwd=folder, env=environ, check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(command, cwd=folder, env=environ, check=True, capture_output=True, text=True).stdout
     assert any(call.action != "-" for call in read_log(log))
     if power_cut:
         disk.replay(read_log(log), log)
         disk.cut("nothing", random.Random(1))
     with closing(sqlite3.connect(folder / "rows.db")) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        return said, [n for (n,) in database.execute("SELECT n FROM t ORDER BY n")]
+        return output, [n for (n,) in database.execute("SELECT n FROM t ORDER BY n")]
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def rows_after(tmp_path: Path, fault: str, then: str, *, power_cut: bool) -> tup
 def test_after_a_commit_that_failed_the_next_one_stands_and_the_failed_one_does_not(
     tmp_path: Path, fault: str, power_cut: bool
 ) -> None:
-    said, rows = rows_after(tmp_path, fault, "goes on", power_cut=power_cut)
-    assert "1 disk I/O error" in said or "1 database or disk is full" in said
-    assert said.endswith("[0, 2]\n")
+    output, rows = rows_after(tmp_path, fault, "goes on", power_cut=power_cut)
+    assert "1 disk I/O error" in output or "1 database or disk is full" in output
+    assert output.endswith("[0, 2]\n")
     assert rows == [0, 2]
 
 
@@ -133,7 +133,7 @@ assert published.wait(90)
 
 
 def line_does(tmp_path: Path, code: str) -> list[str]:
-    """What a process says that runs a writer in `disk/`, does `code` and is gone in the middle of its life."""
+    """Run a writer in `disk/` in a process that does `code` and ends at once; return the lines of its output."""
     folder = tmp_path / "disk"
     folder.mkdir(exist_ok=True)
     switch_faults(tmp_path / "switch", [])
@@ -146,7 +146,7 @@ def line_does(tmp_path: Path, code: str) -> list[str]:
 
 
 def waiting_in(folder: Path) -> dict[str, bytes]:
-    """Images without verdict by their id, with their bytes."""
+    """Return images without verdict by their id, with their bytes."""
     store, journal = open_store(f"sqlite:///{folder}/inspection.db"), Journal(folder / "journal")
     with closing(store), closing(journal):
         return {image.image_id: journal.read(image.key) for image in store.recover().pending}
@@ -158,8 +158,8 @@ faults('sync@inspection.db-wal$:eio')
 send('second', then=lambda: faults('write@inspection.db-wal$:eio', 'sync@.journal$:eio'))
 send('third'); turn()
 """
-    said = line_does(tmp_path, ONE_THAT_IS_JUDGED + code)
-    assert said == ["first Accepted", "second WriteFailed", "third WriteFailed"]
+    output = line_does(tmp_path, ONE_THAT_IS_JUDGED + code)
+    assert output == ["first Accepted", "second WriteFailed", "third WriteFailed"]
     assert waiting_in(tmp_path / "disk") == {"second": b"second"}
     assert line_does(tmp_path, "send('second')") == ["second Duplicate"]
 
@@ -170,8 +170,8 @@ faults('sync@inspection.db-wal$:eio')
 send('second', then=lambda: faults('write@inspection.db-wal$:eio', 'sync@.journal$:eio:1'))
 send('third'); send('first'); turn()
 """
-    said = line_does(tmp_path, ONE_THAT_IS_JUDGED + code)
-    assert said == ["first Accepted", "second WriteFailed", "third WriteFailed", "first Duplicate"]
+    output = line_does(tmp_path, ONE_THAT_IS_JUDGED + code)
+    assert output == ["first Accepted", "second WriteFailed", "third WriteFailed", "first Duplicate"]
     assert waiting_in(tmp_path / "disk") == {"second": b"second"}
 
 
@@ -182,8 +182,8 @@ send('second'); wait_for(lambda: not writer.is_failing)
 send('third'); turn()
 print(*journal.segments)
 """
-    said = line_does(tmp_path, ONE_THAT_IS_JUDGED + code)
-    assert said == ["first Accepted", "second WriteFailed", "third WriteFailed", ""]
+    output = line_does(tmp_path, ONE_THAT_IS_JUDGED + code)
+    assert output == ["first Accepted", "second WriteFailed", "third WriteFailed", ""]
     assert waiting_in(tmp_path / "disk") == {}
 
 
@@ -196,9 +196,9 @@ faults('sync@inspection.db-wal$:eio')
 writer.finish(an_outcome(accepted[0].inspection_id)); wait_for(lambda: writer.is_failing)
 """
     line_does(tmp_path, code)
-    (found,) = line_does(tmp_path, "print(*(image.image_id for image in recovery.pending))")
+    (pending,) = line_does(tmp_path, "print(*(image.image_id for image in recovery.pending))")
     disk.replay(read_log(tmp_path / "calls"), tmp_path / "calls")
     disk.cut("nothing", random.Random(1))
     with closing(sqlite3.connect(tmp_path / "disk" / "inspection.db")) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    assert " ".join(waiting_in(tmp_path / "disk")) == found
+    assert " ".join(waiting_in(tmp_path / "disk")) == pending

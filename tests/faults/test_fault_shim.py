@@ -1,4 +1,4 @@
-"""The fault shim alone: what a plan makes of the calls of a small process."""
+"""The fault shim alone: plans and the calls of a small process under them."""
 
 import shutil
 import signal
@@ -16,7 +16,7 @@ OPEN = "import errno, os; fd = os.open('data', os.O_CREAT | os.O_RDWR)\n"
 
 
 def run(folder: Path, plan: list[str], code: str, **more: Path) -> tuple[int, str, list[Call]]:
-    """Exit status, what was printed, and the logged calls on the file `data` of a process under `plan`."""
+    """Return the exit status, the output, and the logged calls on the file `data` of a process under `plan`."""
     log = folder / "calls"
     environ = shim_environment(plan, log, **more)
     done = subprocess.run(
@@ -27,8 +27,8 @@ def run(folder: Path, plan: list[str], code: str, **more: Path) -> tuple[int, st
 
 
 def test_a_call_that_no_rule_names_passes_and_is_logged(tmp_path: Path) -> None:
-    status, said, calls = run(tmp_path, [], "os.pwrite(fd, b'abc', 2); os.fdatasync(fd); print(os.pread(fd, 9, 0))")
-    assert (status, said) == (0, r"b'\x00\x00abc'")
+    status, output, calls = run(tmp_path, [], "os.pwrite(fd, b'abc', 2); os.fdatasync(fd); print(os.pread(fd, 9, 0))")
+    assert (status, output) == (0, r"b'\x00\x00abc'")
     assert [(call.call, call.function, call.offset, call.length, call.other) for call in calls[1:]] == [
         ("write", "pwrite", 2, 3, ""),
         ("sync", "fdatasync", -1, 5, ""),
@@ -53,8 +53,8 @@ def test_the_nth_matching_call_fails_and_only_on_files_that_the_rule_names(tmp_p
         "    try: os.fsync(target); print('ok', end=' ')\n"
         "    except OSError as error: print(errno.errorcode[error.errno], end=' ')"
     )
-    _, said, calls = run(tmp_path, ["sync@/data$:eio:2"], code)
-    assert said == "ok ok EIO ok"
+    _, output, calls = run(tmp_path, ["sync@/data$:eio:2"], code)
+    assert output == "ok ok EIO ok"
     assert [call.error for call in calls if call.call == "sync"] == [0, 5, 0]
 
 
@@ -92,17 +92,17 @@ def test_sends_are_named_by_the_end_that_sends(tmp_path: Path) -> None:
         "client = socket.create_connection(('127.0.0.1', port)); accepted = server.accept()[0]\n"
         "client.send(b'hello'); print(port, flush=True); accepted.send(b'hello'); print('not reached')"
     )
-    status, said, _ = run(tmp_path, ["send@socket/tcp/:kill-after:2"], code)
+    status, output, _ = run(tmp_path, ["send@socket/tcp/:kill-after:2"], code)
     sends = [call.path for call in read_log(tmp_path / "calls") if call.call == "send"]
-    assert (status, len(sends), sends[-1]) == (-signal.SIGKILL, 2, f"socket/tcp/{said}")
+    assert (status, len(sends), sends[-1]) == (-signal.SIGKILL, 2, f"socket/tcp/{output}")
 
 
 def test_renames_and_unlinks_are_counted_too(tmp_path: Path) -> None:
     code = (
         "os.rename('data', 'new')\ntry: os.unlink('new')\nexcept OSError as error: print(errno.errorcode[error.errno])"
     )
-    _, said, calls = run(tmp_path, ["unlink@/new:eio"], code)
-    assert said == "EIO"
+    _, output, calls = run(tmp_path, ["unlink@/new:eio"], code)
+    assert output == "EIO"
     assert (calls[-1].call, calls[-1].other) == ("rename", str(tmp_path / "new"))
 
 

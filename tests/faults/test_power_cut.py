@@ -1,4 +1,4 @@
-"""What the replay of a power cut keeps and what it takes, against small processes under the shim."""
+"""Bytes and names that the replay of a power cut keeps or takes, against small processes under the shim."""
 
 import random
 import shutil

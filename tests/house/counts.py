@@ -146,8 +146,8 @@ def _has_events(clock: ast.ClassDef) -> bool:
 
 def files_naming(files: Iterable[Source], words: Iterable[str]) -> list[str]:
     """Return the files of the product that name one of `words` as an identifier, a module, or a whole text."""
-    wanted = set(words)
-    return sorted(file.path for file in files if file.is_product and not wanted.isdisjoint(_words(file)))
+    names = set(words)
+    return sorted(file.path for file in files if file.is_product and not names.isdisjoint(_words(file)))
 
 
 def _words(file: Source) -> set[str]:

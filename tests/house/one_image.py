@@ -1,4 +1,4 @@
-"""Which files of the product run for an image, from its arrival at the intake's socket to its published row."""
+"""Files of the product that run for an image, from its arrival at the intake's socket to its published row."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""How long each tier of the tests took, in build/test-times.json: written after a whole run, read by `make house`."""
+"""Seconds of each tier of the tests, in build/test-times.json: written after a whole run, read by `make house`."""
 
 import json
 import time

@@ -91,21 +91,8 @@ def fuzz(
         print_json(report.as_dict())
     else:
         print_table("Answers", ("answer", "messages"), report.answers.most_common())
-        rows = [
-            ("frames", report.frames),
-            ("messages", report.messages),
-            ("messages without an answer", report.unanswered),
-            ("surplus answers", report.surplus),
-            ("malformed answers", report.malformed_answers),
-            ("honest images accepted", report.honest_accepted),
-            ("honest images refused", report.honest_rejected),
-            ("honest p99 to acceptance, ms", report.honest_p99_ms),
-            ("honest longest, ms", report.honest_longest_ms),
-            ("memory after a tenth and at the end, MB", f"{report.rss_before_mb:.0f}, {report.rss_after_mb:.0f}"),
-            ("handles after a tenth and at the end", f"{report.handles_before}, {report.handles_after}"),
-            ("messages that broke something", sum(report.broken.values())),
-            ("images lost", report.books.lost if report.books else None),
-        ]
+        figures = {name: value for name, value in report.as_dict().items() if name not in ("answers", "books")}
+        rows = [*figures.items(), ("images lost", report.books.lost if report.books else None)]
         print_table(f"{report.seconds:.0f} s, seed {report.seed}", ("figure", "count"), rows)
         console.print("holds" if report.holds else "DOES NOT HOLD")
     raise SystemExit(0 if report.holds else 1)

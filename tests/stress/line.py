@@ -1,13 +1,11 @@
 """A small real line for stress: experts with random weights, two board types, sockets of its own."""
 
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import cv2
-import numpy as np
-
-from tests.lines import a_line, make_experts
+from tests.lines import a_jpeg, a_line, make_experts
 from tests.ports import free_port
 
 BOARD_TYPE = "stress"
@@ -53,12 +51,6 @@ def component_of(number: int) -> str:
 
 def make_jpegs(count: int, size_bytes: int, seed: int = 3) -> list[bytes]:
     """Return `count` different small JPEG files, padded behind their end marker (decoders ignore that)."""
-    dice = np.random.default_rng(seed)
-    jpegs: list[bytes] = []
-    for _ in range(count):
-        blocks = dice.integers(0, 255, (16, 16, 3), dtype=np.uint8)
-        pixels = cv2.resize(blocks, (96, 96), interpolation=cv2.INTER_CUBIC)
-        _, encoded = cv2.imencode(".jpg", pixels)
-        jpeg = encoded.tobytes()
-        jpegs.append(jpeg + dice.bytes(max(0, size_bytes - len(jpeg))))
-    return jpegs
+    dice = random.Random(seed)
+    jpegs = [a_jpeg(dice.randrange(2**32), 96, 96) for _ in range(count)]
+    return [jpeg + dice.randbytes(max(0, size_bytes - len(jpeg))) for jpeg in jpegs]

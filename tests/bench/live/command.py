@@ -81,9 +81,9 @@ def bench_live(
     raise SystemExit(1 if any(cell.failures for cell in cells) else 0)
 
 
-def chosen(text: str | None, known: Sequence[Name], option: str) -> tuple[Name, ...]:
+def chosen(text: str | None, choices: Sequence[Name], option: str) -> tuple[Name, ...]:
     """Return the names in `text`, with commas between; all without it. Leaves with status 2 if one is not known."""
-    names = [name.strip() for name in text.split(",")] if text else list(known)
+    names = [name.strip() for name in text.split(",")] if text else list(choices)
     for name in names:
-        must_be_one_of(option, name, known)
-    return tuple(name for name in known if name in names)
+        must_be_one_of(option, name, choices)
+    return tuple(name for name in choices if name in names)

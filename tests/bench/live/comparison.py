@@ -87,7 +87,9 @@ class LiveCell:
             "p50_wait_s": _median([float(np.quantile(each, 0.5)) for each in waits]),
             "p95_wait_s": _median([float(np.quantile(each, 0.95)) for each in waits]),
             "share_of_bound": None if rate is None else rate / self.bound.images_per_s,
-            "ratio_to": {base: rate / other if rate is not None and other else None for base, other in bases.items()},
+            "ratio_to": {
+                base: rate / base_rate if rate is not None and base_rate else None for base, base_rate in bases.items()
+            },
             "runs": [
                 {"images_per_s": run.images_per_s} | {name: getattr(run, name) for name in counted} for run in runs
             ],

@@ -75,8 +75,8 @@ def ordinary_file(spec: ExpertSpec) -> Path:
 def make_experts(folder: Path, recipe: ExpertRecipe, on_expert: Callable[[str], None] = lambda _name: None) -> Path:
     """Return the catalog of the experts in `folder`; files made to the same recipe before are used as they are."""
     catalog, recipe_file = folder / "catalog.yaml", folder / _RECIPE
-    wanted = json.dumps(asdict(recipe))
-    if catalog.is_file() and recipe_file.is_file() and recipe_file.read_text(encoding="utf-8") == wanted:
+    recipe_text = json.dumps(asdict(recipe))
+    if catalog.is_file() and recipe_file.is_file() and recipe_file.read_text(encoding="utf-8") == recipe_text:
         return catalog
     folder.mkdir(parents=True, exist_ok=True)
     recipe_file.unlink(missing_ok=True)
@@ -95,7 +95,7 @@ def make_experts(folder: Path, recipe: ExpertRecipe, on_expert: Callable[[str], 
             entries[name] = report.entry
             on_expert(name)
     write_catalog(catalog, entries)
-    recipe_file.write_text(wanted, encoding="utf-8")
+    recipe_file.write_text(recipe_text, encoding="utf-8")
     return catalog
 
 

@@ -84,8 +84,10 @@ def answer(model: nn.Module, spec: ExpertSpec, prepared: Sequence[Prepared]) -> 
         corners = torch.cat((centres - sizes / 2, centres + sizes / 2, rows[:, 4:]), 1)
         boxes = select_detections(corners, spec, end_to_end=False)
     return [
-        Answer(spec.classes[int(found[0, 5])], float(found[0, 4])) if len(found) else Answer(None, None)
-        for found in boxes
+        Answer(spec.classes[int(image_boxes[0, 5])], float(image_boxes[0, 4]))
+        if len(image_boxes)
+        else Answer(None, None)
+        for image_boxes in boxes
     ]
 
 

@@ -33,7 +33,7 @@ _RAY_ENVIRONMENT = {
 
 
 class ReplicaAnswer(NamedTuple):
-    """When the batch began, and the loads of this replica (a process) so far."""
+    """The start of the batch, and the loads of this replica (a process) so far."""
 
     replica: int
     began_s: float

@@ -33,7 +33,7 @@ from tools.profile.samples import Samples
 from tools.terminal.console import quiet_start
 
 ORDINARY, NAIVE, RAY = "samba-ordinary", "naive", "ray-serve"
-#: The sides that are no policies of ours.
+#: The sides that are not policies of CoServe.
 OTHER_SIDES = (ORDINARY, NAIVE, RAY)
 SIDES = (*PRESETS, *OTHER_SIDES)
 

@@ -261,6 +261,9 @@ def test_a_pinned_expert_survives_a_full_pool():
         ("pin", {"expert": "unknown"}, "unknown_expert"),
         ("pin", {"expert": "B", "device": "cuda:7"}, "unknown_device"),
         ("pin", {"expert": 3}, "bad_field"),
+        ("unpin", {"expert": "B", "device": "cuda:7"}, "unknown_device"),
+        ("unload", {"expert": "unknown", "device": "cpu"}, "unknown_expert"),
+        ("unload", {"expert": "B", "device": "cuda:7"}, "unknown_device"),
         ("unpin", {"expert": "B"}, "not_pinned"),
         ("unload", {"expert": "yolo-shape"}, "not_resident"),
         ("limits", {"expert_memory": {"cpu": 5}}, "does_not_fit"),
@@ -276,6 +279,7 @@ def test_a_request_that_cannot_be_met_is_refused_with_a_reason(kind: str, fields
         line.ask(kind, **fields)
     assert caught.value.code == code
     assert caught.value.reason
+    assert code != "unknown_device" or "expected one of cpu" in caught.value.reason
 
 
 def test_a_pin_that_would_leave_no_room_for_the_others_is_refused():

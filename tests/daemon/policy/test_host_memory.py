@@ -1,15 +1,13 @@
 """`coserve-plus` with several kinds of memory: the RAM tier, the CPU's pool as a source, slow processors."""
 
-import pytest
-
 from daemon.policy.actions import Load, Resize, Wait
 from daemon.policy.matrix import Performance
 from daemon.policy.paper.assign import partition
-from daemon.policy.presets import PRESETS, preset
+from daemon.policy.presets import preset
 from daemon.policy.request import RAM, PoolFacts, PoolId
 from daemon.policy.scheduler import Scheduler
 from experts.spec import ArchitectureId, ExpertId
-from tests.daemon.policy.line import Clockwork, a_pool, a_request, a_scheduler, an_expert, executors_on
+from tests.daemon.policy.line import Clockwork, a_pool, a_request, an_expert, executors_on
 
 GPU, CPU = PoolId("cuda:0"), PoolId("cpu")
 MATRIX = (
@@ -43,14 +41,6 @@ def test_the_ram_tier_takes_what_the_gpu_has_no_room_for_and_the_gpu_copies_it()
     copied = [load for load in line.loads() if load.pool == GPU and load.source == RAM]
     assert [load.expert for load in copied] == ["b"]
     assert len(line.ran) == 3
-
-
-def test_what_is_copied_stays_in_host_memory_until_the_copy_has_ended():
-    line = a_machine(a_pool("cuda:0", 10), a_ram(10), experts="abc")
-    line.arrive(*(a_request(n, "abc"[n]) for n in range(3)))
-    line.run()
-    assert len(line.ran) == 3
-    line.scheduler.check()
 
 
 def test_an_expert_that_only_waits_for_ones_in_host_memory_makes_place_for_them():
@@ -103,21 +93,6 @@ def test_a_copy_that_fails_lets_go_of_its_source():
     scheduler.check()
     scheduler.unload(ExpertId("a"), CPU)
     assert not isinstance(scheduler.next_load(CPU, 1.0), Wait)
-
-
-@pytest.mark.parametrize("policy", PRESETS)
-def test_a_load_into_host_memory_that_fails_fails_no_request_and_is_not_asked_for_again_at_once(policy: str):
-    executors = executors_on("cuda:0")
-    pools = [a_pool("cuda:0", 10), a_ram(20)]
-    experts = [an_expert(name, usage=0.0) for name in "ab"]
-    line = Clockwork(a_scheduler(experts, pools, executors, policy, matrix=MATRIX), executors)
-    line.breaks = lambda load: load.pool == RAM
-    line.arrive(*(a_request(n, "ab"[n % 2], 0.5 * n) for n in range(40)))
-    line.run()
-    assert (len(line.ran), line.failed, line.refused) == (40, [], [])
-    tried = [load for load in line.loads() if load.pool == RAM]
-    assert tried or policy == "coserve-plus"
-    assert len(tried) <= 2 * (1 + line.now // 30.0)
 
 
 def test_what_host_memory_refused_is_tried_there_again_after_a_while():

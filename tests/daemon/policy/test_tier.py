@@ -1,8 +1,10 @@
 """Host memory behind GPUs under the paper's policies: read into it, copied from it, kept in it."""
 
+import pytest
+
 from daemon.policy.request import RAM, PoolFacts, PoolId
 from experts.spec import ExpertId
-from tests.daemon.policy.line import Clockwork, a_pool, a_request, a_scheduler, an_expert, executors_on
+from tests.daemon.policy.line import a_pool, an_expert
 from tests.daemon.policy.queue_parts import Parts, some_parts
 
 EXPERTS = [an_expert(name) for name in "abcde"]
@@ -22,20 +24,14 @@ def test_a_miss_is_read_into_host_memory_and_then_copied():
     assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["a"])
 
 
-def test_what_does_not_fit_host_memory_is_read_from_disk_at_once():
-    parts = some_gpus(ram_bytes=5)
+@pytest.mark.parametrize(("pool", "ram_bytes"), [("cuda:0/0", 5), ("cpu", 30)])
+def test_an_expert_that_does_not_fit_host_memory_and_one_for_the_cpu_are_read_from_disk(pool: str, ram_bytes: int):
+    parts = some_parts(EXPERTS, [a_pool(pool, 20), PoolFacts(RAM, "ram", ram_bytes, 1)], "samba-parallel")
     parts.add("a")
-    assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["a"])
+    assert (parts.wants("ram"), parts.wants(pool)) == ([], ["a"])
 
 
-def test_a_cpu_executor_reads_from_disk():
-    pools = [a_pool("cpu", 20), PoolFacts(RAM, "ram", 30, 1)]
-    parts = some_parts(EXPERTS, pools, "samba")
-    parts.add("a")
-    assert (parts.wants("ram"), parts.wants("cpu")) == ([], ["a"])
-
-
-def test_whoever_leaves_the_gpu_is_kept_in_host_memory_first():
+def test_an_expert_that_leaves_the_gpu_is_kept_in_host_memory_first():
     parts = some_gpus()
     parts.hold(GPU, "a", "b")
     parts.hold("ram", "c")
@@ -112,14 +108,3 @@ def test_the_disk_is_shared_by_turns():
     parts.queues.take(parts.residency.executors[next(iter(parts.residency.executors))].executor, 0.0)
     parts.add("d")
     assert parts.wants("ram") == ["b", "c"]
-
-
-def test_three_gpu_executors_and_host_memory_for_one_expert_come_to_an_end():
-    executors = executors_on("cuda:0", "cuda:0", "cuda:0")
-    for policy in ("samba-parallel", "coserve-none", "coserve"):
-        pools = [a_pool("cuda:0", 30), PoolFacts(RAM, "ram", 10, 1)]
-        line = Clockwork(a_scheduler(EXPERTS, pools, executors, policy), executors)
-        line.arrive(*(a_request(n, "abcde"[n % 5], 0.1 * n) for n in range(60)))
-        line.run()
-        assert len(line.ran) == 60
-        assert {load.source for load in line.loads("demand") if load.pool != RAM} == {RAM}

@@ -20,20 +20,6 @@ def test_a_single_image_does_not_wait_behind_a_flood():
     assert turns.take(4, 100) == ["f0", "q", "f1", "f2"]
 
 
-def test_one_source_alone_fills_the_group_in_its_own_order():
-    turns = turns_of(*(("a", f"a{n}", 1) for n in range(5)))
-    assert turns.take(3, 100) == ["a0", "a1", "a2"]
-    assert turns.take(3, 100) == ["a3", "a4"]
-    assert turns.take(3, 100) == []
-
-
-def test_the_next_group_goes_on_where_the_last_one_ended():
-    turns = turns_of(*((source, f"{source}{n}", 1) for source in "abc" for n in range(2)))
-    assert turns.take(2, 100) == ["a0", "b0"]
-    assert turns.take(2, 100) == ["c0", "a1"]
-    assert turns.take(9, 100) == ["b1", "c1"]
-
-
 def test_large_images_make_short_groups_and_another_source_s_small_one_goes_first():
     turns = turns_of(*(("flood", f"f{n}", 10_000_000) for n in range(3)), ("quiet", "q", 20_000))
     assert turns.take(32, 4_000_000) == ["q"]
