@@ -52,7 +52,7 @@ def flat_files(files: Iterable[Source], folder: str) -> int:
 def rooms_of(files: Iterable[Source]) -> dict[str, str]:
     """Return the room of each module of the product: its folder, `daemon.wire` for `daemon.wire.keys`.
 
-    In a folder that has rooms of its own, such as `daemon/`, each file is a room by itself.
+    In a folder that has rooms of its own, such as `daemon/`, each file is one room.
     """
     modules = {file.name: file for file in files if file.is_product}
     folders = {name for name, file in modules.items() if file.path.endswith("__init__.py")}
@@ -96,14 +96,14 @@ def circles(rooms: dict[str, set[str]]) -> list[list[str]]:
 
 
 def _reachable(room: str, rooms: dict[str, set[str]]) -> set[str]:
-    seen: set[str] = set()
+    reached: set[str] = set()
     waiting = [room]
     while waiting:
         for target in rooms.get(waiting.pop(), ()):
-            if target not in seen:
-                seen.add(target)
+            if target not in reached:
+                reached.add(target)
                 waiting.append(target)
-    return seen
+    return reached
 
 
 def classes(files: Iterable[Source]) -> Iterator[tuple[Source, ast.ClassDef]]:

@@ -171,7 +171,7 @@ def plain_infer(original: "nn.Module", spec: "ExpertSpec", prepared: "Sequence[P
 
 def share_of_same_labels(expected: "Sequence[Answer]", answers: "Sequence[Answer]") -> float:
     """Return the share of images whose two answers name the same labels."""
-    return sum(_labels(one) == _labels(other) for one, other in zip(expected, answers, strict=True)) / len(answers)
+    return sum(_labels(left) == _labels(right) for left, right in zip(expected, answers, strict=True)) / len(answers)
 
 
 def cpu_facts() -> dict[str, Any]:
@@ -210,12 +210,12 @@ def _make(
     from tools.training.expert_file import Form
     from tools.training.importer import import_model
 
-    known, size = ARCHITECTURES[name], NETWORKS.get(name, 224)
+    architecture, size = ARCHITECTURES[name], NETWORKS.get(name, 224)
     images = [decode(payload, "image") for payload in samples.payloads[:4]]
     torch.manual_seed(5)
-    original = build_original(known, _CLASSES)
+    original = build_original(architecture, _CLASSES)
     with torch.no_grad():  # statistics of real inputs, so that answers differ from image to image
-        squares = np.stack([to_square(image, known.task, size) for image in images])
+        squares = np.stack([to_square(image, architecture.task, size) for image in images])
         original.train()(torch.from_numpy(squares).permute(0, 3, 1, 2).float() / 255)
     original.eval()
     labels = [f"label{number}" for number in range(_CLASSES)]

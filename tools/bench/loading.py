@@ -97,8 +97,8 @@ def make_expert(folder: Path, architecture: str, dtype: str) -> ExpertFiles:
 def figures_of(way: LoadWay, seconds: Mapping[str, list[float]], architecture: str, dtype: str) -> LoadFigures:
     """Return the medians of one way; `seconds` are those of every way, round by round."""
     own = seconds[way.name]
-    raw = [other / each for other, each in zip(seconds[way.raw], own, strict=True)] if way.raw else None
-    slot = [each / other for each, other in zip(own, seconds[way.slot], strict=True)] if way.slot else None
+    raw = [raw_s / own_s for raw_s, own_s in zip(seconds[way.raw], own, strict=True)] if way.raw else None
+    slot = [own_s / slot_s for own_s, slot_s in zip(own, seconds[way.slot], strict=True)] if way.slot else None
     return LoadFigures(
         architecture=architecture,
         dtype=dtype,

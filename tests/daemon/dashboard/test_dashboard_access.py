@@ -82,7 +82,7 @@ def test_without_the_token_a_browser_sees_the_login_and_a_program_hears_what_is_
     assert shut_web.get("/healthz", Authorization=BEARER, Accept="*/*").status == 503  # there is no daemon
 
 
-def test_the_login_shows_no_page_and_tells_an_operator_whom_to_ask(shut_web: Web) -> None:
+def test_the_login_shows_no_page_and_names_the_person_to_ask(shut_web: Web) -> None:
     login = shut_web.get("/login").text
     assert "Ask the person who runs this line for its token" in login
     for within in ("/review", "/machine", "/logout", "Log out", "data-go"):

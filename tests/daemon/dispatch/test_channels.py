@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -248,7 +247,8 @@ def test_threads_and_the_simulation_make_the_same_order(cause: Cause) -> None:
     for loader in loaders.values():
         loader.start(report)
     orders = [an_order(CPU, "first", "demand"), an_order(CPU, "fill", "startup"), an_order(OTHER, "late", cause)]
-    _apply(loaders[CPU].apply, orders[0], begun)
+    loaders[CPU].apply(orders[0])
+    assert begun.wait(60.0)
     loaders[CPU].apply(orders[1])
     loaders[OTHER].apply(orders[2])
     go_on.set()
@@ -258,8 +258,3 @@ def test_threads_and_the_simulation_make_the_same_order(cause: Cause) -> None:
     for order in orders:
         machine.loaders[order.load.pool].apply(order)
     assert ended == [expert for expert, _ in machine.run()] == ["first", "late", "fill"]
-
-
-def _apply(apply: Callable[[LoadOrder], None], order: LoadOrder, begun: threading.Event) -> None:
-    apply(order)
-    assert begun.wait(60.0)

@@ -39,14 +39,10 @@ def pool(spec: ExpertSpec) -> SlotPool:
     return pool
 
 
-class Payloads:
-    """Images by number, as a journal gives them."""
-
-    def __init__(self, *payloads: bytes) -> None:
-        self.payloads = payloads or tuple(encoded(a_picture(seed=seed)) for seed in range(4))
-
-    def read(self, key: JournalKey) -> bytes:
-        return self.payloads[key.offset]
+def reader_of(*payloads: bytes) -> Callable[[JournalKey], bytes]:
+    """Return a function that reads images by number, as a journal does; without payloads four pictures."""
+    images = payloads or tuple(encoded(a_picture(seed=seed)) for seed in range(4))
+    return lambda key: images[key.offset]
 
 
 @dataclass
@@ -73,7 +69,7 @@ def bench(request: pytest.FixtureRequest, spec: ExpertSpec, pool: SlotPool) -> I
     reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
     if request.param == "real":
         good = encoded(a_picture())
-        bench = Bench(ExecutorThread(FACTS, pool.slot, Payloads(good, BAD, good, good).read, infer), reports)
+        bench = Bench(ExecutorThread(FACTS, pool.slot, reader_of(good, BAD, good, good), infer), reports)
     else:
         clock, fake = SimulatedClock(), SimulatedPool(spec.weights_bytes)
         fake.load(spec)
@@ -116,7 +112,7 @@ def start(pool: SlotPool) -> Iterator[Callable[..., Bench]]:
     started: list[Bench] = []
 
     def start(run: Forward, read: Callable[[JournalKey], bytes] | None = None) -> Bench:
-        started.append(Bench(ExecutorThread(FACTS, pool.slot, read or Payloads().read, run), queue.SimpleQueue()))
+        started.append(Bench(ExecutorThread(FACTS, pool.slot, read or reader_of(), run), queue.SimpleQueue()))
         started[-1].executor.start(started[-1].reports.put)
         return started[-1]
 
@@ -126,7 +122,7 @@ def start(pool: SlotPool) -> Iterator[Callable[..., Bench]]:
 
 def test_answers_are_those_of_the_network_alone(spec: ExpertSpec, start: Callable[..., Bench]):
     pictures = [a_picture(width=80 + seed, seed=seed) for seed in range(3)]
-    bench = start(infer, Payloads(*(encoded(picture) for picture in pictures)).read)
+    bench = start(infer, reader_of(*(encoded(picture) for picture in pictures)))
     together = bench.run(an_order(spec, 0, 1, 2)).results
     for number, picture in enumerate(pictures):
         (alone,) = bench.run(an_order(spec, number)).results
@@ -147,7 +143,7 @@ def test_an_image_that_poisons_its_batch_costs_only_itself(spec: ExpertSpec, sta
         return [Answer("ok", 0.9) for _ in prepared]
 
     good = encoded(a_picture())
-    bench = start(run, Payloads(good, good, poison, good).read)
+    bench = start(run, reader_of(good, good, poison, good))
     report = bench.run(an_order(spec, 0, 1, 2, 3))
     faults = [result.fault if isinstance(result, Unanswered) else None for result in report.results]
     assert faults == [None, None, "expert_failed", None]
@@ -243,18 +239,16 @@ def test_bytes_that_the_disk_refuses_now_are_no_fault_of_the_image(
 def test_each_executor_keeps_its_own_number_of_threads(
     spec: ExpertSpec, pool: SlotPool, monkeypatch: pytest.MonkeyPatch
 ):
-    seen: dict[str, int] = {}
+    threads_of: dict[str, int] = {}
 
     def run(_slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
-        seen[threading.current_thread().name] = torch.get_num_threads()
+        threads_of[threading.current_thread().name] = torch.get_num_threads()
         return [Answer("ok", 0.9) for _ in prepared]
 
     monkeypatch.setattr("daemon.dispatch.torch_devices.infer", run)
     devices, reports = TorchDevices(), queue.SimpleQueue[BatchReport]()
     executors = [
-        devices.executor(
-            ExecutorFacts(ExecutorId(name), PoolId("cpu")), pool, Payloads().read, threads, lambda _key: None
-        )
+        devices.executor(ExecutorFacts(ExecutorId(name), PoolId("cpu")), pool, reader_of(), threads, lambda _key: None)
         for name, threads in (("first", 1), ("second", 2))
     ]
     for executor in executors:
@@ -262,7 +256,7 @@ def test_each_executor_keeps_its_own_number_of_threads(
     for executor in executors:
         executor.submit(an_order(spec, 0))
         reports.get(timeout=60.0)
-    assert seen == {"executor first": 1, "executor second": 2}
+    assert threads_of == {"executor first": 1, "executor second": 2}
     assert all(executor.stop(60.0) for executor in executors)
     torch.set_num_threads(1)
 

@@ -85,7 +85,7 @@ def test_a_machine_that_stood_still_makes_no_batch_hang() -> None:
     assert watch.overdue(3630.5) == [("batch", 3630.5)]
 
 
-def test_parked_requests_end_at_their_deadline_or_after_the_longest_stay_whatever_is_tried_meanwhile() -> None:
+def test_parked_requests_end_at_their_deadline_or_after_the_longest_stay() -> None:
     parked = Parked(300.0)
     expert = ExpertId("B")
     urgent, patient, unread = (Request(RequestId(n), expert, 0.0, 10.0 if n == 1 else None) for n in (1, 2, 3))
@@ -279,7 +279,7 @@ def test_a_load_that_hangs_on_one_device_is_made_on_another() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), policy=st.sampled_from(sorted(PRESETS)), pools=st.sampled_from([["cpu"], ["cuda:0", "cpu"]]))
-def test_whatever_hangs_every_image_ends_once_and_the_run_replays(
+def test_every_image_ends_once_and_the_run_replays_although_batches_and_loads_hang(
     data: st.DataObject, policy: str, pools: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     trace = tmp_path_factory.mktemp("trace") / "trace.jsonl"

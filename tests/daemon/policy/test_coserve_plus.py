@@ -27,7 +27,7 @@ def resident(line: Clockwork, pool: str = "cpu") -> tuple[str, ...]:
     return next(pool_state.resident for pool_state in line.scheduler.snapshot().pools if pool_state.pool == pool)
 
 
-def test_whoever_has_images_is_loaded_before_the_fill():
+def test_an_expert_with_images_is_loaded_before_the_fill():
     line = a_line(budget_bytes=20)
     line.arrive(a_request(1, "d"))
     line.run()
@@ -71,7 +71,7 @@ def test_an_expert_with_demand_stays_until_a_group_is_aged():
     assert 5.0 <= waited_s <= 7.0
 
 
-def test_a_small_chance_of_demand_evicts_nobody():
+def test_a_small_chance_of_demand_evicts_no_expert():
     line = filled(a_line([an_expert("a", usage=0.5, then=[("d", 0.1)]), an_expert("d")], budget_bytes=10))
     line.arrive(a_request(1, "a", 100.0))
     line.run()

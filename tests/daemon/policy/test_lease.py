@@ -141,7 +141,9 @@ def test_the_sum_never_exceeds_the_device(steps: list[tuple[bool, bool, bool, fl
     looks=st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(0, 20)), max_size=20),
     ends=st.lists(st.sampled_from(["done", "fails", "goes on"]), min_size=1, max_size=20),
 )
-def test_a_look_ends_whatever_cannot_be_carried_out(looks: list[tuple[bool, bool, float]], ends: list[str]) -> None:
+def test_a_round_of_grants_ends_although_some_cannot_be_carried_out(
+    looks: list[tuple[bool, bool, float]], ends: list[str]
+) -> None:
     device, of_grants = a_device(), itertools.cycle(ends)
     for under_way, lack_room, passed_s in looks:
         device.now += passed_s

@@ -50,7 +50,7 @@ def test_a_batch_keeps_to_the_profile_and_to_the_memory_for_intermediate_results
     assert [len(parts.run("cpu")) for _ in range(2)] == [5, 4]
 
 
-def test_who_leaves_the_queue_is_in_no_batch_and_may_come_back():
+def test_a_request_that_leaves_the_queue_is_in_no_batch_and_may_come_back():
     parts = some_parts(EXPERTS, ONE)
     parts.hold("cpu", "a")
     parts.add(*"aaaaa")

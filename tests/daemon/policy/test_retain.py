@@ -27,13 +27,13 @@ def test_passed_images_go_first_then_unknown_then_evidence_the_oldest_first_with
     assert ids(images_to_prune(images, before=None, excess=10**9)) == [5, 2, 4, 1, 6, 3]
 
 
-def test_no_more_goes_than_room_is_needed_for():
+def test_no_more_images_go_than_the_excess_needs():
     images = [a_kept_image(n, completed_at=f"2026-01-0{n}") for n in range(1, 6)]
     assert ids(images_to_prune(images, before=None, excess=101)) == [1, 2]
     assert images_to_prune(images, before=None, excess=0) == []
 
 
-def test_what_is_too_old_goes_whatever_it_shows_and_counts_toward_the_room():
+def test_an_image_that_is_too_old_goes_and_counts_toward_the_excess():
     images = [a_kept_image(1, "fail", "2026-01-01"), a_kept_image(2, "pass", "2026-03-01")]
     assert ids(images_to_prune(images, before="2026-02-01", excess=0)) == [1]
     assert ids(images_to_prune(images, before="2026-02-01", excess=100)) == [1]
@@ -53,7 +53,7 @@ def test_a_limit_that_is_not_set_asks_for_nothing():
     ),
     st.integers(0, 4000),
 )
-def test_nothing_goes_while_something_of_less_worth_stays(kinds, excess):
+def test_no_image_goes_while_one_of_less_worth_stays(kinds, excess):
     images = [
         a_kept_image(n, verdict, f"2026-01-0{day}", is_reviewed=reviewed)
         for n, (verdict, day, reviewed) in enumerate(kinds)

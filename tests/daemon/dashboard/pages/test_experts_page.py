@@ -208,7 +208,7 @@ def in_memory(name: str, size: int = 100, **more: Any) -> dict[str, Any]:
     return {"expert": name, "bytes": size, "is_loading": False, "is_pinned": False, "is_in_use": False, **more}
 
 
-def test_the_memory_is_shown_with_who_is_pinned_in_use_and_loading(web: Web) -> None:
+def test_the_memory_is_shown_with_the_experts_pinned_in_use_and_loading(web: Web) -> None:
     names = {"A": {"is_in_use": True}, "B": {"is_pinned": True}, HOSTILE: {"is_loading": True}, "D": {}}
     pool = {"pool": "cpu", "device": "cpu", "used_bytes": 500, "budget_bytes": 1000}
     pool |= {"experts": [in_memory(name, **more) for name, more in names.items()]}

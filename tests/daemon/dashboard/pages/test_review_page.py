@@ -62,7 +62,7 @@ def skip(web: Web, image: int, cookie: str) -> None:
     assert web.post(f"/review/items/{image}/skip", Origin=web.origin, Cookie=cookie).status == 204
 
 
-def test_who_decides_is_asked_once_and_remembered(web: Web) -> None:
+def test_the_reviewers_name_is_asked_once_and_remembered(web: Web) -> None:
     first = web.get("/review?lot=L2")
     assert "Who decides?" in first.text
     assert 'id="review-stage"' not in first.text
@@ -92,7 +92,7 @@ def test_a_name_that_no_row_could_hold_is_refused(web: Web, name: str) -> None:
 
 
 @pytest.mark.parametrize("cookie", ["%ff%fe", "%00", "x" * 200, "%0d%0aSet-Cookie:a=b", "%20"])
-def test_a_cookie_that_somebody_made_up_is_not_a_name(web: Web, cookie: str) -> None:
+def test_a_cookie_that_was_made_up_is_not_a_name(web: Web, cookie: str) -> None:
     cookie = f"coserve_reviewer={cookie}"
     assert "Who decides?" in web.get("/review", Cookie=cookie).text
     answer = web.post("/review/items/1", "verdict=pass", Origin=web.origin, Cookie=cookie)
