@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import structlog
 import zmq
@@ -25,7 +25,6 @@ from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog, backlog_limits, intake_limits
 from daemon.intake.intake import Intake
 from daemon.intake.text_requests import TextAdmission
-from daemon.language.model_thread import OpenModel
 from daemon.language.models import LanguageModels, OpenModelWith
 from daemon.language.text_rows import TextRows
 from daemon.line.devices import Measurements, pools_and_executors
@@ -59,6 +58,9 @@ from daemon.wire.access import Access
 from daemon.wire.control import ControlServer
 from daemon.wire.endpoints import Gate
 from daemon.wire.sockets import end_context
+
+if TYPE_CHECKING:
+    from daemon.language.served_model import ServedModel
 
 _BAD_IMAGES_S = 1.0
 #: How often a stop that finishes the backlog looks whether it is done, and what the last batches get at the least.
@@ -436,7 +438,7 @@ def _served_model(
     budget_bytes: int,
     gets_on: Callable[[], None],
     on_token: Callable[[AcceptedText, int, str], None],
-) -> OpenModel:
+) -> "ServedModel":
     from daemon.language.served_model import ServedModel  # noqa: PLC0415  torch, where there is a model
 
     return ServedModel(model, budget_bytes, gets_on, on_token)

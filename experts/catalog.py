@@ -29,7 +29,7 @@ Confidences = Mapping[str, tuple[int, ...]]
 
 
 class Normalisation(BaseModel):
-    """Per RGB channel, of values in 0..1."""
+    """Mean and standard deviation per RGB channel, of values in 0..1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -88,7 +88,7 @@ class Catalog(Mapping[ExpertId, ExpertSpec]):
 
 
 def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ()) -> tuple[Catalog, list[Problem]]:
-    """Specs of all usable entries, and every mistake with its place in the document.
+    """Return the specs of all usable entries, and every mistake with its place in the document.
 
     `root` is the catalog's folder. An entry whose mistake is its weights file (the place ends in "file") keeps its
     spec, so that a line starts without it: loading that expert then fails, and only its images are `unknown`.
@@ -98,24 +98,24 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
     headers: dict[ExpertId, WeightsHeader] = {}
     problems: list[Problem] = []
     for name, entry in catalog_file.experts.items():
-        here = ("experts", name)
+        place = ("experts", name)
         mistakes = list(_entry_mistakes(entry))
-        problems.extend(((*here, key), message) for key, message in mistakes)
+        problems.extend(((*place, key), message) for key, message in mistakes)
         if mistakes:
             continue
         expert, architecture, file = ExpertId(name), ARCHITECTURES[entry.architecture], root / entry.file
         if folders and not _lies_in(file, folders):
             remedy = "move it, or name its folder in security.weights of coserve.yaml"
-            problems.append((here, f"{entry.file} lies outside the catalog's folder: {remedy}"))
+            problems.append((place, f"{entry.file} lies outside the catalog's folder: {remedy}"))
             continue
         try:
             header = read_header(file)
         except WeightsError as error:
-            problems.append(((*here, "file"), str(error)))
+            problems.append(((*place, "file"), str(error)))
             specs[expert] = _spec(expert, entry, file, UNREADABLE, PAGE_BYTES)
             continue
         contradictions = list(_header_mistakes(entry, architecture, header))
-        problems.extend(((*here, key), message) for key, message in contradictions)
+        problems.extend(((*place, key), message) for key, message in contradictions)
         if not contradictions:
             headers[expert] = header
             specs[expert] = _spec(expert, entry, file, LayoutId(header.metadata["layout"]), header.region_bytes)
@@ -146,21 +146,21 @@ def _entry_mistakes(entry: CatalogEntry) -> Iterator[tuple[str, str]]:
 def _header_mistakes(
     entry: CatalogEntry, architecture: Architecture, header: WeightsHeader
 ) -> Iterator[tuple[str, str]]:
-    """Where the catalog says something else than the weights file was made for."""
-    said = header.metadata
-    if said.get("architecture") != entry.architecture:
-        yield "architecture", f"{entry.file} holds a {said.get('architecture')}, not a {entry.architecture}"
+    """Yield the keys in which the catalog contradicts the weights file."""
+    metadata = header.metadata
+    if metadata.get("architecture") != entry.architecture:
+        yield "architecture", f"{entry.file} holds a {metadata.get('architecture')}, not a {entry.architecture}"
         return
-    if said.get("classes") != json.dumps(list(entry.classes)):
-        yield "classes", f"{entry.file} was made for the classes {said.get('classes')}, in this order"
+    if metadata.get("classes") != json.dumps(list(entry.classes)):
+        yield "classes", f"{entry.file} was made for the classes {metadata.get('classes')}, in this order"
         return
-    if said.get("input_size") != str(entry.input_size):
-        yield "input_size", f"{entry.file} was made for {said.get('input_size')} pixels, not {entry.input_size}"
+    if metadata.get("input_size") != str(entry.input_size):
+        yield "input_size", f"{entry.file} was made for {metadata.get('input_size')} pixels, not {entry.input_size}"
         return
-    form = (said.get("dtype", ""), said.get("memory_format", ""), said.get("head", ""))
+    form = (metadata.get("dtype", ""), metadata.get("memory_format", ""), metadata.get("head", ""))
     layout = layout_id(architecture, len(entry.classes), entry.input_size, *form)
-    if said.get("layout") != layout:
-        yield "file", f"{entry.file} has the layout {said.get('layout')}, not {layout}; import the expert again"
+    if metadata.get("layout") != layout:
+        yield "file", f"{entry.file} has the layout {metadata.get('layout')}, not {layout}; import the expert again"
 
 
 def _spec(expert: ExpertId, entry: CatalogEntry, file: Path, layout: LayoutId, weights_bytes: int) -> ExpertSpec:
@@ -198,18 +198,18 @@ def write_catalog(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def dump(document: Any) -> str:
-    """YAML as catalogs are written."""
+    """Return YAML as catalogs are written."""
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def replace_text(path: Path, text: str, like: Path | None = None) -> None:
-    """Replace a file durably; the new one has the mode of the old one, or of `like`, whatever the umask here."""
+    """Replace a file durably; the new one has the mode of the old one, or of `like`, not that of the umask."""
     model = path if path.exists() else like
     replace_durably(path, text, model.stat().st_mode & 0o777 if model is not None and model.exists() else None)
 
 
 def rendered(entry: CatalogEntry) -> dict[str, Any]:
-    """An entry as `dump` writes it: what has its default left out, lists on one line each."""
+    """Return an entry as `dump` writes it: without defaults, lists on one line each."""
     return {key: _inline(value) for key, value in entry.model_dump(mode="json", exclude_defaults=True).items()}
 
 

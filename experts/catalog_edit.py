@@ -28,7 +28,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
 
 def read(text: str) -> Any:
-    """The values of a catalog's text as YAML 1.2 has them: `NO` and the key `0402` are text. Raises yaml.YAMLError."""
+    """Return a catalog's values as YAML 1.2 reads them: `NO` and the key `0402` are text. Raises yaml.YAMLError."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     return {} if root is None else _plain(root)
 
@@ -38,14 +38,14 @@ def _plain(node: Any) -> Any:
         return {str(key.value): _plain(value) for key, value in node.value}
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item) for item in node.value]
-    said = node.value
+    text = node.value
     if node.style is not None:
-        return said
-    if said in _CONSTANTS:
-        return _CONSTANTS[said]
-    if _INTEGER.fullmatch(said):
-        return int(said)
-    return float(said) if _FLOAT.fullmatch(said) else said
+        return text
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _FLOAT.fullmatch(text) else text
 
 
 def add_to_catalog(path: Path, expert: str, entry: Mapping[str, Any]) -> None:
@@ -58,12 +58,12 @@ def add_to_catalog(path: Path, expert: str, entry: Mapping[str, Any]) -> None:
 def replace_entry(path: Path, entries: Mapping[str, CatalogEntry], name: str, entry: CatalogEntry) -> bool:
     """Write `entry` under `name` into a catalog that holds `entries`; return True if comments were lost."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    wanted = {**entries, name: entry}
+    intended = {**entries, name: entry}
     edited = with_entry(text, name, entry)
-    if edited is not None and _has_entries(edited, wanted):
+    if edited is not None and _has_entries(edited, intended):
         replace_text(path, edited)
         return False
-    write_catalog(path, {key: each.model_dump(mode="json", exclude_defaults=True) for key, each in wanted.items()})
+    write_catalog(path, {key: each.model_dump(mode="json", exclude_defaults=True) for key, each in intended.items()})
     return "#" in text
 
 
@@ -76,7 +76,7 @@ def _has_entries(text: str, entries: Mapping[str, CatalogEntry]) -> bool:
 
 
 def with_entry(text: str, name: str, entry: CatalogEntry) -> str | None:
-    """`text` with `entry` under `name`, added at the end where it is new; None where its form does not allow it.
+    """Return `text` with `entry` under `name`, added at the end if it is new; None if its form does not allow it.
 
     A comment behind a value that changes stays behind it; one between the lines of such a value goes.
     """
@@ -101,26 +101,26 @@ def with_entry(text: str, name: str, entry: CatalogEntry) -> str | None:
 
 
 def _changes(text: str, node: yaml.MappingNode, entry: CatalogEntry) -> list[_Edit] | None:
-    """The values that differ, and the keys that are missing, of one entry."""
-    wanted = entry.model_dump(mode="json")
+    """Return the edits for values that differ and keys that are missing in one entry."""
+    values = entry.model_dump(mode="json")
     short = rendered(entry)
     edits: list[_Edit] = []
     for key, value in node.value:
         end = _end(value)
-        if end is None or key.value not in wanted:
+        if end is None or key.value not in values:
             return None
-        if _plain(value) == wanted[key.value]:
+        if _plain(value) == values[key.value]:
             continue
         column = value.start_mark.column if value.start_mark.line != key.start_mark.line else None
         edits.append(
             (
                 value.start_mark.index,
                 end,
-                _written(wanted[key.value], column, value.style if isinstance(value, yaml.ScalarNode) else None),
+                _written(values[key.value], column, value.style if isinstance(value, yaml.ScalarNode) else None),
             )
         )
-    there = {key.value for key, _ in node.value}
-    missing = {key: value for key, value in short.items() if key not in there}
+    keys = {key.value for key, _ in node.value}
+    missing = {key: value for key, value in short.items() if key not in keys}
     if missing:
         place = _line_after(text, node)
         if place is None:
@@ -139,13 +139,13 @@ def _added(text: str, experts: yaml.MappingNode, entry: Mapping[str, Any]) -> st
 
 
 def _lines(text: str, place: int, items: Mapping[str, Any], column: int) -> str:
-    """Items as lines of their own, `column` characters in."""
+    """Return items as lines of their own, indented by `column`."""
     block = "".join(f"{' ' * column}{line}\n" for line in dump(dict(items)).splitlines())
     return block if text[:place].endswith("\n") else "\n" + block
 
 
 def _written(value: Any, column: int | None, quotes: str | None) -> str:
-    """A value behind its key (`column` None), or as a block that begins there; text quoted as what it replaces was."""
+    """Return a value behind its key (`column` None) or as a block at `column`; text keeps its old quotes."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False) if quotes == '"' else _flow(value)
     if column is None or not isinstance(value, dict) or not value:
@@ -154,7 +154,7 @@ def _written(value: Any, column: int | None, quotes: str | None) -> str:
 
 
 def _flow(value: Any) -> str:
-    """On one line, quoted where any version of YAML might read something else."""
+    """Return a value on one line, quoted where any version of YAML might read something else."""
     if isinstance(value, list):
         return f"[{', '.join(map(_flow, value))}]"
     if isinstance(value, dict):
@@ -169,7 +169,7 @@ def _value(node: Any, name: str) -> Any:
 
 
 def _end(node: Any) -> int | None:
-    """Where a value ends: a block's own mark lies behind the comments that follow it. None: of a text block."""
+    """Return where a value ends, None for a text block. (The mark of a block lies behind the comments after it.)"""
     if isinstance(node, yaml.ScalarNode):
         return node.end_mark.index if node.style not in ("|", ">") else None
     if node.flow_style or not node.value:
@@ -179,7 +179,7 @@ def _end(node: Any) -> int | None:
 
 
 def _line_after(text: str, node: yaml.MappingNode) -> int | None:
-    """The start of the line behind the last value of a mapping."""
+    """Return the start of the line behind the last value of a mapping."""
     end = _end(node)
     if end is None:
         return None

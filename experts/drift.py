@@ -18,7 +18,7 @@ BINS = 20
 EDGES = tuple((number + 1) / BINS for number in range(BINS - 1))
 #: Answers that a comparison looks back on.
 RECENT_ANSWERS = 1000
-#: In place of a label: whatever was answered.
+#: In place of a label: all answers together.
 ALL = "all"
 
 Grade = Literal["stable", "shifting", "drifted", "too few"]
@@ -33,9 +33,9 @@ _SMOOTHING = 0.5
 class Drift:
     """Distance of recent answers from training's, over `answers` of them and `held_out` images of training.
 
-    `noise` is what the value would be on average if nothing had changed: few images differ by chance alone. Where
-    that reaches "shifting" by itself nothing can be said, and the grade is "too few": `lacks` says of what. Answers
-    come by waiting; images held out do not, somebody has to measure more of them.
+    `noise` is the average value if nothing had changed: small samples differ by chance alone. If the noise alone
+    reaches "shifting" the grade is "too few", and `lacks` names what is missing. More answers come with time; more
+    images held out must be measured.
     """
 
     value: float
@@ -60,7 +60,7 @@ def histograms(answers: Iterable[tuple[str | None, float | None]]) -> dict[str, 
     for label, confidence in answers:
         if label is not None and confidence is not None:
             by_label.setdefault(label, []).append(confidence)
-    return {label: histogram(found) for label, found in sorted(by_label.items())}
+    return {label: histogram(confidences) for label, confidences in sorted(by_label.items())}
 
 
 def drift(training: Sequence[int], recent: Sequence[int]) -> float:
@@ -90,15 +90,15 @@ def compare(training: Histograms, recent: Histograms) -> Drift:
     held_out = sum(map(sum, training.values()))
     value = noise = weight = unknown = 0.0
     for label, counts in recent.items():
-        known, now = training.get(label, ()), sum(counts)
+        of_training, now = training.get(label, ()), sum(counts)
         if not now:
             continue
-        by_chance = _noise(known, counts) if sum(known) else _SHIFTING
+        by_chance = _noise(of_training, counts) if sum(of_training) else _SHIFTING
         if by_chance >= _SHIFTING:
-            unknown += now if _lacks_held_out(known, counts) else 0
+            unknown += now if _lacks_held_out(of_training, counts) else 0
             continue
         weight += now
-        value += now * drift(known, counts)
+        value += now * drift(of_training, counts)
         noise += now * by_chance
     # Where most answers are of labels that cannot be compared, the rest does not speak for the expert.
     if weight < answers / 2 or not answers:

@@ -19,7 +19,7 @@ class _Entry:
     weights_bytes: int
     ready: bool = False
     users: int = 0
-    #: Of the users: batches that hang. Nobody waits for their end.
+    #: Batches among the users that hang; nothing waits for their end.
     hung: int = 0
 
 
@@ -101,30 +101,30 @@ class Ledger:
     def plan_room(
         self, need_bytes: int, candidates: Iterable[ExpertId], *, when_idle: bool = False
     ) -> tuple[ExpertId, ...] | None:
-        """Whom to evict, in `candidates`' order, so that `need_bytes` fit; None where that cannot be. Changes nothing.
+        """Return the experts to evict, in `candidates`' order, so that `need_bytes` fit; None if they cannot fit.
 
         `when_idle` plans for later: experts that are in use now count too.
         """
         missing_bytes = need_bytes - self.free_bytes
         if missing_bytes <= 0:
             return ()
-        chosen: dict[ExpertId, int] = {}
+        victims: dict[ExpertId, int] = {}
         freed_bytes = 0
         for expert in candidates:
-            if expert in chosen or not (self._could_go(expert) if when_idle else self.is_evictable(expert)):
+            if expert in victims or not (self._could_go(expert) if when_idle else self.is_evictable(expert)):
                 continue
-            chosen[expert] = self._entries[expert].weights_bytes
-            freed_bytes += chosen[expert]
+            victims[expert] = self._entries[expert].weights_bytes
+            freed_bytes += victims[expert]
             if freed_bytes >= missing_bytes:
                 break
         if freed_bytes < missing_bytes:
             return None
         # A big victim found last can make the small ones found before it unnecessary.
-        for expert, size_bytes in list(chosen.items()):
+        for expert, size_bytes in list(victims.items()):
             if freed_bytes - size_bytes >= missing_bytes:
                 freed_bytes -= size_bytes
-                del chosen[expert]
-        return tuple(chosen)
+                del victims[expert]
+        return tuple(victims)
 
     def begin_load(self, expert: ExpertId, weights_bytes: int, evict: tuple[ExpertId, ...] = ()) -> None:
         """Evict `evict` and give their bytes to `expert`, which is loading from now on."""

@@ -42,7 +42,7 @@ class HostMemory:
                 _take_back_error()
 
     def vacate(self) -> None:
-        """The contents are lost; whoever has a view keeps it, reading zeros until it is filled again."""
+        """Give the pages back. Views stay and read zeros until the memory is filled again."""
         self._unpin()  # before the pages change, or the GPU would go on reading the old ones
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
@@ -63,7 +63,7 @@ def _cuda() -> Any:
 def _take_back_error() -> None:
     """CUDA keeps a thread's last error, and torch would find it after this thread's next kernel and blame that one.
 
-    torch 2.13 gives no access to the call that clears it, but clears it by raising: a kernel nobody needs does so.
+    torch 2.13 gives no access to the call that clears it, but clears it by raising: an extra kernel does so.
     """
     clear = getattr(_cuda(), "cudaGetLastError", None)
     if clear is not None:

@@ -26,7 +26,7 @@ class FileReader(Protocol):
     """Opens files and reads parts of them. Thread-safe."""
 
     def open(self, path: Path) -> int:
-        """A descriptor that the caller closes with os.close. Raises OSError."""
+        """Return a descriptor that the caller closes with os.close. Raises OSError."""
         ...
 
     def read(self, descriptor: int, view: memoryview, offset: int) -> None:
@@ -45,10 +45,10 @@ class CachedReader:
 
 
 class DirectReader:
-    """Reads from the disk whatever the page cache holds: with O_DIRECT straight into place.
+    """Reads from the disk past the page cache: with O_DIRECT straight into place.
 
     Where a filesystem refuses O_DIRECT the file's cached pages are dropped before each read; where that has no
-    effect either (a filesystem in memory), the read is an ordinary one. `method` says the weakest that was needed.
+    effect either (a filesystem in memory), the read is an ordinary one. `method` is the weakest that was needed.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ def drop_cached(path: Path) -> None:
 
 
 def _read_direct(descriptor: int, view: memoryview, offset: int) -> None:
-    """Aligned parts straight into place, the rest by way of an aligned buffer."""
+    """Read aligned parts straight into place, the rest through an aligned buffer."""
     position = 0
     if len(view) and offset % _ALIGNMENT_BYTES == 0 and _address(view) % _ALIGNMENT_BYTES == 0:
         whole = len(view) - len(view) % _ALIGNMENT_BYTES
@@ -133,7 +133,7 @@ def _address(view: memoryview) -> int:
 
 
 def _drop(descriptor: int, offset: int, size_bytes: int) -> bool:
-    """Forget the cached pages of a part of a file; whether the disk must now be asked for it."""
+    """Drop the cached pages of a part of a file; return True if the next read goes to the disk."""
     os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_DONTNEED)
     try:
         return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 0

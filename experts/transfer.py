@@ -2,8 +2,8 @@
 
 `fill` and `copy` are blocking calls of a loader thread. Why no event passes between filling and computing:
 
-- When they return, the bytes are on the device, and only then does the pool show the slot to executors. Whatever an
-  executor starts, on whichever stream, starts after the last byte arrived.
+- When they return, the bytes are on the device, and only then does the pool show the slot to executors. Any work of
+  an executor, on any stream, starts after the last byte arrived.
 - A slot is refilled only after the scheduler has evicted its expert, which it does not do while a batch of it is under
   way; an executor reports the end of a batch after it has copied the output to the host, that is after its stream has
   finished. A batch that fails half way leaves kernels behind: `computing` waits for them before the error passes on.
@@ -48,93 +48,63 @@ class SlotMemory:
     pieces: tuple[torch.Tensor, ...] = ()
 
 
-class DeviceTransfer(Protocol):
-    """Makes and fills the slots of one device, and orders the computations after the copies. Thread-safe."""
+class HostTransfer:
+    """Slots in memory, read straight from the file (or its cache) into place; pinned if GPUs are to copy from them.
 
-    @property
-    def device(self) -> torch.device: ...
+    A transfer makes and fills the slots of one device, and orders computing after the copies. Thread-safe.
+    """
+
+    def __init__(self, *, pin: bool = False) -> None:
+        self.device = torch.device("cpu")
+        self._pin = pin
+        self._warned = False
+        self._log: Any = structlog.get_logger("transfer")
 
     def allocate(self, size_bytes: int) -> SlotMemory:
-        """Memory of one slot. Raises MemoryError, RuntimeError, OSError where there is none left."""
-        ...
+        """Return the memory of one slot. Raises MemoryError, RuntimeError, OSError if none is left."""
+        memory = HostMemory(size_bytes, pin=self._pin)
+        self._warn_unpinned(memory)
+        return SlotMemory(memory.tensor, memory)
 
     def vacate(self, place: SlotMemory) -> None:
         """Give a place's memory back. Tensors that view it stay and are valid again after `occupy`."""
-        ...
+        _host(place).vacate()
 
     def occupy(self, place: SlotMemory) -> None:
-        """Memory again for a vacated place, on a GPU at another address. Raises as `allocate`."""
-        ...
+        """Take memory again for a vacated place, on a GPU at another address. Raises as `allocate`."""
+        memory = _host(place)
+        memory.occupy()
+        self._warn_unpinned(memory)
 
     def fill(
         self, place: SlotMemory, reader: FileReader, descriptor: int, offset: int, digest: Digest | None = None
     ) -> None:
         """Read all of the place from a file; `digest` is updated with the bytes. Raises EOFError, OSError."""
-        ...
-
-    def copy(self, place: SlotMemory, source: HostMemory) -> None:
-        """All of the place from as many bytes of host memory."""
-        ...
-
-    def copy_out(self, place: SlotMemory, target: HostMemory) -> None:
-        """All of the place into as many bytes of host memory; nobody may be filling it."""
-        ...
-
-    def computing(self) -> AbstractContextManager[Any]:
-        """The stream that this thread computes on."""
-        ...
-
-    def upload(self, batch: NDArray[np.uint8]) -> torch.Tensor:
-        """A batch of pixels on the device, within `computing`."""
-        ...
-
-
-class HostTransfer:
-    """Slots in memory, read straight from the file (or its cache) into place; pinned if GPUs are to copy from them."""
-
-    def __init__(self, *, pin: bool = False) -> None:
-        self.device = torch.device("cpu")
-        self._pin = pin
-        self._told = False
-        self._log: Any = structlog.get_logger("transfer")
-
-    def allocate(self, size_bytes: int) -> SlotMemory:
-        memory = HostMemory(size_bytes, pin=self._pin)
-        self._tell(memory)
-        return SlotMemory(memory.tensor, memory)
-
-    def vacate(self, place: SlotMemory) -> None:
-        _host(place).vacate()
-
-    def occupy(self, place: SlotMemory) -> None:
-        memory = _host(place)
-        memory.occupy()
-        self._tell(memory)
-
-    def fill(
-        self, place: SlotMemory, reader: FileReader, descriptor: int, offset: int, digest: Digest | None = None
-    ) -> None:
         view = _host(place).view
         reader.read(descriptor, view, offset)
         if digest is not None:
             digest.update(view)
 
     def copy(self, place: SlotMemory, source: HostMemory) -> None:
+        """Copy as many bytes of host memory into all of the place."""
         np.copyto(_host(place).array, source.array)
 
     def copy_out(self, place: SlotMemory, target: HostMemory) -> None:
+        """Copy all of the place into as many bytes of host memory; no fill of it may be under way."""
         np.copyto(target.array, _host(place).array)
 
     def computing(self) -> AbstractContextManager[Any]:
+        """Enter the stream that this thread computes on."""
         return nullcontext()
 
     def upload(self, batch: NDArray[np.uint8]) -> torch.Tensor:
+        """Return a batch of pixels on the device, within `computing`."""
         return torch.from_numpy(batch)
 
-    def _tell(self, memory: HostMemory) -> None:
-        """Once: loads from memory that is not pinned work, but take longer, and nothing else would show why."""
-        if memory.pin_error and not self._told:
-            self._told = True
+    def _warn_unpinned(self, memory: HostMemory) -> None:
+        """Warn once: loads from memory that is not pinned work, but take longer, and nothing else would show why."""
+        if memory.pin_error and not self._warned:
+            self._warned = True
             self._log.warning(
                 "memory_not_pinned",
                 bytes=len(memory.view),
@@ -176,7 +146,7 @@ class StagedTransfer:
 
     def copy(self, place: SlotMemory, source: HostMemory) -> None:
         if source.pinned:
-            self._staging().pass_by(place.buffer, source)
+            self._staging().copy(place.buffer, source.tensor)
             return
 
         def read(view: memoryview, position: int) -> None:
@@ -185,7 +155,7 @@ class StagedTransfer:
         self._staging().fill(place.pieces, read)
 
     def copy_out(self, place: SlotMemory, target: HostMemory) -> None:
-        self._staging().bring_back(place.buffer, target)
+        self._staging().copy(target.tensor, place.buffer)
 
     def computing(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -219,7 +189,7 @@ class Lane(Protocol):
     """Copies carried out in the order they were given, perhaps later: a copy stream with one event per page."""
 
     def begin(self) -> None:
-        """Let the copies that follow begin after everything that the device was given before."""
+        """Let the following copies begin after all earlier work of the device."""
         ...
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -273,7 +243,7 @@ class Staging:
         self._parts: dict[tuple[int, int], tuple[torch.Tensor, memoryview]] = {}
 
     def fill(self, pieces: Sequence[torch.Tensor], read: Callable[[memoryview, int], None]) -> None:
-        """`read(view, position)` gives the bytes that belong `position` bytes from the start of the pieces."""
+        """Fill the pieces; `read(view, position)` reads the bytes from `position` on, counted over all pieces."""
         self._lane.begin()
         position = 0
         try:
@@ -288,24 +258,16 @@ class Staging:
         finally:
             self._lane.finish()
 
-    def pass_by(self, target: torch.Tensor, source: HostMemory) -> None:
-        """Straight from host memory that the device can read itself."""
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy without a page: from pinned host memory to the device, or from the device to host memory."""
         self._lane.begin()
         try:
-            self._lane.copy(target, source.tensor)
-        finally:
-            self._lane.finish()
-
-    def bring_back(self, source: torch.Tensor, target: HostMemory) -> None:
-        """From the device into host memory."""
-        self._lane.begin()
-        try:
-            self._lane.copy(target.tensor, source)
+            self._lane.copy(target, source)
         finally:
             self._lane.finish()
 
     def _part(self, page: int, size_bytes: int) -> tuple[torch.Tensor, memoryview]:
-        """The start of a page: made once per length, and a layout has one length that is not a whole page."""
+        """Return the start of a page: made once per length; a layout has one length that is not a whole page."""
         part = self._parts.get((page, size_bytes))
         if part is None:
             tensor = self._pages[page][:size_bytes]
@@ -313,8 +275,12 @@ class Staging:
         return part
 
 
+#: Transfers of either kind; HostTransfer documents the methods.
+DeviceTransfer = HostTransfer | StagedTransfer
+
+
 def transfer_for(device: str) -> DeviceTransfer:
-    """The implementation for "cpu", "ram" (host memory that nothing computes from) or "cuda:N"."""
+    """Return the transfer of "cpu", "ram" (host memory that nothing computes from) or "cuda:N"."""
     if device == "cpu":
         return HostTransfer()
     if device == "ram":
@@ -326,7 +292,7 @@ def transfer_for(device: str) -> DeviceTransfer:
 
 @contextmanager
 def _settled(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Compute on a stream; where that fails, wait for what it had started."""
+    """Compute on a stream; on failure, wait for the kernels that were started."""
     with torch.cuda.stream(stream):
         try:
             yield

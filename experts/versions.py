@@ -1,10 +1,10 @@
-"""Versions of experts: which are kept, which were in force when, and how one takes another's place.
+"""Versions of experts: which are stored, which were in force when, and how one takes another's place.
 
 `catalog.yaml` alone says what is in force, and is only ever replaced as a whole, by a rename. Beside it lie
 `versions/EXPERT/VERSION.safetensors`, one file for each version that was put in or was in force when one was, and
-`versions.yaml`: the entry that belongs to each, and who did what when. An intention is written there before the
-catalog is replaced: whoever finds one that the catalog does not show knows that it was not carried out. So a crash
-leaves the old state or the new one, whenever it comes.
+`versions.yaml`: the entry that belongs to each, and who did what when. A step is written there before the catalog is
+replaced; a step that the catalog does not show was not carried out. So a crash at any moment leaves the old state or
+the new one.
 """
 
 import errno
@@ -35,14 +35,14 @@ _LOCK_FILE = ".versions.lock"
 _HEAD = "# Written by `coserve experts put | promote | rollback | prune`. What is in force stands in catalog.yaml.\n"
 _CHUNK_BYTES = 4 << 20
 
-Deed = Literal["found", "put", "promote", "rollback", "prune"]
+Action = Literal["found", "put", "promote", "rollback", "prune"]
 
 
 class VersionsError(Exception):
-    """It cannot be done; the text says why and what to do."""
+    """A change of versions was refused; the text says why and what to do."""
 
 
-class Kept(BaseModel):
+class StoredVersion(BaseModel):
     """A version that can be put in force: its entry as it goes into the catalog, and where it came from."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -54,13 +54,13 @@ class Kept(BaseModel):
 
 
 class Step(BaseModel):
-    """Who did what. `found`: the version that the catalog named when somebody looked; `before` was in force before."""
+    """One action and its author; `before` was in force before. `found`: the catalog, when read, named a new version."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     at: str
     by: str
-    did: Deed
+    did: Action
     version: str
     before: str | None = None
 
@@ -68,7 +68,7 @@ class Step(BaseModel):
 class History(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    versions: dict[str, Kept] = {}
+    versions: dict[str, StoredVersion] = {}
     steps: tuple[Step, ...] = ()
 
 
@@ -84,7 +84,7 @@ class Expert:
 
     name: str
     in_force: CatalogEntry | None
-    kept: dict[str, Kept] = field(default_factory=dict[str, Kept])
+    versions: dict[str, StoredVersion] = field(default_factory=dict[str, StoredVersion])
     steps: list[Step] = field(default_factory=list[Step])
 
     @property
@@ -93,29 +93,29 @@ class Expert:
 
     @property
     def lineage(self) -> list[str]:
-        """The versions that came into force one after the other and were not rolled back; the last one is."""
-        found: list[str] = []
+        """Return the versions that came into force in turn and were not rolled back; the last one is in force."""
+        line: list[str] = []
         for step in self.steps:
-            if step.did == "rollback" and len(found) > 1:
-                found.pop()
-            if step.did in ("found", "promote", "rollback") and found[-1:] != [step.version]:
-                found.append(step.version)
-        # What was pruned cannot come back.
-        there = [version for version in found if version in self.kept or version == self.version]
-        return [version for place, version in enumerate(there) if there[place - 1 : place] != [version]]
+            if step.did == "rollback" and len(line) > 1:
+                line.pop()
+            if step.did in ("found", "promote", "rollback") and line[-1:] != [step.version]:
+                line.append(step.version)
+        # Pruned versions cannot come back.
+        present = [version for version in line if version in self.versions or version == self.version]
+        return [version for place, version in enumerate(present) if present[place - 1 : place] != [version]]
 
-    def named(self, wanted: str) -> str:
-        """The kept version that `wanted` names, whole or by its first four letters or more. Raises VersionsError."""
-        matching = [version for version in self.kept if version.startswith(wanted)] if len(wanted) >= 4 else []
-        if len(matching) == 1:
-            return matching[0]
-        listed = ", ".join(self.kept) or "none"
-        why = "names several of them" if matching else "is none of them"
-        raise VersionsError(f"{self.name} has the versions {listed}; {wanted!r} {why}: `coserve experts show`")
+    def named(self, name: str) -> str:
+        """Return the stored version of this name, or of these first four letters or more. Raises VersionsError."""
+        matches = [version for version in self.versions if version.startswith(name)] if len(name) >= 4 else []
+        if len(matches) == 1:
+            return matches[0]
+        listed = ", ".join(self.versions) or "none"
+        why = "names several of them" if matches else "is none of them"
+        raise VersionsError(f"{self.name} has the versions {listed}; {name!r} {why}: `coserve experts show`")
 
 
 def version_of(entry: CatalogEntry) -> str:
-    """As in the results: the first 12 hex digits of the weights' sha256."""
+    """Return the version as in the results: the first 12 hex digits of the weights' sha256."""
     return entry.sha256[:12]
 
 
@@ -127,7 +127,7 @@ class Versions:
         self.folder = catalog.parent
 
     def read(self) -> dict[str, Expert]:
-        """Every expert of the catalog, in its order, and behind them those that were only put in. VersionsError."""
+        """Return the experts of the catalog, in its order, then those that were only put in. Raises VersionsError."""
         entries = self._entries()
         noted = self._noted()
         names = [*entries, *(name for name in noted.experts if name not in entries)]
@@ -135,13 +135,14 @@ class Versions:
 
     @contextmanager
     def changing(self) -> "Iterator[Change]":
-        """The right to change them, for one process at a time; VersionsError names who has it."""
+        """Hold the right to change them, for one process at a time; VersionsError names the process that holds it."""
         with _translated(self.folder), _locked(self.folder / _LOCK_FILE):
-            _sweep(self.folder)
+            for part in self.folder.glob(f"{VERSIONS_FOLDER}/*/.*.part"):
+                part.unlink()  # a killed process left it
             yield Change(self, self.read())
 
     def weights_file(self, name: str, version: str) -> Path:
-        """Where the weights of a version are kept."""
+        """Return the place of a version's weights."""
         safe = quote(name, safe="")
         safe = "%2E" + safe[1:] if safe.startswith(".") else safe
         return self.folder / VERSIONS_FOLDER / safe / f"{version}.safetensors"
@@ -157,49 +158,47 @@ class Versions:
 
 
 class Change:
-    """What the holder of the lock may do. Each deed is durable when it returns."""
+    """The actions of the holder of the lock. Each is durable when it returns."""
 
     def __init__(self, versions: Versions, experts: dict[str, Expert]) -> None:
         self._versions = versions
         self.experts = experts
-        #: Whether the catalog had to be written anew without its comments.
+        #: True if the catalog had to be written anew without its comments.
         self.lost_comments = False
 
     def expert(self, name: str) -> Expert:
-        """One that has an entry or a candidate. Raises VersionsError."""
-        found = self.experts.get(name)
-        if found is None:
+        """Return an expert with an entry or a candidate. Raises VersionsError."""
+        expert = self.experts.get(name)
+        if expert is None:
             raise VersionsError(f"there is no expert {name}: {self._versions.catalog} has {', '.join(self.experts)}")
-        return found
+        return expert
 
     def put(self, name: str, entry: CatalogEntry, weights: Path, source: str) -> str:
-        """Keep `weights` with its entry as a candidate; returns its version. Nothing changes what is in force."""
+        """Store `weights` with its entry as a candidate and return its version; the version in force stays."""
         version = version_of(entry)
         expert = self.experts.setdefault(name, Expert(name, None))
         place = self._versions.weights_file(name, version)
-        if version in (expert.version, *expert.kept) and place.exists() and file_sha256(place) == entry.sha256:
+        if version in (expert.version, *expert.versions) and place.exists() and file_sha256(place) == entry.sha256:
             raise VersionsError(f"{name} has version {version} already: these are the same weights")
         if version == expert.version:
             raise VersionsError(f"{name} {version} is in force: these are the same weights; train or import others")
-        self._keep_in_force(expert)
+        self._store_in_force(expert)
         self._copy(weights, place, entry.sha256)
-        here = entry.model_copy(update={"file": str(place.relative_to(self._versions.folder))})
-        expert.kept[version] = Kept(entry=here, put_at=now(), put_by=somebody(), source=source)
+        self._add(expert, entry, place, source)
         expert.steps.append(_step("put", version))
         self._write()
         return version
 
-    def promote(self, name: str, version: str, deed: Literal["promote", "rollback"] = "promote") -> None:
-        """Put a kept version in force. Raises VersionsError, and then nothing has changed."""
+    def promote(self, name: str, version: str, action: Literal["promote", "rollback"] = "promote") -> None:
+        """Put a stored version in force. Raises VersionsError, and then nothing has changed."""
         expert = self.expert(name)
         if version == expert.version:
             raise VersionsError(f"{name} {version} is in force already")
-        self._keep_in_force(expert)
-        before = expert.version
-        expert.steps.append(_step(deed, version, before))
+        self._store_in_force(expert)
+        expert.steps.append(_step(action, version, expert.version))
         self._write()
-        self._replace_entry(name, expert.kept[version].entry)
-        expert.in_force = expert.kept[version].entry
+        self._replace_entry(name, expert.versions[version].entry)
+        expert.in_force = expert.versions[version].entry
 
     def take_back(self, name: str, text: str, entry: CatalogEntry | None) -> None:
         """Undo the last `promote`: `text` is the catalog before it, `entry` the expert's in there."""
@@ -210,19 +209,19 @@ class Change:
         self._write()
 
     def measured(self, name: str, confidences: Mapping[str, tuple[int, ...]]) -> None:
-        """How sure the version in force was on images held out; it goes with that version from now on."""
+        """Note how sure the version in force was on images held out; that stays with the version."""
         expert = self.expert(name)
         if expert.in_force is None or expert.version is None:
             raise VersionsError(f"{name} has no version in force")
         added = {"confidences": dict(confidences)}
         expert.in_force = expert.in_force.model_copy(update=added)
-        if kept := expert.kept.get(expert.version):
-            expert.kept[expert.version] = kept.model_copy(update={"entry": kept.entry.model_copy(update=added)})
+        if stored := expert.versions.get(expert.version):
+            expert.versions[expert.version] = stored.model_copy(update={"entry": stored.entry.model_copy(update=added)})
             self._write()
         self._replace_entry(name, expert.in_force)
 
     def before(self, name: str) -> str:
-        """The version that a rollback of `name` brings back. Raises VersionsError where there is none."""
+        """Return the version that a rollback of `name` brings back. Raises VersionsError if there is none."""
         expert = self.expert(name)
         lineage = expert.lineage
         if len(lineage) < 2:
@@ -232,40 +231,44 @@ class Change:
         return lineage[-2]
 
     def prune(self, name: str, version: str) -> int:
-        """Forget a version that is not in force, and its weights; the bytes that this gave back."""
+        """Delete a version that is not in force, and its weights; return the bytes that this freed."""
         expert = self.expert(name)
         if version == expert.version:
             raise VersionsError(f"{name} {version} is in force and stays")
-        kept = expert.kept.pop(version)
+        pruned = expert.versions.pop(version)
         expert.steps.append(_step("prune", version))
         self._write()
         place = self._versions.weights_file(name, version)
-        if (self._versions.folder / kept.entry.file) != place or not place.exists():
+        if (self._versions.folder / pruned.entry.file) != place or not place.exists():
             return 0
-        freed = place.stat().st_size
+        freed_bytes = place.stat().st_size
         place.unlink()
-        return freed
+        return freed_bytes
 
-    def _keep_in_force(self, expert: Expert) -> None:
-        """A link of its own to the weights in force, so that a training into this folder does not take them away."""
+    def _store_in_force(self, expert: Expert) -> None:
+        """Link the weights in force under their version, so that a training into this folder cannot replace them."""
         entry, version = expert.in_force, expert.version
-        if entry is None or version is None or version in expert.kept:
+        if entry is None or version is None or version in expert.versions:
             return
         source, place = self._versions.folder / entry.file, self._versions.weights_file(expert.name, version)
         if not source.is_file() or file_sha256(source) != entry.sha256:
-            return  # damaged: nobody can go back to it, and the way to a better one stays open
+            return  # damaged: there is no way back to it, and a better version can still be promoted
         _make_folders(place.parent, self._versions.folder)
         place.unlink(missing_ok=True)
         try:
             place.hardlink_to(source)
-        except OSError:  # another disk, or somebody else's file
+        except OSError:  # another disk, or another user's file
             self._copy(source, place, entry.sha256)
         sync(place.parent)
-        here = entry.model_copy(update={"file": str(place.relative_to(self._versions.folder))})
-        expert.kept[version] = Kept(entry=here, put_at=now(), put_by=somebody(), source="in force when first kept")
+        self._add(expert, entry, place, "in force when first kept")
+
+    def _add(self, expert: Expert, entry: CatalogEntry, place: Path, source: str) -> None:
+        entry = entry.model_copy(update={"file": str(place.relative_to(self._versions.folder))})
+        stored = StoredVersion(entry=entry, put_at=now(), put_by=current_user(), source=source)
+        expert.versions[version_of(entry)] = stored
 
     def _copy(self, source: Path, place: Path, sha256: str) -> None:
-        """Complete and durable under its name, or not at all; VersionsError where other bytes arrived."""
+        """Copy weights completely and durably, or not at all. Raises VersionsError if the bytes are not the entry's."""
         _make_folders(place.parent, self._versions.folder)
         digest = hashlib.sha256()
         catalog = self._versions.catalog
@@ -276,8 +279,8 @@ class Change:
                     digest.update(piece)
                     writer.write(piece)
             if digest.hexdigest() != sha256:
-                found = digest.hexdigest()[:12]
-                raise VersionsError(f"{source} is damaged: its sha256 is {found}…, its entry says {sha256[:12]}…")
+                actual = digest.hexdigest()[:12]
+                raise VersionsError(f"{source} is damaged: its sha256 is {actual}…, its entry says {sha256[:12]}…")
 
     def _replace_entry(self, name: str, entry: CatalogEntry) -> None:
         if replace_entry(self._versions.catalog, self._versions._entries(), name, entry):
@@ -288,13 +291,13 @@ class Change:
             "experts": {
                 name: {
                     "versions": {
-                        version: kept.model_dump(mode="json", exclude={"entry"}) | {"entry": rendered(kept.entry)}
-                        for version, kept in expert.kept.items()
+                        version: stored.model_dump(mode="json", exclude={"entry"}) | {"entry": rendered(stored.entry)}
+                        for version, stored in expert.versions.items()
                     },
                     "steps": [step.model_dump(mode="json", exclude_none=True) for step in expert.steps],
                 }
                 for name, expert in self.experts.items()
-                if expert.kept or any(step.did != "found" for step in expert.steps)
+                if expert.versions or any(step.did != "found" for step in expert.steps)
             }
         }
         replace_text(self._versions.folder / VERSIONS_FILE, _HEAD + dump(document), like=self._versions.catalog)
@@ -304,8 +307,8 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def somebody() -> str:
-    """Who does it: under sudo the person behind it."""
+def current_user() -> str:
+    """Return the name of the user, under sudo that of the person behind it."""
     try:
         return os.environ.get("SUDO_USER") or getpass.getuser()
     except (KeyError, OSError):  # a process number without a name
@@ -313,7 +316,7 @@ def somebody() -> str:
 
 
 def _settled(name: str, in_force: CatalogEntry | None, noted: History) -> Expert:
-    """What was noted, and what the catalog says: where they differ, the catalog is right."""
+    """Return an expert from the notes and the catalog; where they differ, the catalog is right."""
     steps = list(noted.steps)
     expert = Expert(name, in_force, dict(noted.versions), steps)
     moves = [place for place, step in enumerate(steps) if step.did in ("promote", "rollback")]
@@ -324,8 +327,8 @@ def _settled(name: str, in_force: CatalogEntry | None, noted: History) -> Expert
     return expert
 
 
-def _step(did: Deed, version: str, before: str | None = None) -> Step:
-    return Step(at=now(), by=somebody(), did=did, version=version, before=before)
+def _step(did: Action, version: str, before: str | None = None) -> Step:
+    return Step(at=now(), by=current_user(), did=did, version=version, before=before)
 
 
 def _parsed(model: type[Any], path: Path) -> Any:
@@ -356,7 +359,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _translated(folder: Path) -> Iterator[None]:
-    """The operating system's refusals as one sentence."""
+    """Turn the operating system's refusals into one sentence."""
     try:
         yield
     except OSError as error:
@@ -367,18 +370,9 @@ def _translated(folder: Path) -> Iterator[None]:
         raise VersionsError(f"{what}: {remedy}") from None
 
 
-def _sweep(folder: Path) -> None:
-    """What processes that were killed left half written."""
-    for pattern in (".*.yaml.*.tmp", f"{VERSIONS_FOLDER}/*/.*.tmp"):
-        for left in folder.glob(pattern):
-            owner = left.name.rsplit(".", 2)[1]
-            if not Path("/proc", owner).exists():
-                left.unlink(missing_ok=True)
-
-
 def _make_folders(folder: Path, root: Path) -> None:
-    """`folder` and its parents below `root`, as open as `root` is: the daemon must be able to read what is kept."""
-    inside = [one for one in (folder, *folder.parents) if one.is_relative_to(root)]
-    for one in reversed([one for one in inside if not one.exists()]):
-        one.mkdir(exist_ok=True)
-        shutil.copymode(root, one)
+    """Make `folder` and its parents below `root`, as open as `root` is: the daemon must be able to read versions."""
+    missing = [path for path in (folder, *folder.parents) if path.is_relative_to(root) and not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        shutil.copymode(root, path)

@@ -104,7 +104,7 @@ def _render_header(entries: Sequence[Entry], region_bytes: int, metadata: Mappin
 
 
 def read_header(path: Path) -> WeightsHeader:
-    """The header of a weights file, checked against the file's size. Raises WeightsError."""
+    """Return the header of a weights file, checked against the file's size. Raises WeightsError."""
     try:
         with path.open("rb") as file:
             return read_header_from(file.fileno(), path)
@@ -124,8 +124,8 @@ def read_header_from(descriptor: int, path: Path) -> WeightsHeader:
     header = _parse_header(os.pread(descriptor, length, 8), 8 + length, path)
     expected_bytes = header.data_start + header.region_bytes
     if file_bytes != expected_bytes:
-        found = "truncated" if file_bytes < expected_bytes else "too long"
-        raise WeightsError(path, f"is {found}: {file_bytes} bytes where {expected_bytes} belong; import it again")
+        problem = "truncated" if file_bytes < expected_bytes else "too long"
+        raise WeightsError(path, f"is {problem}: {file_bytes} bytes where {expected_bytes} belong; import it again")
     return header
 
 
@@ -155,12 +155,12 @@ def _parse_header(text: bytes, data_start: int, path: Path) -> WeightsHeader:
         raise WeightsError(path, f"{known}; import the original model file here, or install the version that wrote it")
     if data_start % PAGE_BYTES or not entries:
         raise WeightsError(path, "was rewritten by another program; import the original model file again")
-    kept = tuple(entry for entry in entries if not entry.name.startswith(PADDING_PREFIX))
-    return WeightsHeader(data_start, position, kept, metadata)
+    tensors = tuple(entry for entry in entries if not entry.name.startswith(PADDING_PREFIX))
+    return WeightsHeader(data_start, position, tensors, metadata)
 
 
 def file_sha256(path: Path) -> str:
-    """The sha256 of a file. Raises OSError."""
+    """Return the sha256 of a file. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -168,16 +168,16 @@ def file_sha256(path: Path) -> str:
 def verify_sha256(spec: ExpertSpec) -> None:
     """Read the whole weights file and compare its sha256 with the catalog's. Raises WeightsError."""
     try:
-        found = file_sha256(spec.file)
+        digest = file_sha256(spec.file)
     except OSError as error:
         raise WeightsError(spec.file, describe_os_error(error)) from error
-    check_digest(found, spec)
+    check_digest(digest, spec)
 
 
-def check_digest(found: str, spec: ExpertSpec) -> None:
-    """Raise WeightsError where the bytes of a file are not those of the catalog."""
-    if found != spec.sha256:
-        message = f"its contents changed: sha256 is {found[:12]}…, the catalog says {spec.sha256[:12]}…"
+def check_digest(digest: str, spec: ExpertSpec) -> None:
+    """Raise WeightsError if the bytes of a file are not those of the catalog."""
+    if digest != spec.sha256:
+        message = f"its contents changed: sha256 is {digest[:12]}…, the catalog says {spec.sha256[:12]}…"
         raise WeightsError(spec.file, f"{message}; restore the file or import the expert again")
 
 

@@ -36,14 +36,14 @@ def make_experts(folder: Path) -> None:
     import torch
 
     from experts.vision import frameworks
-    from tools.training.importer import import_classifier, import_model
+    from tools.training.importer import import_model
 
     torch.set_num_threads(1)
     torch.manual_seed(7)
     entries: dict[str, Any] = {}
     for name in CLASSIFIERS:
         network = frameworks.torchvision().models.resnet18(num_classes=3)
-        report = import_classifier(network.state_dict(), "resnet18", ["ok", "odd", "bad"], 64, folder, expert=name)
+        report = import_model(network, "resnet18", ["ok", "odd", "bad"], 64, folder, expert=name)
         entries[name] = report.entry
     detector = frameworks.ultralytics().YOLO("yolo11n.yaml").model
     report = import_model(detector, "yolo11n", _eighty("bridge", "void"), 64, folder, expert="yolo-solder")
@@ -107,7 +107,10 @@ def make_versions(first: Path, second: Path) -> None:
 
 
 def _small_classifier(state: dict[str, Any], out: Path, name: str) -> dict[str, Any]:
-    from tools.training.importer import import_classifier
+    from experts.vision import frameworks
+    from tools.training.importer import import_model
 
+    network = frameworks.torchvision().models.resnet18(num_classes=2)
+    network.load_state_dict(state)
     image = np.zeros((32, 32, 3), np.uint8)
-    return import_classifier(state, "resnet18", ("ok", "bad"), 32, out, expert=name, images=[image]).entry
+    return import_model(network, "resnet18", ("ok", "bad"), 32, out, expert=name, images=[image]).entry

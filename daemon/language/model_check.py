@@ -1,4 +1,4 @@
-"""Whether the language models of a configuration could be served: their headers, tokenizers and prepared parts."""
+"""Check before the start that the language models of a configuration can be served, by their headers alone."""
 
 from pathlib import Path
 
@@ -9,31 +9,46 @@ from routing_rules.load import KeyPath
 
 
 def model_problems(path: Path, config: Config) -> list[str]:
-    """The first mistake of each model, with the line that names its checkpoint."""
-    found: list[tuple[KeyPath, str]] = []
+    """Return the first mistake of each model, with the line that names its checkpoint."""
+    problems: list[tuple[KeyPath, str]] = []
     for name, model in config.models.items():
-        problem = _problem(model)
-        if problem is not None:
-            found.append((("models", name, "checkpoint"), problem))
-    return at_their_lines(path, found)
+        try:
+            _require_servable(model)
+        except ModuleNotFoundError as missing:
+            problem = str(MissingExtraError(missing.name, "a language model", "moe"))
+        except (ModelError, TypeError) as error:  # TypeError: an option that the mode does not have
+            problem = str(error)
+        else:
+            continue
+        problems.append((("models", name, "checkpoint"), problem))
+    return at_their_lines(path, problems)
 
 
-def _problem(model: Model) -> str | None:
-    from experts.moe.served import require_servable  # noqa: PLC0415  brings torch, which a line without models is checked without
+def _require_servable(model: Model) -> None:
+    """Raise ModelError for the first mistake in configuration, headers, tokenizer, prepared files or memory.
 
+    Weights are not read. Imports torch and transformers, which take seconds and are not needed without models.
+    """
+    from experts.moe.model.keys_values import TextMemory, bytes_per_token, require_text_memory  # noqa: PLC0415
+    from experts.moe.model.mode import Mode  # noqa: PLC0415
+    from experts.moe.model.runtime import open_store, read_model  # noqa: PLC0415
+    from experts.moe.model.text import TextCodec  # noqa: PLC0415
+    from experts.moe.modes import open_mode  # noqa: PLC0415
+
+    folder = model.checkpoint
+    network, arch, checkpoint = read_model(folder)
+    if network.config.is_encoder_decoder:
+        raise ModelError(folder, f"{arch.family} is an encoder-decoder, which is not served: name a decoder")
+    mode = open_mode(model.mode, folder, model.mode_options)
+    mode.require_budget(model.memory, arch, folder)
     try:
-        require_servable(
-            model.checkpoint,
-            model.mode,
-            model.mode_options,
-            model.memory,
-            model.least_bytes,
-            model.storage,
-            text_bytes=model.text_bytes,
-            max_new_tokens=model.max_new_tokens,
-        )
-    except ModuleNotFoundError as missing:
-        return str(MissingExtraError(missing.name, "a language model", "moe"))
-    except (ModelError, TypeError) as error:  # TypeError: an option that the mode does not have
-        return str(error)
-    return None
+        # Only the general minimum: a mode that cannot shrink so far keeps its memory while serving.
+        Mode.require_budget(mode, model.least_bytes, arch, folder)
+    except ModelError as error:
+        message = f"least_memory (a quarter of memory where it is not set): {error.message}"
+        raise ModelError(folder, message) from error
+    mode.close()
+    open_store(arch, checkpoint, model.storage).close()
+    TextCodec.open(folder)
+    memory = TextMemory(bytes_per_token(network.config, arch.dtype), model.text_bytes)
+    require_text_memory(folder, memory, arch.context_tokens, model.max_new_tokens)

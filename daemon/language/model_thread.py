@@ -1,8 +1,8 @@
 """The thread of one language model: opens its checkpoint, takes requests in and computes, one step after the other.
 
-What it accepts ends exactly once, with a text or as `unknown` and a reason. A text that cannot be computed costs nobody
-else; a checkpoint that is damaged, changed or gone costs the requests that it has then, and is opened again for the
-next one.
+Each accepted request ends exactly once, with a text or as `unknown` and a reason. A text that cannot be computed costs
+no other request. A checkpoint that is damaged, changed or gone costs the requests that the thread has then, and is
+opened again for the next one.
 """
 
 import gc
@@ -11,78 +11,53 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from daemon.policy.lease import next_step_s
 from daemon.records import AcceptedText, TextOutcome
 
+if TYPE_CHECKING:
+    from daemon.language.served_model import ServedModel
+
 #: A checkpoint that could not be opened is tried again for a request, but not more often.
 _OPEN_AGAIN_S = 1.0
-#: How often a model that makes way for images looks whether they are done.
+#: A model that makes way for images checks this often if they are done.
 _YIELD_POLL_S = 0.02
-#: Opening reads all weights that are no expert's.
+#: Opening reads all weights outside experts.
 _OPENING_FACTOR = 10.0
 
 MODEL_FAILED = "model_failed"
-#: Of an account: what a model that is closed does not hold any more.
+#: Entries of an account that are 0 once the model is closed.
 _HELD = ("running", "used_bytes", "text_used_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The outcome of a request, without its sender."""
+    """The outcome of a request, by the names of `TextOutcome`. `error` broke it."""
 
     text: str | None
     reason: str | None
     mode: str | None = None
     prompt_tokens: int | None = None
     new_tokens: int | None = None
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    fetches: int | None = None
-    hit_rate: float | None = None
-    threshold: float | None = None
-    #: What broke it.
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    expert_fetches: int | None = None
+    predictor_hit_rate: float | None = None
+    brownout_threshold: float | None = None
     error: str | None = None
 
 
-class OpenModel(Protocol):
-    """A model in service (served_model.py). Everything but `close` from the model's own thread."""
-
-    @property
-    def is_idle(self) -> bool: ...
-    @property
-    def text_tokens(self) -> int:
-        """Tokens of a text, prompt and answer, for which there is memory."""
-        ...
-
-    def begin(self, text: AcceptedText, arrived_s: float) -> Finished | None:
-        """Take a request in; how it ended where it cannot be done."""
-        ...
-
-    def step(self) -> tuple[list[tuple[int, Finished]], Exception | None]:
-        """One step: what ended by it, by generation, and what the model cannot go on after."""
-        ...
-
-    def was_changed(self) -> str | None:
-        """Why its files are not those any more that it was opened from."""
-        ...
-
-    def resize(self, budget_bytes: int) -> None: ...
-    def account(self) -> dict[str, Any]: ...
-    def close(self) -> None: ...
-
-
-#: Opens a checkpoint within so many bytes for its experts; any exception says why that cannot be. The second argument
-#: is called amid a step whenever it gets on.
-Opener = Callable[[int, Callable[[], None]], OpenModel]
+#: Opens a checkpoint within a budget of bytes for its experts, or raises an exception with the reason. The second
+#: argument is called within a step whenever a layer is done.
+Opener = Callable[[int, Callable[[], None]], "ServedModel"]
 
 
 class ModelThread:
-    """`generate`, `resize`, `give_up` and `status` from any thread."""
+    """The thread of one model. `generate`, `resize`, `give_up` and `status` may be called by any thread."""
 
     def __init__(
         self,
@@ -96,7 +71,7 @@ class ModelThread:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`budget_bytes` is what it holds from the start, whether its checkpoint can be opened or not."""
+        """Hold `budget_bytes` from the start, also if the checkpoint cannot be opened."""
         self.name = name
         self._opener = opener
         self._budget_bytes = budget_bytes
@@ -105,10 +80,10 @@ class ModelThread:
         self._hang_after_s = hang_after_s
         self._clock, self._wall = clock, wall
         self._letters: queue.SimpleQueue[AcceptedText | _Resize | None] = queue.SimpleQueue()
-        self._model: OpenModel | None = None
+        self._model: ServedModel | None = None
         self._texts: dict[int, AcceptedText] = {}
         self._resizing: _Resize | None = None
-        #: What the resize that is carried out may come to hold; another order may be behind it by now.
+        #: Bytes that the resize in progress may come to hold; another order may follow it by now.
         self._taking_bytes = 0
         self._lock = threading.Lock()
         self._ended_s = self._took_s = 0.0
@@ -119,7 +94,7 @@ class ModelThread:
         self._failed_at_s: float | None = None
         self._left_cycles = False
         self._account: dict[str, Any] = {}
-        #: As the model said when it was opened last; None before.
+        #: `ServedModel.text_tokens` of the last opening; None before.
         self.text_tokens: int | None = None
         self.last_error: str | None = None
         self._log: Any = structlog.get_logger("model").bind(model=name)
@@ -131,7 +106,7 @@ class ModelThread:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """End after the step that runs; what has no result yet stays accepted. False where it took too long."""
+        """End after the running step; requests without a result stay accepted. Return False if that took too long."""
         self._stopping = True
         self._letters.put(None)
         if self._thread.ident is not None:
@@ -147,7 +122,7 @@ class ModelThread:
             self._letters.put(text)
 
     def resize(self, budget_bytes: int) -> "Future[int]":
-        """Another budget from the next step on; answers the bytes held then, an exception where it cannot be."""
+        """Set another budget from the next step on. The future gives the bytes held then, or the error."""
         with self._lock:
             if self._resizing is None or self._resizing.budget_bytes != budget_bytes:
                 self._resizing = _Resize(budget_bytes, Future())
@@ -156,7 +131,7 @@ class ModelThread:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes for its experts that it has, or was told to have, whichever is more."""
+        """Bytes for its experts that it has or was ordered to have, the larger of the two."""
         with self._lock:
             ordered_bytes = 0 if self._resizing is None else self._resizing.budget_bytes
             return max(self._budget_bytes, self._taking_bytes, ordered_bytes)
@@ -171,11 +146,11 @@ class ModelThread:
 
     @property
     def waiting(self) -> int:
-        """Requests that it has, those that run included."""
+        """Number of its requests, running ones included."""
         return len(self._texts)
 
     def hangs_s(self) -> float | None:
-        """For how long its step has not got on, once that is longer than any layer may take."""
+        """Return the seconds without progress of its step, None until that is longer than any layer may take."""
         since_s = self._working_since_s
         if since_s is None or self._given_up:
             return None
@@ -183,7 +158,7 @@ class ModelThread:
         return took_s if took_s > self._works_for_s else None
 
     def give_up(self, reason: str) -> None:
-        """Its step hangs: nobody waits for it any more. Once it ends after all, the model is opened anew."""
+        """Stop waiting for a step that hangs. Once it ends after all, the model is opened anew."""
         self._given_up = True
         self.last_error = reason
         self._log.error("model_hung", reason=reason)
@@ -269,7 +244,7 @@ class ModelThread:
         if refused is not None:
             self._end(text.generation_id, refused)
 
-    def _compute(self, model: OpenModel) -> None:
+    def _compute(self, model: "ServedModel") -> None:
         began_s = self._clock()
         self._working(self._hang_after_s)
         try:
@@ -298,7 +273,7 @@ class ModelThread:
             if self._model is not None:
                 self._working(self._hang_after_s)
                 self._model.resize(resize.budget_bytes)
-        except Exception as error:  # noqa: BLE001  whoever asked gets it
+        except Exception as error:  # noqa: BLE001  the caller of `resize` gets it
             self._undo_resize()
             self._resized(resize, self._budget_bytes)
             resize.done.set_exception(error)
@@ -312,10 +287,10 @@ class ModelThread:
 
     def _undo_resize(self) -> None:
         """Give back memory that a failed growth has taken: it counts as free."""
-        assert self._model is not None, "who is not open has any budget"
+        assert self._model is not None, "a closed model has any budget"
         try:
             self._model.resize(self._budget_bytes)
-        except Exception as error:  # noqa: BLE001  closed, it holds nothing
+        except Exception as error:  # noqa: BLE001  once closed, it holds nothing
             self._fail(f"it could not go back to {self._budget_bytes} bytes: {error}")
 
     def _resized(self, resize: "_Resize", budget_bytes: int) -> None:
@@ -332,7 +307,7 @@ class ModelThread:
         if self._failed_at_s is not None and now - self._failed_at_s < _OPEN_AGAIN_S:
             return False
         if self._left_cycles:
-            gc.collect()  # they hold the weights of what was closed, which would be there twice
+            gc.collect()  # cycles hold the weights of the closed model, which would be in memory twice
             self._left_cycles = False
         self._working(_OPENING_FACTOR * self._hang_after_s)
         try:
@@ -358,7 +333,7 @@ class ModelThread:
         self._log.warning("model_came_back")
 
     def _fail(self, reason: str, but: int | None = None) -> None:
-        """End what it has, all `but` one, and close it: the next request opens it again."""
+        """End all requests `but` one, and close the model: the next request opens it again."""
         self.last_error = reason
         self._log.error("model_failed", error=reason)
         self._end_all(Finished(None, MODEL_FAILED), but)
@@ -376,7 +351,7 @@ class ModelThread:
             self._log.exception("model_not_closed")
 
     def _gets_on(self) -> None:
-        """A layer was computed: what takes long because there is much of it does not hang."""
+        """Note that a layer was computed: a long step that makes progress does not hang."""
         self._working_since_s = self._clock()
 
     def _working(self, may_take_s: float) -> None:
@@ -387,12 +362,12 @@ class ModelThread:
 
     def _end_all(self, finished: Finished, but: int | None = None) -> None:
         with self._lock:
-            found = [number for number in self._texts if number != but]
-        for generation_id in found:
+            numbers = [number for number in self._texts if number != but]
+        for generation_id in numbers:
             self._end(generation_id, finished)
 
     def _end(self, generation_id: int, finished: Finished) -> None:
-        """Report an end, once: what was given up is nobody's concern any more."""
+        """Report the end of a request, once; a request that was given up has ended already."""
         with self._lock:
             text = self._texts.pop(generation_id, None)
         if text is None:
@@ -400,7 +375,7 @@ class ModelThread:
         self._on_outcome(outcome_of(text, finished, self._clock() - self._arrived_s(text)))
 
     def _arrived_s(self, text: AcceptedText) -> float:
-        """When it was accepted, on this thread's clock; by the wall clock only where a restart lies between."""
+        """Return when a request was accepted, on this thread's clock; by the wall clock after a restart in between."""
         if text.accepted_s is not None:
             return text.accepted_s
         return self._clock() - max(0.0, self._wall() - text.accepted_wall_s)
@@ -413,18 +388,7 @@ class _Resize:
 
 
 def outcome_of(text: AcceptedText, finished: Finished, total_s: float) -> TextOutcome:
-    """The row's values, in milliseconds."""
-    return TextOutcome(
-        generation_id=text.generation_id,
-        text=finished.text,
-        reason=finished.reason,
-        mode=finished.mode,
-        prompt_tokens=finished.prompt_tokens,
-        new_tokens=finished.new_tokens,
-        ttft_ms=None if finished.ttft_s is None else finished.ttft_s * 1000,
-        tpot_ms=None if finished.tpot_s is None else finished.tpot_s * 1000,
-        total_ms=total_s * 1000,
-        expert_fetches=finished.fetches,
-        predictor_hit_rate=finished.hit_rate,
-        brownout_threshold=finished.threshold,
-    )
+    """Return the values of the request's row."""
+    values = asdict(finished)
+    del values["error"]
+    return TextOutcome(text.generation_id, total_ms=total_s * 1000, **values)

@@ -1,19 +1,19 @@
-"""Language models in service: who takes a request, what each model holds of its device, and what hangs.
+"""Language models in service: hands requests to them, watches for hangs, and divides devices' memory with images.
 
-Every model has a thread of its own (model_thread.py). This one watches them, and moves memory between them and the
-images' pools as the lease of each device says (policy/lease.py).
+Every model has a thread of its own (model_thread.py). This module's thread watches them, and moves memory between them
+and the images' pools as the lease of each device says (policy/lease.py).
 """
 
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
 from daemon.config.settings import Config, Model
-from daemon.language.model_thread import Finished, ModelThread, Opener, OpenModel, outcome_of
+from daemon.language.model_thread import Finished, ModelThread, Opener, outcome_of
 from daemon.line.shared_devices import SharedDevice, shared_devices
 from daemon.policy.lease import Grant, Held, ToImages, ToModel
 from daemon.records import AcceptedText, TextOutcome, TextRequest
@@ -21,14 +21,17 @@ from daemon.wire.control import ControlError
 from experts.moe.errors import ModelError
 from experts.moe.model.text import PromptError, TextCodec
 
+if TYPE_CHECKING:
+    from daemon.language.served_model import ServedModel
+
 _LOOK_S = 0.2
 _ANSWER_S = 2.0
-#: What the pools refused they may take later: pins go, a device comes back.
+#: The pools may accept later what they refused: pins go, a device comes back.
 _REFUSED_FOR_S = 30.0
 
 
 class Scheduling(Protocol):
-    """The drive, as far as models share devices with it."""
+    """The part of the drive that models share devices with."""
 
     @property
     def images_under_way(self) -> int: ...
@@ -36,7 +39,7 @@ class Scheduling(Protocol):
 
 
 class DevicePool(Protocol):
-    """One pool of experts for images, as it is."""
+    """One pool of experts for images, with its present budget."""
 
     @property
     def device(self) -> str: ...
@@ -58,22 +61,22 @@ class Prompts:
             structlog.get_logger("model").warning("prompts_unchecked", model=name, error=str(error))
 
     def problem(self, request: TextRequest) -> str | None:
-        """Why the model will never continue this prompt; None where it can, or where nobody can tell now."""
-        tasks, most = self._model.tasks, self._model.max_new_tokens
+        """Return why the model will never continue this prompt; None if it can, or if that is not known yet."""
+        tasks, max_tokens = self._model.tasks, self._model.max_new_tokens
         if tasks and request.task is not None and request.task not in tasks:
             return f"task: model {self._name} knows {', '.join(tasks)}, not {request.task!a}"
-        if request.max_new_tokens is not None and request.max_new_tokens > most:
-            return f"max_new_tokens: model {self._name} gives at most {most}, got {request.max_new_tokens}"
+        if request.max_new_tokens is not None and request.max_new_tokens > max_tokens:
+            return f"max_new_tokens: model {self._name} gives at most {max_tokens}, got {request.max_new_tokens}"
         if not request.prompt.strip():
             return "prompt: the prompt is empty"
-        return self._too_long(request.prompt, most if request.max_new_tokens is None else request.max_new_tokens)
+        return self._too_long(request.prompt, max_tokens if request.max_new_tokens is None else request.max_new_tokens)
 
     def _too_long(self, prompt: str, new_tokens: int) -> str | None:
         codec, room = self._codec, self._thread.text_tokens
-        # A token has a byte at least, so that short prompts need not be looked at.
-        at_most = 2 * len(prompt.encode())
+        # A token has a byte at least, so that short prompts need no counting.
+        max_tokens = 2 * len(prompt.encode())
         if codec is None or (
-            (codec.context is None or at_most < codec.context) and (room is None or at_most + new_tokens <= room)
+            (codec.context is None or max_tokens < codec.context) and (room is None or max_tokens + new_tokens <= room)
         ):
             return None
         try:
@@ -99,11 +102,11 @@ class LanguageReports(Protocol):
 
 
 #: Opens a model within so many bytes for its experts; told when it gets on, and each token of a streamed request.
-OpenModelWith = Callable[[Model, int, Callable[[], None], Callable[[AcceptedText, int, str], None]], OpenModel]
+OpenModelWith = Callable[[Model, int, Callable[[], None], Callable[[AcceptedText, int, str], None]], "ServedModel"]
 
 
 class LanguageModels:
-    """All models of a configuration. `generate` from any thread; `start` says who hears their reports."""
+    """All models of a configuration. `generate` from any thread; `start` names the receiver of their reports."""
 
     _reports: LanguageReports
 
@@ -150,7 +153,7 @@ class LanguageModels:
             self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Steps that run end; requests without a result stay accepted, for the next start."""
+        """Let running steps end; requests without a result stay accepted, for the next start."""
         until_s = self._clock() + timeout_s
         self._stopping.set()
         if self._thread.ident is not None:
@@ -159,7 +162,7 @@ class LanguageModels:
             thread.stop(max(0.0, until_s - self._clock()))
 
     def generate(self, texts: Sequence[AcceptedText]) -> None:
-        """Hand durable requests to their models; one whose model a restart took away ends here."""
+        """Hand durable requests to their models; a request whose model a restart removed ends here."""
         for text in texts:
             thread = self.threads.get(text.request.model)
             if thread is None:
@@ -189,34 +192,35 @@ class LanguageModels:
 
     def unopened(self) -> list[str]:
         """Return one line for each model that cannot write, with the reason."""
-        out = [one for one in self.threads.values() if one.is_opening or one.is_failing]
-        return [f"model {one.name}: {' '.join((one.last_error or 'still opens').split())}" for one in out]
+        closed = [thread for thread in self.threads.values() if thread.is_opening or thread.is_failing]
+        return [f"model {thread.name}: {' '.join((thread.last_error or 'still opens').split())}" for thread in closed]
 
     def status(self) -> list[dict[str, Any]]:
         """`models` of control's `status`."""
-        return [{"device": self._config.models[name].device, **one.status()} for name, one in self.threads.items()]
+        models = self._config.models
+        return [{"device": models[name].device, **thread.status()} for name, thread in self.threads.items()]
 
-    def limit(self, wanted: Any, ask: Callable[[dict[str, Any] | None], dict[str, Any]]) -> dict[str, Any]:
-        """Change budgets of devices, models included; `ask` is the drive's `limits`. ControlError as the drive's.
+    def limit(self, limits: Any, ask: Callable[[dict[str, Any] | None], dict[str, Any]]) -> dict[str, Any]:
+        """Change budgets of devices, models included; `ask` is the drive's `limits`. Raises ControlError as the drive.
 
-        Models keep what they have for now: what is less or more comes off the images' pools, until the next look.
+        Models keep their memory for now: the images' pools take the difference until the next look.
         """
-        if not isinstance(wanted, dict | None):
-            return ask(wanted)
-        wanted = wanted or {}
+        if not isinstance(limits, dict | None):
+            return ask(limits)
+        limits = limits or {}
         with self._lock:
-            shared = {one.name: one for one in self._devices}
-            asked = {
+            shared = {device.name: device for device in self._devices}
+            for_images = {
                 name: self._left_for_images(shared[name], size) if name in shared else size
-                for name, size in wanted.items()
+                for name, size in limits.items()
             }
-            answer = ask(asked)
+            answer = ask(for_images)
             now = dict(answer["expert_memory"])
-            for name, one in shared.items():
-                if name in wanted:
-                    one.lease.total_bytes = wanted[name] - one.reserved_bytes
-                    one.ordered_bytes, one.refused_bytes = now[name], None
-                now[name] = one.lease.total_bytes + one.reserved_bytes
+            for name, device in shared.items():
+                if name in limits:
+                    device.lease.total_bytes = limits[name] - device.reserved_bytes
+                    device.ordered_bytes, device.refused_bytes = now[name], None
+                now[name] = device.lease.total_bytes + device.reserved_bytes
         return {**answer, "expert_memory": now}
 
     # Memory
@@ -248,7 +252,7 @@ class LanguageModels:
                 thread.give_up(f"a step of model {thread.name} did not get on for {seconds:.0f} s")
 
     def _move_memory(self, shared: SharedDevice) -> None:
-        """Carry out what the lease says until it says nothing, or until something takes its time."""
+        """Carry out grants of the lease until there is none, or until one is not finished at once."""
         under_way = self._images_under_way()
         lack_room = under_way and self._images_lack_room(shared)
         with self._lock:
@@ -280,7 +284,7 @@ class LanguageModels:
             thread.resize(budget_bytes).result(_ANSWER_S)
         except TimeoutError:
             return False  # amid a long step: it counts as held until it is done
-        except Exception as error:  # noqa: BLE001  the mode cannot do with so little, or the machine has not so much
+        except Exception as error:  # noqa: BLE001  too little for the mode, or more than the machine has
             self._log.warning("model_keeps_its_memory", model=model, bytes=before_bytes, error=str(error))
             if budget_bytes < before_bytes:
                 shared.lease.cannot_shrink(model, before_bytes)
@@ -298,7 +302,7 @@ class LanguageModels:
         try:
             self._asked("limits", {"expert_memory": {shared.name: budget_bytes}})
         except TimeoutError:
-            # The drive is busy, and comes to it yet: less counts once it is there, more from now on.
+            # The drive is busy and will still do it: a smaller budget counts once it holds, a larger one from now on.
             shared.ordered_bytes = max(shared.ordered_bytes, budget_bytes)
             return False
         except ControlError as error:
@@ -323,5 +327,5 @@ class LanguageModels:
         return any(row["queued"] for row in absent) or (switched and bool(absent))
 
     def _asked(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The drive's answer. Raises ControlError where it refuses, TimeoutError where it is busy."""
+        """Return the drive's answer. Raises ControlError if it refuses, TimeoutError if it is busy."""
         return self._drive.ask_later(kind, fields).result(_ANSWER_S)

@@ -17,10 +17,10 @@ from experts.moe.modes import open_mode
 from experts.moe.policy.schedule import BatchLimits, FirstCome, GenerationScheduler, SloSlack, StepCosts, TaskProfiles
 from experts.moe.weights.folder import file_states
 
-#: What a token of a prompt and a step cost before any was measured; then the mean of the last so many.
+#: Costs before any were measured; then means over this many steps.
 _COSTS = StepCosts(prefill_token_s=0.001, step_s=0.02, row_s=0.0)
 _STEPS = 32
-#: Steps that failed one after the other: then it is not the texts.
+#: After this many failed steps in a row the model is at fault, not its texts.
 _FAILED_STEPS = 3
 
 
@@ -33,7 +33,7 @@ class _Taken:
 
 
 class ServedModel:
-    """The runtime, its engine, and what they say of each request."""
+    """The runtime, its engine, and the running requests. All but `close` is called by the model's own thread."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ServedModel:
             model.checkpoint, self._mode, budget_bytes, device=model.device, storage=model.storage
         )
         self._runtime.observers.append(lambda _step, _token, _done: gets_on())
-        # What the library takes where config.json says nothing; a prompt beyond it would wait for ever.
+        # The library's default if config.json names no context; a prompt beyond it would wait for ever.
         self._codec.context = self._runtime.arch.context_tokens
         self._vocabulary: int = self._runtime.model.get_input_embeddings().num_embeddings
         try:
@@ -88,20 +88,22 @@ class ServedModel:
 
     @property
     def text_tokens(self) -> int:
+        """Tokens of a text, prompt and answer, for which there is memory."""
         return self._memory.tokens
 
     def begin(self, text: AcceptedText, arrived_s: float) -> Finished | None:
         """Queue a request. Return its end at once if its prompt cannot be continued."""
         request, settings = text.request, self._settings
+        bad_prompt = Finished(None, "bad_prompt", settings.mode)
         try:
             tokens = self._codec.encode(request.prompt)
         except PromptError:
-            return Finished(None, "bad_prompt", settings.mode)
+            return bad_prompt
         new_tokens = min(request.max_new_tokens or settings.max_new_tokens, settings.max_new_tokens)
         if max(tokens) >= self._vocabulary:  # of a tokenizer that is larger than the model
-            return Finished(None, "bad_prompt", settings.mode)
+            return bad_prompt
         if self._codec.max_total_tokens(len(tokens), new_tokens) > self._memory.tokens:
-            return Finished(None, "bad_prompt", settings.mode)
+            return bad_prompt
         slo_s = settings.slo if request.slo_ms is None else request.slo_ms / 1000
         deadline_s = None if request.deadline_ms is None else arrived_s + request.deadline_ms / 1000
         name = str(text.generation_id)
@@ -120,7 +122,7 @@ class ServedModel:
         return None
 
     def step(self) -> tuple[list[tuple[int, Finished]], Exception | None]:
-        """One step of the engine. What broke it costs the texts that it was computed for, unless the model is lost."""
+        """Run one step of the engine; return the requests that ended, and the error after which the model is lost."""
         ended = self._engine.step()
         if self._engine.last_step is not None:
             self._costs = learned(self._costs, self._engine.last_step)
@@ -129,10 +131,10 @@ class ServedModel:
         return [self._finished(completion) for completion in ended], lost
 
     def _lost(self, errors: Sequence[Exception]) -> Exception | None:
-        """Why the model cannot go on after what broke this step; None where that was the matter of its texts.
+        """Return the error after which the model cannot go on; None if the errors concern their own texts only.
 
-        It cannot where its files are damaged, where books or device are not whole any more (looked at when it is idle,
-        too), and where nothing but failures has come for some steps.
+        It cannot go on if its files are damaged, if ledgers or device are not consistent (checked when it is idle,
+        too), or if all of the last few steps failed.
         """
         if self._engine.last_step is not None:
             self._failed_steps = 0
@@ -151,7 +153,7 @@ class ServedModel:
         return errors[0] if errors and self._failed_steps >= _FAILED_STEPS else None
 
     def was_changed(self) -> str | None:
-        """Files that are gone or others: what was read of them and what is still to be read would not fit."""
+        """Describe the first file that is gone or was replaced: parts read before and later would not fit."""
         folder = self._settings.checkpoint
         now = file_states(folder)
         if now == self._states:
@@ -162,7 +164,7 @@ class ServedModel:
         return f"{folder / name}: {what} while the model was in service; it is opened again for the next request"
 
     def resize(self, budget_bytes: int) -> None:
-        """Another budget for its experts; when this returns, it holds. Raises ModelError where it is too little."""
+        """Set another budget for its experts, in force on return. Raises ModelError if it is too small."""
         self._mode.resize(budget_bytes)
 
     def account(self) -> dict[str, Any]:
@@ -204,24 +206,24 @@ class ServedModel:
             mode=self._settings.mode,
             prompt_tokens=ended.prompt_tokens,
             new_tokens=ended.new_tokens,
-            ttft_s=ended.ttft_s,
-            tpot_s=ended.tpot_s,
-            fetches=counts.fetches,
-            hit_rate=counts.hit_rate if counts.served else None,
-            threshold=taken.threshold,
+            ttft_ms=None if ended.ttft_s is None else 1000 * ended.ttft_s,
+            tpot_ms=None if ended.tpot_s is None else 1000 * ended.tpot_s,
+            expert_fetches=counts.fetches,
+            predictor_hit_rate=counts.hit_rate if counts.served else None,
+            brownout_threshold=taken.threshold,
             error=None if ended.error is None else f"{type(ended.error).__name__}: {ended.error}",
         )
 
     def _threshold(self) -> float | None:
-        """The least brownout threshold in force; None in a mode without one."""
+        """Return the lower brownout threshold in force; None in a mode without one."""
         thresholds = getattr(self._mode, "thresholds", None)
         return min(thresholds.values()) if thresholds else None
 
 
 def learned(costs: StepCosts, timing: StepTiming) -> StepCosts:
-    """Costs after one more step: a moving mean, for memory, load and prompts change them.
+    """Return the costs after one more step: a moving mean, since memory, load and prompts change them.
 
-    What a task that entered waited for is in its profile, not in the costs of a prompt.
+    The loading time of a task that entered is in its profile, not in the costs of a prompt.
     """
     if timing.phase == "prefill":
         token_s = (timing.seconds - timing.loading_s) / timing.count

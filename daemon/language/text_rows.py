@@ -1,7 +1,6 @@
 """Rows of requests for text, by way of the writer thread: it alone writes to the database.
 
-Requests come in groups of what waits when the writer comes to it, one commit each; results that cannot be written are
-kept and tried again.
+The writer takes all waiting requests as one group, one commit each; results that cannot be written are tried again.
 """
 
 import threading
@@ -37,19 +36,16 @@ class TextReports(Protocol):
     def texts_accepted(self, texts: list[AcceptedText]) -> None: ...
     def published(self, messages: list[Published]) -> None: ...
     def texts_done(self, texts: list[tuple[str, int]]) -> None:
-        """Requests whose text is durable: source and bytes in the backlog of each."""
+        """Report requests whose text is durable: source and bytes in the backlog of each."""
         ...
 
 
 class TextRows:
-    """`write` and `finish` from any thread; `start` says who hears its reports."""
+    """`write` and `finish` from any thread; `start` names the receiver of its reports."""
 
     _reports: TextReports
 
-    def __init__(
-        self,
-        writer: TaskRunner,
-    ) -> None:
+    def __init__(self, writer: TaskRunner) -> None:
         self._writer = writer
         self._requests: deque[tuple[TextRequest, Reply]] = deque()
         self._outcomes: deque[TextOutcome] = deque()
@@ -71,20 +67,20 @@ class TextRows:
         self._writer.run(self._finish)
 
     def _accept(self, store: Store) -> None:
-        some = [self._requests.popleft() for _ in range(min(_AT_ONCE, len(self._requests)))]
-        if not some:
+        group = [self._requests.popleft() for _ in range(min(_AT_ONCE, len(self._requests)))]
+        if not group:
             return
         try:
             self._end_doubt(store)
-            stored = store.accept_texts([request for request, _ in some])
+            stored = store.accept_texts([request for request, _ in group])
         except Exception as error:  # noqa: BLE001  each publisher keeps its request and sends it again
             self._is_in_doubt = True
-            self._log.warning("requests_failed", requests=len(some), error=str(error))
-            for _, reply in some:
+            self._log.warning("requests_failed", requests=len(group), error=str(error))
+            for _, reply in group:
                 reply(TextWriteFailed(str(error)))
             return
         self._reports.texts_accepted([text for text in stored if isinstance(text, AcceptedText)])
-        for (_, reply), text in zip(some, stored, strict=True):
+        for (_, reply), text in zip(group, stored, strict=True):
             reply(text)
 
     def _refuse(self, reason: str) -> None:
@@ -92,12 +88,12 @@ class TextRows:
             self._requests.popleft()[1](TextWriteFailed(reason))
 
     def _finish(self, store: Store) -> None:
-        some = [self._outcomes[place] for place in range(min(_AT_ONCE, len(self._outcomes)))]
-        if not some:
+        group = [self._outcomes[place] for place in range(min(_AT_ONCE, len(self._outcomes)))]
+        if not group:
             return
         try:
             self._end_doubt(store)
-            written = store.finish_texts(some)
+            written = store.finish_texts(group)
         except Exception as error:  # noqa: BLE001  any outcome is kept and tried again
             self._is_in_doubt = True
             self._log.warning("texts_not_written", outcomes=len(self._outcomes), error=str(error))
@@ -105,7 +101,7 @@ class TextRows:
             retry.daemon = True
             retry.start()
             return
-        for _ in some:
+        for _ in group:
             self._outcomes.popleft()
         self._reports.published(written.published)
         self._reports.texts_done(written.done)

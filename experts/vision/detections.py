@@ -1,4 +1,4 @@
-"""From a detector's output to its boxes: confidence floor, class-aware non-maximum suppression, at most so many."""
+"""Select boxes from a detector's output: confidence floor, class-aware non-maximum suppression, a maximum number."""
 
 import numpy as np
 import torch
@@ -27,9 +27,9 @@ def select_detections(output: torch.Tensor, spec: ExpertSpec, *, end_to_end: boo
 def _suppress(rows: torch.Tensor, spec: ExpertSpec) -> NDArray[np.float32]:
     """rows: (4 + classes, anchors)."""
     confidence, label = rows[4:].max(0)
-    chosen = (confidence > spec.confidence_floor).nonzero().flatten()
-    if len(chosen) > _MAX_CANDIDATES:
-        chosen = chosen[confidence[chosen].argsort(descending=True)[:_MAX_CANDIDATES]]
-    boxes, scores, labels = rows[:4, chosen].T.numpy(), confidence[chosen].numpy(), label[chosen].float().numpy()
-    kept = greedy_nms(boxes + labels[:, None] * _CLASS_OFFSET_PIXELS, scores, spec.nms_iou)[: spec.max_detections]
-    return np.concatenate((boxes[kept], scores[kept, None], labels[kept, None]), axis=1, dtype=np.float32)
+    places = (confidence > spec.confidence_floor).nonzero().flatten()
+    if len(places) > _MAX_CANDIDATES:
+        places = places[confidence[places].argsort(descending=True)[:_MAX_CANDIDATES]]
+    boxes, scores, labels = rows[:4, places].T.numpy(), confidence[places].numpy(), label[places].float().numpy()
+    best = greedy_nms(boxes + labels[:, None] * _CLASS_OFFSET_PIXELS, scores, spec.nms_iou)[: spec.max_detections]
+    return np.concatenate((boxes[best], scores[best, None], labels[best, None]), axis=1, dtype=np.float32)

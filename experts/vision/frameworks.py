@@ -24,7 +24,7 @@ from PIL import Image
 
 _import_lock = threading.RLock()
 
-#: What ultralytics may not do by itself; read once, while it is imported.
+#: Switches of actions that ultralytics may not take by itself; read once, while it is imported.
 _ULTRALYTICS_ENVIRONMENT = {"YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false", "YOLO_VERBOSE": "false"}
 _ULTRALYTICS_OFF = ("sync", "clearml", "comet", "dvc", "mlflow", "raytune", "tensorboard", "wandb", "vscode_msg")
 
@@ -69,11 +69,11 @@ def _compiled_operators_load() -> bool:
             "torchvision is not installed: run `make test`, which makes .venv anew", name="torchvision"
         )
     loader = (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES)
-    found = importlib.machinery.FileFinder(spec.submodule_search_locations[0], loader).find_spec("_C")
-    if found is None or found.origin is None:
+    library = importlib.machinery.FileFinder(spec.submodule_search_locations[0], loader).find_spec("_C")
+    if library is None or library.origin is None:
         return False
     try:
-        torch.ops.load_library(found.origin)
+        torch.ops.load_library(library.origin)
     except OSError:
         return False
     return True
@@ -112,18 +112,18 @@ def _import_ultralytics() -> ModuleType:
     torch_threads, opencv_threads = torch.get_num_threads(), cv2.getNumThreads()
     print_options, open_image = np.get_printoptions(), Image.open
     # These stay set, for child processes (data loaders, trainings): they import ultralytics afresh.
-    kept = {"YOLO_CONFIG_DIR": str(_settings_folder()), **environment, **_ULTRALYTICS_ENVIRONMENT}
-    os.environ.update({name: kept[name] for name in ("YOLO_CONFIG_DIR", *_ULTRALYTICS_ENVIRONMENT)})
+    settings = {"YOLO_CONFIG_DIR": str(_settings_folder()), **environment, **_ULTRALYTICS_ENVIRONMENT}
+    os.environ.update({name: settings[name] for name in ("YOLO_CONFIG_DIR", *_ULTRALYTICS_ENVIRONMENT)})
     try:
         module = importlib.import_module("ultralytics")
         _forbid_downloads()
         importlib.import_module("ultralytics.nn.tasks")
         module.__dict__["settings"].update(dict.fromkeys(_ULTRALYTICS_OFF, False))
     finally:
-        for name in [name for name, value in os.environ.items() if value != kept.get(name)]:
+        for name in [name for name, value in os.environ.items() if value != settings.get(name)]:
             os.environ.pop(name)
-            if name in kept:
-                os.environ[name] = kept[name]
+            if name in settings:
+                os.environ[name] = settings[name]
         torch.set_num_threads(torch_threads)
         torch.set_printoptions(profile="default")
         cv2.setNumThreads(opencv_threads)

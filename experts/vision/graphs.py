@@ -21,8 +21,8 @@ Network = Callable[[torch.Tensor], torch.Tensor]
 
 #: Ordinary runs of a batch size by an executor before it is recorded.
 WARM_UPS = 2
-#: Recordings of one slot at most; further batch sizes run as they are.
-MOST_GRAPHS = 16
+#: Recordings of one slot; further batch sizes run as they are.
+MAX_GRAPHS = 16
 
 #: torch documents that one recording at a time may be under way in a process.
 _recording = threading.Lock()
@@ -32,11 +32,11 @@ class Recorder(Protocol):
     """Recording on one kind of device. Called by executors, each within its own stream."""
 
     def lane(self) -> Hashable:
-        """This thread and its stream: who records is who replays."""
+        """Return the lane of this thread and its stream; recordings are replayed on their own lane only."""
         ...
 
     def record(self, network: Network, images: torch.Tensor) -> Network:
-        """A replay of the network for batches shaped like `images`. Raises RuntimeError where that cannot be."""
+        """Return a replay of the network for batches shaped like `images`. Raises RuntimeError if that fails."""
         ...
 
 
@@ -49,7 +49,7 @@ class Recordings:
     _log: Any = field(default_factory=lambda: structlog.get_logger("graphs"), repr=False)
 
     def record(self, network: Network, images: torch.Tensor) -> Network | None:
-        """A replay, or None where this cannot be; that is logged once."""
+        """Return a replay, or None if recording fails, which is logged once."""
         with _recording:
             if not self.works:
                 return None
@@ -68,13 +68,13 @@ class GraphedNetwork(nn.Module):
         super().__init__()
         self.network = network
         self._recordings = recordings
-        self._seen: dict[tuple[Hashable, torch.Size], int] = {}
+        self._runs: dict[tuple[Hashable, torch.Size], int] = {}
         self._replays: dict[tuple[Hashable, torch.Size], Network] = {}
 
     def forget(self) -> None:
-        """Drop every recording, for the weights are leaving their address. Nobody may be running this network."""
+        """Drop every recording, since the weights leave their address. No thread may be running this network."""
         self._replays.clear()
-        self._seen.clear()
+        self._runs.clear()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         key = (self._recordings.recorder.lane(), images.shape)
@@ -82,12 +82,12 @@ class GraphedNetwork(nn.Module):
         return self.network(images) if replay is None else replay(images)
 
     def _recorded(self, key: tuple[Hashable, torch.Size], images: torch.Tensor) -> Network | None:
-        """The replay, if now is the time to record one."""
-        seen = self._seen.get(key, 0)
-        if seen < WARM_UPS:
-            self._seen[key] = seen + 1
+        """Return a new replay, None if it is not time to record one."""
+        runs = self._runs.get(key, 0)
+        if runs < WARM_UPS:
+            self._runs[key] = runs + 1
             return None
-        if len(self._replays) >= MOST_GRAPHS or not self._recordings.works:
+        if len(self._replays) >= MAX_GRAPHS or not self._recordings.works:
             return None
         replay = self._recordings.record(self.network, images)
         if replay is not None:
@@ -107,34 +107,23 @@ class GraphStream:
     inputs: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
 
 
-class Lanes:
-    """The lanes of each thread, by stream. A lane goes with its thread, or with the last network recorded on it.
-
-    By thread, too, since torch hands out a limited number of streams: two threads with the same one must not share
-    inputs.
-    """
-
-    def __init__(self) -> None:
-        self._own = threading.local()
-
-    def of_this_thread(self, stream: int) -> GraphStream:
-        if not hasattr(self._own, "lanes"):
-            self._own.lanes = {}
-        lanes: dict[int, GraphStream] = self._own.lanes
-        if stream not in lanes:
-            lanes[stream] = GraphStream()
-        return lanes[stream]
-
-
 class CudaRecorder:
-    """CUDA graphs on one device."""
+    """CUDA graphs on one device. A lane ends with its thread, or with the last network recorded on it.
+
+    Each thread has its own lanes, since torch hands out a limited number of streams: two threads with the same one
+    must not share inputs.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._lanes = Lanes()
+        self._own = threading.local()
 
     def lane(self) -> GraphStream:
-        return self._lanes.of_this_thread(torch.cuda.current_stream(self._device).cuda_stream)
+        return self.lane_of(torch.cuda.current_stream(self._device).cuda_stream)
+
+    def lane_of(self, stream: int) -> GraphStream:
+        """Return this thread's lane for a stream."""
+        return vars(self._own).setdefault(f"stream {stream}", GraphStream())
 
     def record(self, network: Network, images: torch.Tensor) -> Network:
         stream = torch.cuda.current_stream(self._device)
@@ -159,19 +148,16 @@ class CudaRecorder:
         return replay
 
 
-def recorder_for(device: torch.device) -> Recorder | None:
-    """Return the device's recorder; None if the device has no graphs."""
-    return CudaRecorder(device) if device.type == "cuda" else None
-
-
 @dataclass(slots=True)
 class Recorders:
     """One recorder for each device. Layouts that share them share an executor's scratch memory, too."""
 
-    make: Callable[[torch.device], Recorder | None] = recorder_for
+    make: Callable[[torch.device], Recorder | None] = lambda device: (
+        CudaRecorder(device) if device.type == "cuda" else None
+    )
     _made: dict[torch.device, Recorder | None] = field(default_factory=dict)
 
     def recordings(self, device: torch.device) -> Recordings | None:
-        """For one layout on a device; None where there are no graphs."""
-        recorder = self._made.setdefault(device, self.make(device))  # one wins where two threads ask at once
+        """Return the recordings of one layout on a device, None if the device has no graphs."""
+        recorder = self._made.setdefault(device, self.make(device))  # one wins if two threads ask at once
         return None if recorder is None else Recordings(recorder)

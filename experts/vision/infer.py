@@ -23,7 +23,7 @@ def infer(slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
         output = slot.module(normalise(pixels, spec, slot.layout.dtype, channels_last=slot.layout.channels_last))
         output = output.cpu()
         if not bool(output.isfinite().all()):
-            # Every comparison with such a number is false, so an image could pass that nobody judged.
+            # Every comparison with such a number is false, so an image could pass without a judgement.
             raise ExpertError(
                 spec.expert, "answers with numbers that are not finite; train or import it again", spec.file
             )

@@ -46,16 +46,16 @@ class FusedConvolution(nn.Conv2d):
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # torch's name
         if _fuses(input):
             return _pointwise()(input, *self._arguments(), self.activation, [], "")
-        found = super().forward(input)
+        output = super().forward(input)
         if self.activation == "none":
-            return found
-        return relu(found, inplace=True) if self.activation == "relu" else silu(found, inplace=True)
+            return output
+        return relu(output, inplace=True) if self.activation == "relu" else silu(output, inplace=True)
 
-    def added(self, images: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    def added(self, images: torch.Tensor, shortcut: torch.Tensor) -> torch.Tensor:
         """relu(convolution + other), as a residual block ends."""
         if _fuses(images) and self.groups == 1:  # torch has no kernel for grouped ones in bfloat16
-            return _pointwise().binary(images, other, *self._arguments(), "add", 1.0, "relu", [], "")
-        return relu(super().forward(images) + other, inplace=True)
+            return _pointwise().binary(images, shortcut, *self._arguments(), "add", 1.0, "relu", [], "")
+        return relu(super().forward(images) + shortcut, inplace=True)
 
     def _arguments(self) -> tuple[Any, ...]:
         return self.weight, self.bias, self.padding, self.stride, self.dilation, self.groups
@@ -77,10 +77,10 @@ class ResidualBlock(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         *first, last = (cast("FusedConvolution", getattr(self, name)) for name in self._names)
-        found = images
+        output = images
         for convolution in first:
-            found = convolution(found)
-        return last.added(found, images if self.downsample is None else self.downsample(images))
+            output = convolution(output)
+        return last.added(output, images if self.downsample is None else self.downsample(images))
 
 
 def fuse_residual_blocks(network: nn.Module) -> None:
@@ -221,8 +221,8 @@ def _pick_end_to_end(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     anchors = scores.amax(2).topk(count, dim=1).indices
     scores = scores.gather(1, anchors[..., None].expand(-1, -1, classes))
     best, pairs = scores.flatten(1).topk(count, dim=1)
-    chosen = anchors.gather(1, pairs // classes)
-    picked = boxes.gather(1, chosen[..., None].expand(-1, -1, 4))
+    places = anchors.gather(1, pairs // classes)
+    picked = boxes.gather(1, places[..., None].expand(-1, -1, 4))
     return torch.cat((picked, best[..., None], (pairs % classes)[..., None].float()), 2)
 
 
@@ -282,7 +282,7 @@ def adapt(architecture: Architecture, original: nn.Module, input_size: int) -> C
 
 
 def select_head(original: nn.Module, *, end_to_end: bool) -> None:
-    """Make a YOLO of two heads answer with one of them, whatever this version of ultralytics chooses by itself."""
+    """Make a YOLO of two heads answer with one of them, also against the default of ultralytics."""
     if hasattr(original, "end2end") and cast("Any", original).end2end != end_to_end:
         cast("Any", original).end2end = end_to_end
 

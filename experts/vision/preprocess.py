@@ -1,4 +1,4 @@
-"""From a payload to pixels, (H, W, 3) uint8 RGB as stored, and from these to the square input of an expert.
+"""Decode payloads to pixels, (H, W, 3) uint8 RGB as stored, and fit these to the square input of an expert.
 
 Training, import and the running line prepare images in the same way. Grey is repeated, alpha dropped, CMYK converted,
 16 bits cut to their high byte; orientation marks are ignored; of several pages the first counts. Anything that cannot
@@ -24,7 +24,7 @@ Encoding = Literal["image", "raw"]
 #: Pixels: (H, W, 3) uint8 RGB.
 Image = NDArray[np.uint8]
 
-# What OpenCV and Pillow have to say of a bad image becomes an ImageError; nothing goes to the daemon's stderr. The
+# Complaints of OpenCV and Pillow about a bad image become an ImageError; nothing goes to the daemon's stderr. The
 # number of pixels is bounded by intake, from headers.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 warnings.filterwarnings("ignore", module=r"PIL\..*")
@@ -71,7 +71,7 @@ def _decode_tiff(payload: bytes) -> Image:
             pixels = None if mode.startswith(("I", "F")) else np.array(page.convert("RGB"), dtype=np.uint8)
     except UnidentifiedImageError:  # Kinds that Pillow does not know, as 16-bit RGBA.
         return _decode_opencv(payload)
-    except Exception as error:  # Pillow lets through whatever a damaged file causes.
+    except Exception as error:  # Pillow lets any error through that a damaged file causes.
         raise ImageError(f"the TIFF is damaged or incomplete ({error})") from error
     if mode in {"I", "F"}:
         raise ImageError(f"a TIFF of 32-bit samples (mode {mode}) is not supported; send 8 or 16 bits")
@@ -96,7 +96,7 @@ def _upright(payload: bytes) -> bytes:
     return payload
 
 
-#: What ultralytics fills a letterbox with.
+#: Grey with which ultralytics fills a letterbox.
 LETTERBOX_GREY = 114
 
 

@@ -81,7 +81,7 @@ class LayoutShelf:
 
 
 class NoModule(nn.Module):
-    """In place of a module where a pool only keeps bytes."""
+    """Stands for the module in a pool that only keeps bytes."""
 
     def forward(self, *_: object) -> torch.Tensor:
         raise TypeError("experts in the RAM tier cannot run; load them to a device")
@@ -279,7 +279,7 @@ class SlotPool:
             if self._shelf.verified.get(spec.file) == identity:
                 self._transfer.fill(slot.place, self._reader, descriptor, state.st_size - slot.size_bytes)
                 if file_identity(os.fstat(descriptor), spec) == identity:
-                    return  # else it was written to while it was read: what came of it must be checked
+                    return  # else it was written to while it was read: the bytes must be checked
             head = _checked_head(spec, slot.layout)
             digest = hashlib.sha256(head)
             self._transfer.fill(slot.place, self._reader, descriptor, len(head), digest)
@@ -313,7 +313,7 @@ def _check_finite(slot: Slot, spec: ExpertSpec) -> None:
 def file_identity(state: os.stat_result, spec: ExpertSpec) -> tuple[object, ...]:
     """Return the properties that must stay the same for a file to count as checked (`LayoutShelf.verified`).
 
-    The time of its last change of any kind too: nobody can set that back, as they can the time of its last writing.
+    They include the time of its last change of any kind, which cannot be set back as the time of writing can.
     """
     times = (state.st_mtime_ns, state.st_ctime_ns)
     return (state.st_dev, state.st_ino, state.st_size, *times, spec.sha256, spec.layout)
@@ -328,9 +328,9 @@ def _pop(slots: list[Slot], layout: Layout) -> Slot | None:
 
 
 def _checked_head(spec: ExpertSpec, layout: Layout) -> bytes:
-    """All that comes before the region, read by itself, since the pool's reader may be paced or unbuffered.
+    """Return the bytes before the region, read separately, since the pool's reader may be unbuffered.
 
-    Should the file be replaced at this moment, head and region are of two files and the sha256 says so.
+    If the file is replaced at this moment, head and region are of two files and the sha256 differs.
     """
     with spec.file.open("rb") as file:
         header = read_header_from(file.fileno(), spec.file)
@@ -339,9 +339,9 @@ def _checked_head(spec: ExpertSpec, layout: Layout) -> bytes:
 
 
 def _check_header(header: WeightsHeader, layout: Layout, spec: ExpertSpec) -> None:
-    found = header.metadata.get("layout")
-    if found != layout.layout:
-        raise WeightsError(spec.file, f"has the layout {found}, the catalog said {layout.layout}; reload the catalog")
+    name = header.metadata.get("layout")
+    if name != layout.layout:
+        raise WeightsError(spec.file, f"has the layout {name}, the catalog said {layout.layout}; reload the catalog")
     if header.entries != layout.entries or header.region_bytes != layout.region_bytes:
         message = "holds its tensors in another order than this version needs; import the expert again"
         raise WeightsError(spec.file, message)

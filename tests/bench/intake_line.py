@@ -35,11 +35,11 @@ def make_line(folder: Path, *, executors: int) -> Path:
 
     from experts.catalog import write_catalog
     from experts.vision import frameworks
-    from tools.training.importer import import_classifier
+    from tools.training.importer import import_model
 
     torch.manual_seed(3)
     network = frameworks.torchvision().models.resnet18(num_classes=2)
-    report = import_classifier(network.state_dict(), "resnet18", ["ok", "odd"], 96, folder / "experts", expert="part")
+    report = import_model(network, "resnet18", ["ok", "odd"], 96, folder / "experts", expert="part")
     write_catalog(folder / "experts" / "catalog.yaml", {"part": report.entry})
     (folder / "rules.yaml").write_text(_RULES, encoding="utf-8")
     config: dict[str, Any] = {

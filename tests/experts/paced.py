@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from experts.reading import FileReader
@@ -15,20 +14,10 @@ class PacedReader:
     slower than the pace stays as slow as it is.
     """
 
-    def __init__(
-        self,
-        inner: FileReader,
-        bytes_per_s: float,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        if not bytes_per_s > 0:
-            raise ValueError(f"a pace of {bytes_per_s} bytes per second moves nothing; give more than 0")
+    def __init__(self, inner: FileReader, bytes_per_s: float) -> None:
         self.inner = inner
         self.bytes_per_s = bytes_per_s
-        self._clock = clock
-        self._sleep = sleep
-        self._free_at_s = clock()
+        self._free_at_s = time.monotonic()
         self._channel = threading.Lock()
 
     def open(self, path: Path) -> int:
@@ -36,8 +25,8 @@ class PacedReader:
 
     def read(self, descriptor: int, view: memoryview, offset: int) -> None:
         with self._channel:
-            self._free_at_s = max(self._free_at_s, self._clock()) + len(view) / self.bytes_per_s
+            self._free_at_s = max(self._free_at_s, time.monotonic()) + len(view) / self.bytes_per_s
             self.inner.read(descriptor, view, offset)
             # A sleep may end early by the clock's grain, hence the loop.
-            while (left_s := self._free_at_s - self._clock()) > 0:
-                self._sleep(left_s)
+            while (left_s := self._free_at_s - time.monotonic()) > 0:
+                time.sleep(left_s)

@@ -162,7 +162,7 @@ def test_weights_that_are_not_what_their_entry_says_are_not_kept(tmp_path: Path)
     with versions.changing() as change, pytest.raises(VersionsError, match="is damaged: its sha256"):
         change.put("R0402", entry, file, source="a test")
     assert not list(versions.folder.glob(f"versions/*/*{entry.sha256[:12]}*"))
-    assert list(versions.read()["R0402"].kept) == []
+    assert list(versions.read()["R0402"].versions) == []
 
 
 def test_two_changes_at_once_are_one_change_and_a_refusal_with_the_other_s_process(tmp_path: Path):
@@ -285,7 +285,7 @@ def test_a_process_killed_at_any_step_leaves_the_old_state_or_the_new_one(tmp_pa
         found, expert = in_force(versions), versions.read()["R0402"]
         assert found in (first, second)
         assert expert.version == expert.lineage[-1] == found
-        for version, kept in expert.kept.items():
+        for version, kept in expert.versions.items():
             if deed != "prune" or version != third:  # what is being pruned may be half gone; nobody goes back to it
                 assert file_sha256(versions.folder / kept.entry.file) == kept.entry.sha256
         # And life goes on from there.
@@ -293,7 +293,7 @@ def test_a_process_killed_at_any_step_leaves_the_old_state_or_the_new_one(tmp_pa
         promote(versions, fourth)
         assert in_force(versions) == fourth
         assert roll_back(versions) == found == in_force(versions)
-        assert not list(versions.folder.rglob("*.tmp"))
+        assert not list(versions.folder.rglob("*.part"))
     assert number > 4
     assert (found == first) == (deed in ("put", "rollback"))
 
@@ -326,7 +326,7 @@ def test_confidences_come_and_go_with_their_version(tmp_path: Path):
         version = change.put("R0402", *a_candidate(versions, 1, confidences=counts), source="a test")
         change.promote("R0402", version)
         assert not change.lost_comments
-    assert versions.read()["R0402"].in_force == versions.read()["R0402"].kept[version].entry
+    assert versions.read()["R0402"].in_force == versions.read()["R0402"].versions[version].entry
     catalog, _ = resolve(CatalogFile.model_validate(read(versions.catalog.read_text("utf-8"))), versions.folder)
     assert catalog.confidences == {} or catalog.confidences[ExpertId("R0402")] == counts
     roll_back(versions)

@@ -21,7 +21,6 @@ from tests.moe.load import (
     Effort,
     LoadOutcome,
     ModeCosts,
-    NoCosts,
     SimulatedMachine,
     SimulatedStep,
     TextArrival,
@@ -79,7 +78,7 @@ def measure_accesses(runtime: MoeRuntime, mode: Brownout, prompts: Sequence[Held
     return AccessTable(THRESHOLDS, tokens, runs)
 
 
-class StaticThreshold(NoCosts):
+class StaticThreshold(ModeCosts):
     """Brownout at a constant threshold."""
 
     def __init__(self, table: AccessTable, threshold: float = 1.0) -> None:
@@ -90,7 +89,7 @@ class StaticThreshold(NoCosts):
         return Effort(accesses=self._table.accesses(step, self._threshold))
 
 
-class ControlledThreshold:
+class ControlledThreshold(ModeCosts):
     """Brownout whose threshold follows latency. `history`: seconds and thresholds at the begin of each step."""
 
     def __init__(self, table: AccessTable, slo_s: Mapping[Phase, float]) -> None:

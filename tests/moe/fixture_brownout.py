@@ -3,6 +3,7 @@
 make test-moe, or: .venv/bin/python -m pytest -q -s tests/moe/fixture_brownout.py
 """
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,11 @@ import torch
 
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.brownout.mode import Brownout
-from experts.moe.modes.brownout.united import UnitedExperts, load_united
-from experts.moe.policy.brownout import Phase, SalcRule
+from experts.moe.modes.brownout.united import UnitedExperts, averaged, load_united, read_expert
+from experts.moe.policy.brownout import Phase, SalcRule, groups_in_order
 from experts.moe.policy.schedule import FirstCome
+from experts.moe.weights.expert_store import ExpertStore
 from experts.moe.weights.prepared import PreparedFiles
-from tests.moe.averaged import averaged_united
 from tests.moe.burst import (
     ACCESS_S,
     CALM_S,
@@ -36,6 +37,21 @@ def united(way: int) -> UnitedExperts | None:
     return load_united(PreparedFiles(FIXTURE), way) if way else None
 
 
+def averaged_united(store: ExpertStore, way: int) -> UnitedExperts:
+    """Unite the experts of each group by the means of their weights: distilled ones are measured against these."""
+    arch = store.arch
+    groups = groups_in_order(arch.experts, way)
+    parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for layer in range(arch.layers):
+        means = [
+            averaged(read_expert(store, layer, expert) for expert in range(arch.experts) if groups[expert] == group)
+            for group in range(groups[-1] + 1)
+        ]
+        parts.append(tuple(torch.stack(matrices).to(arch.dtype) for matrices in zip(*means, strict=True)))
+    gate_up, down = zip(*parts, strict=True)
+    return UnitedExperts(gate_up, down, (groups,) * arch.layers)
+
+
 def a_runtime(mode: Brownout, share: float = 1.0) -> MoeRuntime:
     """Slots for `share` of the experts, and room for the united ones."""
     return MoeRuntime.open(FIXTURE, mode, budget_of(FIXTURE, share) + mode.reserved_bytes)
@@ -43,12 +59,9 @@ def a_runtime(mode: Brownout, share: float = 1.0) -> MoeRuntime:
 
 def quality(mode: Brownout) -> tuple[float, float]:
     """Perplexity of 60 held-out pieces of 256 tokens, one at a time, and the share of expert accesses."""
-    runtime = a_runtime(mode)
-    try:
-        found = perplexity(runtime, held_out_prompts(FIXTURE, of_domain=12)).perplexity
-    finally:
-        runtime.close()
-    return found, mode.accesses["prefill"].share
+    with closing(a_runtime(mode)) as runtime:
+        value = perplexity(runtime, held_out_prompts(FIXTURE, of_domain=12)).perplexity
+    return value, mode.accesses["prefill"].share
 
 
 @pytest.fixture(scope="module")
@@ -72,29 +85,28 @@ def test_threshold_1_changes_no_bit():
 
 
 def test_the_more_experts_in_one_the_worse_and_nothing_is_as_bad_as_dropping(exact: float):
-    found: dict[int, list[float]] = {}
+    perplexities: dict[int, list[float]] = {}
     print(f"\nperplexity on held-out files, {exact:.2f} at threshold 1; expert accesses in brackets")
     for way in (2, 4, 8, 0):
         rows = [quality(Brownout(united(way), threshold=threshold)) for threshold in (0.8, 0.6, 0.4)]
-        found[way] = [each for each, _ in rows]
-        said = ", ".join(f"{each:.2f} {each / exact - 1:+.1%} ({share:.2f})" for each, share in rows)
-        print(f"  {f'way {way}' if way else 'full'}: threshold .8, .6, .4: {said}")
-    for two, four, full in zip(found[2], found[4], found[0], strict=True):
+        perplexities[way] = [value for value, _ in rows]
+        figures = ", ".join(f"{value:.2f} {value / exact - 1:+.1%} ({share:.2f})" for value, share in rows)
+        print(f"  {f'way {way}' if way else 'full'}: threshold .8, .6, .4: {figures}")
+    for two, four, full in zip(perplexities[2], perplexities[4], perplexities[0], strict=True):
         assert two <= four
         assert full - exact >= 4 * (four - exact)
 
 
 def test_way_4_at_threshold_6_saves_a_third_of_the_accesses(exact: float):
-    found, share = quality(Brownout(united(4), threshold=0.6))
-    print(f"\nway 4, threshold .6: accesses {share:.3f} (≤ .65), perplexity {found / exact - 1:+.1%} (≤ +10 %)")
+    value, share = quality(Brownout(united(4), threshold=0.6))
+    print(f"\nway 4, threshold .6: accesses {share:.3f} (≤ .65), perplexity {value / exact - 1:+.1%} (≤ +10 %)")
     assert share <= 0.65
-    assert found <= 1.10 * exact
+    assert value <= 1.10 * exact
 
 
 def test_distilled_on_activations_is_better_than_averaged(exact: float):
-    runtime = open_runtime(FIXTURE, "ondemand", share=0.25)
-    peers = {way: averaged_united(runtime.store, way) for way in (2, 4, 8)}
-    runtime.close()
+    with closing(open_runtime(FIXTURE, "ondemand", share=0.25)) as runtime:
+        peers = {way: averaged_united(runtime.store, way) for way in (2, 4, 8)}
     print("\nthreshold .6: perplexity against threshold 1, united experts distilled and averaged")
     for way, peer in peers.items():
         distilled, averaged = (quality(Brownout(each, threshold=0.6))[0] for each in (united(way), peer))
@@ -105,11 +117,8 @@ def test_distilled_on_activations_is_better_than_averaged(exact: float):
 @pytest.fixture(scope="module")
 def table() -> AccessTable:
     mode = Brownout(united(4))
-    runtime = a_runtime(mode)
-    try:
+    with closing(a_runtime(mode)) as runtime:
         return measure_accesses(runtime, mode, held_out_prompts(FIXTURE, of_domain=12))
-    finally:
-        runtime.close()
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +132,8 @@ def test_under_a_burst_the_threshold_falls_within_two_checks_and_returns_to_1(ta
         for row, threshold in enumerate(table.thresholds):
             if threshold in {0.0, 0.2, 0.4, 0.6, 0.8, 1.0}:
                 columns = zip(table.tokens[phase], table.runs[phase][row], strict=True)
-                said = ", ".join(f"{tokens} tokens {runs:.0f}" for tokens, runs in columns)
-                print(f"  {phase}, threshold {threshold}: {said}")
+                counts = ", ".join(f"{tokens} tokens {runs:.0f}" for tokens, runs in columns)
+                print(f"  {phase}, threshold {threshold}: {counts}")
     _, _, controlled = burst(scene, table, 0.9 * scene.capacity_per_s, seed=1)
     interval_s = SalcRule(slo_s=1.0).interval_s
     fell_s: dict[Phase, float | None] = {}

@@ -3,6 +3,7 @@
 make test-moe, or: .venv/bin/python -m pytest -q -s tests/moe/fixture_duoserve.py
 """
 
+from contextlib import closing
 from pathlib import Path
 from statistics import mean
 
@@ -25,21 +26,15 @@ SHARES = [0.5, 0.25]
 
 def decode_held_out(mode: Mode, share: float) -> tuple[float, FetchCounts, PredictionCounts]:
     """Held-out text decoded token by token, its own tokens given: perplexity, counts and predictions of decoding."""
-    runtime = MoeRuntime.open(FIXTURE, mode, budget_of(FIXTURE, share))
-    try:
+    with closing(MoeRuntime.open(FIXTURE, mode, budget_of(FIXTURE, share))) as runtime:
         quality = perplexity(runtime, held_out_prompts(FIXTURE, of_domain=2, length=160), decoded=96)
         runtime.cache.check()
         return quality.perplexity, runtime.cache.metrics.of_phase["decode"], runtime.cache.metrics.predictions.total()
-    finally:
-        runtime.close()
 
 
 def time_behind_a_link(share: float, mode: str = "duoserve", **options: bool) -> DecodeTiming:
-    runtime = open_runtime(FIXTURE, mode, share=share, link_ms=2.0, options=options)
-    try:
+    with closing(open_runtime(FIXTURE, mode, share=share, link_ms=2.0, options=options)) as runtime:
         return decode_timing(runtime, held_out_prompts(FIXTURE, of_domain=2, length=64), new_tokens=24)
-    finally:
-        runtime.close()
 
 
 @torch.inference_mode()
@@ -70,17 +65,17 @@ def test_logits_are_those_of_everything_in_memory(share: float, batch: int):
 
 def test_experts_are_predicted_more_often_than_by_counting():
     prepared = PreparedFiles(FIXTURE)
-    found = accuracies(load_trace(prepared, HELD_OUT), load_trace(prepared, TRAIN), load_predictors(prepared))
+    counts = accuracies(load_trace(prepared, HELD_OUT), load_trace(prepared, TRAIN), load_predictors(prepared))
     runtime = open_runtime(FIXTURE, "lookahead")
     perplexity(runtime, held_out_prompts(FIXTURE, of_domain=40))
-    found["lookahead"] = runtime.cache.metrics.predictions.total()
+    counts["lookahead"] = runtime.cache.metrics.predictions.total()
     runtime.close()
     print("\nexperts predicted on held-out files: both, at least one, share of experts")
-    for how, hits in found.items():
+    for how, hits in counts.items():
         print(f"  {how:10} {hits.all_rate:.3f}  {hits.any_rate:.3f}  {hits.recall:.3f}  of {hits.tokens} choices")
-    assert found["duoserve"].all_rate >= found["affinity"].all_rate + 0.10
-    assert found["duoserve"].all_rate >= 2 * found["popularity"].all_rate
-    assert found["duoserve"].any_rate >= 0.90
+    assert counts["duoserve"].all_rate >= counts["affinity"].all_rate + 0.10
+    assert counts["duoserve"].all_rate >= 2 * counts["popularity"].all_rate
+    assert counts["duoserve"].any_rate >= 0.90
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -97,18 +92,18 @@ def test_computing_waits_for_fewer_experts_than_loading_on_demand(share: float):
         "serially": open_mode("duoserve", FIXTURE, {"overlap": False}),
         "duoserve": open_mode("duoserve", FIXTURE),
     }
-    found = {what: decode_held_out(mode, share) for what, mode in modes.items()}
-    base = found["ondemand"][1]
+    results = {what: decode_held_out(mode, share) for what, mode in modes.items()}
+    base = results["ondemand"][1]
     print(f"\n{share} of each layer's experts, decoding held-out text, as shares of ondemand's")
-    for what, (quality, counts, hits) in found.items():
+    for what, (quality, counts, hits) in results.items():
         print(
             f"  {what:12} waited for {counts.blocking / base.blocking:.3f}, absent at the gate"
             f" {(counts.misses + counts.joined) / base.misses:.3f}, {hits.tokens} choices predicted in time,"
             f" both {hits.all_rate:.3f}, perplexity {quality:.4f}"
         )
-    assert found["serially"][1].blocking <= 0.60 * base.blocking
-    assert found["duoserve"][1].blocking <= 0.60 * base.blocking
-    assert len({quality for quality, _, _ in found.values()}) == 1
+    assert results["serially"][1].blocking <= 0.60 * base.blocking
+    assert results["duoserve"][1].blocking <= 0.60 * base.blocking
+    assert len({quality for quality, _, _ in results.values()}) == 1
 
 
 def test_decoding_overlapped_takes_less_time_than_the_same_work_done_serially():

@@ -42,10 +42,10 @@ def served(mode: Mode, slots: int, *, decoded: int = 0, link: SlowLink | None = 
     prompts = held_out_prompts(FIXTURE, of_domain=OF_DOMAIN, length=LENGTH, mixed=False)
     size_bytes = slots * arch_of(FIXTURE).expert_bytes
     with closing(MoeRuntime.open(FIXTURE, mode, size_bytes, link=link)) as runtime:
-        found = perplexity(runtime, prompts, decoded=decoded)
+        quality = perplexity(runtime, prompts, decoded=decoded)
         runtime.cache.check()
         assert runtime.cache.allocated_bytes <= size_bytes
-    return found
+    return quality
 
 
 @cache
@@ -78,13 +78,13 @@ def test_the_perplexity_lost_at_half_the_experts_is_at_most_three_quarters_of_wh
     print(f"\nresident {whole():.2f}")
     for each in (8, 4):
         static = {by: pruned(by, each) for by in ("popularity", "importance", "weight")}
-        found = swapped(each, "planned")
+        quality = swapped(each, "planned")
         best = min(static.values())
-        share = (found.perplexity - whole()) / (best - whole())
+        share = (quality.perplexity - whole()) / (best - whole())
         print(f"{each} of 16: pruned " + ", ".join(f"by {by} {value:.2f}" for by, value in static.items()))
-        print(f"  swapmoe, planned {found.perplexity:.2f}: {share:.2f} of what the best of them loses")
-        print(f"  blocking {found.counts.blocking}, swaps {found.counts.fetches} of {found.counts.served} served")
-        assert found.counts.blocking == found.counts.fetches_demand == 0
+        print(f"  swapmoe, planned {quality.perplexity:.2f}: {share:.2f} of what the best of them loses")
+        print(f"  blocking {quality.counts.blocking}, swaps {quality.counts.fetches} of {quality.counts.served} served")
+        assert quality.counts.blocking == quality.counts.fetches_demand == 0
         assert share <= 0.75
 
 
@@ -121,9 +121,9 @@ def test_behind_a_slow_link_no_step_waits_either():
     prompts = held_out_prompts(FIXTURE, of_domain=1, length=96, mixed=False)
     size_bytes = 8 * arch.layers * arch.expert_bytes
     with closing(MoeRuntime.open(FIXTURE, SwapMoe(ready), size_bytes, link=SlowLink(2.0))) as runtime:
-        found = perplexity(runtime, prompts, decoded=64)
+        quality = perplexity(runtime, prompts, decoded=64)
         counts = runtime.cache.metrics.counts
-        print(f"\nlink of 2 ms: perplexity {found.perplexity:.2f}, waited {counts.wait_s} s, {counts.fetches} swaps")
+        print(f"\nlink of 2 ms: perplexity {quality.perplexity:.2f}, waited {counts.wait_s} s, {counts.fetches} swaps")
         assert counts.wait_s == counts.blocking == 0
         assert counts.fetches > 0
 

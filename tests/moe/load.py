@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -87,27 +87,17 @@ class Effort:
     accesses: int = 0
 
 
-class ModeCosts(Protocol):
-    """The costs of a mode."""
-
-    def begin(self, step: SimulatedStep, now: float) -> Effort: ...
-
-    def end(self, step: SimulatedStep, latencies_s: Sequence[float], now: float) -> None:
-        """Get the latency of each row's token: in prefill since arrival, in decode since the previous token."""
-        ...
-
-
-class NoCosts:
-    """Every expert is in memory and costs nothing beside the model's own computing."""
+class ModeCosts:
+    """The costs of a mode: here every expert is in memory and costs nothing beside the model's own computing."""
 
     def begin(self, step: SimulatedStep, now: float) -> Effort:
         return Effort()
 
     def end(self, step: SimulatedStep, latencies_s: Sequence[float], now: float) -> None:
-        pass
+        """Get the latency of each row's token: in prefill since arrival, in decode since the previous token."""
 
 
-class TaskLoading(NoCosts):
+class TaskLoading(ModeCosts):
     """Loads of eMoE: experts are chosen every `period` prompts, by the policies of the mode.
 
     `frequencies` and `weights` are by task; `slots` experts fit, `floor` of each layer.
@@ -150,7 +140,6 @@ class SimulatedText:
 
     arrival: TextArrival
     generation: Generation
-    begun_s: float
     tokens_s: list[float]
 
     @property
@@ -174,8 +163,6 @@ class LoadOutcome:
 
     texts: list[SimulatedText] = field(default_factory=list)
     loads: int = 0
-    accesses: int = 0
-    steps: int = 0
     makespan_s: float = 0.0
 
     @property
@@ -185,11 +172,8 @@ class LoadOutcome:
 
     def violations_of(self, phase: Phase, slo_s: float) -> float:
         """Return the share of one phase's tokens that took longer than `slo_s` (BrownoutServe §V.A)."""
-        latencies = self.token_latencies_s(phase)
+        latencies = [latency_s for text in self.texts for latency_s in text.token_latencies_s(phase)]
         return sum(latency_s > slo_s for latency_s in latencies) / max(1, len(latencies))
-
-    def token_latencies_s(self, phase: Phase) -> list[float]:
-        return [latency_s for text in self.texts for latency_s in text.token_latencies_s(phase)]
 
 
 def poisson(
@@ -263,31 +247,25 @@ def replay(
 
     `profiles` are the scheduler's, and learn lengths and loading as they do from the engine.
     """
-    return _Replay(trace, scheduler, machine, mode, profiles or TaskProfiles()).run()
+    arrivals = {arrival.generation.request: arrival for arrival in trace}
+    return _Replay(arrivals, scheduler, machine, mode, profiles or TaskProfiles()).run()
 
 
+@dataclass
 class _Replay:
-    def __init__(
-        self,
-        trace: Sequence[TextArrival],
-        scheduler: GenerationScheduler,
-        machine: SimulatedMachine,
-        mode: ModeCosts,
-        profiles: TaskProfiles,
-    ) -> None:
-        self._trace = {arrival.generation.request: arrival for arrival in trace}
-        self._scheduler = scheduler
-        self._machine = machine
-        self._mode = mode
-        self._profiles = profiles
-        self._clock = SimulatedClock()
-        self._waiting: list[Generation] = []
-        self._running: list[SimulatedText] = []
-        self._outcome = LoadOutcome()
-        for arrival in trace:
-            self._clock.after(arrival.generation.arrived_s, partial(self._waiting.append, arrival.generation))
+    _trace: Mapping[str, TextArrival]
+    _scheduler: GenerationScheduler
+    _machine: SimulatedMachine
+    _mode: ModeCosts
+    _profiles: TaskProfiles
+    _clock: SimulatedClock = field(default_factory=SimulatedClock)
+    _waiting: list[Generation] = field(default_factory=list)
+    _running: list[SimulatedText] = field(default_factory=list)
+    _outcome: LoadOutcome = field(default_factory=LoadOutcome)
 
     def run(self) -> LoadOutcome:
+        for arrival in self._trace.values():
+            self._clock.after(arrival.generation.arrived_s, partial(self._waiting.append, arrival.generation))
         while len(self._outcome.texts) < len(self._trace):
             running = tuple(text.generation for text in self._running)
             admitted = self._scheduler.admit(self._waiting, running, self._clock.now()) if self._waiting else ()
@@ -308,7 +286,7 @@ class _Replay:
         if all(generation.task != new.task for generation in running):
             self._profiles.record_loading(new.task, effort.loads * self._machine.load_s)
         begun = replace(new, generated=1, began_s=begun_s)
-        self._running.append(SimulatedText(self._trace[new.request], begun, begun_s, [self._clock.now()]))
+        self._running.append(SimulatedText(self._trace[new.request], begun, [self._clock.now()]))
         self._end(step, [self._clock.now() - new.arrived_s])
 
     def _decode(self) -> None:
@@ -327,9 +305,7 @@ class _Replay:
         until_s = self._clock.now() + self._machine.step_s(step, effort)
         while self._clock.now() < until_s:
             self._clock.step(until_s)
-        self._outcome.steps += 1
         self._outcome.loads += effort.loads
-        self._outcome.accesses += effort.accesses
         return effort
 
     def _end(self, step: SimulatedStep, latencies_s: Sequence[float]) -> None:

@@ -256,7 +256,7 @@ BREAKS = (
     Break(
         "Weights that changed",
         "experts/weights.py",
-        "    if found != spec.sha256:",
+        "    if digest != spec.sha256:",
         "    if False:",
         (
             "daemon/storage/test_containment.py::test_weights_that_changed_since_they_were_checked_are_refused_and_the_right_ones_taken_again",

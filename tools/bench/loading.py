@@ -25,7 +25,7 @@ from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.networks import build_original
 from experts.vision.slot import LayoutShelf, SlotPool
 from tools.training.expert_file import Form
-from tools.training.importer import import_classifier
+from tools.training.importer import import_model
 from tools.training.proof import pattern_images
 
 _LABELS = ("ok", "bridge", "missing", "shifted")
@@ -82,8 +82,8 @@ def make_expert(folder: Path, architecture: str, dtype: str) -> ExpertFiles:
     original = build_original(ARCHITECTURES[architecture], len(_LABELS))
     form = Form(dtype=dtype, tolerance=1.0, origin="coserve bench load: random values")
     name, images = f"{architecture}-{dtype}", pattern_images(1)
-    spec = import_classifier(
-        original.state_dict(), architecture, _LABELS, _INPUT_SIZE, folder, expert=name, images=images, form=form
+    spec = import_model(
+        original, architecture, _LABELS, _INPUT_SIZE, folder, expert=name, images=images, form=form
     ).spec
     state = {key: value.to(TORCH_DTYPES[dtype]) for key, value in original.state_dict().items()}
     files = ExpertFiles(spec, TORCH_DTYPES[dtype], folder / f"{name}.pt", folder / f"{name}-plain.safetensors")

@@ -29,5 +29,7 @@ class _Group(TyperGroup):
 
 
 moe_app = typer.Typer(cls=_Group, no_args_is_help=True, help="Language models whose experts stay on disk.")
-for module in (fixture, importing, trace, fit, unite, plan, bench):  # one command each
-    module.register(moe_app)
+moe_app.command()(fixture.fixture)
+moe_app.command("import")(importing.import_model)
+for command in (trace.trace, fit.fit, unite.unite, plan.plan, bench.bench):
+    moe_app.command()(command)

@@ -124,7 +124,7 @@ def train_classifiers(samples: list[Sample], out: Path, on_share: OnShare) -> di
 
     from tools.training import fit
     from tools.training.expert_file import Form
-    from tools.training.importer import import_classifier
+    from tools.training.importer import import_model
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -147,8 +147,8 @@ def train_classifiers(samples: list[Sample], out: Path, on_share: OnShare) -> di
         logits = fit.logits_of(expert, _pictures(held_out, CLASSIFIER_SIZE))
         form = Form(origin="trained on rendered parts")
         images = [s.pixels for s in held_out[:8]]
-        report = import_classifier(
-            expert.state_dict(), CLASSIFIER, part.labels, CLASSIFIER_SIZE, out, expert=name, images=images, form=form
+        report = import_model(
+            expert, CLASSIFIER, part.labels, CLASSIFIER_SIZE, out, expert=name, images=images, form=form
         )
         entries[name] = report.entry | {"temperature": fit.calibrate(logits, _targets(held_out, part))}
         on_share(0.7 + 0.3 * (number + 1) / len(library))

@@ -129,7 +129,7 @@ def _catalog_text(line: ExpertsLine) -> str:
 
 def _must_serve(line: ExpertsLine, change: Change, expert: Expert, version: str) -> None:
     """Raise VersionsError if the line could not work with `version`."""
-    candidate = expert.kept.get(version)
+    candidate = expert.versions.get(version)
     if candidate is None:
         raise VersionsError(f"{expert.name} {version} is not kept any more: put it in once more")
     problems = entry_problems(expert.name, candidate.entry, line.versions.folder)
@@ -178,7 +178,7 @@ def _prunable(line: ExpertsLine, expert: Expert, keep: int) -> list[str]:
     served = {row["version"] for row in answer["experts"] if row["expert"] == expert.name}
     was_in_force = {step.version for step in expert.steps if step.did in ("found", "promote", "rollback")}
     needed = {expert.version, *served, *expert.lineage[-keep - 1 :]}
-    return [version for version in expert.kept if version in was_in_force and version not in needed]
+    return [version for version in expert.versions if version in was_in_force and version not in needed]
 
 
 def _entries(catalog: Path) -> dict[str, CatalogEntry]:

@@ -56,7 +56,7 @@ class CatalogVersions:
 def _standing(expert: Expert, version: str) -> Standing:
     if expert.version == version:
         return "in force"
-    return "kept" if version in expert.kept else "gone"
+    return "kept" if version in expert.versions else "gone"
 
 
 def list_experts(line: ExpertsLine) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def list_experts(line: ExpertsLine) -> list[dict[str, Any]]:
     calls = _calls(line)
     rows: list[dict[str, Any]] = []
     for expert in line.experts().values():
-        entry = expert.in_force or next(kept.entry for kept in expert.kept.values())
+        entry = expert.in_force or next(version.entry for version in expert.versions.values())
         counts = [count for (name, _), count in calls.items() if name == expert.name]
         first_uses = [count.first_used_at for count in counts if count.first_used_at is not None]
         rows.append(
@@ -74,7 +74,7 @@ def list_experts(line: ExpertsLine) -> list[dict[str, Any]]:
                 "classes": list(entry.classes),
                 "bytes": _weights_bytes(line, entry),
                 "version": expert.version,
-                "kept": [version for version in expert.kept if version != expert.version],
+                "kept": [version for version in expert.versions if version != expert.version],
                 "first_used_at": min(first_uses, default=None),
                 "verdicts": sum(count.verdicts for count in counts),
             }
@@ -87,7 +87,7 @@ def describe_expert(line: ExpertsLine, name: str) -> dict[str, Any]:
     expert = line.expert(name)
     calls = _calls(line, name)
     # Oldest first: versions that gave verdicts and are deleted, those that are kept, the one in force.
-    versions = dict.fromkeys([*(version for _, version in calls), *expert.kept])
+    versions = dict.fromkeys([*(version for _, version in calls), *expert.versions])
     if expert.version is not None:
         versions.setdefault(expert.version)
     return {
@@ -103,7 +103,7 @@ def describe_expert(line: ExpertsLine, name: str) -> dict[str, Any]:
 
 
 def _describe_version(line: ExpertsLine, expert: Expert, version: str, calls: _CallCounts) -> dict[str, Any]:
-    candidate = expert.kept.get(version)
+    candidate = expert.versions.get(version)
     entry = candidate.entry if candidate else expert.in_force if version == expert.version else None
     counts = calls.get((expert.name, version))
     state = _standing(expert, version)

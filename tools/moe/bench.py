@@ -56,11 +56,6 @@ class BenchCell:
     error: str | None = None
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command()(bench)
-
-
 def bench(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Prepared.")] = DEFAULT_FIXTURE,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of every mode, interleaved; medians are shown.")] = 3,

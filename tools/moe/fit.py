@@ -12,11 +12,6 @@ from tools.terminal.option_values import must_be_one_of
 _FITTED = [name for name, entry in MODES.items() if entry.fit]
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command()(fit)
-
-
 def fit(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A checkpoint's folder with its traces.")],
     mode: Annotated[str, typer.Option(help=f"Train the predictor of {', '.join(_FITTED)}, or all.")] = "all",

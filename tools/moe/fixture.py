@@ -3,8 +3,6 @@
 import json
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,11 +36,6 @@ class FixtureRecipe:
     learning_rate: float = 3e-3
     balance: float = 0.02  # weight of the auxiliary loss, averaged over layers
     seed: int = 6
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command()(fixture)
 
 
 def fixture(
@@ -154,6 +147,7 @@ def _model(recipe: FixtureRecipe) -> Any:
 def _train(part: Path, recipe: FixtureRecipe, documents: "list[CorpusDocument]", tokenizer: Any) -> dict[str, Any]:
     """Train from where an earlier run stopped, and save the progress now and then; return the report."""
     import torch
+    from transformers.utils.logging import disable_progress_bar
 
     from tools.moe.corpus import DOMAINS
     from tools.moe.progress import progress_bars
@@ -186,8 +180,8 @@ def _train(part: Path, recipe: FixtureRecipe, documents: "list[CorpusDocument]",
                 state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "losses": losses}
                 torch.save(state | {"schedule": schedule.state_dict(), "seconds": seconds}, f"{saved}.new")
                 Path(f"{saved}.new").rename(saved)
-    with _quiet():
-        model.save_pretrained(part)
+    disable_progress_bar()  # the library's own
+    model.save_pretrained(part)
     for file in part.glob("*.safetensors"):
         file.chmod(0o644)
     held_out = encode(documents, tokenizer, held_out=True)
@@ -200,20 +194,6 @@ def _train(part: Path, recipe: FixtureRecipe, documents: "list[CorpusDocument]",
         "losses": [round(loss, 3) for loss in losses[::10]],
         **_measure(model.eval(), windows, recipe),
     }
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the library's own progress bars."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _batch(ids: "dict[str, torch.Tensor]", recipe: FixtureRecipe, step: int) -> "torch.Tensor":

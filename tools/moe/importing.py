@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,11 +19,6 @@ if TYPE_CHECKING:
 
 #: Tokens of the text on which logits are compared.
 _PROBE_TOKENS = 64
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("import")(import_model)
 
 
 def import_model(
@@ -137,13 +133,11 @@ def _logits(folder: Path, storage: str) -> "torch.Tensor":
 
     _, arch, _ = read_model(folder)
     slots = min(2 * arch.top_k, arch.experts) * arch.layers
-    runtime = MoeRuntime.open(folder, open_mode("ondemand", folder), slots * arch.expert_bytes, storage=storage)
-    try:
+    mode = open_mode("ondemand", folder)
+    with closing(MoeRuntime.open(folder, mode, slots * arch.expert_bytes, storage=storage)) as runtime:
         count = min(_PROBE_TOKENS, arch.context_tokens or _PROBE_TOKENS)
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(runtime.model.config.vocab_size, (1, count), generator=generator)
         more = {"decoder_input_ids": ids[:, : count // 4]} if runtime.model.config.is_encoder_decoder else {}
         with torch.inference_mode():
             return runtime.model(input_ids=ids, **more).logits[0].float()
-    finally:
-        runtime.close()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -40,21 +41,6 @@ class PlanProfile:
     of_domain: int = 6
     length: int = 192
     chunk: int = 8
-
-
-@dataclass(frozen=True, slots=True)
-class PassResult:
-    """Results of one pass over the profile."""
-
-    loss: float
-    loads: float
-    load_ms: float
-    step_ms: float
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command()(plan)
 
 
 def plan(
@@ -132,12 +118,9 @@ class Planner:
 
     def measured(self, counts: "Configuration", period: int) -> "MeasuredPlan":
         """Return the measurement of a configuration, taken now unless it is saved."""
-        from experts.moe.modes.swapmoe.planner import MeasuredPlan
-
         key = f"{'-'.join(map(str, counts))}@{period}"
         if key not in self._measured:
-            result = self._serve(counts, period, self._windows, None)
-            self._measured[key] = MeasuredPlan(counts, period, result.loss, result.loads)
+            self._measured[key], _, _ = self._serve(counts, period, self._windows, None)
             table = {name: asdict(measured) for name, measured in self._measured.items()}
             self._prepared.save_json(_MEASURED, {"profile": asdict(self._profile), "measured": table})
         return self._measured[key]
@@ -147,8 +130,8 @@ class Planner:
         from experts.moe.modes.swapmoe.planner import PlanLimits, fastest_period
         from tools.moe.progress import progress_bars
 
-        result = self._serve(self.even, self._arch.layers, self._windows[:4], self._link_ms)
-        limits = PlanLimits(self._slots, result.load_ms, result.step_ms)
+        _, load_ms, step_ms = self._serve(self.even, self._arch.layers, self._windows[:4], self._link_ms)
+        limits = PlanLimits(self._slots, load_ms, step_ms)
         tried: list[MeasuredPlan] = []
         with progress_bars() as progress:
             for period in _PERIODS:
@@ -191,8 +174,7 @@ class Planner:
         from experts.moe.modes.swapmoe.planner import Preparation, save_preparation
         from tools.moe.progress import progress_bars
 
-        runtime = MoeRuntime.open(self._prepared.checkpoint, OnDemand(), self.budget_bytes)
-        try:
+        with closing(MoeRuntime.open(self._prepared.checkpoint, OnDemand(), self.budget_bytes)) as runtime:
             with console.status("norms of all experts"):
                 norms = expert_norms(runtime.store)
             sums = torch.zeros_like(norms)
@@ -205,28 +187,25 @@ class Planner:
                 for number, window in enumerate(self._windows, 1):
                     runtime.model(window[None], use_cache=False, logits_to_keep=1)
                     progress("importance", number, len(self._windows))
-        finally:
-            runtime.close()
         preparation = Preparation(norms, sums)
         save_preparation(self._prepared, preparation)
         return preparation
 
     def _serve(
         self, counts: "Configuration", period: int, windows: "Sequence[torch.Tensor]", link_ms: float | None
-    ) -> PassResult:
-        """Open the model with a configuration, and pass over the windows."""
+    ) -> "tuple[MeasuredPlan, float, float]":
+        """Open the model with a configuration, and pass over the windows; return ms of a load and of a step, too."""
         from experts.moe.cache.weight_transfer import SlowLink
         from experts.moe.model.runtime import MoeRuntime
         from experts.moe.modes.swapmoe.mode import SwapMoe
+        from experts.moe.modes.swapmoe.planner import MeasuredPlan
 
         mode = SwapMoe(self._preparation, counts=counts, period=period)
         size_bytes = sum(counts) * self._arch.expert_bytes
         link = SlowLink(link_ms) if link_ms else None
-        runtime = MoeRuntime.open(self._prepared.checkpoint, mode, size_bytes, link=link)
-        try:
-            return _pass(runtime, windows, self._profile)
-        finally:
-            runtime.close()
+        with closing(MoeRuntime.open(self._prepared.checkpoint, mode, size_bytes, link=link)) as runtime:
+            loss, loads, load_ms, step_ms = _pass(runtime, windows, self._profile)
+        return MeasuredPlan(counts, period, loss, loads), load_ms, step_ms
 
     def _load_measured(self) -> "dict[str, MeasuredPlan]":
         """Return the saved measurements on this profile, by configuration."""
@@ -266,8 +245,13 @@ def _slots(arch: "MoeArch", budget: str, checkpoint: Path) -> int:
     return min(slots, experts)
 
 
-def _pass(runtime: "MoeRuntime", windows: "Sequence[torch.Tensor]", profile: PlanProfile) -> PassResult:
-    """Run the windows one after the other; swaps end before the next step, so that a measurement can be repeated."""
+def _pass(
+    runtime: "MoeRuntime", windows: "Sequence[torch.Tensor]", profile: PlanProfile
+) -> tuple[float, float, float, float]:
+    """Run the windows in turn; return loss, loads of a step, and milliseconds of a load and of a step.
+
+    Swaps end before the next step, so that a measurement can be repeated.
+    """
     import torch
 
     lost, tokens, step_ms = 0.0, 0, list[float]()
@@ -287,4 +271,4 @@ def _pass(runtime: "MoeRuntime", windows: "Sequence[torch.Tensor]", profile: Pla
             tokens += len(window) - 1
     spent = runtime.cache.metrics.counts - before
     load_ms = 1000 * spent.transfer_s / spent.fetches if spent.fetches else 0.0
-    return PassResult(lost / tokens, spent.fetches / len(step_ms), load_ms, median(step_ms))
+    return lost / tokens, spent.fetches / len(step_ms), load_ms, median(step_ms)

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def _measure(job: SideJob, link_ms: float, timed: list[HeldOutPrompt], judged: l
     runtime = open_runtime(
         job.checkpoint, job.side, share=job.share, link_ms=link_ms or None, options=job.options, device=job.device
     )
-    try:
+    with closing(runtime):
         decode_timing(runtime, timed[:1], new_tokens=4)
         timing = decode_timing(runtime, timed, new_tokens=job.new_tokens)
         # An earlier runtime's memory is not given back to the system, so only the first peak of a process counts.
@@ -82,8 +83,6 @@ def _measure(job: SideJob, link_ms: float, timed: list[HeldOutPrompt], judged: l
             figures |= {"all_predicted": predictions.all_rate, "any_predicted": predictions.any_rate}
         if judged and is_first:
             figures["perplexity"] = perplexity(runtime, judged, decoded=_DECODED).perplexity
-    finally:
-        runtime.close()
     return LinkFigures(link_ms, figures)
 
 

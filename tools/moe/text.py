@@ -3,10 +3,14 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from experts.moe.arch import first_line
+from experts.moe.errors import ModelError
+from experts.moe.library import transformers
 from experts.moe.weights.prepared import PreparedFiles
 from tools.moe.corpus import DOMAINS, CorpusDocument
 
@@ -55,6 +59,15 @@ def load_text(prepared: PreparedFiles, name: str) -> CorpusText:
     domains: list[str] = notes["domains"]
     ids = {domain: tensors[domain].long() for domain in domains}
     return CorpusText(ids, {domain: tensors[f"{domain}.start"] for domain in domains})
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """Return a checkpoint's tokenizer. Raises ModelError."""
+    try:
+        return transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        message = f"its tokenizer cannot be read ({first_line(error)}); restore tokenizer.json"
+        raise ModelError(folder, message) from error
 
 
 def ensure_text(prepared: PreparedFiles, tokenizer: Any, documents: Callable[[], Sequence[CorpusDocument]]) -> None:

@@ -1,5 +1,6 @@
 """`coserve moe trace`: record the experts of each token of the corpus, on which predictors and plans are fitted."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,11 +19,6 @@ if TYPE_CHECKING:
 
 Checkpoint = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A folder in Hugging Face format.")]
 _BATCH = 8
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command()(trace)
 
 
 def trace(
@@ -57,12 +53,11 @@ def take_traces(checkpoint: Path, prompts: int, length: int) -> list[tuple[str, 
 def _take(prepared: "PreparedFiles", missing: dict[str, tuple[str, int]], length: int) -> None:
     from experts.moe.trace import join_traces, load_trace, save_trace
     from tools.moe.evaluate import open_runtime, require_decoder
-    from tools.moe.text import ensure_text, load_text
+    from tools.moe.text import ensure_text, load_text, read_tokenizer
 
     require_decoder(prepared.checkpoint)
-    runtime = open_runtime(prepared.checkpoint, "resident")
-    try:
-        ensure_text(prepared, runtime.tokenizer, _corpus)
+    with closing(open_runtime(prepared.checkpoint, "resident")) as runtime:
+        ensure_text(prepared, read_tokenizer(prepared.checkpoint), _corpus)
         for name, (side, prompts) in missing.items():
             text = load_text(prepared, side)
             parts: list[str] = []
@@ -74,8 +69,6 @@ def _take(prepared: "PreparedFiles", missing: dict[str, tuple[str, int]], length
             save_trace(prepared, name, join_traces([load_trace(prepared, part) for part in parts]))
             for part in parts:
                 prepared.path(part).unlink()
-    finally:
-        runtime.close()
 
 
 def _corpus() -> "list[CorpusDocument]":

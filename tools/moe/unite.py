@@ -1,5 +1,6 @@
 """`coserve moe unite`: distil united experts, with which the mode `brownout` answers under load."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +13,6 @@ if TYPE_CHECKING:
     from experts.moe.model.runtime import MoeRuntime
     from experts.moe.modes.brownout.united import Activations, Distillation, DistillRecipe
     from experts.moe.weights.prepared import PreparedFiles
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command()(unite)
 
 
 def unite(
@@ -51,14 +47,11 @@ def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: "DistillRecipe") 
     from tools.moe.evaluate import open_runtime
 
     prepared = PreparedFiles(checkpoint)
-    runtime = open_runtime(checkpoint, "ondemand", share=0.25)
-    try:
+    with closing(open_runtime(checkpoint, "ondemand", share=0.25)) as runtime:
         jobs = [Distillation(prepared, runtime.store, way, recipe) for way in ways]
         todo = [job for job in jobs if not job.is_done()]
         if todo:
             _make(runtime, prepared, todo, recipe)
-    finally:
-        runtime.close()
     rows: list[tuple[str, ...]] = []
     for way in ways:
         united = load_united(prepared, way)

@@ -134,7 +134,7 @@ def _entries(line: ExpertsLine, request: RejudgeRequest) -> tuple[dict[str, Cata
             raise RejudgeError(f"--expert {option}: expected NAME=VERSION or NAME=FOLDER")
         if name not in experts:
             raise RejudgeError(f"--expert {option}: there is no expert {name}; there are {', '.join(experts)}")
-        kept_versions = experts[name].kept
+        kept_versions = experts[name].versions
         try:
             if ("/" in version or Path(version).exists()) and version not in kept_versions:
                 candidate = find_candidate(name, Path(version))

@@ -106,12 +106,12 @@ def _hits(answer: ImageBoxes, truth: NDArray[np.floating], iou: float) -> NDArra
     return hits
 
 
-def overlaps(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.float64]:
+def overlaps(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return the IoU of (n, 4) with (m, 4) corners: (n, m)."""
-    left, right = left.astype(np.float64), right.astype(np.float64)
-    near = np.maximum(left[:, None, :2], right[None, :, :2])
-    far = np.minimum(left[:, None, 2:4], right[None, :, 2:4])
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    near = np.maximum(first[:, None, :2], second[None, :, :2])
+    far = np.minimum(first[:, None, 2:4], second[None, :, 2:4])
     shared = np.clip(far - near, 0, None).prod(axis=2)
-    areas = [(boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) for boxes in (left, right)]
+    areas = [(boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) for boxes in (first, second)]
     union = areas[0][:, None] + areas[1][None] - shared
     return np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)

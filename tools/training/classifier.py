@@ -16,7 +16,7 @@ from tools.experts.measure import answers_of, by_label
 from tools.training import TrainingError, fit
 from tools.training.expert_file import Form, ImportRefusedError, is_expert_id
 from tools.training.fit import Pictures, Targets
-from tools.training.importer import import_classifier
+from tools.training.importer import import_model
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}
 _HELD_OUT_SHARE = 0.2
@@ -70,8 +70,8 @@ def train_classifier(
 
     Labels with few images count as much as those with many. Raises TrainingError.
     """
-    known = ARCHITECTURES.get(architecture)
-    if known is None or known.task != "classify":
+    kind = ARCHITECTURES.get(architecture)
+    if kind is None or kind.task != "classify":
         raise TrainingError(f"{architecture!r} is not a classifier: expected resnet18, 34, 50, 101 or 152")
     if not is_expert_id(expert):  # before minutes of training, not after
         raise TrainingError(f"{expert!r} is not an expert id; give one of letters, digits and . _ : - with --id")
@@ -87,9 +87,7 @@ def train_classifier(
     form = Form(origin=f"trained on {folder.name}")
     images = list(held_out.pictures[:8])
     try:
-        report = import_classifier(
-            network.state_dict(), architecture, labels, input_size, out, expert=expert, images=images, form=form
-        )
+        report = import_model(network, architecture, labels, input_size, out, expert=expert, images=images, form=form)
     except ImportRefusedError as error:
         raise TrainingError(str(error)) from error
     temperature = fit.calibrate(logits, held_out.targets)

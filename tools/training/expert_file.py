@@ -78,7 +78,7 @@ class ImportReport:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an expert is stored and proved.
+    """Form in which an expert is stored and proved.
 
     `tolerance` is of confidences: None for that of the dtype, infinity to accept any answer (benchmarks). `origin`
     goes into the results table.
@@ -141,9 +141,9 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
             candidates.append(_Candidate(dtype, spec, compare(spec, images, outputs)))
         trials = _try_speeds(job, candidates, images) if job.form.dtype == AUTO else ()
         fastest = min((trial for trial in trials if trial.agrees), key=lambda trial: trial.batch_ms, default=None)
-        chosen = candidates[trials.index(fastest)] if fastest is not None else candidates[0]
-        _refuse_disagreement(job, chosen)
-        chosen.spec.file.replace(file)
+        best = candidates[trials.index(fastest)] if fastest is not None else candidates[0]
+        _refuse_disagreement(job, best)
+        best.spec.file.replace(file)
     finally:
         for place in places.values():
             place.unlink(missing_ok=True)
@@ -153,10 +153,10 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
         "classes": list(job.classes),
         "input_size": job.input_size,
         "normalisation": normalisation,
-        "sha256": chosen.spec.sha256,
+        "sha256": best.spec.sha256,
     }
-    spec = replace(chosen.spec, file=file)
-    return ImportReport(job.expert, file, entry, spec, chosen.agreement, chosen.dtype, trials, tuple(unfit.values()))
+    spec = replace(best.spec, file=file)
+    return ImportReport(job.expert, file, entry, spec, best.agreement, best.dtype, trials, tuple(unfit.values()))
 
 
 def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, head: str, normalisation: str) -> ExpertSpec:
@@ -220,7 +220,7 @@ def _refuse_disagreement(job: ImportJob, candidate: _Candidate) -> None:
     )
 
 
-def check_request(known: Architecture, input_size: int, expert: str, form: Form) -> None:
+def check_request(kind: Architecture, input_size: int, expert: str, form: Form) -> None:
     """Refuse what cannot become an expert, before any model runs."""
     if form.dtype not in (*DTYPES, AUTO) or form.memory_format not in MEMORY_FORMATS:
         raise ImportRefusedError(
@@ -231,7 +231,7 @@ def check_request(known: Architecture, input_size: int, expert: str, form: Form)
         raise ImportRefusedError(f"{expert!r} is not an expert id; use letters, digits and . _ : -")
     if not 32 <= input_size <= 4096:
         raise ImportRefusedError(f"--input-size {input_size} is not between 32 and 4096 pixels")
-    if known.task == "detect" and input_size % YOLO_STRIDE_PIXELS:
+    if kind.task == "detect" and input_size % YOLO_STRIDE_PIXELS:
         raise ImportRefusedError(f"--input-size {input_size} is not a multiple of {YOLO_STRIDE_PIXELS}")
 
 

@@ -55,9 +55,9 @@ def fit_network(
     mean, deviation = _normalisation()
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for chosen in _shuffled(len(targets), schedule.batch, rng):
-            tensor = _augmented(pictures[chosen], rng).sub_(mean).div_(deviation)
-            yield tensor.contiguous(memory_format=torch.channels_last), torch.from_numpy(targets[chosen])
+        for rows in _shuffled(len(targets), schedule.batch, rng):
+            tensor = _augmented(pictures[rows], rng).sub_(mean).div_(deviation)
+            yield tensor.contiguous(memory_format=torch.channels_last), torch.from_numpy(targets[rows])
 
     _run(network, batches, len(targets), schedule, on_progress)
     return network.eval()
@@ -87,8 +87,8 @@ def fit_expert(
     rng = np.random.default_rng(schedule.seed)
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for chosen in _shuffled(len(targets), schedule.batch, rng):
-            yield features[torch.from_numpy(chosen)], torch.from_numpy(targets[chosen])
+        for places in _shuffled(len(targets), schedule.batch, rng):
+            yield features[torch.from_numpy(places)], torch.from_numpy(targets[places])
 
     _run(tail, batches, len(targets), schedule, lambda _: None)
     return network.eval()
@@ -120,8 +120,8 @@ def logits_of(network: nn.Module, pictures: Pictures) -> torch.Tensor:
 
 def calibrate(logits: torch.Tensor, targets: Targets) -> float:
     """Return the softmax temperature with the least negative log likelihood on held-out pictures."""
-    wanted = torch.from_numpy(targets)
-    return min(_TEMPERATURES, key=lambda t: float(functional.cross_entropy(logits / t, wanted)))
+    truth = torch.from_numpy(targets)
+    return min(_TEMPERATURES, key=lambda t: float(functional.cross_entropy(logits / t, truth)))
 
 
 def _run(
@@ -140,8 +140,8 @@ def _run(
     )
     step = 0
     for _ in range(schedule.epochs):
-        for inputs, wanted in batches():
-            loss = functional.cross_entropy(network(inputs), wanted, label_smoothing=schedule.label_smoothing)
+        for inputs, truth in batches():
+            loss = functional.cross_entropy(network(inputs), truth, label_smoothing=schedule.label_smoothing)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
@@ -153,8 +153,8 @@ def _run(
 def _shuffled(count: int, batch: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
     order = rng.permutation(count)
     for start in range(0, count, batch):
-        chosen = order[start : start + batch]
-        yield chosen if len(chosen) > 1 else order[:2]  # batch norm needs two
+        rows = order[start : start + batch]
+        yield rows if len(rows) > 1 else order[:2]  # batch norm needs two
 
 
 def _augmented(pictures: Pictures, rng: np.random.Generator) -> torch.Tensor:

@@ -57,42 +57,23 @@ def import_file(file: Path, target: ImportTarget, *, images: Path | None = None,
     catalog = target.catalog or target.out / "catalog.yaml"
     expert = target.expert or file.stem
     form = target.form or Form(origin=f"imported from {file.name}")
-    known = known_architecture(target.architecture)
-    check_request(known, target.input_size, expert, form)
+    kind = known_architecture(target.architecture)
+    check_request(kind, target.input_size, expert, form)
     pictures = image_folder(images) if images is not None else pattern_images()
     if not pictures:
         raise ImportRefusedError(f"{images}: holds no image that can be decoded; name another folder, or none")
-    job = ImportJob(known, target.classes or (), target.input_size, target.out, expert, form)
+    job = ImportJob(kind, target.classes or (), target.input_size, target.out, expert, form)
     tensors = _plain_tensors(file)
     if tensors is None:
-        _refuse_pickle(file, known, trust=trust)
+        _refuse_pickle(file, kind, trust=trust)
         report = _import_pickle(file, job, pictures)
     elif target.classes is None:
         raise ImportRefusedError(f"{file}: holds weights without class names; give them in order with --classes")
     else:
-        report = _import_original(_load_original(known, tensors, len(target.classes)), job, pictures)
+        report = _import_original(_load_original(kind, tensors, len(target.classes)), job, pictures)
     entry = {**report.entry, "file": os.path.relpath(report.file, catalog.parent)}
     add_to_catalog(catalog, expert, entry)
     return replace(report, entry=entry)
-
-
-def import_classifier(
-    state_dict: Mapping[str, torch.Tensor],
-    architecture: str,
-    classes: Sequence[str],
-    input_size: int,
-    out: Path,
-    *,
-    expert: str,
-    images: Sequence[Image] | None = None,
-    form: Form | None = None,
-) -> ImportReport:
-    """Write a torchvision ResNet's state_dict as `out/EXPERT.safetensors`, proved on `images` or patterns.
-
-    Writes no catalog: the report has the entry. Raises ImportRefusedError.
-    """
-    original = _load_original(known_architecture(architecture), state_dict, len(classes))
-    return import_model(original, architecture, classes, input_size, out, expert=expert, images=images, form=form)
 
 
 def import_model(
@@ -106,14 +87,15 @@ def import_model(
     images: Sequence[Image] | None = None,
     form: Form | None = None,
 ) -> ImportReport:
-    """Write a framework's model of this process, with batch norms, as `import_classifier` does; it stays as it is.
+    """Write a framework's model of this process as `out/EXPERT.safetensors`, proved on `images` or patterns.
 
-    A detector is an ultralytics DetectionModel, as `YOLO(...).model`.
+    `original` has batch norms and stays unchanged: a torchvision ResNet, or an ultralytics DetectionModel, as
+    `YOLO(...).model`. Writes no catalog: the report has the entry. Raises ImportRefusedError.
     """
-    known = known_architecture(architecture)
+    kind = known_architecture(architecture)
     form = form or Form()
-    check_request(known, input_size, expert, form)
-    job = ImportJob(known, tuple(classes), input_size, out, expert, form)
+    check_request(kind, input_size, expert, form)
+    job = ImportJob(kind, tuple(classes), input_size, out, expert, form)
     return _import_original(copy.deepcopy(original), job, images if images is not None else pattern_images())
 
 
@@ -139,14 +121,14 @@ def _import_pickle(file: Path, job: ImportJob, images: Sequence[Image]) -> Impor
     return make_expert(job, original.float().eval(), images, unpickled.outputs)
 
 
-def _refuse_pickle(file: Path, known: Architecture, *, trust: bool) -> None:
+def _refuse_pickle(file: Path, kind: Architecture, *, trust: bool) -> None:
     if not trust:
         raise ImportRefusedError(
             f"{file}: is a pickled program, not plain weights: opening it runs whatever its author put in. "
             "If you trust where it comes from, add --trust (it is then opened in a process of its own)"
         )
-    if known.task == "classify":
-        raise ImportRefusedError(f"{file}: holds a pickled {known.name}; save its state_dict() and import that file")
+    if kind.task == "classify":
+        raise ImportRefusedError(f"{file}: holds a pickled {kind.name}; save its state_dict() and import that file")
 
 
 def _plain_tensors(file: Path) -> dict[str, torch.Tensor] | None:
@@ -167,12 +149,12 @@ def _plain_tensors(file: Path) -> dict[str, torch.Tensor] | None:
     return {str(key).removeprefix("module."): value for key, value in content.items()}
 
 
-def _load_original(known: Architecture, state_dict: Mapping[str, torch.Tensor], class_count: int) -> nn.Module:
-    original = build_original(known, class_count)
+def _load_original(kind: Architecture, state_dict: Mapping[str, torch.Tensor], class_count: int) -> nn.Module:
+    original = build_original(kind, class_count)
     try:
         original.load_state_dict(dict(state_dict), strict=True)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:4]]
-        message = f"the weights are not those of a {known.name} with {class_count} classes"
+        message = f"the weights are not those of a {kind.name} with {class_count} classes"
         raise ImportRefusedError(f"{message}: {' '.join(lines)[:600]}") from error
     return original

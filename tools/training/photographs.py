@@ -138,12 +138,13 @@ class PhotographSampler:
             gains = np.array([to.gain_x, to.gain_y, to.gain_x, to.gain_y, 1], np.float32)
             return fitted.pixels, boxes * gains + np.array([to.left, to.top, to.left, to.top, 0], np.float32)
         gain = place(width, height, "detect", self.size).gain_x * rng.uniform(0.6, 1.4)
-        left, top = (rng.random() * (self.size - gain * side) for side in (width, height))
+        x_offset, y_offset = (rng.random() * (self.size - gain * side) for side in (width, height))
         # OpenCV counts from the centres of pixels, boxes from their corners.
-        matrix = np.array([[gain, 0, left + gain / 2 - 0.5], [0, gain, top + gain / 2 - 0.5]])
+        matrix = np.array([[gain, 0, x_offset + gain / 2 - 0.5], [0, gain, y_offset + gain / 2 - 0.5]])
         grey = (LETTERBOX_GREY,) * 3
         pixels = np.asarray(cv2.warpAffine(image, matrix, (self.size, self.size), borderValue=grey), np.uint8)
-        moved = boxes * np.array([gain] * 4 + [1], np.float32) + np.array([left, top, left, top, 0], np.float32)
+        offsets = np.array([x_offset, y_offset, x_offset, y_offset, 0], np.float32)
+        moved = boxes * np.array([gain] * 4 + [1], np.float32) + offsets
         return _mirrored(_relit(pixels, rng), _visible(moved, self.size), rng)
 
     def _image(self, file: Path) -> Image:
@@ -153,7 +154,7 @@ class PhotographSampler:
             image = decode(file.read_bytes(), "image")
         except (OSError, ImageError) as error:
             raise TrainingError(f"{file}: {error}; take it out of the data set") from error
-        if sum(known.nbytes for known in self.cache.values()) + image.nbytes <= self.cache_bytes:
+        if sum(image_in_cache.nbytes for image_in_cache in self.cache.values()) + image.nbytes <= self.cache_bytes:
             self.cache[file] = image
         return image
 
@@ -162,8 +163,8 @@ def _visible(boxes: NDArray[np.float32], size: int) -> NDArray[np.float32]:
     """Return the boxes cut at the square's edges, without those of which less than a third is left."""
     cut = boxes.copy()
     cut[:, :4] = cut[:, :4].clip(0, size)
-    left, whole = ((rows[:, 2] - rows[:, 0]) * (rows[:, 3] - rows[:, 1]) for rows in (cut, boxes))
-    return cut[(left >= whole / 3) & (left >= 4)]
+    visible, whole = ((rows[:, 2] - rows[:, 0]) * (rows[:, 3] - rows[:, 1]) for rows in (cut, boxes))
+    return cut[(visible >= whole / 3) & (visible >= 4)]
 
 
 def _relit(pixels: Image, rng: np.random.Generator) -> Image:

@@ -4,7 +4,7 @@ A fetch is *blocking* if computing had to wait for it at its first use, even for
 finished in time. A prefetch that is waited for at once is therefore blocking.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from operator import add, attrgetter, sub
 from typing import Literal, Self
 
@@ -101,15 +101,9 @@ class PredictionCounts:
         real = chosen < sentinel
         guesses = guesses.reshape(1, 1, -1) if guesses.dim() == 1 else guesses[:, None, :]
         right = ((chosen[:, :, None] == guesses).any(-1) & real).sum(-1)
-        wanted = real.sum(-1)
-        rows = wanted > 0
-        table = torch.stack([rows, (right == wanted) & rows, right > 0, wanted, right]).sum(-1).tolist()
-        return self._increase(table)
-
-    def merge(self, other: "PredictionCounts") -> Self:
-        return self._increase([other.tokens, other.all_hit, other.any_hit, other.chosen, other.predicted])
-
-    def _increase(self, table: list[int]) -> Self:
+        needed = real.sum(-1)
+        rows = needed > 0
+        table = torch.stack([rows, (right == needed) & rows, right > 0, needed, right]).sum(-1).tolist()
         self.tokens += table[0]
         self.all_hit += table[1]
         self.any_hit += table[2]
@@ -139,10 +133,7 @@ class Predictions:
 
     def total(self) -> PredictionCounts:
         """Return the counts of all layers together."""
-        total = PredictionCounts()
-        for counts in self.of_layer:
-            total.merge(counts)
-        return total
+        return PredictionCounts(*map(sum, zip(*map(astuple, self.of_layer), strict=True)))
 
     def predict(self, layer: int, experts: torch.Tensor) -> None:
         """Note (T, P) int64 experts for the tokens of this step, or (P,) for all of them; replaces an earlier note."""

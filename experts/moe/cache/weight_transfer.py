@@ -23,75 +23,48 @@ from experts.spec import ExpertId
 from experts.transfer import DeviceTransfer, HostTransfer, SlotMemory, transfer_for
 
 
-class WeightTransfer(Protocol):
-    """Transfer from the files into the slots of one device."""
-
-    def allocate(self) -> SlotMemory:
-        """Allocate the memory of one slot. Raises MemoryError, RuntimeError or OSError if none is left."""
-        ...
-
-    def retire(self, place: SlotMemory) -> None:
-        """Give a slot's memory back once nothing reads it any more. Views of it stay."""
-        ...
-
-    def restore(self, place: SlotMemory) -> None:
-        """Allocate memory for a retired slot again. Raises as `allocate`."""
-        ...
-
-    def fill(self, key: ExpertKey, place: SlotMemory) -> None:
-        """Fill the slot. Raises ModelError; the slot is then empty."""
-        ...
-
-    def begin_use(self, place: SlotMemory, *, late: bool) -> None:
-        """Order this thread's computing after the slot's fill; `late`: the thread has waited for it already."""
-        ...
-
-    def end_use(self, place: SlotMemory) -> None:
-        """Order the slot's next fill after this thread's computing so far."""
-        ...
-
-    def device_waits(self) -> list[tuple[float, bool]]:
-        """Return the known waits of the device since the last call: seconds and `late` of each `begin_use`."""
-        ...
-
-
-def weight_transfer_for(store: ExpertStore, device: str, ram_bytes: int | None = None) -> WeightTransfer:
+def weight_transfer_for(store: ExpertStore, device: str, ram_bytes: int | None = None) -> "WeightTransfer":
     """Return the transfer for "cpu" or "cuda:N"; `ram_bytes` of pinned memory keep experts between file and GPU."""
     transfer = transfer_for(device)
     if transfer.device.type == "cpu":
-        return HostWeightTransfer(store, transfer)
+        return WeightTransfer(store, transfer)
     if ram_bytes is None:
         ram_bytes = min(len(store.arch.expert_keys) * store.expert_bytes, psutil.virtual_memory().available // 2)
     tier = PinnedTier(store, ram_bytes, HostTransfer(pin=True))
-    return DeviceWeightTransfer(store.expert_bytes, transfer, tier, CudaCopyStreams(transfer.device))
+    return DeviceWeightTransfer(store, transfer, tier, CudaCopyStreams(transfer.device))
 
 
-class HostWeightTransfer:
-    """Slots in host memory, each filled directly from the file."""
+class WeightTransfer:
+    """Transfer from the files into the slots of one device; here in host memory, each filled directly from the file."""
 
     def __init__(self, store: ExpertStore, transfer: DeviceTransfer) -> None:
         self._store = store
         self._transfer = transfer
 
     def allocate(self) -> SlotMemory:
+        """Allocate the memory of one slot. Raises MemoryError, RuntimeError or OSError if none is left."""
         return self._transfer.allocate(self._store.expert_bytes)
 
     def retire(self, place: SlotMemory) -> None:
+        """Give a slot's memory back once nothing reads it any more. Views of it stay."""
         self._transfer.vacate(place)
 
     def restore(self, place: SlotMemory) -> None:
+        """Allocate memory for a retired slot again. Raises as `allocate`."""
         self._transfer.occupy(place)
 
     def fill(self, key: ExpertKey, place: SlotMemory) -> None:
+        """Fill the slot. Raises ModelError; the slot is then empty."""
         self._store.read(key, _memory(place).view)
 
     def begin_use(self, place: SlotMemory, *, late: bool) -> None:
-        pass
+        """Order this thread's computing after the slot's fill; `late`: the thread has waited for it already."""
 
     def end_use(self, place: SlotMemory) -> None:
-        pass
+        """Order the slot's next fill after this thread's computing so far."""
 
     def device_waits(self) -> list[tuple[float, bool]]:
+        """Return the known waits of the device since the last call: seconds and `late` of each `begin_use`."""
         return []
 
 
@@ -190,11 +163,11 @@ class CudaCopyStreams:
         event.synchronize()
 
     def device_waits(self) -> list[tuple[float, bool]]:
-        known: list[tuple[float, bool]] = []
+        waits: list[tuple[float, bool]] = []
         while self._waits and self._waits[0][1].query():  # in the order of the stream
             before, behind, late = self._waits.pop(0)
-            known.append((before.elapsed_time(behind) / 1000, late))
-        return known
+            waits.append((before.elapsed_time(behind) / 1000, late))
+        return waits
 
 
 @dataclass(eq=False, slots=True)
@@ -254,18 +227,17 @@ class _SlotEvents:
     computed: StreamEvent | None = None
 
 
-class DeviceWeightTransfer:
+class DeviceWeightTransfer(WeightTransfer):
     """Slots that the host cannot write itself, filled from pinned memory on a communication stream."""
 
-    def __init__(self, expert_bytes: int, transfer: DeviceTransfer, tier: PinnedTier, streams: CopyStreams) -> None:
-        self._expert_bytes = expert_bytes
-        self._transfer = transfer
+    def __init__(self, store: ExpertStore, transfer: DeviceTransfer, tier: PinnedTier, streams: CopyStreams) -> None:
+        super().__init__(store, transfer)
         self._tier = tier
         self._streams = streams
         self._events: dict[int, _SlotEvents] = {}
 
     def allocate(self) -> SlotMemory:
-        place = self._transfer.allocate(self._expert_bytes)
+        place = super().allocate()
         # The allocator hands memory out in the order of this thread's stream: earlier work must be done first.
         self._events[id(place)] = _SlotEvents(computed=self._streams.record())
         return place
@@ -275,10 +247,10 @@ class DeviceWeightTransfer:
         for event in (events.copied, events.computed):
             if event is not None:
                 self._streams.synchronise(event)
-        self._transfer.vacate(place)
+        super().retire(place)
 
     def restore(self, place: SlotMemory) -> None:
-        self._transfer.occupy(place)
+        super().restore(place)
         self._events[id(place)] = _SlotEvents(computed=self._streams.record())
 
     def fill(self, key: ExpertKey, place: SlotMemory) -> None:

@@ -124,13 +124,13 @@ def add_by_index(routing: Routing, served: ExpertIterator, sentinel: int, comput
     """Add experts as `eager` does: rows of one expert by rank and then by token, added into the sum at once."""
     total = torch.zeros_like(routing.hidden)
     ranked = routing.index.t()
-    left = int((ranked != sentinel).sum())
+    missing = int((ranked != sentinel).sum())
     for expert, weights in served:
         rank, token = torch.where(ranked == expert)
         output = compute(routing.hidden[token], weights) * routing.weight[token, rank, None]
         total.index_add_(0, token, output.to(total.dtype))
-        left -= len(token)
-    _require_all(left, routing.layer)
+        missing -= len(token)
+    _require_all(missing, routing.layer)
     return total
 
 
@@ -143,17 +143,17 @@ def add_by_rank(routing: Routing, served: ExpertIterator, sentinel: int, compute
     dtype = torch.promote_types(routing.hidden.dtype, routing.weight.dtype)
     outputs = routing.hidden.new_zeros(tokens * ranks, routing.hidden.shape[-1], dtype=dtype)
     experts = ordered.tolist()  # once, so that no expert makes the host wait for the GPU
-    left = len(experts) - experts.count(sentinel)
+    missing = len(experts) - experts.count(sentinel)
     for expert, weights in served:
         begin, end = bisect_left(experts, expert), bisect_right(experts, expert)
         rows = places[begin:end]
         output = compute(routing.hidden[rows // ranks], weights)
         outputs[rows] = output * flat_weight[rows].unsqueeze(-1)
-        left -= end - begin
-    _require_all(left, routing.layer)
+        missing -= end - begin
+    _require_all(missing, routing.layer)
     return outputs.view(tokens, ranks, -1).sum(dim=1).to(routing.hidden.dtype)
 
 
-def _require_all(left: int, layer: int) -> None:
-    if left:
-        raise AssertionError(f"layer {layer}: the mode did not serve the experts of {left} choices")
+def _require_all(missing: int, layer: int) -> None:
+    if missing:
+        raise AssertionError(f"layer {layer}: the mode did not serve the experts of {missing} choices")

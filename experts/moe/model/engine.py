@@ -4,7 +4,7 @@ A step is either the prefill of one request, alone and without padding, or one t
 scheduler chooses the requests to begin (policy/schedule.py); between two prefills the others get a token, so that no
 time per token grows by more than one prompt. Decoding is greedy: the same prompt gives the same tokens, alone or beside
 others. The memory that a request may need is claimed before its prefill. A prefill that fails costs its own request, a
-token that fails costs the requests whose token it was. There are no threads here: the owner of the engine calls `step`.
+decode step that fails costs all its requests. There are no threads here: the owner of the engine calls `step`.
 """
 
 import time

@@ -35,9 +35,8 @@ _INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_em
 class MoeRuntime:
     """One model in service. Forwards run one at a time, in the thread that calls `model` or `model.generate`."""
 
-    def __init__(self, model: Any, tokenizer: Any, arch: MoeArch, store: ExpertStore, mode: Mode) -> None:
+    def __init__(self, model: Any, arch: MoeArch, store: ExpertStore, mode: Mode) -> None:
         self.model = model
-        self.tokenizer = tokenizer
         self.arch = arch
         self.store = store
         self.mode = mode
@@ -70,7 +69,7 @@ class MoeRuntime:
         with ExitStack() as undo:
             store = open_store(arch, checkpoint, storage)
             undo.callback(store.close)
-            runtime = cls(model, read_tokenizer(folder), arch, store, mode)
+            runtime = cls(model, arch, store, mode)
             blocks = [model.get_submodule(name) for name in arch.blocks]
             for layer, block in enumerate(blocks):
                 replace_experts(block, layer, arch, model.config, runtime)
@@ -206,20 +205,8 @@ def open_store(arch: MoeArch, checkpoint: Checkpoint, storage: str) -> ExpertSto
     """Open the experts of a checkpoint; `storage` as in `MoeRuntime.open`. Raises ModelError."""
     if storage == "checkpoint" or (storage == "auto" and not slot_file(checkpoint.folder, "exact").is_file()):
         return CheckpointStore(arch, checkpoint)
-    wanted = "exact" if storage == "auto" else storage
-    if wanted not in STORAGES:
+    kind = "exact" if storage == "auto" else storage
+    if kind not in STORAGES:
         names = ", ".join(("auto", "checkpoint", *STORAGES))
         raise ModelError(checkpoint.folder, f"there is no storage {storage!r}; choose one of {names}")
-    return SlotFileStore(arch, checkpoint, wanted)
-
-
-def read_tokenizer(folder: Path) -> Any:
-    """Return the folder's tokenizer, None if there is none. Raises ModelError if it cannot be read."""
-    names = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
-    if not any((folder / name).is_file() for name in names):
-        return None
-    try:
-        return transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:
-        message = f"its tokenizer cannot be read ({first_line(error)}); restore tokenizer.json"
-        raise ModelError(folder, message) from error
+    return SlotFileStore(arch, checkpoint, kind)

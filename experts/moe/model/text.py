@@ -69,8 +69,8 @@ class TextCodec:
 
     def max_total_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
         """Return the tokens that prompt and answer may reach, at most the context."""
-        wanted = prompt_tokens + new_tokens
-        return wanted if self.context is None else min(wanted, self.context)
+        total = prompt_tokens + new_tokens
+        return total if self.context is None else min(total, self.context)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of `tokens` without special ones."""

@@ -71,8 +71,8 @@ def open_mode(name: str, checkpoint: Path, options: Mapping[str, Any] | None = N
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         option = ".".join(str(part) for part in first["loc"])
-        known = ", ".join(mode.Options.model_fields)
-        known = f"options are: {known}" if known else "it has no options"
+        options_text = ", ".join(mode.Options.model_fields)
+        options_text = f"options are: {options_text}" if options_text else "it has no options"
         where = f"mode {name}, option {option}" if option else f"mode {name}"
-        raise ModelError(checkpoint, f"{where}: {first['msg']}; {known}") from error
+        raise ModelError(checkpoint, f"{where}: {first['msg']}; {options_text}") from error
     return mode.open(checkpoint, validated)

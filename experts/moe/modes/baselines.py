@@ -52,9 +52,9 @@ class Lookahead(Mode):
             self.cache.prefetch(self._most_wanted(following, guess, routing.index), after=layer)
         return routing
 
-    def _most_wanted(self, layer: int, guess: torch.Tensor, chosen: torch.Tensor) -> list[ExpertKey]:
+    def _most_wanted(self, layer: int, guess: torch.Tensor, index: torch.Tensor) -> list[ExpertKey]:
         """Return the experts guessed for most tokens, as many as the layer has slots; padding does not count."""
-        rows = zip(guess.tolist(), chosen.tolist(), strict=True)
+        rows = zip(guess.tolist(), index.tolist(), strict=True)
         counts = Counter(expert for guessed, taken in rows if min(taken) < self.arch.experts for expert in guessed)
         layer_slots = max(1, self.cache.slots // self.arch.layers)
         return [ExpertKey(layer, expert) for expert, _ in counts.most_common(layer_slots)]

@@ -38,15 +38,15 @@ def busiest(tokens: Sequence[int], threshold: float) -> tuple[int, ...]:
 
     Ties go to the lower index; experts without tokens are never included.
     """
-    wanted = sum(tokens) * threshold - _ROUNDING * sum(tokens)
-    chosen: list[int] = []
-    held = 0
+    target = sum(tokens) * threshold - _ROUNDING * sum(tokens)
+    experts: list[int] = []
+    total = 0
     for expert in sorted(range(len(tokens)), key=lambda expert: (-tokens[expert], expert)):
-        if held >= wanted or tokens[expert] == 0:
+        if total >= target or tokens[expert] == 0:
             break
-        chosen.append(expert)
-        held += tokens[expert]
-    return tuple(chosen)
+        experts.append(expert)
+        total += tokens[expert]
+    return tuple(experts)
 
 
 def split(tokens: Sequence[int], threshold: float, groups: Sequence[int] | None) -> ExpertSplit:
@@ -55,18 +55,18 @@ def split(tokens: Sequence[int], threshold: float, groups: Sequence[int] | None)
     `tokens[i]` are the tokens that chose expert i, `groups[i]` is the group that expert i is united in. Without groups
     (full brownout) all but the busiest experts are dropped. At threshold 1 every expert runs itself.
     """
-    chosen = busiest(tokens, threshold)
-    taken = frozenset(chosen)
+    originals = busiest(tokens, threshold)
+    taken = frozenset(originals)
     rest = [expert for expert, count in enumerate(tokens) if count and expert not in taken]
     if groups is None:
-        return ExpertSplit(tuple(sorted(chosen)), dropped=tuple(rest))
+        return ExpertSplit(tuple(sorted(originals)), dropped=tuple(rest))
     members: dict[int, list[int]] = {}
     for expert in rest:
         members.setdefault(groups[expert], []).append(expert)
     # An expert alone in its group runs itself: its united expert would save no access.
     alone = [experts[0] for experts in members.values() if len(experts) == 1]
     united = [(group, tuple(experts)) for group, experts in sorted(members.items()) if len(experts) > 1]
-    return ExpertSplit(tuple(sorted([*chosen, *alone])), tuple(united))
+    return ExpertSplit(tuple(sorted([*originals, *alone])), tuple(united))
 
 
 def groups_in_order(experts: int, way: int) -> tuple[int, ...]:

@@ -42,10 +42,10 @@ def plan_prefetch(
     probabilities: Sequence[Sequence[float]], resident: Collection[int], slots: int, width: int
 ) -> Prefetch:
     """Plan the predicted experts of a layer, at most `slots`: more would evict one another."""
-    wanted = likeliest(probabilities, width)[:slots]
+    predicted = likeliest(probabilities, width)[:slots]
     return Prefetch(
-        keep=tuple(expert for expert in wanted if expert in resident),
-        fetch=tuple(expert for expert in wanted if expert not in resident),
+        keep=tuple(expert for expert in predicted if expert in resident),
+        fetch=tuple(expert for expert in predicted if expert not in resident),
     )
 
 

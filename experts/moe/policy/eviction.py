@@ -1,54 +1,50 @@
-"""Eviction from a slot cache: the protocol of its policies, and the two that several modes share.
+"""Eviction from a slot cache: the base of its policies, and the two that several modes share.
 
 A policy is told about loads, uses, predictions and evictions. The cache asks it for victims and skips the experts that
 run. Experts are (layer, expert); layers count a model's MoE layers from 0.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
 
 Key = tuple[int, int]
 
 
-class EvictionPolicy(Protocol):
+class EvictionPolicy:
     """Order of eviction. Called under the cache's lock, so that no method may wait or call back."""
 
     def resize(self, slots: int) -> None:
         """Set the number of slots; the cache then asks for victims until the residents fit."""
-        ...
 
     def loaded(self, key: Key) -> None:
-        """Note that a slot is being filled with the expert."""
-        ...
+        """Note that a slot is being filled with the expert; by default as a use."""
+        self.used(key)
 
     def used(self, key: Key) -> None:
         """Note that the expert runs now."""
-        ...
 
     def predicted(self, key: Key) -> None:
-        """Note that a resident expert was predicted to run soon."""
-        ...
+        """Note that a resident expert was predicted to run soon; by default as a use."""
+        self.used(key)
 
     def dropped(self, key: Key) -> None:
         """Note that the expert was evicted, or that its load failed."""
-        ...
 
-    def victims(self, wanted: Key | None, free: int, *, urgent: bool) -> Iterable[Key]:
-        """Return residents that may be evicted for `wanted`, best first; none if an empty slot should be used.
+    def victims(self, incoming: Key | None, free: int, *, urgent: bool) -> Iterator[Key]:
+        """Yield residents that may be evicted for `incoming`, best first; none if an empty slot should be used.
 
-        `free`: number of empty slots. `urgent`: computing stands still until `wanted` is loaded, so every resident is
-        a candidate. `wanted` is None when the slots shrink. Changes nothing.
+        `free`: number of empty slots. `urgent`: computing stands still until `incoming` is loaded, so every resident
+        is a candidate. `incoming` is None when the slots shrink. Changes nothing.
         """
-        ...
+        raise NotImplementedError
 
 
 def split_evenly(total: int, parts: int) -> tuple[int, ...]:
     """Split `total` into parts that differ by one at most, the larger ones first."""
-    each, left = divmod(total, parts)
-    return tuple(each + (part < left) for part in range(parts))
+    each, remainder = divmod(total, parts)
+    return tuple(each + (part < remainder) for part in range(parts))
 
 
-class LayeredLru:
+class LayeredLru(EvictionPolicy):
     """Gives each layer an even share of the slots, and evicts the layer's own least recently used expert.
 
     One order over all layers would be worthless: layers run in turn, so the least recently used expert is the one that
@@ -64,9 +60,6 @@ class LayeredLru:
     def resize(self, slots: int) -> None:
         self._quotas = split_evenly(slots, len(self._order))
 
-    def loaded(self, key: Key) -> None:
-        self.used(key)
-
     def used(self, key: Key) -> None:
         layer, expert = key
         order = self._order[layer]
@@ -74,14 +67,11 @@ class LayeredLru:
         self._clock += 1
         order[expert] = self._clock
 
-    def predicted(self, key: Key) -> None:
-        self.used(key)
-
     def dropped(self, key: Key) -> None:
         self._order[key[0]].pop(key[1], None)
 
-    def victims(self, wanted: Key | None, free: int, *, urgent: bool) -> Iterator[Key]:
-        own = None if wanted is None else wanted[0]
+    def victims(self, incoming: Key | None, free: int, *, urgent: bool) -> Iterator[Key]:
+        own = None if incoming is None else incoming[0]
         full = own is not None and len(self._order[own]) >= self._quotas[own]
         if own is not None and full:
             yield from ((own, expert) for expert in self._order[own])
@@ -99,7 +89,7 @@ class LayeredLru:
             yield layer, expert
 
 
-class MostPopular:
+class MostPopular(EvictionPolicy):
     """Keeps the most popular experts of each layer; the others pass through the remaining slots.
 
     `ranking[l]`: the experts of layer l, most popular first. `transit`: slots for the unpopular experts.
@@ -138,18 +128,15 @@ class MostPopular:
             del self._passing[key]
             self._passing[key] = None
 
-    def predicted(self, key: Key) -> None:
-        self.used(key)
-
     def dropped(self, key: Key) -> None:
         self._staying.pop(key, None)
         self._passing.pop(key, None)
 
-    def victims(self, wanted: Key | None, free: int, *, urgent: bool) -> Iterator[Key]:
+    def victims(self, incoming: Key | None, free: int, *, urgent: bool) -> Iterator[Key]:
         # Empty slots are for the popular experts until all of them are resident.
         missing = len(self._popular) - len(self._staying)
-        if wanted is not None and free and (wanted in self._popular or free > missing):
+        if incoming is not None and free and (incoming in self._popular or free > missing):
             return
         yield from self._passing
-        if (urgent and not free) or wanted is None:
+        if (urgent and not free) or incoming is None:
             yield from self._staying

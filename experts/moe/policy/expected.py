@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from experts.moe.policy.eviction import Key
+from experts.moe.policy.eviction import EvictionPolicy, Key
 from experts.moe.policy.schedule import Generation, TaskProfiles
 
 #: f: (L, E), expected shares of a task's tokens at the experts of each layer.
@@ -44,55 +44,46 @@ def choose(
         worth = [count * (1.0 + bonus) if expert in present else count for expert, count in enumerate(row)]
         order = sorted(range(len(row)), key=lambda expert, worth=worth: (-worth[expert], expert))
         ranked += [(place >= floor, -worth[expert], layer, expert) for place, expert in enumerate(order)]
-    chosen: list[list[int]] = [[] for _ in tokens]
+    sets: list[list[int]] = [[] for _ in tokens]
     for _, _, layer, expert in sorted(ranked)[:slots]:
-        chosen[layer].append(expert)
-    return tuple(tuple(sorted(experts)) for experts in chosen)
+        sets[layer].append(expert)
+    return tuple(tuple(sorted(experts)) for experts in sets)
 
 
-def to_load(chosen: Sequence[Sequence[int]], resident: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
-    """Return (layer, expert) of the chosen experts that are not resident, ascending."""
+def to_load(sets: Sequence[Sequence[int]], resident: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    """Return (layer, expert) of the experts of these sets that are not resident, ascending."""
     return tuple(
         (layer, expert)
-        for layer, (wanted, present) in enumerate(zip(chosen, resident, strict=True))
-        for expert in wanted
+        for layer, (experts, present) in enumerate(zip(sets, resident, strict=True))
+        for expert in experts
         if expert not in present
     )
 
 
-class ChosenExperts:
-    """An eviction policy of fixed sets: experts outside the set go first, those of the wanted layer before others.
+class ChosenExperts(EvictionPolicy):
+    """Eviction by fixed sets: experts outside the set go first, those of the incoming expert's layer before others.
 
     `choose` is called by the thread that computes, everything else under the cache's lock.
     """
 
     def __init__(self) -> None:
-        self._chosen: tuple[tuple[int, ...], ...] = ()
+        self._sets: tuple[tuple[int, ...], ...] = ()
         self._resident: dict[Key, None] = {}
 
-    def choose(self, chosen: tuple[tuple[int, ...], ...]) -> None:
+    def choose(self, sets: tuple[tuple[int, ...], ...]) -> None:
         """Set the experts of each layer that should be in memory from now on."""
-        self._chosen = chosen
-
-    def resize(self, slots: int) -> None:
-        """Ignore the slots: sets are chosen to fit before they change."""
+        self._sets = sets
 
     def loaded(self, key: Key) -> None:
         self._resident[key] = None
 
-    def used(self, key: Key) -> None:
-        """Ignore uses: sets do not follow them."""
-
-    def predicted(self, key: Key) -> None:
-        """Ignore predictions: the set is one."""
-
     def dropped(self, key: Key) -> None:
         self._resident.pop(key, None)
 
-    def victims(self, wanted: Key | None, free: int, *, urgent: bool) -> Iterator[Key]:
-        if wanted is not None and free:
+    def victims(self, incoming: Key | None, free: int, *, urgent: bool) -> Iterator[Key]:
+        if incoming is not None and free:
             return
-        resident = sorted(self._resident, key=lambda key: (wanted is not None and key[0] != wanted[0], key))
-        yield from (key for key in resident if key[1] not in self._chosen[key[0]])
+        resident = sorted(self._resident, key=lambda key: (incoming is not None and key[0] != incoming[0], key))
+        yield from (key for key in resident if key[1] not in self._sets[key[0]])
         if urgent:
-            yield from (key for key in resident if key[1] in self._chosen[key[0]])
+            yield from (key for key in resident if key[1] in self._sets[key[0]])

@@ -56,13 +56,13 @@ class SearchSpace:
         for _ in range(min(total, sum(self.upper)) - sum(numbers)):
             below = [place for place, number in enumerate(numbers) if number < self.upper[place]]
             ticket = rng.random() * sum(weights[place] for place in below)
-            chosen = below[-1]
+            winner = below[-1]
             for place in below:
                 ticket -= weights[place]
                 if ticket <= 0:
-                    chosen = place
+                    winner = place
                     break
-            numbers[chosen] += 1
+            numbers[winner] += 1
         return tuple(numbers)
 
 
@@ -124,8 +124,8 @@ def _mutated(numbers: Configuration, space: SearchSpace, rng: Rng) -> Configurat
     return (*numbers[:place], value, *numbers[place + 1 :])
 
 
-def _crossed(one: Configuration, other: Configuration, rng: Rng) -> Configuration:
+def _crossed(first: Configuration, second: Configuration, rng: Rng) -> Configuration:
     """Exchange numbers at random, or average them."""
     if rng.random() < 0.5:
-        return tuple(a if rng.random() < 0.5 else b for a, b in zip(one, other, strict=True))
-    return tuple((a + b) // 2 for a, b in zip(one, other, strict=True))
+        return tuple(a if rng.random() < 0.5 else b for a, b in zip(first, second, strict=True))
+    return tuple((a + b) // 2 for a, b in zip(first, second, strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from experts.moe.policy.eviction import Key, split_evenly
+from experts.moe.policy.eviction import EvictionPolicy, Key, split_evenly
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,9 @@ class Importance:
         if total <= 0:
             return list(self._shares[layer])
         whole = tokens + self._prior_tokens
-        seen, prior = tokens / (whole * total), self._prior_tokens / whole
-        return [value * seen + share * prior for value, share in zip(recent, self._shares[layer], strict=True)]
+        weight, prior_weight = tokens / (whole * total), self._prior_tokens / whole
+        shares = self._shares[layer]
+        return [value * weight + share * prior_weight for value, share in zip(recent, shares, strict=True)]
 
 
 def _shares(row: Sequence[float]) -> list[float]:
@@ -61,8 +62,8 @@ def _shares(row: Sequence[float]) -> list[float]:
     return [value / total for value in row] if total > 0 else [1 / len(row)] * len(row)
 
 
-class VirtualExperts:
-    """An eviction policy with a number of experts for each layer, fixed by the plan.
+class VirtualExperts(EvictionPolicy):
+    """Eviction with a number of experts for each layer, fixed by the plan.
 
     A layer with too many experts evicts its least important one. No prefetch makes a layer smaller than `floor`.
     """
@@ -94,22 +95,16 @@ class VirtualExperts:
     def loaded(self, key: Key) -> None:
         self._present[key[0]][key[1]] = None
 
-    def used(self, key: Key) -> None:
-        """Ignore uses: importance comes from the gate."""
-
-    def predicted(self, key: Key) -> None:
-        """Ignore predictions: importance comes from the gate."""
-
     def dropped(self, key: Key) -> None:
         self._present[key[0]].pop(key[1], None)
 
-    def victims(self, wanted: Key | None, free: int, *, urgent: bool) -> Iterator[Key]:
-        if wanted is not None and free:
+    def victims(self, incoming: Key | None, free: int, *, urgent: bool) -> Iterator[Key]:
+        if incoming is not None and free:
             return
         layers = range(len(self._present))
         yield from self._least_important([layer for layer in layers if len(self._present[layer]) > self._counts[layer]])
-        if wanted is not None:
-            own = wanted[0]
+        if incoming is not None:
+            own = incoming[0]
             above_floor = [layer for layer in layers if len(self._present[layer]) > self._floor]
             yield from self._least_important([own] if own in above_floor else above_floor)
         if urgent:
@@ -143,8 +138,8 @@ class VirtualExperts:
             victim: Key | None = None
             if size < self._counts[layer] and (free > 0 or (victim := next(lent, None)) is not None):
                 free, size = free - (victim is None), size + 1
-            elif size > self._floor and (other := next(leaving, None)) is not None:
-                victim = (layer, other)
+            elif size > self._floor and (expert_leaving := next(leaving, None)) is not None:
+                victim = (layer, expert_leaving)
             elif not swaps and (victim := self._spare(layer)) is not None:
                 # At its floor a layer evicts no expert before the new one is loaded: it borrows a slot.
                 size += 1
@@ -155,14 +150,15 @@ class VirtualExperts:
 
     def _lent(self, layer: int) -> Iterator[Key]:
         """Yield the experts that other layers have above their number."""
-        for other, present in enumerate(self._present):
-            over = len(present) - self._counts[other]
-            if over > 0 and other != layer:
-                yield from islice(self._least_important([other]), over)
+        for lender, present in enumerate(self._present):
+            over = len(present) - self._counts[lender]
+            if over > 0 and lender != layer:
+                yield from islice(self._least_important([lender]), over)
 
     def _spare(self, layer: int) -> Key | None:
         """Return a victim for one more expert of `layer`: from above another layer's number, else above its floor."""
-        above = [other for other, present in enumerate(self._present) if len(present) > self._floor and other != layer]
+        sizes = map(len, self._present)
+        above = [lender for lender, size in enumerate(sizes) if size > self._floor and lender != layer]
         return next(self._lent(layer), next(self._least_important(above), None))
 
     def _ranked(self, layer: int) -> list[int]:
@@ -230,11 +226,11 @@ class UpdateTurns:
 
         Each cycle begins with another layer: if loads cannot keep up, the last ones of a step are not begun.
         """
-        cycle, here = divmod(self._step, self.period)
+        cycle, place = divmod(self._step, self.period)
         self._step += 1
         if self.period <= self.layers:
-            first, last = here * self.layers // self.period, (here + 1) * self.layers // self.period
+            first, last = place * self.layers // self.period, (place + 1) * self.layers // self.period
             return tuple(((turn + cycle) % self.layers, 1) for turn in range(first, last))
-        turn = here * self.layers // self.period
+        turn = place * self.layers // self.period
         end = -(-(turn + 1) * self.period // self.layers)
-        return (((turn + cycle) % self.layers, end - here),)
+        return (((turn + cycle) % self.layers, end - place),)

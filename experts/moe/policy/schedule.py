@@ -103,10 +103,10 @@ class TaskProfiles:
     def remaining(self, generation: Generation) -> int:
         """Return G, the tokens still expected, at least one. Without a profile, all that the request may generate."""
         profiled = self._output.get(generation.task, (float(generation.max_new_tokens), 0))[0]
-        left = math.ceil(profiled) - generation.generated
-        if left <= 0:
-            left = math.ceil(profiled * _OVERTIME_SHARE)
-        return max(1, min(left, generation.max_new_tokens - generation.generated))
+        rest = math.ceil(profiled) - generation.generated
+        if rest <= 0:
+            rest = math.ceil(profiled * _OVERTIME_SHARE)
+        return max(1, min(rest, generation.max_new_tokens - generation.generated))
 
     def loading_s(self, task: str | None) -> float:
         """Return ΔE, the loading time of a task that is not running yet."""
@@ -172,7 +172,7 @@ class SloSlack:
     def slack_s(self, generation: Generation, running: Sequence[Generation], now: float) -> float:
         """Return the seconds that it may still wait if it then runs beside as many as now."""
         loading_s = (
-            0.0 if any(one.task == generation.task for one in running) else self._profiles.loading_s(generation.task)
+            0.0 if any(row.task == generation.task for row in running) else self._profiles.loading_s(generation.task)
         )
         decode_s = self._costs.decode_s(len(running) + 1) * self._profiles.remaining(generation)
         rest_s = loading_s + self._costs.prefill_s(generation.prompt_tokens) + decode_s
@@ -180,19 +180,19 @@ class SloSlack:
 
     def _order(self, waiting: Sequence[Generation], running: Sequence[Generation], now: float) -> list[Generation]:
         # By their wait, not their age: if texts take longer than patience, all running ones would count as overdue.
-        waits_s = [one.began_s - one.arrived_s for one in running if one.began_s is not None]
+        waits_s = [row.began_s - row.arrived_s for row in running if row.began_s is not None]
         overdue_rows = sum(wait_s > self._patience_s for wait_s in waits_s)
         overdue_left = max(1, self._limits.rows // 4) - overdue_rows
         ranked: list[tuple[int, float, int, Generation]] = []
-        for place, one in enumerate(waiting):
-            slack_s = self.slack_s(one, running, now)
-            if now - one.arrived_s > self._patience_s and overdue_left > 0:
-                ranked.append((0, one.arrived_s, place, one))
+        for place, generation in enumerate(waiting):
+            slack_s = self.slack_s(generation, running, now)
+            if now - generation.arrived_s > self._patience_s and overdue_left > 0:
+                ranked.append((0, generation.arrived_s, place, generation))
                 overdue_left -= 1
             elif slack_s >= 0:
-                ranked.append((1, slack_s, place, one))
+                ranked.append((1, slack_s, place, generation))
             else:
-                ranked.append((2, one.arrived_s, place, one))
+                ranked.append((2, generation.arrived_s, place, generation))
         ranked.sort(key=lambda item: item[:3])
         return [item[3] for item in ranked[: _CANDIDATES_PER_ROW * self._limits.rows]]
 
@@ -203,8 +203,8 @@ class SloSlack:
         before = self._latencies(running, new)
         after = self._latencies(running, [*new, candidate])
         ends_s = 0.0
-        for one, without_s, with_s in zip([*running, *new], before, after[:-1], strict=True):
-            if without_s <= self._deadline(one) - now < with_s:
+        for generation, without_s, with_s in zip([*running, *new], before, after[:-1], strict=True):
+            if without_s <= self._deadline(generation) - now < with_s:
                 ends_s = max(ends_s, without_s)
         return 0.0 < ends_s <= _WAITING_SHARE * self.slack_s(candidate, running, now)
 
@@ -213,18 +213,18 @@ class SloSlack:
 
         All rows run until the one with the fewest tokens left ends; then one row less, and so on.
         """
-        tasks = {one.task for one in running}
-        entering = [task for task in dict.fromkeys(one.task for one in new) if task not in tasks]
+        tasks = {generation.task for generation in running}
+        entering = [task for task in dict.fromkeys(generation.task for generation in new) if task not in tasks]
         elapsed_s = sum(self._profiles.loading_s(task) for task in entering)
         if new:
-            elapsed_s += self._costs.prefill_s(sum(one.prompt_tokens for one in new))
+            elapsed_s += self._costs.prefill_s(sum(generation.prompt_tokens for generation in new))
         together = [*running, *new]
-        left = [self._profiles.remaining(one) for one in together]
+        rest = [self._profiles.remaining(generation) for generation in together]
         ends = [0.0] * len(together)
         done = 0
-        for ended, place in enumerate(sorted(range(len(together)), key=left.__getitem__)):
-            elapsed_s += (left[place] - done) * self._costs.decode_s(len(together) - ended)
-            done = left[place]
+        for ended, place in enumerate(sorted(range(len(together)), key=rest.__getitem__)):
+            elapsed_s += (rest[place] - done) * self._costs.decode_s(len(together) - ended)
+            done = rest[place]
             ends[place] = elapsed_s
         return ends
 

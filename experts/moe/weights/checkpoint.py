@@ -200,7 +200,7 @@ def check_tensors(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]
 def _nearby(name: str, tensors: Mapping[str, TensorLocation]) -> str:
     """Describe what the checkpoint has near a missing tensor: others of the same module, or how many at all."""
     module = name.rsplit(".", 2)[0]
-    beside = sorted(tensor.stored for other, tensor in tensors.items() if other.startswith(module + "."))
+    beside = sorted(tensor.stored for key, tensor in tensors.items() if key.startswith(module + "."))
     if beside:
         return f"found beside it {', '.join(beside[:_SHOWN])}"
     return f"found {len(tensors)} tensors, none of {module}"
@@ -263,9 +263,9 @@ def load_tensors(model: Any, checkpoint: Checkpoint, device: str) -> None:
     model.tie_weights(missing_keys=missing, recompute_mapping=False)
     model.requires_grad_(requires_grad=False)
     rebuild_buffers(model, device)
-    left = [name for name, value in (*model.named_parameters(), *model.named_buffers()) if value.is_meta]
-    if left:
-        raise ModelError(checkpoint.folder, f"has no value for {left[0]}; this version cannot run the model")
+    unset = [name for name, value in (*model.named_parameters(), *model.named_buffers()) if value.is_meta]
+    if unset:
+        raise ModelError(checkpoint.folder, f"has no value for {unset[0]}; this version cannot run the model")
 
 
 def _read_tensor(files: WeightFiles, tensor: TensorLocation) -> torch.Tensor:

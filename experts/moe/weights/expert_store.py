@@ -20,23 +20,12 @@ from experts.reading import FileReader
 class ExpertStore(Protocol):
     """The experts of one model, on disk. Thread-safe."""
 
-    @property
-    def arch(self) -> MoeArch: ...
-
-    @property
-    def folder(self) -> Path:
-        """The checkpoint's folder, for errors."""
-        ...
-
-    @property
-    def expert_bytes(self) -> int:
-        """Bytes of one expert in a slot."""
-        ...
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of one expert on disk, which a fill reads."""
-        ...
+    arch: MoeArch
+    #: The checkpoint's folder, for errors.
+    folder: Path
+    #: Bytes of one expert in a slot, and on disk, which a fill reads.
+    expert_bytes: int
+    stored_bytes: int
 
     def read(self, key: ExpertKey, view: memoryview) -> None:
         """Fill `view`, expert_bytes of writable memory. Raises ModelError."""

@@ -38,7 +38,7 @@ class Packing:
         return torch.cat([*(part.view(torch.uint8) for part, _ in packed), *(codes for _, codes in packed)])
 
     def unpack(self, stored: torch.Tensor, target: ExpertWeights) -> None:
-        """Dequantise (stored_bytes,) uint8 into the views of a slot, whatever their type."""
+        """Dequantise (stored_bytes,) uint8 into the views of a slot, of any type."""
         parameters, codes = 0, sum(4 * self._parameters(shape) for shape in self.shapes)
         for shape, matrix in zip(self.shapes, target, strict=True):
             end = parameters + 4 * self._parameters(shape)

@@ -1,4 +1,4 @@
-"""`coserve check` of language models: what is wrong with a checkpoint is named, with the line that names it."""
+"""`coserve check` of language models: a mistake in a checkpoint is named, with the line that names the checkpoint."""
 
 import shutil
 import sys
@@ -46,7 +46,7 @@ def test_a_model_that_can_be_served_has_no_problem(checkpoint: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("model", "message"),
     [
         ({"checkpoint": "elsewhere"}, "elsewhere: there is no such folder"),
         ({"memory": 2 * EXPERT_BYTES - 1}, f"model: a budget of {2 * EXPERT_BYTES - 1} bytes"),
@@ -61,12 +61,12 @@ def test_a_model_that_can_be_served_has_no_problem(checkpoint: Path, tmp_path: P
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(
-    checkpoint: Path, tmp_path: Path, model: dict[str, Any], says: str
+    checkpoint: Path, tmp_path: Path, model: dict[str, Any], message: str
 ) -> None:
     a_copy(checkpoint, tmp_path)
-    (found,) = problems(tmp_path, **model)
-    assert found.startswith(f"{tmp_path}/coserve.yaml:6:")
-    assert says in found
+    (problem,) = problems(tmp_path, **model)
+    assert problem.startswith(f"{tmp_path}/coserve.yaml:6:")
+    assert message in problem
 
 
 def test_damaged_and_missing_files_are_named(checkpoint: Path, tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_damaged_and_missing_files_are_named(checkpoint: Path, tmp_path: Path) -
 
 def test_an_encoder_decoder_is_not_served(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "switch_transformers")
-    (found,) = problems(tmp_path)
-    assert "encoder-decoder" in found
+    (problem,) = problems(tmp_path)
+    assert "encoder-decoder" in problem
 
 
 def test_a_missing_extra_says_how_to_install_it(
@@ -95,9 +95,9 @@ def test_a_missing_extra_says_how_to_install_it(
 ) -> None:
     a_copy(checkpoint, tmp_path)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    (found,) = problems(tmp_path)
-    assert "transformers is not installed; a language model needs the extra `moe`" in found
-    assert "--editable '.[moe]'" in found
+    (problem,) = problems(tmp_path)
+    assert "transformers is not installed; a language model needs the extra `moe`" in problem
+    assert "--editable '.[moe]'" in problem
 
 
 def test_images_get_what_models_leave_and_nothing_is_a_mistake(checkpoint: Path, tmp_path: Path) -> None:
@@ -110,5 +110,5 @@ def test_images_get_what_models_leave_and_nothing_is_a_mistake(checkpoint: Path,
     for_texts = load_config(a_config(tmp_path, text_memory="60KB"), {})
     assert images_config(for_texts).devices["cpu"].expert_memory == left_bytes - 10_000
     assert sharing_problems(config) == []
-    (found,) = sharing_problems(load_config(a_config(tmp_path, memory="1MB"), {}))
-    assert "leaves nothing for images: models tiny take" in found
+    (problem,) = sharing_problems(load_config(a_config(tmp_path, memory="1MB"), {}))
+    assert "leaves nothing for images: models tiny take" in problem

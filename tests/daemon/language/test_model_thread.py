@@ -9,6 +9,7 @@ import pytest
 
 from daemon.language.model_thread import Finished, ModelThread
 from daemon.records import AcceptedText, TextOutcome, TextRequest
+from tests.waiting import until
 
 
 class Steps:
@@ -64,6 +65,8 @@ class Steps:
 
 
 class Bench:
+    """A thread with its outcomes and the models that it opened."""
+
     def __init__(self, **settings: Any) -> None:
         self.outcomes: dict[int, TextOutcome] = {}
         self.opened: list[Steps] = []
@@ -82,80 +85,100 @@ class Bench:
         assert outcome.generation_id not in self.outcomes, "a request ends once"
         self.outcomes[outcome.generation_id] = outcome
 
-    def submit(self, *numbers: int, prompt: str = "p") -> None:
+    def ask(self, *numbers: int, prompt: str = "p") -> None:
         for number in numbers:
             request = TextRequest("s", str(number), "m", prompt)
             self.thread.generate(AcceptedText(number, request, time.time(), time.monotonic()))
 
-    def until(self, happened: Callable[[], Any]) -> None:
-        until_s = time.monotonic() + 60
-        while not happened():
-            assert time.monotonic() < until_s, "it did not happen"
-            time.sleep(0.005)
+    def until_open(self) -> Steps:
+        """Wait for the model; return it."""
+        until(lambda: self.thread.status()["state"] == "ready")
+        return self.opened[-1]
 
-    def until_open(self) -> None:
-        self.until(lambda: self.thread.status()["state"] == "ready")
+    def until_held(self) -> Steps:
+        """Hold the step of a first request, and return the model."""
+        steps = self.until_open()
+        steps.going.clear()
+        self.ask(1)
+        steps.stepping.wait(60)
+        return steps
+
+    def give_up(self) -> None:
+        """Give up once the thread hangs."""
+        until(lambda: self.thread.hangs_s() is not None)
+        self.thread.give_up("it hangs")
 
     def reasons(self, *numbers: int) -> list[str | None]:
-        self.until(lambda: all(number in self.outcomes for number in numbers))
+        until(lambda: all(number in self.outcomes for number in numbers))
         return [self.outcomes[number].reason for number in numbers]
+
+    def is_served(self) -> bool:
+        number = len(self.outcomes) + 1
+        self.ask(number)
+        return self.reasons(number) == [None]
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    found = Bench(hang_after_s=0.1)
-    yield found
-    for steps in found.opened:
-        steps.going.set()
-    assert found.thread.stop(60.0)
-    assert all(steps.closed for steps in found.opened)
+def make_bench() -> Iterator[Callable[..., Bench]]:
+    benches: list[Bench] = []
+
+    def make(**settings: Any) -> Bench:
+        benches.append(Bench(**settings))
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        for steps in bench.opened:
+            steps.going.set()
+        assert bench.thread.stop(60.0)
+        assert all(steps.closed for steps in bench.opened)
+
+
+@pytest.fixture
+def bench(make_bench: Callable[..., Bench]) -> Bench:
+    return make_bench(hang_after_s=0.1)
 
 
 def test_a_request_ends_once_and_a_bad_prompt_at_once(bench: Bench) -> None:
-    bench.submit(1, 2)
-    bench.submit(3, prompt="bad")
+    bench.ask(1, 2)
+    bench.ask(3, prompt="bad")
     assert bench.reasons(1, 2, 3) == [None, None, "bad_prompt"]
     assert bench.thread.waiting == 0
 
 
 def test_a_step_that_hangs_costs_its_requests_and_later_ones_until_it_ends(bench: Bench) -> None:
-    bench.until_open()
-    (first,) = bench.opened
+    first = bench.until_open()
     first.going.clear()
-    bench.submit(1, 2)
-    bench.until(lambda: bench.thread.hangs_s() is not None)
-    bench.thread.give_up("it hangs")
+    bench.ask(1, 2)
+    bench.give_up()
     assert bench.reasons(1, 2) == ["model_failed"] * 2
     assert bench.thread.status()["state"] == "hanging"
-    bench.submit(3)
+    bench.ask(3)
     assert bench.reasons(3) == ["model_failed"]
     first.going.set()
-    bench.until(lambda: first.closed)
-    bench.submit(4)
+    until(lambda: first.closed)
+    bench.ask(4)
     assert bench.reasons(4) == [None]
     assert len(bench.opened) == 2
     assert not bench.thread.is_failing
 
 
 def test_a_hung_change_of_memory_costs_its_requests_and_the_model_comes_back(bench: Bench) -> None:
-    bench.until_open()
-    (first,) = bench.opened
-    going = threading.Event()
+    first, going = bench.until_open(), threading.Event()
     first.resize = lambda budget_bytes: going.wait() and None  # type: ignore[method-assign]
     done = bench.thread.resize(50)
-    bench.until(lambda: bench.thread.hangs_s() is not None)
-    bench.thread.give_up("it hangs")
-    bench.submit(1)
+    bench.give_up()
+    bench.ask(1)
     assert bench.reasons(1) == ["model_failed"]
     going.set()
     assert done.result(60) == 50
-    bench.until(lambda: first.closed and bench.thread.status()["state"] != "hanging")
-    bench.submit(2)
+    until(lambda: first.closed and bench.thread.status()["state"] != "hanging")
+    bench.ask(2)
     assert bench.reasons(2) == [None]
 
 
-def test_an_opening_that_hung_and_then_failed_is_tried_again() -> None:
-    bench, going = Bench(hang_after_s=0.02), threading.Event()
+def test_an_opening_that_hung_and_then_failed_is_tried_again(make_bench: Callable[..., Bench]) -> None:
+    bench, going = make_bench(hang_after_s=0.02), threading.Event()
     bench.until_open()
 
     def stuck(_budget_bytes: int, _gets_on: Callable[[], None]) -> Steps:
@@ -164,39 +187,27 @@ def test_an_opening_that_hung_and_then_failed_is_tried_again() -> None:
 
     opener, bench.thread._opener = bench.thread._opener, stuck
     bench.opened[0].changed = "is gone"
-    bench.submit(1)
-    bench.until(lambda: bench.thread.hangs_s() is not None)
-    bench.thread.give_up("it hangs")
+    bench.ask(1)
+    bench.give_up()
     assert bench.reasons(1) == ["model_failed"]
     bench.thread._opener = opener
     going.set()
-    bench.until(lambda: bench.thread.status()["state"] == "failed")
-
-    def served() -> bool:
-        number = len(bench.outcomes) + 1
-        bench.submit(number)
-        return bench.reasons(number) == [None]
-
-    bench.until(served)
-    assert bench.thread.stop(60.0)
+    until(lambda: bench.thread.status()["state"] == "failed")
+    until(bench.is_served)
 
 
 def test_a_model_given_up_when_its_step_had_just_ended_comes_back(bench: Bench) -> None:
     bench.until_open()
     bench.thread.give_up("it hung until now")
-    bench.until(lambda: bench.opened[0].closed and bench.thread.status()["state"] != "hanging")
-    bench.submit(1)
+    until(lambda: bench.opened[0].closed and bench.thread.status()["state"] != "hanging")
+    bench.ask(1)
     assert bench.reasons(1) == [None]
 
 
-def test_a_long_step_that_gets_on_does_not_hang() -> None:
+def test_a_long_step_that_makes_progress_does_not_hang(make_bench: Callable[..., Bench]) -> None:
     now_s = 100.0
-    bench = Bench(hang_after_s=10.0, clock=lambda: now_s)
-    bench.until_open()
-    (steps,) = bench.opened
-    steps.going.clear()
-    bench.submit(1)
-    steps.stepping.wait(60)
+    bench = make_bench(hang_after_s=10.0, clock=lambda: now_s)
+    steps = bench.until_held()
     for _ in range(10):
         now_s += 9.0
         assert bench.thread.hangs_s() is None
@@ -205,58 +216,45 @@ def test_a_long_step_that_gets_on_does_not_hang() -> None:
     assert bench.thread.hangs_s() == 11.0
     steps.going.set()
     assert bench.reasons(1) == [None]
-    assert bench.thread.stop(60.0)
 
 
-def test_what_breaks_a_step_is_said_and_the_model_is_opened_anew(bench: Bench) -> None:
+def test_the_error_of_a_step_is_reported_and_the_model_is_opened_anew(bench: Bench) -> None:
     bench.until_open()
     bench.opened[0].error = ValueError("the file is torn")
-    bench.submit(1)
+    bench.ask(1)
     assert bench.reasons(1) == ["model_failed"]
-    bench.until(lambda: bench.opened[0].closed)
+    until(lambda: bench.opened[0].closed)
     assert bench.thread.last_error == "the file is torn"
-    bench.submit(2)
+    bench.ask(2)
     assert bench.reasons(2) == [None]
     assert (len(bench.opened), bench.thread.last_error) == (2, None)
 
 
-def test_files_that_changed_are_opened_anew_for_the_request_that_finds_it(bench: Bench) -> None:
-    bench.submit(1)
+def test_changed_files_are_opened_anew_for_the_next_request(bench: Bench) -> None:
+    bench.ask(1)
     assert bench.reasons(1) == [None]
     bench.opened[0].changed = "model.safetensors was changed"
-    bench.submit(2)
+    bench.ask(2)
     assert bench.reasons(2) == [None]
     assert bench.opened[0].closed
 
 
-def test_a_checkpoint_that_cannot_be_opened_fails_each_request_and_is_tried_again() -> None:
-    bench = Bench()
+def test_a_checkpoint_that_cannot_be_opened_fails_each_request_and_is_tried_again(bench: Bench) -> None:
     bench.until_open()
     bench.fails_to_open = OSError("no such folder")
     bench.opened[0].changed = "is gone"
-    bench.submit(1)
+    bench.ask(1)
     assert bench.reasons(1) == ["model_failed"]
     assert bench.thread.status() | {"requests": 0} == {
         "name": "m", "state": "failed", "requests": 0, "budget_bytes": 100, "used_bytes": 0,
         "last_error": "no such folder",
     }  # fmt: skip
     bench.fails_to_open = None
-
-    def served() -> bool:
-        number = len(bench.outcomes) + 1
-        bench.submit(number)
-        return bench.reasons(number) == [None]
-
-    bench.until(served)
-    assert bench.thread.stop(60.0)
+    until(bench.is_served)
 
 
 def test_a_new_budget_counts_from_the_order_on_until_it_holds(bench: Bench) -> None:
-    bench.until_open()
-    (steps,) = bench.opened
-    steps.going.clear()
-    bench.submit(1)
-    steps.stepping.wait(60)
+    steps = bench.until_held()
     smaller, same = bench.thread.resize(50), bench.thread.resize(50)
     assert smaller is same
     assert bench.thread.held_bytes == 100
@@ -269,13 +267,8 @@ def test_a_new_budget_counts_from_the_order_on_until_it_holds(bench: Bench) -> N
 
 
 def test_an_order_that_another_one_followed_is_not_carried_out(bench: Bench) -> None:
-    bench.until_open()
-    (steps,) = bench.opened
-    budgets: list[int] = []
+    steps, budgets = bench.until_held(), list[int]()
     steps.resize = budgets.append  # type: ignore[method-assign]
-    steps.going.clear()
-    bench.submit(1)
-    steps.stepping.wait(60)
     larger, smaller = bench.thread.resize(500), bench.thread.resize(50)
     assert bench.thread.held_bytes == 100
     steps.going.set()
@@ -284,9 +277,7 @@ def test_an_order_that_another_one_followed_is_not_carried_out(bench: Bench) -> 
 
 
 def test_memory_that_is_being_taken_counts_although_less_was_ordered_meanwhile(bench: Bench) -> None:
-    bench.until_open()
-    (steps,) = bench.opened
-    taking, going = threading.Event(), threading.Event()
+    steps, taking, going = bench.until_open(), threading.Event(), threading.Event()
 
     def resize(budget_bytes: int) -> None:
         taking.set()
@@ -304,8 +295,7 @@ def test_memory_that_is_being_taken_counts_although_less_was_ordered_meanwhile(b
 
 
 def test_a_model_that_cannot_go_back_to_what_it_had_is_closed_and_opened_again(bench: Bench) -> None:
-    bench.until_open()
-    (steps,) = bench.opened
+    steps = bench.until_open()
 
     def resize(_budget_bytes: int) -> None:
         raise MemoryError("nothing goes")
@@ -314,13 +304,13 @@ def test_a_model_that_cannot_go_back_to_what_it_had_is_closed_and_opened_again(b
     with pytest.raises(MemoryError):
         bench.thread.resize(500).result(60)
     assert steps.closed
-    bench.submit(1)
+    bench.ask(1)
     assert bench.reasons(1) == [None]
     assert (bench.opened[1].budget_bytes, bench.thread.held_bytes) == (100, 100)
 
 
-def test_a_request_given_up_during_an_opening_that_ends_well_is_not_begun() -> None:
-    bench, going = Bench(hang_after_s=0.02), threading.Event()
+def test_a_request_given_up_during_an_opening_that_succeeds_is_not_begun(make_bench: Callable[..., Bench]) -> None:
+    bench, going = make_bench(hang_after_s=0.02), threading.Event()
     bench.until_open()
 
     def slow(budget_bytes: int, gets_on: Callable[[], None]) -> Steps:
@@ -329,20 +319,17 @@ def test_a_request_given_up_during_an_opening_that_ends_well_is_not_begun() -> N
 
     bench.thread._opener = slow
     bench.opened[0].changed = "is gone"
-    bench.submit(1)
-    bench.until(lambda: bench.thread.hangs_s() is not None)
-    bench.thread.give_up("it hangs")
+    bench.ask(1)
+    bench.give_up()
     going.set()
-    bench.until(lambda: bench.thread.status()["state"] == "ready")
-    bench.submit(2)
+    until(lambda: bench.thread.status()["state"] == "ready")
+    bench.ask(2)
     assert bench.reasons(1, 2) == ["model_failed", None]
     assert bench.opened[1].begun == [2]
-    assert bench.thread.stop(60.0)
 
 
 def test_more_memory_that_is_not_to_be_had_leaves_the_model_what_it_had(bench: Bench) -> None:
-    bench.until_open()
-    (steps,) = bench.opened
+    steps = bench.until_open()
 
     def resize(budget_bytes: int) -> None:
         steps.budget_bytes = min(budget_bytes, 300)
@@ -355,10 +342,7 @@ def test_more_memory_that_is_not_to_be_had_leaves_the_model_what_it_had(bench: B
     assert (steps.budget_bytes, bench.thread.held_bytes) == (100, 100)
 
 
-def test_a_model_makes_way_for_images_and_still_gets_its_tenth() -> None:
-    under_way = threading.Event()
-    under_way.set()
-    bench = Bench(images_under_way=under_way.is_set)
-    bench.submit(*range(1, 6))
+def test_a_model_makes_way_for_images_and_still_gets_its_tenth(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(images_under_way=lambda: True)
+    bench.ask(*range(1, 6))
     bench.reasons(*range(1, 6))
-    assert bench.thread.stop(60.0)

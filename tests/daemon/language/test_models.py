@@ -1,7 +1,7 @@
-"""Memory between a language model and the images' pools, where somebody refuses, fails or takes his time."""
+"""Memory between a language model and the images' pools, if one of them refuses, fails or is late."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,25 +14,26 @@ import daemon.language.models
 from daemon.config.settings import Config, Device, Model
 from daemon.language.models import LanguageModels
 from daemon.wire.control import ControlError
+from tests.waiting import until
 
-DEVICE, MOST, LEAST, TEXTS = 1000, 400, 100, 50
+DEVICE, MAX, MIN, TEXTS = 1000, 400, 100, 50
 
 
 class Memory:
-    """A model in service, as far as its memory goes: the machine has `there_is` bytes for it."""
+    """A model in service without its texts: the machine has `available` bytes for it."""
 
     is_idle = True
     text_tokens = 10
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
-        self.there_is = DEVICE
+        self.available = DEVICE
         self.asked: list[int] = []
 
     def resize(self, budget_bytes: int) -> None:
         self.asked.append(budget_bytes)
-        self.budget_bytes = min(budget_bytes, self.there_is)
-        if budget_bytes > self.there_is:
+        self.budget_bytes = min(budget_bytes, self.available)
+        if budget_bytes > self.available:
             raise MemoryError("there is no memory for so many experts")
 
     def was_changed(self) -> str | None:
@@ -48,7 +49,7 @@ class Memory:
 @dataclass
 class Pool:
     device: str
-    budget_bytes: int = DEVICE - MOST
+    budget_bytes: int = DEVICE - MAX
 
 
 class Drive:
@@ -94,7 +95,7 @@ class Line:
 
     def __init__(self, folder: Path, *devices: str) -> None:
         models = {
-            name: Model(checkpoint=folder / "none", device=device, memory=MOST, least_memory=LEAST, text_memory=TEXTS)
+            name: Model(checkpoint=folder / "none", device=device, memory=MAX, least_memory=MIN, text_memory=TEXTS)
             for name, device in zip("mn", devices, strict=False)
         }
         budgets = {device: Device(expert_memory=DEVICE + TEXTS) for device in devices}
@@ -107,7 +108,7 @@ class Line:
             shared.lease._give_back_s = 0.0
             shared.lease._again_s = 600.0
         self.language.start(SimpleNamespace(text_finished=lambda _outcome: None))
-        self.until(lambda: len(self.opened) == len(models))
+        until(lambda: len(self.opened) == len(models))
 
     def open(self, _model: Model, budget_bytes: int, *_reports: object) -> Any:
         self.opened.append(Memory(budget_bytes))
@@ -116,12 +117,6 @@ class Line:
     @property
     def model(self) -> Memory:
         return self.opened[-1]
-
-    def until(self, happened: Callable[[], Any]) -> None:
-        until_s = time.monotonic() + 60
-        while not happened():
-            assert time.monotonic() < until_s, "it did not happen"
-            time.sleep(0.005)
 
 
 @pytest.fixture(autouse=True)
@@ -133,61 +128,56 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def line(tmp_path: Path) -> Iterator[Line]:
-    found = Line(tmp_path, "cpu")
-    yield found
-    found.language.stop(60.0)
+    line = Line(tmp_path, "cpu")
+    yield line
+    line.language.stop(60.0)
 
 
-def test_images_that_lack_room_get_what_the_model_gives_up_and_it_goes_back(line: Line) -> None:
+def test_images_that_lack_room_get_memory_of_the_model_which_gets_it_back(line: Line) -> None:
     line.drive.lacks_room = True
-    line.until(lambda: (line.model.budget_bytes, line.drive.budget_bytes) == (LEAST, DEVICE - LEAST))
+    until(lambda: (line.model.budget_bytes, line.drive.budget_bytes) == (MIN, DEVICE - MIN))
     line.drive.lacks_room = False
-    line.until(lambda: (line.model.budget_bytes, line.drive.budget_bytes) == (MOST, DEVICE - MOST))
+    until(lambda: (line.model.budget_bytes, line.drive.budget_bytes) == (MAX, DEVICE - MAX))
 
 
-def test_a_model_for_whose_growth_there_is_no_memory_keeps_what_it_has_and_holds_nobody_up(line: Line) -> None:
+def test_a_model_without_memory_to_grow_keeps_its_memory_and_does_not_hold_up_images(line: Line) -> None:
     line.drive.lacks_room = True
-    line.until(lambda: line.model.budget_bytes == LEAST)
-    line.model.there_is = 250
+    until(lambda: line.model.budget_bytes == MIN)
+    line.model.available = 250
     line.drive.lacks_room = False
-    line.until(lambda: MOST in line.model.asked)
-    line.until(lambda: line.language.threads["m"].held_bytes == LEAST)
+    until(lambda: MAX in line.model.asked)
+    until(lambda: line.language.threads["m"].held_bytes == MIN)
     time.sleep(0.1)
-    assert line.model.asked == [LEAST, MOST, LEAST]
-    assert line.model.budget_bytes == LEAST
+    assert line.model.asked == [MIN, MAX, MIN]
+    assert line.model.budget_bytes == MIN
     line.drive.lacks_room = True
-    line.until(lambda: line.drive.budget_bytes == DEVICE - LEAST)
+    until(lambda: line.drive.budget_bytes == DEVICE - MIN)
 
 
-def test_a_drive_that_was_busy_once_is_asked_again(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drive_that_was_busy_is_asked_again(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     line.drive.lacks_room = True
-    line.until(lambda: line.drive.budget_bytes == DEVICE - LEAST)
+    until(lambda: line.drive.budget_bytes == DEVICE - MIN)
     monkeypatch.setattr(daemon.language.models, "_ANSWER_S", 0.05)
     line.drive.lacks_room, line.drive.is_busy = False, True
-    line.until(lambda: line.drive.orders[-1] == DEVICE - MOST)
+    until(lambda: line.drive.orders[-1] == DEVICE - MAX)
     line.drive.is_busy = False
-    line.until(lambda: line.model.budget_bytes == MOST)
+    until(lambda: line.model.budget_bytes == MAX)
 
 
-def test_what_the_pools_refuse_is_not_asked_again_and_again(line: Line) -> None:
+def test_a_budget_that_the_pools_refused_is_asked_for_again_only_after_a_while(line: Line) -> None:
     line.drive.refuses = line.drive.lacks_room = True
-    line.until(lambda: line.drive.orders)
+    until(lambda: line.drive.orders)
     time.sleep(0.1)
-    assert line.drive.orders == [DEVICE - LEAST]
-
-
-def test_what_the_pools_refused_is_asked_again_later(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon.language.models, "_REFUSED_FOR_S", 0.05)
-    line.drive.refuses = line.drive.lacks_room = True
-    line.until(lambda: line.drive.orders)
+    assert line.drive.orders == [DEVICE - MIN]
     line.drive.refuses = False
-    line.until(lambda: line.drive.budget_bytes == DEVICE - LEAST)
+    line.language._devices[0].refused_until_s = 0.0
+    until(lambda: line.drive.budget_bytes == DEVICE - MIN)
 
 
 def test_a_switch_of_experts_is_noticed_for_every_device_with_models(tmp_path: Path) -> None:
     line = Line(tmp_path, "cpu", "cuda:0")
     line.drive.works = True
     line.drive.switches = 1
-    line.until(lambda: all(pool.budget_bytes == DEVICE - LEAST for pool in line.drive.pools.values()))
-    assert [model.budget_bytes for model in line.opened] == [LEAST, LEAST]
+    until(lambda: all(pool.budget_bytes == DEVICE - MIN for pool in line.drive.pools.values()))
+    assert [model.budget_bytes for model in line.opened] == [MIN, MIN]
     line.language.stop(60.0)

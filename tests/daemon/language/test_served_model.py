@@ -24,25 +24,26 @@ from experts.moe.policy.schedule import StepCosts
 from experts.transfer import SlotMemory
 from tests.experts.moe.tiny import write_tiny
 from tests.tiny_text import EXPERT_BYTES, EXPERTS, a_text_model
+from tests.waiting import until
 
 
 @contextmanager
 def served(checkpoint: Path, **settings: Any) -> Iterator[ServedModel]:
     memory = EXPERTS * EXPERT_BYTES
     model = Model(checkpoint=checkpoint, **{"memory": memory, "mode": "ondemand", "rows": 1, **settings})
-    found = ServedModel(model, memory, lambda: None, lambda _text, _index, _piece: None)
-    yield found
-    found.close()
+    opened = ServedModel(model, memory, lambda: None, lambda _text, _index, _piece: None)
+    yield opened
+    opened.close()
 
 
-def a_text(prompt: str) -> AcceptedText:
-    return AcceptedText(1, TextRequest("s", "1", "m", prompt, max_new_tokens=2), time.time(), time.monotonic())
+def a_text(prompt: str, number: int = 1, new_tokens: int = 2) -> AcceptedText:
+    request = TextRequest("s", str(number), "m", prompt, max_new_tokens=new_tokens)
+    return AcceptedText(number, request, time.time(), time.monotonic())
 
 
 def reason(model: ServedModel, prompt: str) -> str | None:
-    """How a request ended: at its beginning, or within some steps."""
-    text = a_text(prompt)
-    refused = model.begin(text, time.monotonic())
+    """Return how a request ended: at its beginning, or within some steps."""
+    refused = model.begin(a_text(prompt), time.monotonic())
     if refused is not None:
         return refused.reason
     for _ in range(10):
@@ -62,43 +63,6 @@ def test_a_prompt_beyond_a_context_that_the_configuration_leaves_to_the_library_
     with served(checkpoint, text_memory=3_000_000) as model:
         assert reason(model, "a" * 300_000) == "bad_prompt"
         assert reason(model, "a" * 5_000) is None
-
-
-def test_a_model_whose_memory_cannot_grow_holds_what_it_held(tmp_path: Path) -> None:
-    little = 8 * EXPERT_BYTES
-    checkpoint = a_text_model(tmp_path / "model")
-    model = Model(checkpoint=checkpoint, memory=little, text_memory=64 * 512, mode="ondemand", rows=1)
-    opened: list[ServedModel] = []
-    outcomes: list[TextOutcome] = []
-
-    def opener(budget_bytes: int, gets_on: Callable[[], None]) -> ServedModel:
-        opened.append(ServedModel(model, budget_bytes, gets_on, lambda _text, _index, _piece: None))
-        return opened[-1]
-
-    thread = ModelThread("m", opener, little, on_outcome=outcomes.append)
-    thread.start()
-    assert thread.resize(little).result(60) == little
-    transfer: Any = opened[0]._runtime.cache._transfer
-    allocate, left = transfer.allocate, iter(range(3))
-
-    def allocate_some() -> SlotMemory:
-        if next(left, None) is None:
-            raise MemoryError("the machine has no more")
-        return allocate()
-
-    transfer.allocate = allocate_some
-    with pytest.raises(ModelError, match="there is no memory for 24 experts"):
-        thread.resize(EXPERTS * EXPERT_BYTES).result(60)
-    assert thread.held_bytes == thread.status()["used_bytes"] == little
-    thread.generate(a_text("hello"))
-    until_s = time.monotonic() + 60
-    while not outcomes and time.monotonic() < until_s:
-        time.sleep(0.005)
-    assert [outcome.reason for outcome in outcomes] == [None]
-    transfer.allocate = allocate
-    assert thread.resize(EXPERTS * EXPERT_BYTES).result(60) == EXPERTS * EXPERT_BYTES
-    assert thread.status()["used_bytes"] == EXPERTS * EXPERT_BYTES
-    assert thread.stop(60.0)
 
 
 def test_a_task_that_enters_is_profiled_with_its_waiting_and_the_prompts_costs_are_without_it(tmp_path: Path) -> None:
@@ -130,7 +94,7 @@ def test_a_text_that_its_memory_can_never_hold_is_refused_although_it_was_let_in
 
 
 def test_an_encoder_decoder_is_named_and_leaves_nothing_running(tmp_path: Path) -> None:
-    """Nobody has to run `coserve check` first, and a model that cannot be opened is tried again for each request."""
+    """`coserve check` may not have been run, and a model that cannot be opened is tried again for each request."""
     checkpoint = a_text_model(tmp_path / "model")
     for file in (*checkpoint.glob("*.safetensors"), checkpoint / "config.json"):
         file.unlink()
@@ -144,19 +108,12 @@ def test_an_encoder_decoder_is_named_and_leaves_nothing_running(tmp_path: Path) 
         assert not thread.is_alive(), thread.name
 
 
-def test_a_model_whose_texts_have_no_memory_is_not_opened_and_says_what_it_needs(tmp_path: Path) -> None:
-    folder = a_text_model(tmp_path / "model")
-    said = r"text_memory .* holds 20 tokens of 512 bytes, a text may come to 21: give at least 10752"
-    with pytest.raises(ModelError, match=said), served(folder, text_memory=20 * 512, max_new_tokens=20):
-        pass
-
-
 class Line:
     """A model's thread with a real model, that a test breaks amid a layer."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        memory, checkpoint = EXPERTS * EXPERT_BYTES, a_text_model(folder / "model")
-        self.model = Model(checkpoint=checkpoint, **{"memory": memory, "mode": "ondemand"} | settings)
+    def __init__(self, folder: Path, memory: int = EXPERTS * EXPERT_BYTES, **settings: Any) -> None:
+        checkpoint = a_text_model(folder / "model")
+        self.model = Model(checkpoint=checkpoint, memory=memory, **{"mode": "ondemand"} | settings)
         self.opened: list[ServedModel] = []
         self.outcomes: dict[int, TextOutcome] = {}
         #: Called with the rows of each layer of each step.
@@ -165,30 +122,23 @@ class Line:
         self.thread.start()
 
     def open(self, budget_bytes: int, gets_on: Callable[[], None]) -> ServedModel:
-        found = ServedModel(self.model, budget_bytes, gets_on, lambda _text, _index, _piece: None)
-        found._runtime.observers.append(lambda step, routing, _done: self.breaks(step) if routing.layer == 1 else None)
-        self.opened.append(found)
-        return found
+        model = ServedModel(self.model, budget_bytes, gets_on, lambda _text, _index, _piece: None)
+        model._runtime.observers.append(lambda step, routing, _done: self.breaks(step) if routing.layer == 1 else None)
+        self.opened.append(model)
+        return model
 
     def ended(self, outcome: TextOutcome) -> None:
         self.outcomes[outcome.generation_id] = outcome
 
     def ask(self, prompts: dict[int, str]) -> None:
         for number, prompt in prompts.items():
-            request = TextRequest("s", str(number), "m", prompt, max_new_tokens=20)
-            self.thread.generate(AcceptedText(number, request, time.time(), time.monotonic()))
-
-    def until(self, happened: Callable[[], bool]) -> None:
-        until_s = time.monotonic() + 60
-        while not happened():
-            assert time.monotonic() < until_s, "it did not happen"
-            time.sleep(0.005)
+            self.thread.generate(a_text(prompt, number, 20))
 
     def texts(self, *numbers: int) -> dict[int, str | None]:
-        """What they came to: the text, or the reason why there is none."""
-        self.until(lambda: all(number in self.outcomes for number in numbers))
-        found = {number: self.outcomes.pop(number) for number in numbers}
-        return {number: one.text if one.reason is None else one.reason for number, one in found.items()}
+        """Return the text of each request, or the reason why there is none."""
+        until(lambda: all(number in self.outcomes for number in numbers))
+        outcomes = {number: self.outcomes.pop(number) for number in numbers}
+        return {number: end.text if end.reason is None else end.reason for number, end in outcomes.items()}
 
 
 PROMPTS = {1: "hello", 2: "of the board", 4: "x"}
@@ -239,6 +189,29 @@ def test_a_decoding_step_that_fails_costs_the_texts_that_run_and_none_that_wait(
     assert len(line.opened) == 1
 
 
+def test_a_model_whose_memory_cannot_grow_keeps_its_memory(tmp_path: Path) -> None:
+    small, large = 8 * EXPERT_BYTES, EXPERTS * EXPERT_BYTES
+    line = Line(tmp_path, small, text_memory=64 * 512, rows=1)
+    assert line.thread.resize(small).result(60) == small
+    transfer: Any = line.opened[0]._runtime.cache._transfer
+    allocate, available = transfer.allocate, iter(range(3))
+
+    def allocate_some() -> SlotMemory:
+        if next(available, None) is None:
+            raise MemoryError("the machine has no more")
+        return allocate()
+
+    transfer.allocate = allocate_some
+    with pytest.raises(ModelError, match="there is no memory for 24 experts"):
+        line.thread.resize(large).result(60)
+    assert line.thread.held_bytes == line.thread.status()["used_bytes"] == small
+    line.ask({1: "hello"})
+    assert line.texts(1)[1] != "model_failed"
+    transfer.allocate = allocate
+    assert line.thread.resize(large).result(60) == large == line.thread.status()["used_bytes"]
+    assert line.thread.stop(60.0)
+
+
 @pytest.mark.parametrize("what", ["nothing but failures", "wrong books", "a damaged file"])
 def test_a_model_whose_state_is_lost_is_closed_and_the_next_text_opens_it(tmp_path: Path, what: str) -> None:
     line = Line(tmp_path)
@@ -256,7 +229,7 @@ def test_a_model_whose_state_is_lost_is_closed_and_the_next_text_opens_it(tmp_pa
     for number in (1, 2, 4) if what == "nothing but failures" else (1,):
         line.ask({number: PROMPTS[number]})
         assert line.texts(number) == {number: "model_failed"}
-    line.until(lambda: line.thread.is_failing)
+    until(lambda: line.thread.is_failing)
     line.breaks = lambda _step: None
     line.ask(PROMPTS)
     assert line.texts(1, 2, 4) == expected

@@ -12,11 +12,11 @@ from torch import nn
 
 from experts.spec import Answer
 from experts.vision.graphs import (
-    MOST_GRAPHS,
+    MAX_GRAPHS,
     WARM_UPS,
+    CudaRecorder,
     GraphedNetwork,
     GraphStream,
-    Lanes,
     Recorder,
     Recorders,
     Recordings,
@@ -73,22 +73,22 @@ def test_a_slot_told_to_forget_warms_up_and_records_again():
 
 
 def test_each_thread_has_a_lane_for_each_stream_that_goes_with_it():
-    lanes, found = Lanes(), dict[str, weakref.ref[GraphStream]]()
-    mine = lanes.of_this_thread(7)
-    assert lanes.of_this_thread(7) is mine
+    recorder, lanes = CudaRecorder(torch.device("cuda:0")), dict[str, weakref.ref[GraphStream]]()
+    mine = recorder.lane_of(7)
+    assert recorder.lane_of(7) is mine
 
     def work() -> None:
         for name, stream in (("same stream", 7), ("another stream", 8)):
-            found[name] = weakref.ref(lanes.of_this_thread(stream))
-        assert found["same stream"]() not in (mine, found["another stream"]())
+            lanes[name] = weakref.ref(recorder.lane_of(stream))
+        assert lanes["same stream"]() not in (mine, lanes["another stream"]())
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     gc.collect()
-    assert len(found) == 2
-    assert [lane() for lane in found.values()] == [None, None]
-    assert lanes.of_this_thread(7) is mine
+    assert len(lanes) == 2
+    assert [lane() for lane in lanes.values()] == [None, None]
+    assert recorder.lane_of(7) is mine
 
 
 def test_layouts_of_one_shelf_share_a_recorder_and_shelves_share_nothing(tmp_path: Path):
@@ -123,9 +123,9 @@ def test_each_batch_size_and_each_executor_has_a_recording_of_its_own():
 def test_a_slot_keeps_so_many_recordings_and_runs_other_batches_as_they_are():
     recorder = FakeRecorder()
     slot = a_slot(recorder)
-    for images in range(1, MOST_GRAPHS + 4):
+    for images in range(1, MAX_GRAPHS + 4):
         assert len(run(slot, images, WARM_UPS + 2)) == images
-    assert len(recorder.recorded) == MOST_GRAPHS
+    assert len(recorder.recorded) == MAX_GRAPHS
 
 
 def test_where_recording_fails_every_slot_of_the_layout_runs_without_and_one_line_says_so():

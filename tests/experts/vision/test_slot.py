@@ -2,7 +2,7 @@ import hashlib
 import os
 import threading
 from collections import Counter
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,8 +35,22 @@ def answers(pool: SlotPool, spec: ExpertSpec):
     return infer(pool.slot(spec.expert), [fit(a_picture(seed=seed), spec.task, spec.input_size) for seed in range(2)])
 
 
-def a_pool(budget_bytes: int = 100 << 20) -> SlotPool:
-    return SlotPool("cpu", budget_bytes)
+def a_pool(budget_bytes: int = 100 << 20, *specs: ExpertSpec) -> SlotPool:
+    """A pool of the CPU with these experts resident."""
+    pool = SlotPool("cpu", budget_bytes)
+    for spec in specs:
+        pool.load(spec)
+    return pool
+
+
+def fresh_answers(spec: ExpertSpec):
+    return answers(a_pool(100 << 20, spec), spec)
+
+
+@pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every device fill its slots as a GPU does, in host memory."""
+    monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
 
 
 def test_a_slot_that_held_others_answers_as_a_fresh_one(tmp_path: Path):
@@ -45,11 +59,7 @@ def test_a_slot_that_held_others_answers_as_a_fresh_one(tmp_path: Path):
         for architecture, class_count in (("resnet18", 3), ("yolo11n", 2), ("resnet18", 7))
         for seed in (1, 2)
     ]
-    fresh = {}
-    for spec in specs:
-        pool = a_pool()
-        pool.load(spec)
-        fresh[spec.expert] = answers(pool, spec)
+    fresh = {spec.expert: fresh_answers(spec) for spec in specs}
     assert len({str(answer) for answer in fresh.values()}) == len(specs)
     pool, previous = a_pool(60 << 20), ()
     for spec in specs * 2:
@@ -109,7 +119,7 @@ def four_of_two_layouts(folder: Path) -> list[ExpertSpec]:
 
 
 def switch(pool: SlotPool, spec: ExpertSpec, source: SlotPool | None = None) -> None:
-    """Load over whoever has been resident longest, as many as it takes."""
+    """Load in place of the experts that have been resident longest, as many as it takes."""
     evict, free_bytes = [], pool.budget_bytes - pool.used_bytes
     for expert in pool.resident():
         if free_bytes >= spec.weights_bytes:
@@ -153,31 +163,13 @@ def test_five_hundred_switches_among_layouts_make_no_module_tensor_or_thread(
     pool.check()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.empty(3),
-        lambda: torch.from_numpy(np.zeros(3)),
-        lambda: torch.UntypedStorage(3),
-        lambda: nn.Parameter(torch.zeros(1)),
-        lambda: nn.Linear(1, 1),
-        lambda: threading.Thread(target=print),
-    ],
-)
-def test_the_counter_of_constructions_sees_each_kind(monkeypatch: pytest.MonkeyPatch, make):
-    with Constructions(monkeypatch) as constructions, suppress(Exception):  # half made, they are of no use
-        make()
-    assert constructions.made
-
-
 def every_slot(pool: SlotPool) -> list[Slot]:
     return [*pool._resident.values(), *pool._kept, *pool._vacant]
 
 
 def test_a_slot_that_gave_its_memory_back_answers_as_before(tmp_path: Path):
     small, large = an_expert_file(tmp_path, "small", "yolov8n", 2), an_expert_file(tmp_path, "large")
-    pool = a_pool(large.weights_bytes)
-    pool.load(small)
+    pool = a_pool(large.weights_bytes, small)
     expected, slot = answers(pool, small), pool.slot(small.expert)
     pool.load(large, (small.expert,))
     assert pool.allocated_bytes == large.weights_bytes
@@ -187,13 +179,10 @@ def test_a_slot_that_gave_its_memory_back_answers_as_before(tmp_path: Path):
     pool.check()
 
 
-def test_a_slot_that_gave_its_memory_back_is_recorded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.usefixtures("staged")
+def test_a_slot_that_gave_its_memory_back_is_recorded_anew(tmp_path: Path):
     small, large = an_expert_file(tmp_path, "small", "yolov8n", 2), an_expert_file(tmp_path, "large")
-    plain = a_pool()
-    plain.load(small)
-    plain.load(large)
-    monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
-    recorder = FakeRecorder()
+    plain, recorder = a_pool(100 << 20, small, large), FakeRecorder()
     pool = SlotPool("cuda:0", large.weights_bytes, LayoutShelf(recorders=Recorders(lambda _: recorder)))
     previous: tuple[ExpertId, ...] = ()
     for recordings, spec in enumerate((small, large, small, small), start=1):
@@ -249,9 +238,7 @@ def test_weights_replaced_since_the_source_was_filled_come_from_the_file(tmp_pat
     ram.load(old)
     new = an_expert_file(tmp_path, "e", seed=2)
     assert pool.load(new, source=ram).tier == "disk"
-    fresh = a_pool()
-    fresh.load(new)
-    assert answers(pool, new) == answers(fresh, new)
+    assert answers(pool, new) == fresh_answers(new)
 
 
 @pytest.mark.parametrize("device", ["cpu", "ram"])
@@ -309,22 +296,24 @@ def test_a_device_without_memory_to_check_in_fails_the_expert(tmp_path: Path):
     pool.load(spec)
 
 
-def test_what_leaves_a_gpu_can_be_kept_in_host_memory_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_expert_that_leaves_a_gpu_can_stay_in_host_memory_and_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     spec = an_expert_file(tmp_path)
-    ram, pool = SlotPool("ram", spec.weights_bytes), a_pool()
+    ram = SlotPool("ram", spec.weights_bytes)
     monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
     gpu = SlotPool("cuda:0", spec.weights_bytes)
     gpu.load(spec)
     assert ram.load(spec, source=gpu).tier == "ram"
     gpu.unload(spec.expert)
     assert gpu.load(spec, source=ram).tier == "ram"
-    pool.load(spec)
-    assert answers(gpu, spec) == answers(pool, spec)
+    monkeypatch.undo()
+    assert answers(gpu, spec) == fresh_answers(spec)
 
 
-def test_gpus_copy_from_each_other_only_by_way_of_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.usefixtures("staged")
+def test_gpus_copy_from_each_other_only_by_way_of_host_memory(tmp_path: Path):
     spec = an_expert_file(tmp_path)
-    monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
     first, second = SlotPool("cuda:0", spec.weights_bytes), SlotPool("cuda:1", spec.weights_bytes)
     first.load(spec)
     with pytest.raises(ExpertError, match="only by way of ram"):
@@ -335,11 +324,10 @@ def test_gpus_copy_from_each_other_only_by_way_of_host_memory(tmp_path: Path, mo
 @pytest.mark.parametrize("make", [DirectReader, lambda: PacedReader(DirectReader(), 5e8)])
 def test_slots_are_filled_by_the_reader_the_pool_was_given(tmp_path: Path, make):
     spec = an_expert_file(tmp_path)
-    plain, pool = a_pool(), SlotPool("cpu", spec.weights_bytes, reader=make())
-    plain.load(spec)
+    pool = SlotPool("cpu", spec.weights_bytes, reader=make())
     for _ in range(2):  # the first load checks the whole file, the second only reads
         report = pool.load(spec)
-        assert answers(pool, spec) == answers(plain, spec)
+        assert answers(pool, spec) == fresh_answers(spec)
         if make is not DirectReader:
             assert report.load_ms >= spec.weights_bytes / 5e8 * 1e3
         pool.unload(spec.expert)
@@ -386,8 +374,7 @@ def test_a_damaged_file_fails_its_expert_and_leaves_the_pool_usable(tmp_path: Pa
 
 def test_a_failed_load_has_evicted_what_it_was_told_to(tmp_path: Path):
     good, bad = an_expert_file(tmp_path, "good", seed=1), an_expert_file(tmp_path, "bad", seed=2)
-    pool = a_pool(good.weights_bytes)
-    pool.load(good)
+    pool = a_pool(good.weights_bytes, good)
     for spec in (replace(bad, file=tmp_path / "none"), replace(bad, layout="unreadable")):
         with pytest.raises(ExpertError):
             pool.load(spec, evict=(good.expert,))
@@ -404,8 +391,7 @@ def test_a_file_of_another_layout_is_refused(tmp_path: Path):
 
 def test_an_expert_replaced_on_disk_is_checked_again(tmp_path: Path):
     spec = an_expert_file(tmp_path, "r18", seed=1)
-    pool = a_pool()
-    pool.load(spec)
+    pool = a_pool(100 << 20, spec)
     pool.unload(spec.expert)
     an_expert_file(tmp_path, "r18", seed=2)
     with pytest.raises(ExpertError, match="contents changed"):
@@ -420,8 +406,7 @@ def test_an_expert_that_does_not_fit_says_how_many_bytes_are_missing(tmp_path: P
 
 def test_an_expert_is_not_loaded_twice(tmp_path: Path):
     spec = an_expert_file(tmp_path)
-    pool = a_pool()
-    pool.load(spec)
+    pool = a_pool(100 << 20, spec)
     with pytest.raises(ExpertError, match="already in the pool"):
         pool.load(spec)
     with pytest.raises(ExpertError, match="not resident"):
@@ -454,8 +439,7 @@ def test_a_device_without_memory_fails_the_load_and_the_next_one_works(
 
 def test_kept_slots_make_room_for_another_layout_and_for_a_smaller_budget(tmp_path: Path):
     small, large = an_expert_file(tmp_path, "small", "yolov8n", 2), an_expert_file(tmp_path, "large")
-    pool = a_pool(large.weights_bytes)
-    pool.load(small)
+    pool = a_pool(large.weights_bytes, small)
     pool.unload(small.expert)
     assert pool.allocated_bytes == small.weights_bytes
     pool.load(large)
@@ -470,11 +454,7 @@ def test_kept_slots_make_room_for_another_layout_and_for_a_smaller_budget(tmp_pa
 
 def test_loads_and_answers_go_on_in_threads_at_once(tmp_path: Path):
     specs = [an_expert_file(tmp_path, f"e{seed}", "yolov8n", 2, seed) for seed in range(4)]
-    expected = {}
-    for spec in specs:
-        pool = a_pool()
-        pool.load(spec)
-        expected[spec.expert] = answers(pool, spec)
+    expected = {spec.expert: fresh_answers(spec) for spec in specs}
     pool, wrong = a_pool(4 * specs[0].weights_bytes), []
 
     def work(spec: ExpertSpec) -> None:
@@ -485,39 +465,29 @@ def test_loads_and_answers_go_on_in_threads_at_once(tmp_path: Path):
                 wrong.append(spec.expert)
             pool.unload(spec.expert)
 
-    threads = [threading.Thread(target=work, args=(spec,)) for spec in specs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(specs)) as threads:
+        list(threads.map(work, specs))
     assert wrong == []
     pool.check()
 
 
 def test_two_threads_may_compute_in_one_slot(tmp_path: Path):
     spec = an_expert_file(tmp_path, "e", "yolo11n", 2)
-    pool = a_pool()
-    pool.load(spec)
-    expected, wrong = answers(pool, spec), []
+    pool = a_pool(100 << 20, spec)
+    expected = answers(pool, spec)
 
-    def work() -> None:
+    def is_right(_turn: int) -> bool:
         torch.set_num_threads(1)
-        wrong.extend(1 for _ in range(8) if answers(pool, spec) != expected)
+        return answers(pool, spec) == expected
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(2) as threads:
+        assert all(threads.map(is_right, range(16)))
 
 
 def test_reduced_precision_experts_run_and_nearly_agree(tmp_path: Path):
     full, half = (an_expert_file(tmp_path, dtype, dtype=dtype) for dtype in ("float32", "bfloat16"))
     assert half.weights_bytes < 0.51 * full.weights_bytes
-    pool = a_pool()
-    pool.load(full)
-    pool.load(half)
+    pool = a_pool(100 << 20, full, half)
     for exact, rough in zip(answers(pool, full), answers(pool, half), strict=True):
         assert rough.confidence == pytest.approx(exact.confidence, abs=0.02)
 

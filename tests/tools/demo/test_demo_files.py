@@ -24,7 +24,7 @@ from tools.demo.judge import PartToJudge, Quality, choose_threshold, judge_parts
 from tools.demo.prepare import PREPARED, PrepareReport, code_key
 from tools.demo.training import DETECTORS, PARTS_PER_PANEL, SolderSampler, render_panels, split
 from tools.training import fit
-from tools.training.importer import import_classifier
+from tools.training.importer import import_model
 
 torch.set_num_threads(1)
 
@@ -138,7 +138,7 @@ def an_expert(folder: Path, name: str, says: str, logit: float) -> ExpertSpec:
     with torch.no_grad():
         network.get_parameter("fc.weight").zero_()
         network.get_parameter("fc.bias").copy_(torch.tensor([logit * (label == says) for label in classes]))
-    report = import_classifier(network.state_dict(), "resnet18", classes, 64, folder, expert=name)
+    report = import_model(network, "resnet18", classes, 64, folder, expert=name)
     document = CatalogFile.model_validate({"experts": {name: report.entry}})
     return resolve(document, folder)[0][ExpertId(name)]
 

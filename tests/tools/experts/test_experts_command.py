@@ -166,12 +166,12 @@ def another(folder: Path, architecture: str, *labels: str) -> None:
 
     from experts.catalog import write_catalog
     from experts.vision import frameworks
-    from tools.training.importer import import_classifier
+    from tools.training.importer import import_model
 
     torch.manual_seed(5)
-    state = getattr(frameworks.torchvision().models, architecture)(num_classes=2).state_dict()
+    network = getattr(frameworks.torchvision().models, architecture)(num_classes=2)
     black = [np.zeros((32, 32, 3), np.uint8)]
-    report = import_classifier(state, architecture, labels, 32, folder, expert="P", images=black)
+    report = import_model(network, architecture, labels, 32, folder, expert="P", images=black)
     write_catalog(folder / "catalog.yaml", {"P": report.entry})
 
 

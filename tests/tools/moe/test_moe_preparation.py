@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from experts.moe.weights.prepared import HELD_OUT, TRAIN, PreparedFiles
 pytest.importorskip("transformers", reason="needs the extra `moe`")
 
 from experts.moe.library import transformers
+from tests.experts.moe.tiny import write_tiny
 from tools.cli.main import app
 from tools.moe import fixture
 from tools.moe.bench import BenchCell, draw_times
@@ -24,7 +26,7 @@ from tools.moe.corpus import DOMAINS, CorpusDocument, collect
 from tools.moe.evaluate import decode_timing, held_out_prompts, open_runtime, perplexity
 from tools.moe.fixture import FixtureRecipe, make_fixture
 from tools.moe.side import SideJob, measure
-from tools.moe.text import encode, load_text
+from tools.moe.text import encode, load_text, read_tokenizer
 from tools.moe.trace import take_traces
 
 SMALL = replace(
@@ -132,12 +134,9 @@ def test_perplexity_is_that_of_the_unmodified_model_whole_or_token_by_token(smal
     with torch.no_grad():
         losses = [model(each.ids[None], labels=each.ids[None]).loss for each in prompts]
     expected = torch.stack(losses).mean().exp().item()
-    runtime = open_runtime(small, "ondemand", share=0.5)
-    try:
+    with closing(open_runtime(small, "ondemand", share=0.5)) as runtime:
         whole = perplexity(runtime, prompts)
         decoded = perplexity(runtime, prompts, decoded=8)
-    finally:
-        runtime.close()
     assert whole.perplexity == pytest.approx(expected, rel=1e-4)
     assert decoded.perplexity == pytest.approx(expected, rel=1e-4)
     assert set(whole.of_domain) <= set(DOMAINS)
@@ -146,11 +145,8 @@ def test_perplexity_is_that_of_the_unmodified_model_whole_or_token_by_token(smal
 
 def test_timing_counts_a_first_token_for_each_prompt_and_the_others_between(small: Path):
     prompts = held_out_prompts(small, of_domain=1, length=12)
-    runtime = open_runtime(small, "ondemand", share=0.5)
-    try:
+    with closing(open_runtime(small, "ondemand", share=0.5)) as runtime:
         timing = decode_timing(runtime, prompts, new_tokens=3)
-    finally:
-        runtime.close()
     assert (len(timing.first_s), len(timing.between_s)) == (len(prompts), 2 * len(prompts))
     assert timing.decode.served < timing.counts.served
     assert load_text(PreparedFiles(small), "text/heldout").ids["python"].numel() > 0
@@ -179,6 +175,13 @@ def test_a_side_that_lacks_a_part_says_which_command_makes_it(small: Path):
     assert "coserve moe unite" in report.error
 
 
+def test_a_tokenizer_that_cannot_be_read_is_named(small: Path, tmp_path: Path):
+    (tmp_path / "config.json").write_bytes((small / "config.json").read_bytes())
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="its tokenizer cannot be read"):
+        read_tokenizer(tmp_path)
+
+
 def test_the_times_of_every_mode_that_was_measured_are_drawn(tmp_path: Path):
     figures: dict[str, float | None] = {"tpot_p50_ms": 4.0, "tpot_p95_ms": 6.0}
     cells = [BenchCell(side, 0.5, link_ms, {}, figures) for side in ("lookahead", "duoserve") for link_ms in (0.0, 2.0)]
@@ -200,9 +203,6 @@ def test_a_bench_without_text_or_of_an_unknown_side_says_what_to_do(small: Path,
 
 
 def test_an_encoder_with_a_decoder_has_no_traces_and_is_named(tmp_path: Path):
-    sizes = {"vocab_size": 64, "d_model": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2, "num_experts": 4}
-    layers = {"num_layers": 2, "num_decoder_layers": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
-    config = transformers().SwitchTransformersConfig(**sizes, **layers)
-    transformers().SwitchTransformersForConditionalGeneration(config).save_pretrained(tmp_path)
+    write_tiny(tmp_path, "switch_transformers")
     with pytest.raises(ModelError, match="switch_transformers has an encoder"):
         take_traces(tmp_path, prompts=1, length=8)

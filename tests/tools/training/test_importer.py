@@ -16,7 +16,7 @@ from experts.vision.preprocess import fit
 from experts.vision.slot import SlotPool
 from tests.experts.samples import PICTURES, a_model, encoded, labels
 from tools.training.expert_file import CONFIDENCE_TOLERANCES, Form, ImportRefusedError
-from tools.training.importer import ImportTarget, import_classifier, import_file, import_model
+from tools.training.importer import ImportTarget, import_file, import_model
 from tools.training.proof import pattern_images
 
 CLASSES = labels(5)
@@ -176,31 +176,31 @@ def test_an_expert_that_disagrees_is_refused_and_the_old_one_stays(tmp_path: Pat
     ("tensor", "dtype"), [("fc.bias", "float32"), ("conv1.weight", "float32"), ("fc.bias", "auto")]
 )
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path, tensor: str, dtype: str):
-    state = a_model().state_dict()
-    state[tensor] = torch.full_like(state[tensor], float("nan"))
+    model = a_model()
+    model.get_parameter(tensor).data.fill_(float("nan"))
     with pytest.raises(ImportRefusedError, match=r"e: .* holds weights that are not finite numbers; train it again"):
-        import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype=dtype))
+        import_model(model, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype=dtype))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dtype_that_cannot_hold_the_weights_is_refused_and_auto_passes_over_it(tmp_path: Path):
-    state = a_model().state_dict()
-    state["fc.weight"][2, 7] = 1e30
+    model = a_model()
+    model.fc.weight.data[2, 7] = 1e30
     reason = r"fc\.weight holds weights beyond 65504, the largest float16; import it as float32"
     with pytest.raises(ImportRefusedError, match=reason):
-        import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype="float16"))
+        import_model(model, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype="float16"))
     assert list(tmp_path.iterdir()) == []
-    report = import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype="auto"))
+    report = import_model(model, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype="auto"))
     assert [trial.dtype for trial in report.trials] == ["float32", "bfloat16"]
     assert [re.search(reason, text) is not None for text in report.unfit] == [True]
     assert [file.name for file in tmp_path.iterdir()] == ["e.safetensors"]
 
 
 def test_reduced_precision_halves_the_file_within_a_tolerance_of_the_users(tmp_path: Path):
-    state = a_model().state_dict()
-    full = import_classifier(state, "resnet18", CLASSES, 96, tmp_path, expert="full")
+    model = a_model()
+    full = import_model(model, "resnet18", CLASSES, 96, tmp_path, expert="full")
     form = Form(dtype="bfloat16", tolerance=0.05)
-    half = import_classifier(state, "resnet18", CLASSES, 96, tmp_path, expert="half", form=form)
+    half = import_model(model, "resnet18", CLASSES, 96, tmp_path, expert="half", form=form)
     assert half.weights_bytes < 0.51 * full.weights_bytes
     assert half.agreement.confidence > full.agreement.confidence
 

@@ -229,7 +229,7 @@ def _entry(catalog: Path, today: CatalogVersions, expert: str, version: str) -> 
         return None, None
     if versions.in_force is not None and version_of(versions.in_force) == version:
         return versions.in_force, catalog.parent / versions.in_force.file
-    candidate = versions.kept.get(version)
+    candidate = versions.versions.get(version)
     return (candidate.entry, Versions(catalog).weights_file(expert, version)) if candidate else (None, None)
 
 

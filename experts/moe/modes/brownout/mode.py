@@ -142,10 +142,10 @@ class Brownout(Mode):
 
     def experts(self, routing: Routing) -> ExpertIterator:
         sentinel, united = self.arch.experts, self._united
-        wanted = routing.distinct_experts()
-        originals = [expert for expert in wanted if expert < sentinel]
+        experts = routing.distinct_experts()
+        originals = [expert for expert in experts if expert < sentinel]
         yield from self.cache.serve(routing.layer, originals, ahead=self.load_ahead)
-        numbers = [expert for expert in wanted if expert > sentinel]
+        numbers = [expert for expert in experts if expert > sentinel]
         if united is None or not numbers:
             return
         if united.device != routing.hidden.device:

@@ -26,7 +26,6 @@ LayerActivations = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class UnitedExperts:
     """The united experts of a model, one for each group of each layer."""
 
-    way: int
     #: For each layer (G, rows, H) and (G, H, I), with rows, H and I of `MoeArch`.
     gate_up: tuple[torch.Tensor, ...]
     down: tuple[torch.Tensor, ...]
@@ -46,7 +45,7 @@ class UnitedExperts:
 
     def to(self, device: torch.device | str) -> "UnitedExperts":
         gate_up, down = (tuple(tensor.to(device) for tensor in part) for part in (self.gate_up, self.down))
-        return UnitedExperts(self.way, gate_up, down, self.groups)
+        return UnitedExperts(gate_up, down, self.groups)
 
 
 def load_united(prepared: PreparedFiles, way: int) -> UnitedExperts:
@@ -54,7 +53,6 @@ def load_united(prepared: PreparedFiles, way: int) -> UnitedExperts:
     tensors, _ = prepared.load(_part(way))
     layers = range(len(tensors["groups"]))
     return UnitedExperts(
-        way,
         tuple(tensors[f"{layer}.gate_up"] for layer in layers),
         tuple(tensors[f"{layer}.down"] for layer in layers),
         tuple(tuple(groups) for groups in tensors["groups"].tolist()),
@@ -93,7 +91,7 @@ class Distillation:
 
     def make(self, layer: int, activations: LayerActivations, activation: Activation) -> None:
         """Distil the united experts of a layer and save them, with their error and that of averaged experts."""
-        made: list[ExpertWeights] = []
+        united: list[ExpertWeights] = []
         missed: list[tuple[float, float]] = []
         for group in range(self.groups[-1] + 1):
             numbers = [expert for expert, its_group in enumerate(self.groups) if its_group == group]
@@ -105,12 +103,13 @@ class Distillation:
                 fitted = fit_down(strongest_units(members, activations, activation), targets, activation)
                 fitted = fit(fitted, targets, activation, self._recipe)
                 missed.append((missed_share(fitted, targets, activation), missed_share(mean, targets, activation)))
-            made.append(fitted)
+            united.append(fitted)
         shares = torch.tensor(missed).mean(0).tolist() if missed else [0.0, 0.0]
-        self._prepared.save(_part(self.way, layer), self._tensors(layer, made), {"made": self._made, "missed": shares})
+        notes = {"made": self._made, "missed": shares}
+        self._prepared.save(_part(self.way, layer), self._tensors(layer, united), notes)
 
-    def finish(self) -> tuple[float, float]:
-        """Join the layers; return the shares of the answers that united and averaged experts miss."""
+    def finish(self) -> None:
+        """Join the layers in one file, with the shares of the answers that united and averaged experts miss."""
         layers = range(self._store.arch.layers)
         parts = [self._prepared.load(_part(self.way, layer)) for layer in layers]
         tensors = {name: tensor for part, _ in parts for name, tensor in part.items()}
@@ -120,7 +119,6 @@ class Distillation:
         for layer in layers:
             self._prepared.path(_part(self.way, layer)).unlink()
         self._prepared.path(_part(self.way, 0)).parent.rmdir()
-        return missed[0], missed[1]
 
     @property
     def _made(self) -> dict[str, Any]:
@@ -129,8 +127,8 @@ class Distillation:
     def _is_made(self, name: str) -> bool:
         return self._prepared.has(name) and self._prepared.load(name)[1].get("made") == self._made
 
-    def _tensors(self, layer: int, made: Sequence[ExpertWeights]) -> dict[str, torch.Tensor]:
-        gate_up, down = (torch.stack(part).to(self._store.arch.dtype) for part in zip(*made, strict=True))
+    def _tensors(self, layer: int, united: Sequence[ExpertWeights]) -> dict[str, torch.Tensor]:
+        gate_up, down = (torch.stack(part).to(self._store.arch.dtype) for part in zip(*united, strict=True))
         return {f"{layer}.gate_up": gate_up, f"{layer}.down": down}
 
 
@@ -195,8 +193,8 @@ def distill_targets(
     parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     for expert, weights in members:
         token, place = torch.where(index == expert)
-        seen = hidden[token]
-        parts.append((seen, answer(weights, seen, activation), weight[token, place]))
+        inputs = hidden[token]
+        parts.append((inputs, answer(weights, inputs, activation), weight[token, place]))
     return DistillTargets(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
@@ -247,9 +245,9 @@ def fit(start: ExpertWeights, targets: DistillTargets, activation: Activation, r
     scale = energy(targets) / len(targets.hidden)
     with torch.enable_grad():
         for _ in range(recipe.steps):
-            chosen = torch.randint(len(targets.hidden), (recipe.batch,), generator=generator)
-            missed = answer(student, targets.hidden[chosen], activation) - targets.answer[chosen]
-            loss = (missed * targets.weight[chosen, None]).square().sum(-1).mean() / scale
+            rows = torch.randint(len(targets.hidden), (recipe.batch,), generator=generator)
+            missed = answer(student, targets.hidden[rows], activation) - targets.answer[rows]
+            loss = (missed * targets.weight[rows, None]).square().sum(-1).mean() / scale
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()

@@ -218,10 +218,10 @@ class DuoServe(Mode):
 
     def _previous_paths(self, names: Sequence[str]) -> Paths | None:
         """Return the paths of the previous tokens, sentinels for a row without one; None if no row has one."""
-        known = [self._paths[name] for name in names if name in self._paths]
-        if not known:
+        existing = [self._paths[name] for name in names if name in self._paths]
+        if not existing:
             return None
-        index, weight = known[0]
+        index, weight = existing[0]
         unknown = torch.full_like(index, self.arch.experts), torch.zeros_like(weight)
         paths = [self._paths.get(name, unknown) for name in names]
         return Paths(torch.stack([index for index, _ in paths]), torch.stack([weight for _, weight in paths]))

@@ -99,11 +99,11 @@ class StateConstructor:
         """Write one path into its (T, path) of the state; unknown layers stay zero."""
         tokens, layers, _ = paths.index.shape
         # One place more for the sentinel, cut off afterwards.
-        chosen = part.new_zeros((tokens, 2, layers, self.shape.experts + 1))
-        chosen[:, 0].scatter_(2, paths.index, 1.0)
-        chosen[:, 1].scatter_(2, paths.index, paths.weight.float())
+        one_hot = part.new_zeros((tokens, 2, layers, self.shape.experts + 1))
+        one_hot[:, 0].scatter_(2, paths.index, 1.0)
+        one_hot[:, 1].scatter_(2, paths.index, paths.weight.float())
         whole = part.unflatten(1, (2, self.shape.layers, self.shape.experts))
-        whole[:, :, :layers] = chosen[..., : self.shape.experts]
+        whole[:, :, :layers] = one_hot[..., : self.shape.experts]
 
 
 class ExpertMLP(nn.Sequential):
@@ -173,7 +173,7 @@ class LayerPredictor:
 
 
 class _SingleToken:
-    """The same network for a single token on a CPU, in as few torch calls as possible.
+    """A layer's network for a single token on a CPU, in as few torch calls as possible.
 
     At each torch call two threads may compete for the interpreter's lock, and the one that computes the model then
     sleeps and wakes: 60 calls for each of five predictions made a token take 6.9 ms instead of 2.9. The time of a token
@@ -216,11 +216,11 @@ class _SingleToken:
         return torch.nn.functional.embedding_bag(places, table, self._begin, mode="sum", per_sample_weights=weight)[0]
 
 
-def _places(shape: StateShape, known: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def _places(shape: StateShape, layers: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the offsets from a token's experts to their rows of the table, and ones, the weights of chosen experts."""
     stride, top_k = shape.experts + 1, shape.top_k
-    own = np.repeat(np.arange(known), top_k)
+    own = np.repeat(np.arange(layers), top_k)
     before = 2 * shape.layers + np.repeat(np.arange(shape.layers), top_k)
-    chosen = np.concatenate([own, before])
+    rows = np.concatenate([own, before])
     ranks = 4 * shape.layers + np.arange(top_k + 1)  # the last one is the bias
-    return np.concatenate([chosen, chosen + shape.layers, ranks]) * stride, np.ones(len(chosen), np.float32)
+    return np.concatenate([rows, rows + shape.layers, ranks]) * stride, np.ones(len(rows), np.float32)

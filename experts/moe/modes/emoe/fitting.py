@@ -1,6 +1,7 @@
-"""Training eMoE's predictor on a routing trace, and its recall beside simpler ways to name experts."""
+"""Training eMoE's predictor on a routing trace, and measuring the sensitivity of tasks."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 
 import torch
@@ -11,13 +12,11 @@ from experts.moe.model.runtime import MoeRuntime, read_model
 from experts.moe.modes.emoe import sensitivity
 from experts.moe.modes.emoe.predictor import ExpertPredictor, spreads
 from experts.moe.trace import Trace, load_trace, popularity, popularity_by_task
-from experts.moe.weights.prepared import HELD_OUT, TRAIN, PreparedFiles
+from experts.moe.weights.prepared import TRAIN, PreparedFiles
 
 PART = "emoe/predictor"
 #: Training text for the sensitivity of each task: tokens of a window, and windows.
 _WINDOW_TOKENS, _WINDOWS = 256, 24
-#: Periods for which recall is shown.
-_PERIODS = (1, 5, 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class EmoeRecipe:
 
 
 def fit(inputs: FitInputs) -> Sequence[FitTable]:
-    """Train the predictor, measure the sensitivity of tasks on training text; return both results."""
+    """Train the predictor, and measure the sensitivity of tasks on training text; return the sensitivity."""
     prepared, recipe = inputs.prepared, EmoeRecipe()
     trace = load_trace(prepared, TRAIN)
     if is_fitted(prepared, trace, recipe):
@@ -47,23 +46,18 @@ def fit(inputs: FitInputs) -> Sequence[FitTable]:
             inputs.progress(PART, step, recipe.steps, f", loss {loss:.3f}")
 
         save_predictor(prepared, fit_predictor(trace, recipe, report), trace, recipe)
-    tables = [_sensitivity_table(_measure_sensitivity(inputs))]
-    if prepared.has(HELD_OUT):
-        tables.append(_recall_table(prepared))
-    return tables
+    return [_sensitivity_table(_measure_sensitivity(inputs))]
 
 
 def _measure_sensitivity(inputs: FitInputs) -> sensitivity.Shares:
     _, arch, _ = read_model(inputs.prepared.checkpoint)
     windows = inputs.training_windows(_WINDOW_TOKENS, _WINDOWS)
     mode = sensitivity.WrongRouting()
-    runtime = MoeRuntime.open(inputs.prepared.checkpoint, mode, len(arch.expert_keys) * arch.expert_bytes)
-    try:
+    budget_bytes = len(arch.expert_keys) * arch.expert_bytes
+    with closing(MoeRuntime.open(inputs.prepared.checkpoint, mode, budget_bytes)) as runtime:
         return sensitivity.measure(
             runtime, mode, windows, inputs.prepared, lambda done, total: inputs.progress(sensitivity.PART, done, total)
         )
-    finally:
-        runtime.close()
 
 
 def _sensitivity_table(shares: sensitivity.Shares) -> FitTable:
@@ -76,16 +70,6 @@ def _sensitivity_table(shares: sensitivity.Shares) -> FitTable:
     title = "accuracy kept with this layer and all more tolerant ones routed wrongly"
     title = f"{title} (* insensitive: {sensitivity.THRESHOLD} or more)"
     return FitTable(title, ("task", *map(str, range(layers))), tuple(rows))
-
-
-def _recall_table(prepared: PreparedFiles) -> FitTable:
-    """Show how much of held-out prompts' routing falls on half of the experts, by the way to name them."""
-    predictor, _ = load_predictor(prepared)
-    trace = load_trace(prepared, HELD_OUT)
-    by_period = [recalls(predictor, trace, period, trace.experts // 2) for period in _PERIODS]
-    rows = [(name, *(f"{recall[name]:.3f}" for recall in by_period)) for name in by_period[0]]
-    title = "share of held-out prompts' tokens whose experts are among half of each layer's"
-    return FitTable(title, ("named by", *(f"every {period} prompts" for period in _PERIODS)), tuple(rows))
 
 
 def prompts_of(trace: Trace) -> list[list[int]]:
@@ -171,13 +155,13 @@ def _example(
     unknown = len(predictor.prior) - 1
     forget = torch.rand(recipe.history + 1, generator=generator) < 0.1
     order = torch.randperm(predictor.layers, generator=generator).tolist()
-    seen = predictor.layers * int(torch.randint(2, (1,), generator=generator))
+    count = predictor.layers * int(torch.randint(2, (1,), generator=generator))
     return (
         spread[[number for _, number in past]],
         torch.tensor([number for number, _ in past]).masked_fill(forget[1:], unknown),
         torch.tensor(unknown if forget[0] else task),
         spread[prompt],
-        predictor.order(order, seen)[0],
+        predictor.order(order, count)[0],
     )
 
 
@@ -197,40 +181,6 @@ def load_predictor(prepared: PreparedFiles) -> tuple[ExpertPredictor, tuple[str,
     predictor = _new(tensors["prior"], EmoeRecipe(**notes["made"]["recipe"]))
     predictor.load_state_dict(tensors)
     return predictor.eval(), tuple(notes["tasks"])
-
-
-@torch.no_grad()
-def recalls(
-    predictor: ExpertPredictor, trace: Trace, period: int, experts: int, *, prompts: int = 400, seed: int = 0
-) -> dict[str, float]:
-    """Return the share of a stream's routing (tokens and their k choices) at the `experts` named for each layer.
-
-    They are named every `period` prompts from earlier ones, for each task of the period. `popularity`: the experts of
-    all training; `popularity of the task`; `last prompt`: those of the last prompt before the period; `emoe-A` and
-    `emoe-L`: the predictor, all layers at once or one after the other.
-    """
-    spread = prompt_spreads(trace)
-    stream = PromptStream(prompts_of(trace), torch.Generator().manual_seed(seed))
-    past = [stream.take() for _ in range(predictor.history)]
-    tasks = list(range(len(trace.tasks)))
-    totals: dict[str, float] = {}
-    for _ in range(prompts // period):
-        seen = [(task, spread[number]) for task, number in past]
-        overall, last = predictor.prior[-1], seen[-1][1]
-        guesses = {
-            "popularity": overall.expand(len(tasks), -1, -1),
-            "popularity of the task": predictor.prior[tasks],
-            "last prompt": last.expand(len(tasks), -1, -1),
-            "emoe-A": predictor.predict(seen, tasks, "all"),
-            "emoe-L": predictor.predict(seen, tasks, "layer"),
-        }
-        following = [stream.take() for _ in range(period)]
-        for name, guess in guesses.items():
-            named = guess.topk(experts, dim=-1).indices
-            caught = sum(float(spread[number].gather(1, named[task]).sum(1).mean()) for task, number in following)
-            totals[name] = totals.get(name, 0.0) + caught
-        past = (past + following)[-predictor.history :]
-    return {name: total / (prompts // period * period) for name, total in totals.items()}
 
 
 def _new(prior: torch.Tensor, recipe: EmoeRecipe) -> ExpertPredictor:

@@ -184,7 +184,7 @@ class Emoe(Mode):
         self.cache.prefetch([ExpertKey(*key) for key in missing])
 
     def _check_loading(self) -> None:
-        """When loading has ended, allow only the experts that could be loaded."""
+        """Allow only the experts that could be loaded, once loading has ended."""
         if self._is_loading and not self.cache.pending():
             self._is_loading = False
             resident = [self.cache.resident(layer) for layer in range(self.arch.layers)]

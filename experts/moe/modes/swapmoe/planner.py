@@ -198,10 +198,10 @@ def plan_counts(
     """
     layers = len(measured[0].counts)
     turnover = _turnover(measured, experts)
-    known = {plan.counts for plan in measured}
+    measured_counts = {plan.counts for plan in measured}
 
     def allowed(counts: Configuration) -> bool:
-        return counts not in known and turnover * _exchangeable(counts, experts) <= limits.loads
+        return counts not in measured_counts and turnover * _exchangeable(counts, experts) <= limits.loads
 
     space = SearchSpace((floor,) * layers, (experts,) * layers, limits.slots, allowed)
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from experts.ledger import LedgerError
 from experts.moe.cache.metrics import PredictionCounts, Predictions
 from experts.moe.cache.slots import SlotCache
-from experts.moe.cache.weight_transfer import HostWeightTransfer, SlowLink
+from experts.moe.cache.weight_transfer import SlowLink, WeightTransfer
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, ForwardStep, Routing, StepRow
 from experts.moe.policy.eviction import EvictionPolicy, LayeredLru, MostPopular
@@ -25,7 +24,7 @@ from tests.experts.moe.cache.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
 A_STEP = ForwardStep(0, "decode", ())
 
 
-class GatedTransfer(HostWeightTransfer):
+class GatedTransfer(WeightTransfer):
     """Loads proceed when the test says so: `allow(n)` lets n of them through."""
 
     def __init__(self, store: Shelf) -> None:
@@ -52,7 +51,7 @@ def a_cache(
     gated: bool = False,
 ) -> Iterator[tuple[SlotCache, Shelf, GatedTransfer]]:
     shelf = Shelf(folder, arch)
-    transfer = GatedTransfer(shelf) if gated else HostWeightTransfer(shelf, transfer_for("cpu"))
+    transfer = GatedTransfer(shelf) if gated else WeightTransfer(shelf, transfer_for("cpu"))
     cache = SlotCache(shelf, slots * EXPERT_BYTES, policy or LayeredLru(arch.layers), transfer)
     try:
         yield cache, shelf, transfer
@@ -237,7 +236,7 @@ def test_a_withdrawn_prefetch_is_not_loaded(tmp_path: Path):
 def test_a_budget_without_room_for_one_expert_is_refused(tmp_path: Path):
     shelf = Shelf(tmp_path, ShelfArch())
     with pytest.raises(ModelError, match="holds no expert of 1536"):
-        SlotCache(shelf, EXPERT_BYTES - 1, LayeredLru(3), HostWeightTransfer(shelf, transfer_for("cpu")))
+        SlotCache(shelf, EXPERT_BYTES - 1, LayeredLru(3), WeightTransfer(shelf, transfer_for("cpu")))
 
 
 def test_a_smaller_budget_holds_at_once_and_a_larger_one_gives_room(tmp_path: Path):
@@ -387,13 +386,6 @@ def test_an_error_that_is_kept_does_not_hold_up_the_next_step(tmp_path: Path, wa
             assert cache.resident(0)
             cache.check()
             assert [expert for expert, _ in experts] == [7]
-
-
-def test_the_ledger_refuses_what_the_cache_must_never_do(tmp_path: Path):
-    with a_cache(tmp_path, 2) as (cache, _, _), closing(cache.serve(0, [1], ahead=False)) as experts:
-        next(experts)
-        with pytest.raises(LedgerError):
-            cache._ledger._ledger.evict("0.1")
 
 
 def test_a_link_is_one_serial_channel_that_no_transfer_leaves_early():

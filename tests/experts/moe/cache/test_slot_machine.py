@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from experts.moe.cache.slots import SlotCache
-from experts.moe.cache.weight_transfer import HostWeightTransfer
+from experts.moe.cache.weight_transfer import WeightTransfer
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, ForwardStep
 from experts.moe.policy.eviction import LayeredLru, MostPopular
@@ -42,7 +42,7 @@ class SlotMachine(RuleBasedStateMachine):
     def open(self, budget: int, popular: bool) -> None:
         ranking = [list(range(ARCH.experts))] * ARCH.layers
         policy = MostPopular(ranking, transit=1) if popular else LayeredLru(ARCH.layers)
-        self.cache = SlotCache(self.shelf, budget, policy, HostWeightTransfer(self.shelf, transfer_for("cpu")))
+        self.cache = SlotCache(self.shelf, budget, policy, WeightTransfer(self.shelf, transfer_for("cpu")))
 
     @rule(layer=LAYERS, experts=EXPERTS, ahead=st.booleans())
     def begin_layer(self, layer: int, experts: list[int], ahead: bool) -> None:

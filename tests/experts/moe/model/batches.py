@@ -4,21 +4,15 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import pytest
 import torch
 
 from experts.moe.gating import StepRow
-from experts.moe.library import transformers as import_transformers
 from experts.moe.model.engine import Completion, Engine, EngineRequest, TokenEvent
 from experts.moe.model.keys_values import TextMemory, bytes_per_token
 from experts.moe.model.text import TextCodec
-from experts.moe.policy.schedule import BatchLimits, FirstCome
-
-tokenizers = pytest.importorskip("tokenizers", reason="the extra `moe` is not installed")
-pytest.importorskip("transformers", reason="the extra `moe` is not installed")
-transformers = import_transformers()
-
-CONTEXT = 64
+from experts.moe.policy.schedule import BatchLimits, FirstCome, TaskProfiles
+from tests.experts.moe.tiny import CONTEXT, build_tiny
+from tests.tiny_text import a_byte_tokenizer
 
 
 class Plain:
@@ -34,28 +28,12 @@ class Plain:
 
 
 def a_model() -> Any:
-    config = transformers.MixtralConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        max_position_embeddings=CONTEXT,
-    )
-    torch.manual_seed(3)
-    return transformers.MixtralForCausalLM(config).eval()
+    return build_tiny(vocab_size=256, num_hidden_layers=2, num_local_experts=4, seed=3)
 
 
 def a_codec(ends: frozenset[int] = frozenset()) -> TextCodec:
     """A token for each byte."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    bytewise = tokenizers.models.BPE({letter: number for number, letter in enumerate(alphabet)}, [])
-    tokenizer = tokenizers.Tokenizer(bytewise)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    return TextCodec(tokenizer, CONTEXT, ends)
+    return TextCodec(a_byte_tokenizer(), CONTEXT, ends)
 
 
 MODEL = a_model()
@@ -68,37 +46,56 @@ def a_memory(tokens: int = ROOM.tokens) -> TextMemory:
 
 
 class Bench:
-    """An engine, its clock and what it said."""
+    """An engine, its clock and its reports; its ledger is checked after each step."""
 
-    def __init__(self, *, rows: int = 4, tokens: int = 0, ends: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        runtime: Plain | None = None,
+        *,
+        rows: int = 4,
+        tokens: int = 0,
+        ends: frozenset[int] = frozenset(),
+        profiles: TaskProfiles | None = None,
+        **options: Any,
+    ) -> None:
         self.now = 0.0
-        self.said: list[TokenEvent] = []
+        self.tokens: list[TokenEvent] = []
         self.ended: dict[str, Completion] = {}
-        self.runtime = Plain(MODEL)
+        self.runtime = runtime or Plain(MODEL)
         self.codec = a_codec(ends)
         self.memory = a_memory(tokens or rows * CONTEXT)
-        scheduler = FirstCome(BatchLimits(rows, self.memory.tokens))
+        self.profiles = profiles or TaskProfiles()
         self.engine = Engine(
-            self.runtime, self.codec, scheduler, self.memory, on_token=self.said.append, clock=lambda: self.now
+            self.runtime,
+            self.codec,
+            FirstCome(BatchLimits(rows, self.memory.tokens)),
+            self.memory,
+            profiles=self.profiles,
+            on_token=self.tokens.append,
+            clock=lambda: self.now,
+            **options,
         )
 
-    def ask(self, name: str, prompt: str, new: int = 8, **more: Any) -> None:
-        tokens = tuple(self.codec.encode(prompt))
+    def ask(self, name: str, prompt: str | Sequence[int], new: int = 8, **more: Any) -> None:
+        tokens = tuple(self.codec.encode(prompt) if isinstance(prompt, str) else prompt)
         self.engine.enqueue(EngineRequest(name, tokens, new, None, self.now, **more))
 
     def step(self) -> None:
         self.now += 1.0
-        for one in self.engine.step():
-            assert one.request not in self.ended, "a request ends once"
-            self.ended[one.request] = one
+        for completion in self.engine.step():
+            assert completion.request not in self.ended, "a request ends once"
+            self.ended[completion.request] = completion
         self.engine.check()
 
     def run(self) -> None:
         while not self.engine.is_idle:
             self.step()
 
+    def reasons(self) -> dict[str, str | None]:
+        return {name: completion.reason for name, completion in self.ended.items()}
+
     def text_of(self, name: str) -> str:
-        return "".join(one.text for one in self.said if one.request == name)
+        return "".join(event.text for event in self.tokens if event.request == name)
 
 
 def alone(prompt: str, new: int) -> str | None:

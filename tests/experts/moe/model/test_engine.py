@@ -3,29 +3,18 @@
 import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 import pytest
 import torch
 
 from experts.moe.gating import StepRow
-from experts.moe.model.engine import Engine, EngineRequest, StepTiming
+from experts.moe.model.engine import EngineRequest, StepTiming
 from experts.moe.model.text import PromptError, TextCodec
-from experts.moe.policy.schedule import FirstCome, TaskProfiles
 
 pytest.importorskip("transformers", reason="the extra `moe` is not installed")
-from tests.experts.moe.model.batches import (
-    MODEL,
-    ROOM,
-    Bench,
-    Plain,
-    a_codec,
-    a_memory,
-    a_model,
-    alone,
-    tokenizers,
-    transformers,
-)
+import tokenizers
+
+from tests.experts.moe.model.batches import MODEL, Bench, Plain, a_codec, a_model, alone
 
 
 def generated(prompt: str, new: int) -> list[int]:
@@ -46,7 +35,9 @@ def test_a_request_gets_the_same_text_alone_and_beside_others_that_join_and_leav
         bench.ask(name, *PROMPTS[name])
         bench.step()
     bench.run()
-    assert {name: one.text for name, one in bench.ended.items()} == {name: alone(*PROMPTS[name]) for name in PROMPTS}
+    assert {name: ended.text for name, ended in bench.ended.items()} == {
+        name: alone(*PROMPTS[name]) for name in PROMPTS
+    }
 
 
 def test_the_tokens_are_those_of_transformers_generate() -> None:
@@ -63,7 +54,7 @@ def test_streamed_pieces_add_up_to_the_text_and_are_numbered() -> None:
     bench.run()
     for name, (_, new) in PROMPTS.items():
         assert bench.text_of(name) == bench.ended[name].text
-        assert [one.index for one in bench.said if one.request == name] == list(range(new))
+        assert [event.index for event in bench.tokens if event.request == name] == list(range(new))
         assert bench.ended[name].new_tokens == new
 
 
@@ -130,9 +121,9 @@ def test_a_text_ends_at_its_end_token_which_is_no_part_of_it() -> None:
     bench.run()
     count = tokens.index(end)
     assert bench.ended["a"].new_tokens == count
-    # The part of a character that it ends in is nobody's text, and was not streamed either.
+    # An incomplete character at the end is not part of the text, and was not streamed either.
     assert bench.ended["a"].text == bench.text_of("a") == a_codec().decode(tokens[:count]).rstrip("\ufffd")
-    assert len(bench.said) == count
+    assert len(bench.tokens) == count
 
 
 def test_a_text_ends_where_the_context_is_full() -> None:
@@ -158,7 +149,7 @@ def test_a_deadline_ends_what_waits_and_what_runs_and_nobody_else() -> None:
     bench.ask("goes on", "hello", 12)
     bench.ask("waits", "hello", 30, deadline_s=3.5)
     bench.run()
-    assert {name: (one.reason, one.text is None) for name, one in bench.ended.items()} == {
+    assert {name: (ended.reason, ended.text is None) for name, ended in bench.ended.items()} == {
         "runs": ("deadline", True),
         "waits": ("deadline", True),
         "goes on": (None, False),
@@ -172,92 +163,66 @@ def test_times_are_counted_from_arrival() -> None:
     bench.ask("a", "hello", 5)
     bench.now = 10.0
     bench.run()
-    one = bench.ended["a"]
-    assert (one.ttft_s, one.tpot_s, one.total_s, one.prompt_tokens) == (11.0, 1.0, 15.0, 5)
+    ended = bench.ended["a"]
+    assert (ended.ttft_s, ended.tpot_s, ended.total_s, ended.prompt_tokens) == (11.0, 1.0, 15.0, 5)
 
 
 class Broken(Plain):
-    """A model whose steps fail for some rows."""
-
-    fails = ""
+    """A model whose prefill of request "b" fails."""
 
     def step(self, rows: Sequence[StepRow]) -> AbstractContextManager[None]:
-        if any(row.request in self.fails and row.tokens > 1 for row in rows):
+        if any(row.request == "b" and row.tokens > 1 for row in rows):
             raise OSError("the file is gone")
         return super().step(rows)
 
 
 def test_a_prefill_that_fails_costs_its_own_request() -> None:
-    bench = Bench()
-    bench.runtime = Broken(MODEL)
-    bench.engine = Engine(bench.runtime, bench.codec, FirstCome(ROOM), a_memory(), clock=lambda: bench.now)
-    bench.runtime.fails = "b"
+    bench = Bench(Broken(MODEL))
     for name in "abc":
         bench.ask(name, "hello", 6)
     bench.run()
-    assert {name: one.reason for name, one in bench.ended.items()} == {"a": None, "b": "model_failed", "c": None}
+    assert bench.reasons() == {"a": None, "b": "model_failed", "c": None}
     assert isinstance(bench.ended["b"].error, OSError)
 
 
 def test_a_step_that_computes_nothing_has_no_costs() -> None:
-    bench = Bench()
-    bench.runtime = Broken(MODEL)
-    bench.engine = Engine(bench.runtime, bench.codec, FirstCome(ROOM), a_memory(), clock=lambda: bench.now)
-    bench.runtime.fails = "b"
+    bench = Bench(Broken(MODEL))
     bench.ask("a", "hello", 2)
     bench.step()
     assert bench.engine.last_step is not None
     bench.step()
     bench.ask("b", "hello")
     bench.step()
-    assert bench.ended["b"].reason == "model_failed"
+    assert bench.reasons()["b"] == "model_failed"
     assert bench.engine.last_step is None
 
 
 def test_weights_that_give_no_numbers_are_named() -> None:
-    bench = Bench()
     broken = a_model()
     broken.lm_head.weight.data[5] = float("nan")
-    bench.engine = Engine(Plain(broken), bench.codec, FirstCome(ROOM), a_memory(), clock=lambda: bench.now)
+    bench = Bench(Plain(broken))
     bench.ask("a", "hello")
     bench.run()
     assert "not a number" in str(bench.ended["a"].error)
 
 
-def test_an_encoder_decoder_is_refused_by_name(tmp_path: Path) -> None:
-    config = transformers.SwitchTransformersConfig(
-        vocab_size=300, d_model=16, d_ff=16, d_kv=8, num_heads=2, num_layers=1, num_decoder_layers=1, num_experts=2
-    )
-    model = transformers.SwitchTransformersForConditionalGeneration(config)
-    with pytest.raises(Exception, match="encoder-decoder"):
-        Engine(Plain(model), a_codec(), FirstCome(ROOM), a_memory())
+class Slow(Plain):
+    """Every step takes 2 s, 0.5 s of them until its experts are there."""
+
+    waited_s = 0.0
+
+    def step(self, rows: Sequence[StepRow]) -> AbstractContextManager[None]:
+        self.bench.now += 2.0
+        self.waited_s += 0.5
+        return super().step(rows)
 
 
-def test_a_task_that_enters_is_profiled_with_what_it_waited_for_and_not_with_its_computing() -> None:
-    bench, profiles, waited_s = Bench(), TaskProfiles(), [0.0]
-
-    class Slow(Plain):
-        """Every step takes 2 s, 0.5 s of them until its experts are there."""
-
-        def step(self, rows: Sequence[StepRow]) -> AbstractContextManager[None]:
-            bench.now += 2.0
-            waited_s[0] += 0.5
-            return super().step(rows)
-
-    bench.engine = Engine(
-        Slow(MODEL),
-        bench.codec,
-        FirstCome(ROOM),
-        a_memory(),
-        profiles=profiles,
-        waited_s=lambda: waited_s[0],
-        clock=lambda: bench.now,
-    )
+def test_a_task_that_enters_is_profiled_with_its_loading_time_only() -> None:
+    slow = Slow(MODEL)
+    bench = slow.bench = Bench(slow, waited_s=lambda: slow.waited_s)
     for name in ("first", "second"):
         bench.engine.enqueue(EngineRequest(name, (1, 2, 3), 8, "task", 0.0))
-    bench.engine.step()
-    assert bench.engine.last_step == StepTiming("prefill", 3, 2.0, 0.5)
-    assert profiles.loading_s("task") == 0.5
-    bench.engine.step()
-    assert bench.engine.last_step == StepTiming("prefill", 3, 2.0)
-    assert profiles.loading_s("task") == 0.5
+    for timing in (StepTiming("prefill", 3, 2.0, 0.5), StepTiming("prefill", 3, 2.0)):
+        bench.engine.step()
+        assert bench.engine.last_step == timing
+        assert bench.profiles.loading_s("task") == 0.5

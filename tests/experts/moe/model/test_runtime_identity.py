@@ -1,6 +1,7 @@
 """The runtime gives what the unmodified model gives, to the bit, however few experts are in memory."""
 
 import threading
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -8,7 +9,6 @@ from safetensors.torch import load_file
 
 from experts.moe.gating import StepRow
 from experts.moe.model.runtime import MoeRuntime, read_model
-from experts.moe.modes import open_mode
 from experts.moe.modes.baselines import OnDemand
 from tests.experts.moe.tiny import (
     FAMILIES,
@@ -32,88 +32,88 @@ def folders(tmp_path_factory):
     return {family: write_tiny(root / family, family) for family in FAMILIES}
 
 
-def open_runtime(folder, slots=None, mode=None):
-    """On demand, with this many slots for each layer (None: for all experts)."""
-    _, arch, _ = read_model(folder)
-    budget_bytes = (slots or arch.experts) * arch.layers * arch.expert_bytes
-    return MoeRuntime.open(folder, mode or open_mode("ondemand", folder), budget_bytes)
+@pytest.fixture
+def open_runtime():
+    """Open models on demand, with this many slots for each layer (None: for all experts), until the test ends."""
+    with ExitStack() as runtimes:
+
+        def open_one(folder, slots=None, mode=None):
+            _, arch, _ = read_model(folder)
+            budget_bytes = (slots or arch.experts) * arch.layers * arch.expert_bytes
+            runtime = MoeRuntime.open(folder, mode or OnDemand(), budget_bytes)
+            runtimes.callback(runtime.close)
+            return runtime
+
+        yield open_one
 
 
-def answers(model, batch, family="mixtral", tokens=9):
-    """Logits of a prefill and a text written from it, of left-padded prompts."""
-    given = prompts(batch, tokens)
-    more = {"decoder_input_ids": given["input_ids"][:, :4]} if family == "switch_transformers" else {}
+def answers(model, batch, tokens=9):
+    """Return the logits of a prefill of left-padded prompts, and a text written from them."""
+    inputs = prompts(batch, tokens)
+    more = {"decoder_input_ids": inputs["input_ids"][:, :4]} if model.config.is_encoder_decoder else {}
     with torch.inference_mode():
-        return model(**given, **more).logits, model.generate(**given, max_new_tokens=8, do_sample=False)
+        return model(**inputs, **more).logits, model.generate(**inputs, max_new_tokens=8, do_sample=False)
 
 
-def are_equal(found, expected):
-    return all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+def are_equal(tensors, expected):
+    return all(torch.equal(*pair) for pair in zip(tensors, expected, strict=True))
+
+
+def assert_same(runtime, folder, batch=2, tokens=9, **options):
+    """Compare answers with those of the unmodified model, to the bit."""
+    assert are_equal(answers(runtime.model, batch, tokens), answers(load_unmodified(folder, **options), batch, tokens))
+    runtime.cache.check()
 
 
 @pytest.mark.parametrize("slots", [1, 4, None])
 @pytest.mark.parametrize(("family", "way"), [*WAYS, ("switch_transformers", "eager")])
-def test_logits_and_text_are_those_of_the_unmodified_model(folders, family, way, slots):
-    expected = load_unmodified(folders[family], experts_implementation=way)
+def test_logits_and_text_are_those_of_the_unmodified_model(open_runtime, folders, family, way, slots):
     runtime = open_runtime(folders[family], slots)
     if family in CAUSAL:
         runtime.model.set_experts_implementation(way)
     for batch in (1, 3):
-        assert are_equal(answers(runtime.model, batch, family), answers(expected, batch, family))
-    runtime.cache.check()
-    runtime.close()
+        assert_same(runtime, folders[family], batch, experts_implementation=way)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_without_a_choice_of_ours_the_sum_is_transformers_own(folders, family):
-    runtime = open_runtime(folders[family], 4)
-    expected = answers(load_unmodified(folders[family]), 3, family)
-    assert are_equal(answers(runtime.model, 3, family), expected)
-    runtime.close()
+def test_without_a_choice_of_ours_the_sum_is_transformers_own(open_runtime, folders, family):
+    assert_same(open_runtime(folders[family], 4), folders[family], batch=3)
 
 
 @pytest.mark.parametrize("shards", ["1GB", "40KB"])
 @pytest.mark.parametrize("family", CAUSAL)
-def test_the_fused_layout_gives_the_same_in_one_file_and_in_many(tmp_path, folders, family, shards):
+def test_the_fused_layout_gives_the_same_in_one_file_and_in_many(open_runtime, tmp_path, folders, family, shards):
     write_tiny(tmp_path, family, layout="fused", shards=shards)
-    runtime = open_runtime(tmp_path, 2)
-    assert are_equal(answers(runtime.model, 2), answers(load_unmodified(folders[family]), 2))
-    runtime.close()
+    assert_same(open_runtime(tmp_path, 2), folders[family])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_checkpoints_give_the_same_too(tmp_path, family):
+def test_bfloat16_checkpoints_give_the_same_too(open_runtime, tmp_path, family):
     write_tiny(tmp_path, family, dtype=torch.bfloat16)
     runtime = open_runtime(tmp_path, 2)
     assert runtime.arch.dtype == torch.bfloat16
-    assert are_equal(answers(runtime.model, 2, family), answers(load_unmodified(tmp_path), 2, family))
-    runtime.close()
+    assert_same(runtime, tmp_path)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_parameter_is_an_expert_and_nothing_is_left_on_meta(folders, family):
+def test_no_parameter_is_an_expert_and_nothing_is_left_on_meta(open_runtime, folders, family):
     runtime = open_runtime(folders[family], 1)
     gates = [f"{block}.{runtime.arch.naming.gate}" for block in runtime.arch.blocks]
     assert not any(value.is_meta for value in (*runtime.model.parameters(), *runtime.model.buffers()))
     for name, value in runtime.model.named_parameters():
         assert ".experts." not in name
         assert value.shape[0] != runtime.arch.experts or name.startswith(tuple(gates))
-    runtime.close()
 
 
-def test_tied_weights_are_one_tensor(folders):
+def test_tied_weights_are_one_tensor(open_runtime, folders):
     runtime = open_runtime(folders["olmoe"])
     assert runtime.model.lm_head.weight is runtime.model.model.embed_tokens.weight
-    runtime.close()
     switch = open_runtime(folders["switch_transformers"]).model
     assert switch.decoder.embed_tokens.weight is switch.shared.weight
 
 
-def test_prompts_longer_than_the_slots_hold_are_served_in_waves(folders):
-    runtime = open_runtime(folders["qwen3_moe"], 2)
-    expected = load_unmodified(folders["qwen3_moe"])
-    assert are_equal(answers(runtime.model, 3, tokens=40), answers(expected, 3, tokens=40))
-    runtime.close()
+def test_prompts_longer_than_the_slots_hold_are_served_in_waves(open_runtime, folders):
+    assert_same(open_runtime(folders["qwen3_moe"], 2), folders["qwen3_moe"], batch=3, tokens=40)
 
 
 class Watching(OnDemand):
@@ -133,7 +133,7 @@ class Watching(OnDemand):
         return routing
 
 
-def test_prefill_is_a_forward_without_a_past_whatever_its_length(folders):
+def test_prefill_is_a_forward_without_a_past_whatever_its_length(open_runtime, folders):
     runtime = open_runtime(folders["mixtral"], mode=Watching())
     ids = prompts(tokens=12)["input_ids"]
     with torch.inference_mode():
@@ -141,35 +141,32 @@ def test_prefill_is_a_forward_without_a_past_whatever_its_length(folders):
         runtime.model(input_ids=ids[:, 1:], past_key_values=past)
     assert [step.phase for step in runtime.mode.steps] == ["prefill", "decode"]
     assert [step.tokens for step in runtime.mode.steps] == [1, 11]
-    runtime.close()
 
 
-def test_a_text_of_an_encoder_and_a_decoder_is_two_prefills_and_then_decoding(folders):
+def test_a_text_of_an_encoder_and_a_decoder_is_two_prefills_and_then_decoding(open_runtime, folders):
     runtime = open_runtime(folders["switch_transformers"], mode=Watching())
     runtime.model.generate(**prompts(2), max_new_tokens=3, do_sample=False)
     assert [step.phase for step in runtime.mode.steps] == ["prefill", "prefill", "decode", "decode"]
     assert [step.tokens for step in runtime.mode.steps] == [18, 2, 2, 2]
     layers = [routing.layer for routing in runtime.mode.routings]
     assert (runtime.arch.encoder_layers, layers) == (2, [0, 1, 2, 2, 2])
-    runtime.close()
 
 
-def test_the_routing_is_the_gates_own(folders):
+def test_the_routing_is_the_gates_own(open_runtime, folders):
     runtime = open_runtime(folders["qwen2_moe"], mode=Watching())
-    seen = []
-    runtime.observers.append(lambda step, said, done: seen.append((step.number, said.layer, said is done)))
+    steps = []
+    runtime.observers.append(lambda step, gate, done: steps.append((step.number, gate.layer, gate is done)))
     runtime.model(**prompts())
-    assert seen == [(1, 0, True), (1, 1, True)]
+    assert steps == [(1, 0, True), (1, 1, True)]
     for routing, gate in zip(runtime.mode.routings, runtime.mode.gates, strict=True):
         assert routing.hidden.shape == (9, 32)
         assert torch.equal(routing.logits, gate(routing.hidden))
         best = routing.logits.softmax(dim=-1).topk(4)
         assert torch.equal(routing.index, best.indices)
         assert torch.equal(routing.weight, best.values)
-    runtime.close()
 
 
-def test_a_named_step_carries_its_rows(folders):
+def test_a_named_step_carries_its_rows(open_runtime, folders):
     runtime = open_runtime(folders["mixtral"], mode=Watching())
     rows = (StepRow("r-1", "python", 9), StepRow("r-2", None, 9))
     with runtime.step(rows):
@@ -177,11 +174,10 @@ def test_a_named_step_carries_its_rows(folders):
     runtime.model(**prompts(2))
     assert runtime.mode.steps[0].rows == rows
     assert runtime.mode.steps[1].rows == (StepRow("", None, 9),) * 2
-    runtime.close()
 
 
 @pytest.mark.parametrize("way", ["grouped_mm", "eager"])
-def test_tokens_with_the_sentinel_are_computed_by_nobody(folders, way):
+def test_tokens_with_the_sentinel_are_not_computed(open_runtime, folders, way):
     class Dropping(OnDemand):
         """The second choice of every other token is dropped."""
 
@@ -194,29 +190,27 @@ def test_tokens_with_the_sentinel_are_computed_by_nobody(folders, way):
     unmodified = build_tiny("mixtral").model.layers[0].mlp
     states = torch.randn(7, 32, generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
-        found = runtime.model.model.layers[0].mlp(states.unsqueeze(0))[0]
+        output = runtime.model.model.layers[0].mlp(states.unsqueeze(0))[0]
         _, weights, index = unmodified.gate(states)
         index[::2, 1] = 8
         expected = type(unmodified.experts).forward.__wrapped__(unmodified.experts, states, index, weights)
-    assert torch.equal(found, expected)
-    runtime.close()
+    assert torch.equal(output, expected)
 
 
-def test_threads_that_use_one_model_wait_for_each_other(folders):
+def test_threads_that_use_one_model_wait_for_each_other(open_runtime, folders):
     runtime = open_runtime(folders["mixtral"], 1)
     expected = answers(load_unmodified(folders["mixtral"]), 2)
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(answers(runtime.model, 2))) for _ in range(3)]
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(answers(runtime.model, 2))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 3
-    assert all(are_equal(one, expected) for one in found)
-    runtime.close()
+    assert len(results) == 3
+    assert all(are_equal(result, expected) for result in results)
 
 
-def test_a_step_that_failed_leaves_the_model_fit_for_the_next(folders):
+def test_a_step_that_failed_leaves_the_model_fit_for_the_next(open_runtime, folders):
     class Failing(Watching):
         """Fails in its second layer, once."""
 
@@ -228,10 +222,7 @@ def test_a_step_that_failed_leaves_the_model_fit_for_the_next(folders):
     runtime = open_runtime(folders["mixtral"], 2, Failing())
     with pytest.raises(ValueError, match="this once"):
         runtime.model(**prompts())
-    expected = answers(load_unmodified(folders["mixtral"]), 1)
-    assert are_equal(answers(runtime.model, 1), expected)
-    runtime.cache.check()
-    runtime.close()
+    assert_same(runtime, folders["mixtral"], batch=1)
 
 
 WAYS_TO_WRITE = [
@@ -243,27 +234,24 @@ WAYS_TO_WRITE = [
 
 
 @pytest.mark.parametrize("options", WAYS_TO_WRITE, ids=lambda options: next(iter(options)))
-def test_every_way_of_generate_writes_the_same(folders, options):
+def test_every_way_of_generate_writes_the_same(open_runtime, folders, options):
     runtime = open_runtime(folders["mixtral"], 2)
     texts = []
     for model in (runtime.model, load_unmodified(folders["mixtral"])):
         torch.manual_seed(5)
         texts.append(model.generate(**prompts(3), max_new_tokens=6, **options))
     assert torch.equal(*texts)
-    runtime.close()
 
 
-def test_what_training_asks_of_a_forward_is_there(folders):
+def test_what_training_asks_of_a_forward_is_there(open_runtime, folders):
     runtime = open_runtime(folders["mixtral"], 2)
-    given = {**prompts(2), "output_router_logits": True, "output_hidden_states": True}
-    found, expected = (
-        model(**given, labels=given["input_ids"]) for model in (runtime.model, load_unmodified(folders["mixtral"]))
+    inputs = {**prompts(2), "output_router_logits": True, "output_hidden_states": True}
+    output, expected = (
+        model(**inputs, labels=inputs["input_ids"]) for model in (runtime.model, load_unmodified(folders["mixtral"]))
     )
-    assert torch.equal(found.loss, expected.loss)
-    assert torch.equal(found.aux_loss, expected.aux_loss)
-    assert are_equal(found.router_logits, expected.router_logits)
-    assert are_equal(found.hidden_states, expected.hidden_states)
-    runtime.close()
+    assert are_equal((output.loss, output.aux_loss), (expected.loss, expected.aux_loss))
+    assert are_equal(output.router_logits, expected.router_logits)
+    assert are_equal(output.hidden_states, expected.hidden_states)
 
 
 SCALED = [
@@ -274,40 +262,34 @@ SCALED = [
 
 
 @pytest.mark.parametrize("rope", SCALED, ids=lambda rope: rope["rope_type"])
-def test_scaled_positions_are_rebuilt_as_the_unmodified_model_has_them(tmp_path, rope):
+def test_scaled_positions_are_rebuilt_as_the_unmodified_model_has_them(open_runtime, tmp_path, rope):
     write_tiny(tmp_path, "qwen3_moe", rope_parameters=rope)
     runtime = open_runtime(tmp_path, 4)
-    expected = load_unmodified(tmp_path)
     for tokens in (50, 9):
-        assert are_equal(answers(runtime.model, 2, tokens=tokens), answers(expected, 2, tokens=tokens))
-    runtime.close()
+        assert_same(runtime, tmp_path, tokens=tokens)
 
 
 @pytest.mark.parametrize("held", ["both", "both, and different", "head only"])
-def test_tied_weights_in_a_checkpoint_are_taken_as_transformers_takes_them(tmp_path, held):
+def test_tied_weights_in_a_checkpoint_are_taken_as_transformers_takes_them(open_runtime, tmp_path, held):
     write_tiny(tmp_path, "olmoe")
     table = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
     head = table + 1 if "different" in held else table.clone()
     edit_tensors(
         tmp_path, {"lm_head.weight": head, "model.embed_tokens.weight": None if held == "head only" else table}
     )
-    runtime = open_runtime(tmp_path, 4)
-    assert are_equal(answers(runtime.model, 1), answers(load_unmodified(tmp_path), 1))
-    runtime.close()
+    assert_same(open_runtime(tmp_path, 4), tmp_path, batch=1)
 
 
-@pytest.mark.parametrize(("stored", "said"), [("float16", None), ("float16", "float32"), ("float32", "bfloat16")])
-def test_the_type_is_what_config_says_and_else_that_of_the_weights(tmp_path, stored, said):
+@pytest.mark.parametrize(("stored", "configured"), [("float16", None), ("float16", "float32"), ("float32", "bfloat16")])
+def test_the_type_is_what_config_says_and_else_that_of_the_weights(open_runtime, tmp_path, stored, configured):
     write_tiny(tmp_path, dtype=getattr(torch, stored))
-    edit_config(tmp_path, dtype=said)
+    edit_config(tmp_path, dtype=configured)
     runtime = open_runtime(tmp_path, 2)
-    expected = load_unmodified(tmp_path)
-    assert runtime.arch.dtype == expected.dtype == getattr(torch, said or stored)
-    assert are_equal(answers(runtime.model, 2), answers(expected, 2))
-    runtime.close()
+    assert runtime.arch.dtype == load_unmodified(tmp_path).dtype == getattr(torch, configured or stored)
+    assert_same(runtime, tmp_path)
 
 
-def test_layers_may_differ_in_their_layout_on_disk(tmp_path):
+def test_layers_may_differ_in_their_layout_on_disk(open_runtime, tmp_path):
     write_tiny(tmp_path / "single", "qwen2_moe")
     write_tiny(tmp_path / "fused", "qwen2_moe", layout="fused")
     fused = load_file(tmp_path / "fused" / "model.safetensors")
@@ -315,9 +297,7 @@ def test_layers_may_differ_in_their_layout_on_disk(tmp_path):
     single = dict.fromkeys(load_file(tmp_path / "single" / "model.safetensors"))
     changes = {name: None for name in single if name.startswith(first)}
     edit_tensors(tmp_path / "single", changes | {name: fused[name] for name in fused if name.startswith(first)})
-    runtime = open_runtime(tmp_path / "single", 4)
-    assert are_equal(answers(runtime.model, 1), answers(load_unmodified(tmp_path / "fused"), 1))
-    runtime.close()
+    assert_same(open_runtime(tmp_path / "single", 4), tmp_path / "fused", batch=1)
 
 
 SPARSE = [
@@ -327,16 +307,12 @@ SPARSE = [
 
 
 @pytest.mark.parametrize("changes", SPARSE, ids=lambda changes: str(changes["num_sparse_encoder_layers"]))
-def test_switch_transformers_with_other_sparse_layers_give_the_same(tmp_path, changes):
+def test_switch_transformers_with_other_sparse_layers_give_the_same(open_runtime, tmp_path, changes):
     write_tiny(tmp_path, "switch_transformers", **changes)
-    runtime = open_runtime(tmp_path, 2)
-    expected = load_unmodified(tmp_path)
-    family = "switch_transformers"
-    assert are_equal(answers(runtime.model, 3, family), answers(expected, 3, family))
-    runtime.close()
+    assert_same(open_runtime(tmp_path, 2), tmp_path, batch=3)
 
 
-def test_nothing_is_asked_of_the_network(folders, monkeypatch):
+def test_nothing_is_asked_of_the_network(open_runtime, folders, monkeypatch):
     def connect(*_):
         raise AssertionError("a connection was opened")
 
@@ -344,10 +320,9 @@ def test_nothing_is_asked_of_the_network(folders, monkeypatch):
     monkeypatch.setattr("socket.getaddrinfo", connect)
     runtime = open_runtime(folders["mixtral"])
     answers(runtime.model, 1)
-    runtime.close()
 
 
-def test_what_the_unmodified_model_reads_beside_its_weights_is_read_too(tmp_path):
+def test_what_the_unmodified_model_reads_beside_its_weights_is_read_too(open_runtime, tmp_path):
     write_tiny(tmp_path)
     unmodified = load_unmodified(tmp_path)
     unmodified.generation_config.max_new_tokens = 5
@@ -358,7 +333,6 @@ def test_what_the_unmodified_model_reads_beside_its_weights_is_read_too(tmp_path
     assert texts[0].shape[1] == 14
     assert are_equal(*[[text] for text in texts])
     assert int(texts[0].max()) < VOCABULARY
-    runtime.close()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -372,8 +346,8 @@ def test_building_a_model_of_another_type_changes_nothing_for_other_threads(tmp_
     model, arch, _ = read_model(tmp_path)
     assert set(defaults) <= {torch.float32}
     assert (model.dtype, model.config.dtype, arch.dtype) == (torch.bfloat16,) * 3
-    types = [
-        {name: each.dtype for name, each in (*one.named_parameters(), *one.named_buffers())}
-        for one in (model, expected)
-    ]
-    assert types[0] == types[1]
+    types, expected_types = (
+        {name: value.dtype for name, value in (*each.named_parameters(), *each.named_buffers())}
+        for each in (model, expected)
+    )
+    assert types == expected_types

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from experts.ledger import LedgerError
 from experts.moe.gating import StepRow
-from experts.moe.model.engine import Completion, Engine, EngineRequest
 from experts.moe.model.keys_values import KeyValues, TextMemory, bytes_per_token
-from experts.moe.policy.schedule import BatchLimits, FirstCome
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")
-from tests.experts.moe.model.batches import CONTEXT, MODEL, Bench, Plain, a_codec, a_memory, alone
-from tests.experts.moe.tiny import build_tiny
+from tests.experts.moe.model.batches import MODEL, Bench, Plain, alone
+from tests.experts.moe.tiny import CONTEXT, build_tiny
 
 DECODERS = ("mixtral", "qwen2_moe", "olmoe", "qwen3_moe")
 
@@ -64,7 +62,7 @@ def test_a_row_that_cannot_join_leaves_the_others_as_they_were() -> None:
     assert batch._lengths == [3, 5, 20]
 
 
-def test_who_was_not_let_in_is_a_defect_of_whoever_asked() -> None:
+def test_a_claim_beyond_the_memory_is_a_defect_of_the_caller() -> None:
     memory = TextMemory(10, 1000)
     assert memory.tokens == 100
     memory.claim("a", 40)
@@ -94,12 +92,12 @@ def test_what_does_not_fit_beside_others_waits_its_turn_and_says_the_same() -> N
         bench.step()
         steps.append("".join(row.request for row in bench.runtime.steps[-1]))
         used.append(bench.memory.used_bytes // bench.memory.token_bytes)
-    # `b` may come to 55 tokens: alone.
+    # "b" may come to 55 tokens: alone.
     assert set(steps) == {"a", "b", "c"}
     assert max(used) == 55
     assert used[-1] == 0
     assert bench.ended["b"].text == alone("a much longer prompt than that", 25)
-    assert [one.reason for one in bench.ended.values()] == [None] * 3
+    assert set(bench.reasons().values()) == {None}
 
 
 class Fails(Plain):
@@ -143,7 +141,7 @@ def failing(plans: dict[str, tuple[str, int]]) -> Iterator[Fails]:
             hook.remove()
 
 
-#: Tokens of the prompt and new ones, seconds until nobody waits for it, what goes wrong, with its token of what number.
+#: Tokens of the prompt and new ones, the deadline in seconds, a failure, and the number of the token that fails.
 TEXTS = st.tuples(
     st.integers(1, 40),
     st.integers(1, 12),
@@ -151,29 +149,6 @@ TEXTS = st.tuples(
     st.sampled_from(["", "", "", "breaks", "no number"]),
     st.integers(0, 5),
 )
-
-
-class Checked:
-    """An engine whose books are looked at after each step."""
-
-    def __init__(self, runtime: Fails, room: int) -> None:
-        self.now = 0.0
-        self.ended: dict[str, Completion] = {}
-        self.memory = a_memory(room)
-        limits = BatchLimits(3, self.memory.tokens)
-        self.engine = Engine(runtime, a_codec(), FirstCome(limits), self.memory, clock=lambda: self.now)
-
-    def ask(self, name: str, prompt_tokens: int, new_tokens: int, deadline: int | None) -> None:
-        deadline_s = None if deadline is None else self.now + deadline
-        prompt = tuple(range(1, prompt_tokens + 1))
-        self.engine.enqueue(EngineRequest(name, prompt, new_tokens, None, self.now, deadline_s=deadline_s))
-
-    def step(self) -> None:
-        self.now += 1.0
-        for one in self.engine.step():
-            assert one.request not in self.ended, "a request ends once"
-            self.ended[one.request] = one
-        self.engine.check()
 
 
 @settings(max_examples=60, deadline=None)
@@ -187,57 +162,55 @@ def test_the_books_are_right_after_any_sequence_of_beginnings_steps_ends_and_fai
 ) -> None:
     plans = {str(number): (kind, at) for number, (_, _, _, kind, at) in enumerate(texts) if kind}
     with failing(plans) as runtime:
-        line = Checked(runtime, room)
+        bench = Bench(runtime, rows=3, tokens=room)
         for number, (prompt, new, deadline, _, _) in enumerate(texts):
-            line.ask(str(number), prompt, new, deadline)
+            deadline_s = None if deadline is None else bench.now + deadline
+            bench.ask(str(number), range(1, prompt + 1), new, deadline_s=deadline_s)
             for _ in range(steps[number]):
-                line.step()
-        while not line.engine.is_idle:
-            line.step()
-    assert set(line.ended) == {str(number) for number in range(len(texts))}
-    assert line.memory.used_bytes == 0
-    for name, one in line.ended.items():
+                bench.step()
+        bench.run()
+    assert set(bench.ended) == {str(number) for number in range(len(texts))}
+    assert bench.memory.used_bytes == 0
+    for name, ended in bench.ended.items():
         prompt, new, deadline, kind, at = texts[int(name)]
         new = min(new, CONTEXT - prompt)
-        assert one.reason is not None or one.new_tokens == new
-        assert one.reason != "deadline" or deadline is not None
-        assert one.reason != "model_failed" or kind or any(other == "breaks" for other, _ in plans.values())
-        assert one.reason is not None or kind != "no number" or at >= new
+        assert ended.reason is not None or ended.new_tokens == new
+        assert ended.reason != "deadline" or deadline is not None
+        assert ended.reason != "model_failed" or kind or any(plan == "breaks" for plan, _ in plans.values())
+        assert ended.reason is not None or kind != "no number" or at >= new
 
 
-def logits_of(engine: Engine, later: str | None) -> tuple[list[torch.Tensor], dict[str, Completion]]:
-    """Everything that the model says of two texts, and of one that comes when they run."""
-    said: list[torch.Tensor] = []
-    watch = MODEL.lm_head.register_forward_hook(lambda _module, _inputs, logits: said.append(logits.clone()))
-    ended: dict[str, Completion] = {}
+def logits_of(runtime: Plain, later: str | None) -> tuple[list[torch.Tensor], dict[str, str | None]]:
+    """Return all logits of two texts, and of one that comes while they run, and the reasons of their ends."""
+    bench, logits = Bench(runtime, rows=3), list[torch.Tensor]()
+    watch = MODEL.lm_head.register_forward_hook(lambda _module, _inputs, output: logits.append(output.clone()))
     for name, tokens in (("a", 9), ("b", 30)):
-        engine.enqueue(EngineRequest(name, tuple(range(1, tokens)), 20, None, 0.0))
-    while not (engine.is_idle and later is None):
-        ended |= {one.request: one for one in engine.step()}
-        if later is not None and len(said) == 5:
-            engine.enqueue(EngineRequest(later, tuple(range(1, 40)), 20, None, 0.0))
+        bench.ask(name, range(1, tokens), 20)
+    while not (bench.engine.is_idle and later is None):
+        bench.step()
+        if later is not None and len(logits) == 5:
+            bench.ask(later, range(1, 40), 20)
             later = None
     watch.remove()
-    return said, ended
+    return logits, bench.reasons()
 
 
 @pytest.mark.parametrize("kind", ["breaks", "no number"])
 def test_a_prefill_that_fails_leaves_the_texts_beside_it_bit_identical(kind: str) -> None:
-    without, _ = logits_of(Engine(Plain(MODEL), a_codec(), FirstCome(BatchLimits(3, 192)), a_memory(192)), None)
+    without, _ = logits_of(Plain(MODEL), None)
     with failing({"bad": (kind, 0)}) as runtime:
-        beside, ended = logits_of(Engine(runtime, a_codec(), FirstCome(BatchLimits(3, 192)), a_memory(192)), "bad")
-    assert {name: one.reason for name, one in ended.items()} == {"bad": "model_failed", "a": None, "b": None}
-    numbers = [one for one in beside if bool(one.isfinite().all())]
+        beside, reasons = logits_of(runtime, "bad")
+    assert reasons == {"bad": "model_failed", "a": None, "b": None}
+    numbers = [logits for logits in beside if bool(logits.isfinite().all())]
     assert len(beside) - len(numbers) == (kind == "no number")
     assert len(numbers) == len(without) > 20
-    assert all(torch.equal(one, other) for one, other in zip(numbers, without, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(numbers, without, strict=True))
 
 
-def test_a_row_that_is_no_number_ends_and_the_others_of_its_step_go_on() -> None:
+def test_a_row_without_numbers_ends_and_the_others_of_its_step_go_on() -> None:
     prompts = {"a": "hello", "bad": "other", "c": "x"}
     with failing({"bad": ("no number", 4)}) as runtime:
-        bench = Bench()
-        bench.engine = Engine(runtime, bench.codec, FirstCome(BatchLimits(3, 192)), bench.memory)
+        bench = Bench(runtime, rows=3)
         for name, prompt in prompts.items():
             bench.ask(name, prompt, 12)
         bench.run()

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="language models need the extra `moe`: pip install 'coserve[moe]'")
-
 from experts.moe.errors import ModelError
 from experts.moe.gating import StepRow
 from experts.moe.model.runtime import MoeRuntime
@@ -170,10 +168,7 @@ def decode(runtime: MoeRuntime, inputs: dict[str, torch.Tensor], steps: int = 6)
 
 
 def assert_same_as_resident(folder: Path, run: Callable[[MoeRuntime], list[torch.Tensor]]) -> None:
-    answers = []
-    for runtime in (open_with_slots(folder, Resident()), duoserve(folder, 2)):
-        answers.append(run(runtime))
-        runtime.close()
+    answers = [run(runtime) for runtime in (open_with_slots(folder, Resident()), duoserve(folder, 2))]
     assert all(torch.equal(*pair) for pair in zip(*answers, strict=True))
 
 
@@ -192,7 +187,6 @@ def test_logits_and_text_are_those_of_the_unmodified_model(
             texts = [model.generate(**inputs, max_new_tokens=8, do_sample=False) for model in (runtime.model, expected)]
         assert torch.equal(*texts)
     runtime.cache.check()
-    runtime.close()
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -217,7 +211,6 @@ def test_a_prefill_with_two_slots_for_each_layer_fetches_no_expert_twice(folders
     counts = runtime.cache.metrics.counts
     assert counts.fetches - counts.unused <= len(wanted)
     assert counts.overlapped + counts.blocking + counts.unused <= counts.fetches
-    runtime.close()
 
 
 def test_predicted_experts_are_resident_when_the_gate_has_spoken_in_all_layers_but_the_first(folders: dict[str, Path]):
@@ -229,7 +222,6 @@ def test_predicted_experts_are_resident_when_the_gate_has_spoken_in_all_layers_b
     assert [counts.tokens for counts in predictions.of_layer] == [0, 11, 11]
     assert predictions.total().predicted <= decoded.hits
     assert decoded.fetches_prefetch > 0
-    runtime.close()
 
 
 def test_the_budget_changes_between_steps(folders: dict[str, Path]):
@@ -238,7 +230,6 @@ def test_the_budget_changes_between_steps(folders: dict[str, Path]):
     runtime.mode.resize(runtime.cache.budget_bytes // 2)
     assert all(torch.equal(*pair) for pair in zip(whole, decode(runtime, prompts(1)), strict=True))
     runtime.cache.check()
-    runtime.close()
 
 
 def test_saved_predictors_are_the_trained_ones_and_damaged_ones_are_refused(folders: dict[str, Path], tmp_path: Path):
@@ -261,4 +252,3 @@ def test_without_a_predictor_nothing_is_prefetched_in_decoding(folders: dict[str
     runtime = open_with_slots(folders["mixtral"], DuoServe({}, popular), slots=2)
     decode(runtime, prompts(1))
     assert runtime.cache.metrics.of_phase["decode"].fetches_prefetch == 0
-    runtime.close()

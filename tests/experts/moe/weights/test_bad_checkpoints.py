@@ -111,7 +111,6 @@ DAMAGES: dict[str, tuple[Damage, tuple[str, ...]]] = {
         lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
         ("pytorch_model.bin", "save_pretrained"),
     ),
-    "tokenizer": (content("tokenizer.json", "{}"), ("tokenizer cannot be read",)),
 }
 
 
@@ -201,15 +200,6 @@ def test_a_budget_below_the_experts_of_a_token_says_how_much_is_needed(folder: P
     message = says(str(folder), f"budget of {budget_bytes} bytes", "2 experts of 9216 bytes", f"at least {2 * 9216}")
     with pytest.raises(ModelError, match=message):
         open_runtime(folder, budget_bytes)
-
-
-class Choosing(Mode):
-    lossless = False
-
-
-def test_a_mode_that_chooses_among_its_experts_needs_those_of_a_token_in_each_layer(folder: Path):
-    with pytest.raises(ModelError, match=says("in each of 3 layers", f"give at least {6 * 9216} bytes")):
-        open_runtime(folder, 5 * 9216, Choosing())
 
 
 @pytest.mark.parametrize("call", ["model", "generate"])

@@ -18,6 +18,7 @@ from experts.moe.trace import (
     save_trace,
 )
 from experts.moe.weights.prepared import POPULARITY, TRAIN, PreparedFiles, stamp_of
+from tests.experts.moe.traces import make_trace
 
 
 def a_checkpoint(folder: Path, fill: float = 0.0) -> Path:
@@ -28,19 +29,11 @@ def a_checkpoint(folder: Path, fill: float = 0.0) -> Path:
 
 
 def a_trace(experts: tuple[int, ...], task: str = "licence", prompts: int = 2) -> Trace:
-    """One layer, one expert a token, `prompts` prompts of as many tokens as there are `experts`."""
-    index = torch.tensor(experts * prompts, dtype=torch.int16)[:, None, None]
-    tokens = len(index)
-    return Trace(
-        index=index,
-        weight=torch.ones(tokens, 1, 1, dtype=torch.float16),
-        token=torch.arange(tokens, dtype=torch.int32),
-        decode=torch.arange(tokens) % len(experts) > 0,
-        start=torch.arange(prompts + 1) * len(experts),
-        task=torch.zeros(prompts, dtype=torch.int16),
-        tasks=(task,),
-        experts=4,
-    )
+    """Return a trace of one layer, one expert a token, with `experts` in each of the prompts."""
+    index = torch.tensor(experts * prompts)[:, None, None]
+    tokens = torch.arange(len(index), dtype=torch.int32)
+    start, tasks = torch.arange(prompts + 1) * len(experts), torch.zeros(prompts, dtype=torch.int16)
+    return make_trace(index, 4, token=tokens, decode=tokens % len(experts) > 0, start=start, task=tasks, tasks=(task,))
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path):

@@ -1,5 +1,7 @@
 """`coserve moe import`: experts in slot layout, exact or packed, checked, resumable."""
 
+from contextlib import closing
+
 import pytest
 import torch
 from safetensors import safe_open
@@ -26,11 +28,15 @@ class CountingReader(CachedReader):
 
 def import_into_slots(folder, storage="exact", done=lambda _: None):
     _, arch, checkpoint = read_model(folder)
-    source = CheckpointStore(arch, checkpoint)
-    try:
+    with closing(CheckpointStore(arch, checkpoint)) as source:
         return write_slot_file(source, checkpoint, storage, done)
-    finally:
-        source.close()
+
+
+@pytest.fixture
+def slots(tmp_path):
+    """Import a tiny model; return its slot file."""
+    write_tiny(tmp_path)
+    return import_into_slots(tmp_path)
 
 
 def open_stores(folder, storage="exact", reader=None):
@@ -48,11 +54,14 @@ def read_all(store):
 def a_prefill(folder, storage):
     _, arch, _ = read_model(folder)
     budget_bytes = 4 * arch.layers * arch.expert_bytes
-    runtime = MoeRuntime.open(folder, open_mode("ondemand", folder), budget_bytes, storage=storage)
-    with torch.inference_mode():
-        logits = runtime.model(**prompts(2)).logits
-    runtime.close()
-    return logits
+    mode = open_mode("ondemand", folder)
+    with closing(MoeRuntime.open(folder, mode, budget_bytes, storage=storage)) as runtime, torch.inference_mode():
+        return runtime.model(**prompts(2)).logits
+
+
+def assert_same_experts(original, imported):
+    for (_, before), (_, after) in zip(read_all(original), read_all(imported), strict=True):
+        assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
 LAYOUTS = [(family, layout) for family in FAMILIES for layout in ("single", "fused")]
@@ -73,24 +82,20 @@ def test_imported_experts_are_those_of_the_checkpoint_in_one_read_each(tmp_path,
     assert reader.count == len(expected)
 
 
-def test_an_imported_model_is_read_from_the_slot_file_by_itself_and_answers_the_same(tmp_path):
-    write_tiny(tmp_path)
-    expected = a_prefill(tmp_path, "checkpoint")
-    import_into_slots(tmp_path)
-    assert torch.equal(a_prefill(tmp_path, "auto"), expected)
+@pytest.mark.usefixtures("slots")
+def test_an_imported_model_is_read_from_the_slot_file_and_answers_the_same(tmp_path):
+    assert torch.equal(a_prefill(tmp_path, "auto"), a_prefill(tmp_path, "checkpoint"))
 
 
-def test_the_slot_file_is_safetensors_with_each_expert_on_a_page(tmp_path):
-    write_tiny(tmp_path)
-    file = import_into_slots(tmp_path)
-    with safe_open(file, framework="pt") as opened:
+def test_the_slot_file_is_safetensors_with_each_expert_on_a_page(slots):
+    with safe_open(slots, framework="pt") as opened:
         assert opened.metadata()["family"] == "mixtral"
         assert opened.get_tensor("2.7").shape[0] % 4096 == 0
 
 
-@pytest.mark.parametrize(("storage", "most"), [("int8", 0.01), ("int4", 0.12)])
+@pytest.mark.parametrize(("storage", "max_error"), [("int8", 0.01), ("int4", 0.12)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_packed_experts_come_back_with_a_small_error(tmp_path, storage, most, dtype):
+def test_packed_experts_come_back_with_a_small_error(tmp_path, storage, max_error, dtype):
     write_tiny(tmp_path, dtype=dtype)
     import_into_slots(tmp_path, storage)
     original, packed = open_stores(tmp_path, storage)
@@ -98,7 +103,7 @@ def test_packed_experts_come_back_with_a_small_error(tmp_path, storage, most, dt
     for (_, before), (_, after) in zip(read_all(original), read_all(packed), strict=True):
         for old, new in zip(before, after, strict=True):
             assert new.dtype == dtype
-            assert float((new.float() - old.float()).norm() / old.float().norm()) < most
+            assert float((new.float() - old.float()).norm() / old.float().norm()) < max_error
     assert float((a_prefill(tmp_path, storage) - a_prefill(tmp_path, "checkpoint")).abs().max()) > 0
 
 
@@ -123,8 +128,7 @@ def test_a_stopped_import_goes_on_where_it_was(tmp_path):
     write_slot_file(CheckpointStore(arch, checkpoint, reader), checkpoint, "exact", lambda _: None)
     assert reader.count == 3 * (3 * 8 - 13)
     assert not part.exists()
-    for (_, before), (_, after) in zip(*map(read_all, open_stores(tmp_path)), strict=True):
-        assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert_same_experts(*open_stores(tmp_path))
 
 
 def test_a_stopped_import_of_other_weights_starts_anew(tmp_path):
@@ -137,14 +141,11 @@ def test_a_stopped_import_of_other_weights_starts_anew(tmp_path):
         import_into_slots(tmp_path, done=stop)
     write_tiny(tmp_path, seed=7)
     import_into_slots(tmp_path)
-    for (_, before), (_, after) in zip(*map(read_all, open_stores(tmp_path)), strict=True):
-        assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert_same_experts(*open_stores(tmp_path))
 
 
-def test_a_damaged_expert_is_named_when_it_is_first_read(tmp_path):
-    write_tiny(tmp_path)
-    file = import_into_slots(tmp_path)
-    with file.open("r+b") as opened:
+def test_a_damaged_expert_is_named_when_it_is_first_read(tmp_path, slots):
+    with slots.open("r+b") as opened:
         opened.seek(-4096, 2)
         opened.write(b"damage")
     _, store = open_stores(tmp_path)
@@ -173,22 +174,19 @@ def change_header(file):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "message"),
     [(cut_off, "bytes long, expected"), (spoil_header, "header is damaged"), (change_header, "header is damaged")],
 )
-def test_a_spoilt_slot_file_is_refused_and_written_again_by_the_import(tmp_path, spoil, says):
-    write_tiny(tmp_path)
-    file = import_into_slots(tmp_path)
-    spoil(file)
-    with pytest.raises(ModelError, match=rf"experts-exact.*{says}.*coserve moe import"):
+def test_a_spoilt_slot_file_is_refused_and_written_again_by_the_import(tmp_path, slots, spoil, message):
+    spoil(slots)
+    with pytest.raises(ModelError, match=rf"experts-exact.*{message}.*coserve moe import"):
         a_prefill(tmp_path, "auto")
     import_into_slots(tmp_path)
     a_prefill(tmp_path, "auto")
 
 
+@pytest.mark.usefixtures("slots")
 def test_a_slot_file_of_other_weights_is_refused(tmp_path):
-    write_tiny(tmp_path)
-    import_into_slots(tmp_path)
     write_tiny(tmp_path, seed=7)
     with pytest.raises(ModelError, match="made from other weights"):
         a_prefill(tmp_path, "auto")
