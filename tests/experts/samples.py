@@ -75,10 +75,10 @@ def _made_model(architecture: str, class_count: int, seed: int) -> nn.Module:
             module.weight.data.uniform_(0.8, 1.2, generator=random)
             module.bias.data.normal_(0, 0.1, generator=random)
     # Statistics of some images: the signal then reaches the head, and answers vary by place.
-    known = ARCHITECTURES[architecture]
-    mean, std = (torch.tensor(values) for values in NORMALISATIONS[known.normalisation])
-    size = CALIBRATED_SIZE[known.task]
-    images = torch.from_numpy(np.stack([to_square(picture, known.task, size) for picture in PICTURES]))
+    kind_of_network = ARCHITECTURES[architecture]
+    mean, std = (torch.tensor(values) for values in NORMALISATIONS[kind_of_network.normalisation])
+    size = CALIBRATED_SIZE[kind_of_network.task]
+    images = torch.from_numpy(np.stack([to_square(picture, kind_of_network.task, size) for picture in PICTURES]))
     with torch.no_grad():
         model.train()(((images / 255 - mean) / std).permute(0, 3, 1, 2))
     _make_head_unsure(model, random)
@@ -118,12 +118,12 @@ def an_expert_file(  # noqa: PLR0917  # what tests vary
     **fields,
 ) -> ExpertSpec:
     """A weights file in `folder` and its spec."""
-    known = ARCHITECTURES[architecture]
+    kind_of_network = ARCHITECTURES[architecture]
     head = END_TO_END_HEAD if end_to_end else PLAIN_HEAD
-    name = layout_id(known, class_count, input_size, dtype, memory_format, head)
+    name = layout_id(kind_of_network, class_count, input_size, dtype, memory_format, head)
     model = a_model(architecture, class_count, seed)
     select_head(model, end_to_end=end_to_end)
-    blocks = pack(_layout(name), adapt(known, model, input_size))
+    blocks = pack(_layout(name), adapt(kind_of_network, model, input_size))
     metadata = {
         "architecture": architecture,
         "classes": json.dumps(list(labels(class_count))),
@@ -136,11 +136,11 @@ def an_expert_file(  # noqa: PLR0917  # what tests vary
     }
     file = folder / f"{expert}.safetensors"
     sha256 = write_weights(file, blocks, metadata)
-    mean, std = NORMALISATIONS[known.normalisation]
+    mean, std = NORMALISATIONS[kind_of_network.normalisation]
     values = {
         "expert": ExpertId(expert),
-        "architecture": known.name,
-        "task": known.task,
+        "architecture": kind_of_network.name,
+        "task": kind_of_network.task,
         "file": file,
         "classes": labels(class_count),
         "input_size": input_size,

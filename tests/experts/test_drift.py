@@ -23,9 +23,9 @@ def test_answers_without_a_label_are_not_counted():
 
 
 def test_the_index_of_a_distribution_with_itself_is_zero_and_grows_with_the_distance():
-    one = histogram(confidences(0, 1000))
-    values = [drift(one, histogram(confidences(1, 1000, shape))) for shape in (SURE, (20.0, 1.5), LESS)]
-    assert drift(one, one) == pytest.approx(0.0)
+    baseline = histogram(confidences(0, 1000))
+    values = [drift(baseline, histogram(confidences(1, 1000, shape))) for shape in (SURE, (20.0, 1.5), LESS)]
+    assert drift(baseline, baseline) == pytest.approx(0.0)
     assert [grade(value) for value in values[::2]] == ["stable", "drifted"]
     assert values == sorted(values)
 
@@ -45,8 +45,8 @@ def test_an_empty_bin_on_one_side_is_no_infinity():
 def test_more_defects_than_in_training_are_no_drift():
     training = histograms([("ok", c) for c in confidences(0, 900)] + [("bad", c) for c in confidences(1, 400, LESS)])
     recent = histograms([("ok", c) for c in confidences(2, 300)] + [("bad", c) for c in confidences(3, 700, LESS)])
-    found = compare(training, recent)
-    assert (found.grade, found.answers, found.held_out) == ("stable", 1000, 1300)
+    drift_now = compare(training, recent)
+    assert (drift_now.grade, drift_now.answers, drift_now.held_out) == ("stable", 1000, 1300)
     assert (
         grade(drift([*map(sum, zip(*training.values(), strict=True))], [*map(sum, zip(*recent.values(), strict=True))]))
         != "stable"
@@ -62,9 +62,9 @@ def test_another_light_is_drift():
 def test_too_few_answers_are_said_and_never_an_alarm(held_out: int, answers: int):
     training = histograms(("ok", c) for c in confidences(0, held_out, LESS))
     for seed in range(20):
-        found = compare(training, histograms(("ok", c) for c in confidences(seed, answers, LESS)))
-        assert found.grade == "too few"
-        assert found.lacks == ("images held out" if answers == 1000 else "answers")
+        drift_now = compare(training, histograms(("ok", c) for c in confidences(seed, answers, LESS)))
+        assert drift_now.grade == "too few"
+        assert drift_now.lacks == ("images held out" if answers == 1000 else "answers")
 
 
 def test_chance_alone_is_hardly_ever_called_drift():
@@ -81,8 +81,8 @@ def test_a_label_that_training_hardly_answered_does_not_speak_for_the_expert():
     recent = histograms([("ok", c) for c in confidences(1, 900)] + [("rare", 0.3)] * 20)
     assert compare(training, recent).grade == "stable"
     mostly = histograms([("ok", c) for c in confidences(1, 100)] + [("rare", 0.3)] * 900)
-    found = compare(training, mostly)
-    assert (found.grade, found.lacks) == ("too few", "images held out"), "of the label that it answers now"
+    drift_now = compare(training, mostly)
+    assert (drift_now.grade, drift_now.lacks) == ("too few", "images held out"), "of the label that it answers now"
 
 
 def test_training_that_knows_no_labels_is_compared_as_a_whole():

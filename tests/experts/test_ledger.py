@@ -78,14 +78,14 @@ class LedgerMachine(RuleBasedStateMachine):
     def load(self, expert: ExpertId, size_bytes: int) -> None:
         if self.ledger.holds(expert):
             return
-        kept = [known for known in self.ledger.resident if not self.ledger.is_evictable(known)]
+        busy = [known for known in self.ledger.resident if not self.ledger.is_evictable(known)]
         plan = self.ledger.plan_room(size_bytes, self.ledger.resident)
         if plan is None:
-            evictable = sum(self.ledger.bytes_of(known) for known in self.ledger.resident if known not in kept)
+            evictable = sum(self.ledger.bytes_of(known) for known in self.ledger.resident if known not in busy)
             assert self.ledger.free_bytes + evictable < size_bytes
             return
         self.ledger.begin_load(expert, size_bytes, plan)
-        assert all(self.ledger.is_ready(known) for known in kept)
+        assert all(self.ledger.is_ready(known) for known in busy)
 
     @precondition(lambda self: self.ledger.loading)
     @rule(data=st.data(), succeeds=st.booleans())

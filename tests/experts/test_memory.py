@@ -37,9 +37,9 @@ class Runtime:
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
-    made = Runtime()
-    monkeypatch.setattr(memory, "_cuda", lambda: made)
-    return made
+    fake = Runtime()
+    monkeypatch.setattr(memory, "_cuda", lambda: fake)
+    return fake
 
 
 def test_pinned_memory_is_pinned_while_it_is_occupied(runtime: Runtime):
@@ -91,10 +91,10 @@ def test_all_views_are_of_the_same_page_aligned_bytes():
     assert host.array.ctypes.data % mmap.PAGESIZE == 0
     host.view[4096] = 7
     assert (host.array[4096], host.tensor[4096].item()) == (7, 7)
-    kept = host.tensor
+    view = host.tensor
     del host
     gc.collect()
-    assert kept[4096].item() == 7  # whoever holds a view holds the memory
+    assert view[4096].item() == 7  # whoever holds a view holds the memory
 
 
 @pytest.mark.gpu

@@ -167,9 +167,9 @@ def test_every_device_answers_as_the_cpu(tmp_path: Path, device: str, architectu
             pool.unload(spec.expert)
         pool.check()
     for again in answers[1:]:
-        for one, other in zip(answers[0], again, strict=True):
-            assert other.confidence == pytest.approx(one.confidence, abs=1e-3)
-            assert other.label == one.label
+        for expected_answer, answer in zip(answers[0], again, strict=True):
+            assert answer.confidence == pytest.approx(expected_answer.confidence, abs=1e-3)
+            assert answer.label == expected_answer.label
 
 
 def test_an_unknown_device_is_refused():

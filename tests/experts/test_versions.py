@@ -182,16 +182,16 @@ def test_a_folder_that_may_not_be_written_is_named_with_who_may(tmp_path: Path):
         if path.stat().st_uid == os.getuid() and path.is_relative_to(tmp_path.parents[1]):
             path.chmod(path.stat().st_mode | 0o755)
     context = multiprocessing.get_context("fork")
-    told = context.SimpleQueue()
+    answer = context.SimpleQueue()
 
     def try_it() -> None:
         if os.getuid() == 0:
             os.setuid(65534)
         try:
             with versions.changing():
-                told.put("allowed")
+                answer.put("allowed")
         except VersionsError as error:
-            told.put(str(error))
+            answer.put(str(error))
 
     versions.folder.chmod(0o555)
     process = context.Process(target=try_it)
@@ -199,7 +199,7 @@ def test_a_folder_that_may_not_be_written_is_named_with_who_may(tmp_path: Path):
     process.join(90)
     versions.folder.chmod(0o755)
     assert process.exitcode == 0
-    assert "group coserve-experts" in told.get()
+    assert "group coserve-experts" in answer.get()
 
 
 def test_pruning_takes_what_nobody_needs_and_never_what_is_in_force(tmp_path: Path):
@@ -241,14 +241,14 @@ def _dies_at(number: int, work, *arguments) -> bool:
     """Do `work` in a process that is killed right before its `number`th change of a file; whether it came so far."""
 
     def child() -> None:
-        left = number
+        changes_left = number
 
         def count(event: str, args: tuple) -> None:
-            nonlocal left
+            nonlocal changes_left
             writes = event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR) and ".versions.lock" not in str(args[0])
             if writes or event in ("os.rename", "os.link", "os.remove", "os.mkdir", "os.chmod", "os.truncate"):
-                left -= 1
-                if left == 0:
+                changes_left -= 1
+                if changes_left == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(count)
@@ -269,7 +269,7 @@ def test_a_process_killed_at_any_step_leaves_the_old_state_or_the_new_one(tmp_pa
     if deed in ("rollback", "prune"):
         promote(base, second)
     third = put(base, 2) if deed == "prune" else ""
-    number, killed, found = 0, True, ""
+    number, killed, current = 0, True, ""
     while killed:
         number += 1
         folder = tmp_path / f"at-{number}"
@@ -282,20 +282,20 @@ def test_a_process_killed_at_any_step_leaves_the_old_state_or_the_new_one(tmp_pa
             "prune": (_prune, versions, third),
         }[deed]
         killed = _dies_at(number, *work)
-        found, expert = in_force(versions), versions.read()["R0402"]
-        assert found in (first, second)
-        assert expert.version == expert.lineage[-1] == found
-        for version, kept in expert.versions.items():
+        current, expert = in_force(versions), versions.read()["R0402"]
+        assert current in (first, second)
+        assert expert.version == expert.lineage[-1] == current
+        for version, stored in expert.versions.items():
             if deed != "prune" or version != third:  # what is being pruned may be half gone; nobody goes back to it
-                assert file_sha256(versions.folder / kept.entry.file) == kept.entry.sha256
+                assert file_sha256(versions.folder / stored.entry.file) == stored.entry.sha256
         # And life goes on from there.
         fourth = put(versions, 4)
         promote(versions, fourth)
         assert in_force(versions) == fourth
-        assert roll_back(versions) == found == in_force(versions)
+        assert roll_back(versions) == current == in_force(versions)
         assert not list(versions.folder.rglob("*.part"))
     assert number > 4
-    assert (found == first) == (deed in ("put", "rollback"))
+    assert (current == first) == (deed in ("put", "rollback"))
 
 
 def _prune(versions: Versions, version: str) -> None:

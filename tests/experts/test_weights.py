@@ -38,10 +38,10 @@ def test_the_region_starts_on_a_page_and_every_tensor_on_a_cache_line(tmp_path: 
 
 
 def test_files_of_one_layout_have_the_same_offsets(tmp_path: Path):
-    one = read_header(an_expert_file(tmp_path, "one", class_count=3, seed=1).file)
-    other = read_header(an_expert_file(tmp_path, "other", class_count=9, seed=2).file)
-    assert one.metadata["layout"] == other.metadata["layout"]
-    assert one.entries == other.entries
+    first = read_header(an_expert_file(tmp_path, "one", class_count=3, seed=1).file)
+    second = read_header(an_expert_file(tmp_path, "other", class_count=9, seed=2).file)
+    assert first.metadata["layout"] == second.metadata["layout"]
+    assert first.entries == second.entries
 
 
 def damaged(file: Path, damage: str) -> None:

@@ -97,7 +97,7 @@ def test_importance_is_no_worse_than_a_token_count_and_that_no_worse_than_chance
             shares = torch.rand(arch.layers, arch.experts, generator=torch.Generator().manual_seed(seed))
             chance.append(served(Prune(shares), each * arch.layers).perplexity)
         print(f"\n{each} of 16: importance {by_importance:.2f}, tokens {by_tokens:.2f}", end=", ")
-        print("chance " + " ".join(f"{one:.2f}" for one in chance))
+        print("chance " + " ".join(f"{layer:.2f}" for layer in chance))
         assert by_importance <= by_tokens <= min(chance)
 
 
@@ -156,4 +156,4 @@ def test_the_budget_changes_while_text_is_generated():
         runtime.cache.check()
         assert len(steps) == 256
         assert runtime.cache.metrics.counts.blocking == 0
-        assert math.isclose(sum(len(runtime.cache.resident(one)) for one in range(arch.layers)), slots[-1])
+        assert math.isclose(sum(len(runtime.cache.resident(layer)) for layer in range(arch.layers)), slots[-1])

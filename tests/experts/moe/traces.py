@@ -25,9 +25,9 @@ def make_trace(index: torch.Tensor, experts: int = 8, **changes: Any) -> Trace:
 
 def observe_gates(runtime: MoeRuntime) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
     """Return a list that collects layer, experts and weights of each gate from now on."""
-    seen: list[tuple[int, torch.Tensor, torch.Tensor]] = []
-    runtime.observers.append(lambda _step, gate, _done: seen.append((gate.layer, gate.index, gate.weight)))
-    return seen
+    gates: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    runtime.observers.append(lambda _step, gate, _done: gates.append((gate.layer, gate.index, gate.weight)))
+    return gates
 
 
 def open_with_slots(folder: Path, mode: Any, slots: int = 8, **options: Any) -> MoeRuntime:

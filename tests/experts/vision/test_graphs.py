@@ -36,10 +36,10 @@ def a_slot(recorder: FakeRecorder, weights: torch.Tensor | None = None) -> Graph
 
 
 def run(slot: GraphedNetwork, images: int = 1, times: int = 1) -> torch.Tensor:
-    found = torch.empty(0)
+    output = torch.empty(0)
     for _ in range(times):
-        found = slot(torch.ones(images, 3))
-    return found
+        output = slot(torch.ones(images, 3))
+    return output
 
 
 def test_a_batch_size_is_recorded_once_after_its_warm_ups_and_replayed_from_then_on():
@@ -92,21 +92,24 @@ def test_each_thread_has_a_lane_for_each_stream_that_goes_with_it():
 
 
 def test_layouts_of_one_shelf_share_a_recorder_and_shelves_share_nothing(tmp_path: Path):
-    made: list[Recorder] = []
+    recorders: list[Recorder] = []
 
     def make(_device: torch.device) -> Recorder:
-        made.append(FakeRecorder())
-        return made[-1]
+        recorders.append(FakeRecorder())
+        return recorders[-1]
 
     specs = [an_expert_file(tmp_path, name, class_count=count) for name, count in (("few", 3), ("many", 20))]
     assert specs[0].layout != specs[1].layout
     used: list[Recorder] = []
     for shelf in (LayoutShelf(recorders=Recorders(make)), LayoutShelf(recorders=Recorders(make))):
-        one, other = (shelf.get(spec).recorders.recordings(torch.device("cpu")) for spec in specs)
-        assert one is not None
-        assert other is not None
-        assert (one is not other, one.recorder is other.recorder) == (True, True), "a layout fails for itself"
-        used.append(one.recorder)
+        first, second = (shelf.get(spec).recorders.recordings(torch.device("cpu")) for spec in specs)
+        assert first is not None
+        assert second is not None
+        assert (first is not second, first.recorder is second.recorder) == (
+            True,
+            True,
+        ), "a layout fails for itself"
+        used.append(first.recorder)
     assert used[0] is not used[1]
 
 
@@ -147,12 +150,12 @@ def test_a_processor_without_graphs_gets_the_network_itself(tmp_path: Path):
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def assert_same(found: list[Answer], expected: list[Answer]) -> None:
+def assert_same(output: list[Answer], expected: list[Answer]) -> None:
     """Nearly: a GPU multiplies with fewer bits, so that boxes that are as good as each other may change places."""
-    assert [answer.confidence for answer in found] == pytest.approx(
+    assert [answer.confidence for answer in output] == pytest.approx(
         [answer.confidence for answer in expected], abs=2e-3
     )
-    for answer, wanted in zip(found, expected, strict=True):
+    for answer, wanted in zip(output, expected, strict=True):
         assert bool(answer.detections) == bool(wanted.detections)
         if not answer.detections:
             assert answer.label == wanted.label

@@ -82,9 +82,9 @@ def test_a_detector_answers_as_ultralytics_does(tmp_path: Path, architecture: st
     for picture, answer in zip(PICTURES, our_answers(spec), strict=True):
         expected = framework_detections(model, spec, picture)
         assert len(expected) > 1, "the sample finds too little to compare"
-        assert [found.label for found in answer.detections] == [labels(class_count)[int(row[5])] for row in expected]
-        np.testing.assert_allclose([found.confidence for found in answer.detections], expected[:, 4], atol=1e-3)
-        np.testing.assert_allclose([found.box for found in answer.detections], expected[:, :4], atol=0.5)
+        assert [hit.label for hit in answer.detections] == [labels(class_count)[int(row[5])] for row in expected]
+        np.testing.assert_allclose([hit.confidence for hit in answer.detections], expected[:, 4], atol=1e-3)
+        np.testing.assert_allclose([hit.box for hit in answer.detections], expected[:, :4], atol=0.5)
         assert (answer.label, answer.confidence) == (answer.detections[0].label, answer.detections[0].confidence)
 
 
@@ -101,7 +101,7 @@ def test_a_batch_answers_as_its_images_alone(tmp_path: Path):
     together = infer(pool.slot(spec.expert), prepared)
     for image, expected in zip(prepared, together, strict=True):
         (alone,) = infer(pool.slot(spec.expert), [image])
-        assert [found.label for found in alone.detections] == [found.label for found in expected.detections]
+        assert [hit.label for hit in alone.detections] == [hit.label for hit in expected.detections]
         assert alone.confidence == pytest.approx(expected.confidence, abs=1e-5)
 
 
@@ -146,5 +146,5 @@ def test_suppression_is_that_of_ultralytics(seed: int, classes: int, floor: floa
         confidence_floor=floor, nms_iou=iou, max_detections=most,
     )  # fmt: skip
     corners = torch.cat((centres - sizes / 2, centres + sizes / 2, scores), 1)
-    (found,) = select_detections(corners, spec, end_to_end=False)
-    np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
+    (hit,) = select_detections(corners, spec, end_to_end=False)
+    np.testing.assert_allclose(hit, expected.numpy(), atol=1e-4)

@@ -20,14 +20,14 @@ def a_convolution(groups: int = 1) -> nn.Conv2d:
 def test_a_convolution_and_its_activation_are_what_they_were_apart(dtype: torch.dtype, groups: int):
     plain = a_convolution(groups).to(dtype)
     images = torch.randn(2, 8, 12, 10, dtype=dtype).contiguous(memory_format=torch.channels_last)
-    other = torch.randn(2, 16, 6, 5, dtype=dtype)
+    shortcut = torch.randn(2, 16, 6, 5, dtype=dtype)
     with torch.inference_mode():
         close = {"atol": 0.05, "rtol": 0.05} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}
         torch.testing.assert_close(FusedConvolution(plain, "none")(images), plain(images), **close)
         torch.testing.assert_close(FusedConvolution(plain, "relu")(images), relu(plain(images)), **close)
         torch.testing.assert_close(FusedConvolution(plain, "swish")(images), silu(plain(images)), **close)
-        added = FusedConvolution(plain, "none").added(images, other)
-        torch.testing.assert_close(added, relu(plain(images) + other), **close)
+        added = FusedConvolution(plain, "none").added(images, shortcut)
+        torch.testing.assert_close(added, relu(plain(images) + shortcut), **close)
 
 
 def test_the_parameters_are_those_of_the_convolution():
@@ -39,11 +39,11 @@ def test_the_parameters_are_those_of_the_convolution():
 
 @pytest.mark.parametrize(("architecture", "names"), [("resnet18", 2), ("resnet50", 3)])
 def test_blocks_of_a_slot_are_fused_and_their_tensors_keep_name_and_order(architecture: str, names: int):
-    known = ARCHITECTURES[architecture]
-    layout = build_layout(layout_id(known, 3, 64, "float32", "channels_last"))
+    network = ARCHITECTURES[architecture]
+    layout = build_layout(layout_id(network, 3, 64, "float32", "channels_last"))
     assert any(isinstance(part, ResidualBlock) for part in layout.shell.modules())
     with torch.device("meta"):
-        original = build_original(known, 16)
+        original = build_original(network, 16)
     expected = [name for name, _ in original.named_parameters() if ".bn" not in name and "downsample.1" not in name]
     weights = [name for name in expected if name.endswith("weight") and not name.startswith("bn")]
     assert [entry.name.removeprefix("network.") for entry in layout.entries if entry.name.endswith("weight")] == weights

@@ -32,8 +32,8 @@ def test_boxes_go_back_to_stored_pixels_as_ultralytics_does(width: int, height: 
 
     box = torch.rand(1, 4, generator=torch.Generator().manual_seed(seed)) * size
     expected = scale_boxes((size, size), box.clone(), (height, width))[0].numpy()
-    found = place(width, height, "detect", size).to_stored(tuple(box[0].tolist()))
-    np.testing.assert_allclose(found, expected, atol=0.01, rtol=1e-4)
+    stored_box = place(width, height, "detect", size).to_stored(tuple(box[0].tolist()))
+    np.testing.assert_allclose(stored_box, expected, atol=0.01, rtol=1e-4)
 
 
 def test_a_classifier_image_fills_the_square_and_shrinks_by_averaging():

@@ -103,9 +103,9 @@ class Constructions(TorchDispatchMode):
 
 
 class TorchFunctions(TorchFunctionMode):
-    def __init__(self, made: Counter[str]) -> None:
+    def __init__(self, counts: Counter[str]) -> None:
         super().__init__()
-        self.made = made
+        self.made = counts
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.made[str(func)] += 1
@@ -154,11 +154,11 @@ def test_five_hundred_switches_among_layouts_make_no_module_tensor_or_thread(
             if spec.expert not in pool.resident():
                 switch(pool, spec, source)
                 loads += 1
-    made = constructions.made
+    counts = constructions.made
     if device == "staged":  # the copies themselves, memory given back and taken, and how large something is
-        for call in [name for name in made if any(word in name for word in ("copy_", "resize_", "numel"))]:
-            made.pop(call)
-    assert made == {}
+        for call in [name for name in counts if any(word in name for word in ("copy_", "resize_", "numel"))]:
+            counts.pop(call)
+    assert counts == {}
     assert {id(slot) for slot in every_slot(pool)} == slots
     pool.check()
 

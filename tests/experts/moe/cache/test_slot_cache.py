@@ -74,13 +74,13 @@ def once_computing_waits(cache: SlotCache, act: Callable[..., object], *argument
 
 def served(cache: SlotCache, layer: int, experts: list[int], *, ahead: bool = False) -> list[int]:
     """Return the experts served, after checking that each has its own weights."""
-    seen = []
+    order = []
     for expert, weights in cache.serve(layer, experts, ahead=ahead):
         assert number(weights) == 100 * layer + expert
         cache.check()
-        seen.append(expert)
+        order.append(expert)
     cache.check()
-    return seen
+    return order
 
 
 def keys(layer: int, *experts: int) -> list[ExpertKey]:
@@ -375,13 +375,13 @@ def test_an_error_that_is_kept_does_not_hold_up_the_next_step(tmp_path: Path, wa
 
     with a_cache(tmp_path, 4, arch=ShelfArch(layers=1)) as (cache, _, _):
         served(cache, 0, [0, 1])
-        with pytest.raises(RuntimeError) as kept:
+        with pytest.raises(RuntimeError) as failure:
             fail()
         cache.end_step(A_STEP)
         assert served(cache, 0, [2, 3, 4, 6]) == [2, 3, 4, 6]
         with closing(cache.serve(0, [2, 7], ahead=False)) as experts:
             next(experts)
-            del kept  # the iterator of the failed step ends now, and must leave this one alone
+            del failure  # the iterator of the failed step ends now, and must leave this one alone
             gc.collect()
             assert cache.resident(0)
             cache.check()

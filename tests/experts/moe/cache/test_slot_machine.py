@@ -87,8 +87,8 @@ class SlotMachine(RuleBasedStateMachine):
 
     @rule(layer=LAYERS, guard=st.booleans())
     def look(self, layer: int, guard: bool) -> None:
-        here = self.cache.resident(layer, guard=guard)
-        assert list(here) == sorted(set(here))
+        residents = self.cache.resident(layer, guard=guard)
+        assert list(residents) == sorted(set(residents))
 
     @rule(budget=BUDGETS)
     def resize_while_serving(self, budget: int) -> None:
@@ -115,9 +115,9 @@ class SlotMachine(RuleBasedStateMachine):
 
     def replace_file(self, content: bytes) -> None:
         """At once: a load that is under way finds the one or the other, and never a file that is being written."""
-        other = self.shelf.file.with_suffix(".other")
-        other.write_bytes(content)
-        other.replace(self.shelf.file)
+        copy = self.shelf.file.with_suffix(".other")
+        copy.write_bytes(content)
+        copy.replace(self.shelf.file)
 
     @rule()
     def wait_for_loads(self) -> None:

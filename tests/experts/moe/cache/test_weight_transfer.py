@@ -51,7 +51,7 @@ def test_every_kernel_reads_its_own_expert_whatever_the_streams_do(tmp_path: Pat
     cache.check()
     tier.ledger.check()
     assert read
-    assert all(expected == seen for expected, seen in read)
+    assert all(expected == actual for expected, actual in read)
     cache.close()
 
 
@@ -110,7 +110,7 @@ def test_on_a_gpu_every_kernel_reads_its_own_expert(tmp_path: Path, device: str,
             cache.end_step(step)
         torch.cuda.synchronize()
     cache.check()
-    assert all(seen.tolist() == [expected, expected] for expected, seen in sums)
+    assert all(actual.tolist() == [expected, expected] for expected, actual in sums)
     counts = cache.metrics.counts
     assert counts.blocking + counts.overlapped + counts.unused <= counts.fetches
     assert counts.wait_s > 0

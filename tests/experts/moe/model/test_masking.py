@@ -58,13 +58,13 @@ def routed(gate: torch.nn.Module, hidden: torch.Tensor) -> Routing:
 def test_masked_gating_is_the_familys_own_gate_over_the_experts_present(family: str):
     make, renormalise = ROUTERS[family]
     gate, hidden = a_gate(family)
-    kept = [1, 3, 4, 6, 7]
-    smaller = make(len(kept))
+    present = [1, 3, 4, 6, 7]
+    smaller = make(len(present))
     with torch.no_grad():
-        smaller.weight.copy_(gate.weight[kept])
+        smaller.weight.copy_(gate.weight[present])
     expected = routed(smaller, hidden)
-    masked = mask_gate(routed(gate, hidden), expert_mask(kept, EXPERTS), renormalise=renormalise)
-    assert torch.equal(masked.index, torch.tensor(kept)[expected.index])
+    masked = mask_gate(routed(gate, hidden), expert_mask(present, EXPERTS), renormalise=renormalise)
+    assert torch.equal(masked.index, torch.tensor(present)[expected.index])
     torch.testing.assert_close(masked.weight, expected.weight)
     assert masked.weight.dtype == expected.weight.dtype
 
@@ -86,9 +86,9 @@ def test_a_top_1_gate_keeps_the_probability_among_those_present():
 
 def test_places_that_no_expert_can_fill_carry_the_sentinel_and_no_weight():
     gate, hidden = a_gate("mixtral")
-    one = mask_gate(routed(gate, hidden), expert_mask([5], EXPERTS), renormalise=True)
-    assert one.index.tolist() == [[5, EXPERTS]] * TOKENS
-    assert one.weight.tolist() == [[1.0, 0.0]] * TOKENS
+    single = mask_gate(routed(gate, hidden), expert_mask([5], EXPERTS), renormalise=True)
+    assert single.index.tolist() == [[5, EXPERTS]] * TOKENS
+    assert single.weight.tolist() == [[1.0, 0.0]] * TOKENS
     none = mask_gate(routed(gate, hidden), expert_mask([], EXPERTS), renormalise=True)
     assert (none.index == EXPERTS).all()
     assert not none.weight.any()

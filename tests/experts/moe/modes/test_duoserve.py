@@ -137,11 +137,11 @@ def prepare(folder: Path) -> Path:
     """Trace a random model on random text, and fit its predictors."""
     prepared = PreparedFiles(folder)
     runtime = open_with_slots(folder, Resident())
-    seen = observe_gates(runtime)
+    gates = observe_gates(runtime)
     with torch.no_grad():
         runtime.model(prompts(4, 48)["input_ids"])
     runtime.close()
-    index, weight = (torch.stack([gate[part] for gate in seen], 1) for part in (1, 2))
+    index, weight = (torch.stack([gate[part] for gate in gates], 1) for part in (1, 2))
     trace = make_trace(index, runtime.arch.experts, weight=weight.to(torch.float16))
     save_trace(prepared, TRAIN, trace)
     save_popularity(prepared, trace)
@@ -204,12 +204,12 @@ def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(folders: d
 
 def test_a_prefill_with_two_slots_for_each_layer_fetches_no_expert_twice(folders: dict[str, Path]):
     runtime = duoserve(folders["mixtral"], slots=2)
-    wanted: list[int] = []
-    runtime.observers.append(lambda _step, gate, _done: wanted.extend(gate.distinct_experts()))
+    needed: list[int] = []
+    runtime.observers.append(lambda _step, gate, _done: needed.extend(gate.distinct_experts()))
     with torch.inference_mode():
         runtime.model(**prompts(1, 24))
     counts = runtime.cache.metrics.counts
-    assert counts.fetches - counts.unused <= len(wanted)
+    assert counts.fetches - counts.unused <= len(needed)
     assert counts.overlapped + counts.blocking + counts.unused <= counts.fetches
 
 

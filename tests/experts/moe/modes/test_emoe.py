@@ -117,15 +117,15 @@ def test_experts_change_with_the_period_and_never_in_between(fitted, variant):
 def test_only_experts_that_are_there_run_and_a_token_takes_its_next_ranked(fitted):
     folder, _ = fitted
     runtime = open_runtime(folder, emoe(folder, period=100), slots=9)
-    here = resident(runtime)
+    residents = resident(runtime)
     seen = []
     runtime.observers.append(lambda _step, gate, done: seen.append((gate, done)))
     run_prompt(runtime, "even", 1)
     for gate, done in seen:
-        allowed = here[gate.layer]
+        allowed = residents[gate.layer]
         ranking = gate.logits.argsort(-1, descending=True)
-        wanted = [[expert for expert in row if expert in allowed][:TOP_K] for row in ranking.tolist()]
-        assert done.index.tolist() == wanted
+        expected = [[expert for expert in row if expert in allowed][:TOP_K] for row in ranking.tolist()]
+        assert done.index.tolist() == expected
         assert torch.allclose(done.weight.sum(-1), torch.ones(len(done.weight)))
 
 
@@ -218,7 +218,7 @@ def test_a_fit_is_saved_and_not_repeated(fitted):
     predictor, tasks = load_predictor(prepared)
     assert tasks == TASKS
     again = fit_predictor(trace, SMALL)
-    assert all(torch.equal(one, again.state_dict()[name]) for name, one in predictor.state_dict().items())
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in predictor.state_dict().items())
 
 
 def test_a_stream_keeps_each_tasks_prompts_in_their_order():
@@ -263,9 +263,9 @@ def test_wrong_routing_keeps_padding_and_draws_distinct_experts(fitted):
     mode.restart(frozenset([1]))
     seen = []
     runtime.observers.append(lambda _step, gate, done: seen.append((gate, done)))
-    given = prompts(2)
+    inputs = prompts(2)
     with torch.no_grad():
-        runtime.model(**given)
+        runtime.model(**inputs)
     for gate, done in seen:
         assert torch.equal(gate.index, done.index) == (gate.layer != 1)
         assert torch.equal(gate.index == EXPERTS, done.index == EXPERTS)

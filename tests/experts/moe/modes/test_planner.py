@@ -46,7 +46,7 @@ def test_configurations_to_measure_take_no_more_than_the_budget_and_begin_with_t
     drawn = random_counts(LAYERS, EXPERTS, FLOOR, SLOTS, 40)
     assert drawn[0] == even_counts(LAYERS, EXPERTS, SLOTS) == (8, 8, 8, 8)
     assert len(set(drawn)) == 40
-    assert all(sum(one) <= SLOTS and min(one) >= FLOOR and max(one) <= EXPERTS for one in drawn)
+    assert all(sum(counts) <= SLOTS and min(counts) >= FLOOR and max(counts) <= EXPERTS for counts in drawn)
     assert drawn == random_counts(LAYERS, EXPERTS, FLOOR, SLOTS, 40), "the same when it is asked again"
 
 
@@ -73,21 +73,21 @@ def test_fitting_a_model_leaves_the_callers_random_numbers_alone():
 
 def test_the_plan_loses_less_than_an_even_split_and_keeps_to_the_memory():
     rows = measured()
-    found = plan_counts(
+    best = plan_counts(
         LossModel(rows, EXPERTS), rows, PlanLimits(SLOTS, 1.0, 100.0), experts=EXPERTS, floor=FLOOR, settings=SETTINGS
     )
-    assert sum(found) <= SLOTS
-    assert loss_of(found) < loss_of(even_counts(LAYERS, EXPERTS, SLOTS))
-    assert found[0] == max(found)
+    assert sum(best) <= SLOTS
+    assert loss_of(best) < loss_of(even_counts(LAYERS, EXPERTS, SLOTS))
+    assert best[0] == max(best)
 
 
 def test_what_was_measured_is_not_proposed_again():
     rows, limits = measured(), PlanLimits(SLOTS, 1.0, 100.0)
     model = LossModel(rows, EXPERTS)
     for _ in range(2):
-        found = plan_counts(model, rows, limits, experts=EXPERTS, floor=FLOOR, settings=SETTINGS)
-        assert found not in [one.counts for one in rows]
-        rows.append(MeasuredPlan(found, 1, loss_of(found), 1.0))
+        best = plan_counts(model, rows, limits, experts=EXPERTS, floor=FLOOR, settings=SETTINGS)
+        assert best not in [counts.counts for counts in rows]
+        rows.append(MeasuredPlan(best, 1, loss_of(best), 1.0))
 
 
 def test_a_narrow_link_leaves_only_what_needs_few_swaps():
@@ -97,8 +97,8 @@ def test_a_narrow_link_leaves_only_what_needs_few_swaps():
     model = LossModel(rows, EXPERTS)
     sizes = {}
     for name, limits in (("wide", wide), ("narrow", narrow)):
-        found = plan_counts(model, rows, limits, experts=EXPERTS, floor=FLOOR, settings=SETTINGS)
-        sizes[name] = sum(min(count, EXPERTS - count) for count in found)
+        best = plan_counts(model, rows, limits, experts=EXPERTS, floor=FLOOR, settings=SETTINGS)
+        sizes[name] = sum(min(count, EXPERTS - count) for count in best)
     assert sizes["narrow"] < sizes["wide"]
 
 
@@ -123,17 +123,17 @@ def test_a_plan_is_made_from_measurements_that_are_kept_and_not_taken_twice(tmp_
     profile = PlanProfile(of_domain=1, length=8, chunk=4)
     quick = SearchSettings(generations=50)
     planner = Planner(checkpoint, "50%", profile, None)
-    made = planner.run(4, quick)
-    assert sum(made.counts) <= 12
-    assert planner.measured(made.counts, made.period).loss <= planner.measured(planner.even, made.period).loss
-    found = load_preparation(checkpoint)
-    assert found is not None
-    assert found.plans == (made,)
+    plan = planner.run(4, quick)
+    assert sum(plan.counts) <= 12
+    assert planner.measured(plan.counts, plan.period).loss <= planner.measured(planner.even, plan.period).loss
+    best = load_preparation(checkpoint)
+    assert best is not None
+    assert best.plans == (plan,)
     file = PreparedFiles(checkpoint).path("plan-measured", ".json")
     first = json.loads(file.read_text())
     assert len(first["measured"]) >= 9, "six frequencies and the configurations"
     stamp_ns = file.stat().st_mtime_ns
-    assert Planner(checkpoint, "50%", profile, None).run(4, quick) == made
+    assert Planner(checkpoint, "50%", profile, None).run(4, quick) == plan
     assert file.stat().st_mtime_ns == stamp_ns, "everything was there already"
 
 

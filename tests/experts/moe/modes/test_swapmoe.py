@@ -95,15 +95,15 @@ def test_only_resident_experts_compute_and_nothing_is_waited_for(checkpoint: Pat
 
 def test_absent_experts_that_the_gate_wants_are_loaded(checkpoint: Path):
     """The importance of absent experts is seen because it is taken before masking."""
-    asked = torch.zeros(LAYERS, EXPERTS)
+    demand = torch.zeros(LAYERS, EXPERTS)
     with serving(checkpoint, LAYERS * 4, SwapMoe(period=1, prior_tokens=0, window=1e6)) as runtime:
-        runtime.observers.append(lambda _s, gate, _d: asked[gate.layer].add_(importance(gate, torch.ones(EXPERTS))))
+        runtime.observers.append(lambda _s, gate, _d: demand[gate.layer].add_(importance(gate, torch.ones(EXPERTS))))
         norms = expert_norms(runtime.store)
         for seed in range(4):
             run_prompt(runtime, seed, tokens=40)
         run_prompt(runtime, 4, tokens=1)
         for layer in range(LAYERS):
-            best = (asked * norms)[layer].topk(4).indices.sort().values.tolist()
+            best = (demand * norms)[layer].topk(4).indices.sort().values.tolist()
             assert runtime.cache.resident(layer) == tuple(best)
 
 
@@ -113,8 +113,8 @@ def test_every_family_serves_with_half_of_its_experts(family: str, tmp_path: Pat
     with closing(MoeRuntime.open(folder, SwapMoe(period=1), 1 << 24)) as whole:
         layers, experts, size_bytes = whole.arch.layers, whole.arch.experts, whole.store.expert_bytes
     with closing(MoeRuntime.open(folder, SwapMoe(period=1), layers * experts // 2 * size_bytes)) as runtime:
-        given = prompts(3, 9)
-        answer = runtime.model.generate(**given, max_new_tokens=4, do_sample=False)
+        inputs = prompts(3, 9)
+        answer = runtime.model.generate(**inputs, max_new_tokens=4, do_sample=False)
         assert answer.shape[0] == 3
         runtime.cache.quiesce()
         runtime.cache.check()
@@ -159,10 +159,10 @@ def test_an_update_cycle_of_many_steps_spreads_the_swaps(checkpoint: Path):
 def test_the_budget_changes_while_text_is_generated(checkpoint: Path):
     with serving(checkpoint, LAYERS * 6, SwapMoe(period=1)) as runtime:
         answers: list[torch.Tensor] = []
-        given = prompts(1, 9)
+        inputs = prompts(1, 9)
 
         def generate() -> None:
-            answers.append(runtime.model.generate(**given, max_new_tokens=50, do_sample=False, eos_token_id=[-1]))
+            answers.append(runtime.model.generate(**inputs, max_new_tokens=50, do_sample=False, eos_token_id=[-1]))
 
         thread = threading.Thread(target=generate)
         thread.start()

@@ -37,35 +37,35 @@ def test_ties_go_to_the_lower_index_and_rounding_adds_no_expert():
 
 @given(COUNTS)
 def test_at_threshold_1_every_expert_with_tokens_runs_itself(counts: list[int]):
-    wanted = tuple(expert for expert, count in enumerate(counts) if count)
+    needed = tuple(expert for expert, count in enumerate(counts) if count)
     for groups in (None, groups_in_order(len(counts), 4)):
-        assert split(counts, 1.0, groups).originals == wanted
-        assert split(counts, 1.0, groups).accesses == len(wanted)
+        assert split(counts, 1.0, groups).originals == needed
+        assert split(counts, 1.0, groups).accesses == len(needed)
 
 
 @given(COUNTS, THRESHOLDS)
 def test_the_busiest_hold_the_threshold_and_none_of_them_could_be_left_out(counts: list[int], threshold: float):
-    chosen = busiest(counts, threshold)
-    held = sum(counts[expert] for expert in chosen)
-    wanted = sum(counts) * threshold
-    assert held >= wanted - 1e-6
-    assert not chosen or held - counts[chosen[-1]] < wanted + 1e-6
-    left = [count for expert, count in enumerate(counts) if expert not in chosen]
-    assert not chosen or counts[chosen[-1]] >= max(left, default=0)
+    experts = busiest(counts, threshold)
+    total = sum(counts[expert] for expert in experts)
+    needed = sum(counts) * threshold
+    assert total >= needed - 1e-6
+    assert not experts or total - counts[experts[-1]] < needed + 1e-6
+    others = [count for expert, count in enumerate(counts) if expert not in experts]
+    assert not experts or counts[experts[-1]] >= max(others, default=0)
 
 
 @given(COUNTS, THRESHOLDS, st.sampled_from([2, 4, 8]))
 def test_every_expert_with_tokens_is_somewhere_exactly_once(counts: list[int], threshold: float, way: int):
     groups = groups_in_order(len(counts), way)
     partial, full = split(counts, threshold, groups), split(counts, threshold, None)
-    wanted = [expert for expert, count in enumerate(counts) if count]
+    needed = [expert for expert, count in enumerate(counts) if count]
     united = [expert for _, members in partial.united for expert in members]
-    assert sorted([*partial.originals, *united]) == wanted
-    assert sorted([*full.originals, *full.dropped]) == wanted
+    assert sorted([*partial.originals, *united]) == needed
+    assert sorted([*full.originals, *full.dropped]) == needed
     for group, members in partial.united:
         assert len(members) > 1
         assert {groups[expert] for expert in members} == {group}
-    assert full.accesses <= partial.accesses <= len(wanted)
+    assert full.accesses <= partial.accesses <= len(needed)
 
 
 @pytest.mark.parametrize(("way", "groups"), [(2, (0, 0, 1, 1, 2)), (4, (0, 0, 0, 0, 1)), (8, (0, 0, 0, 0, 0))])

@@ -15,10 +15,12 @@ def a_request(task, tokens=10, generated=0):
 def test_expected_tokens_are_prompt_and_output_by_sensitivity_and_frequency():
     profiles = TaskProfiles({"a": 30.0, "b": 10.0})
     weights = {"a": (1.0, 0.5)}
-    got = expected_tokens([(a_request("a"), 2.0), (a_request("b", generated=4), 1.0)], FREQUENCIES, weights, profiles)
+    tokens = expected_tokens(
+        [(a_request("a"), 2.0), (a_request("b", generated=4), 1.0)], FREQUENCIES, weights, profiles
+    )
     # a: 2 × (10 + 30) tokens, half of them in layer 1; b: 10 + 4 + 6 tokens in both.
-    assert got[0] == pytest.approx([56.0, 16.0 + 2.0, 8.0 + 4.0, 14.0])
-    assert got[1] == pytest.approx([28.0, 8.0 + 2.0, 4.0 + 4.0, 14.0])
+    assert tokens[0] == pytest.approx([56.0, 16.0 + 2.0, 8.0 + 4.0, 14.0])
+    assert tokens[1] == pytest.approx([28.0, 8.0 + 2.0, 4.0 + 4.0, 14.0])
 
 
 def test_experts_with_the_most_tokens_are_chosen_over_all_layers_with_enough_in_each():

@@ -46,19 +46,19 @@ def test_the_same_seed_finds_the_same():
 
 
 def test_nothing_that_is_scored_breaks_a_bound_or_a_constraint():
-    seen: list[Configuration] = []
+    scored: list[Configuration] = []
 
     def watched(configurations: Sequence[Configuration]) -> list[float]:
-        seen.extend(configurations)
+        scored.extend(configurations)
         return saturating(configurations)
 
     space = SearchSpace(LOWER, UPPER, 40, allowed=lambda numbers: numbers[2] <= 7)
     best = search(watched, space, random.Random(1), settings=SearchSettings(generations=200))
-    for numbers in [*seen, best]:
+    for numbers in [*scored, best]:
         assert sum(numbers) <= 40
         assert numbers[2] <= 7
         assert all(low <= number <= high for low, number, high in zip(LOWER, numbers, UPPER, strict=True))
-    assert len(seen) == len(set(seen)), "nothing is scored twice"
+    assert len(scored) == len(set(scored)), "nothing is scored twice"
 
 
 def test_random_configurations_use_the_total_within_the_bounds():

@@ -111,10 +111,10 @@ def test_random_importance_never_leaves_a_layer_below_its_floor_nor_the_slots_ov
                 if swap.evict is not None:
                     assert swap.evict[1] in virtual.present(swap.evict[0])
                     virtual.dropped(swap.evict)
-                assert all(len(virtual.present(one)) >= FLOOR for one in range(LAYERS))
+                assert all(len(virtual.present(number)) >= FLOOR for number in range(LAYERS))
                 assert swap.load[1] not in virtual.present(swap.load[0])
                 virtual.loaded(swap.load)
-            assert sum(len(virtual.present(one)) for one in range(LAYERS)) == slots
+            assert sum(len(virtual.present(number)) for number in range(LAYERS)) == slots
 
 
 def test_after_less_memory_the_least_important_beyond_a_layers_number_go():
@@ -147,7 +147,7 @@ def test_each_layer_has_one_turn_in_a_cycle(period: int):
         firsts.append(cycle[0][0][0] if cycle[0] else None)
         begun = [layer for step in cycle for layer, _ in step]
         assert sorted(set(begun)) == list(range(LAYERS))
-        last = [layer for step in cycle for layer, left in step if left == 1]
+        last = [layer for step in cycle for layer, steps_left in step if steps_left == 1]
         assert sorted(last) == list(range(LAYERS)), "a turn ends once"
         if period >= LAYERS:
             assert max(len(step) for step in cycle) <= 1

@@ -22,7 +22,7 @@ def by_slack(rows=4, tokens=10_000, **options):
 
 
 def names(admitted):
-    return [one.request for one in admitted]
+    return [row.request for row in admitted]
 
 
 def test_first_come_first_served_holds_up_those_behind_the_first_without_room():
@@ -44,7 +44,7 @@ def test_the_least_slack_goes_first_whoever_came_first():
 
 
 def test_slack_counts_what_was_waited_and_what_is_to_come():
-    # 5 s have passed; prefill 2 s, four steps of one row 4.4 s.
+    # 5 s have passed; prefill 2 s, four steps of row row 4.4 s.
     assert by_slack().slack_s(a_request(slo_s=12.0), [], 5.0) == pytest.approx(12 - 5 - 2 - 4.4)
 
 
@@ -63,11 +63,11 @@ def test_a_long_one_gets_its_turn_although_short_ones_come_for_ever(slo_s, takes
     now = 0
     while large in waiting:
         now += 1
-        until = {one: end for one, end in until.items() if now < end}
+        until = {row: end for row, end in until.items() if now < end}
         waiting += [a_request(f"{now}-{number}", tokens=10, arrived_s=float(now), slo_s=slo_s) for number in range(2)]
         admitted = scheduler.admit(waiting, list(until), float(now))
-        waiting = [one for one in waiting if one not in admitted]
-        until |= {replace(one, began_s=float(now)): now + takes_s for one in admitted}
+        waiting = [row for row in waiting if row not in admitted]
+        until |= {replace(row, began_s=float(now)): now + takes_s for row in admitted}
         assert now < 100 + 2 * takes_s
     assert now > 60
 
@@ -144,9 +144,9 @@ requests = st.builds(
 
 
 @given(
-    waiting=st.lists(requests, max_size=30, unique_by=lambda one: one.request),
+    waiting=st.lists(requests, max_size=30, unique_by=lambda row: row.request),
     running=st.lists(
-        requests.map(lambda one: Generation("r" + one.request, one.task, 20, 40, 0.0, one.slo_s, 1)), max_size=4
+        requests.map(lambda row: Generation("r" + row.request, row.task, 20, 40, 0.0, row.slo_s, 1)), max_size=4
     ),
     kind=st.sampled_from(["slack", "first"]),
 )
@@ -155,10 +155,10 @@ def test_limits_hold_and_an_idle_engine_always_gets_somebody(waiting, running, k
     scheduler = FirstCome(limits) if kind == "first" else SloSlack(limits, COSTS, TaskProfiles(PROFILES))
     admitted = scheduler.admit(waiting, running, 100.0)
     assert len(set(names(admitted))) == len(admitted)
-    assert all(one in waiting for one in admitted)
+    assert all(row in waiting for row in admitted)
     assert len(running) + len(admitted) <= 4
     if admitted:
-        assert max(one.held_tokens for one in [*running, *admitted]) * (len(running) + len(admitted)) <= 600
+        assert max(row.held_tokens for row in [*running, *admitted]) * (len(running) + len(admitted)) <= 600
     if waiting and not running:
         assert admitted
     assert scheduler.admit(waiting, running, 100.0) == admitted

@@ -157,9 +157,9 @@ def remove_shard(folder: Path) -> str:
 
 def remove_tensor_of_shard(folder: Path) -> str:
     file = min(folder.glob("model-*.safetensors"))
-    kept = load_file(file)
-    name, _ = kept.popitem()
-    save_file(kept, file)
+    tensors_left = load_file(file)
+    name, _ = tensors_left.popitem()
+    save_file(tensors_left, file)
     return says(str(file), f"lacks tensor {name}", "index.json says is in it")
 
 
