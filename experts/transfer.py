@@ -118,7 +118,7 @@ class StagedTransfer:
     host memory directly, on a lane of the loader thread's own. `lane(device, pages)` makes it.
     """
 
-    def __init__(self, device: str, lane: "Callable[[torch.device, int], Lane]", *, pin: bool) -> None:
+    def __init__(self, device: str, lane: "Callable[[torch.device, int], CudaLane]", *, pin: bool) -> None:
         self.device = torch.device(device)
         self._lane = lane
         self._pin = pin
@@ -185,59 +185,43 @@ class CudaTransfer(StagedTransfer):
         return torch.from_numpy(batch).pin_memory().to(self.device, non_blocking=True)
 
 
-class Lane(Protocol):
-    """Copies carried out in the order they were given, perhaps later: a copy stream with one event per page."""
-
-    def begin(self) -> None:
-        """Let the following copies begin after all earlier work of the device."""
-        ...
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Start a copy. Neither side may be touched before it is done."""
-        ...
-
-    def mark(self, page: int) -> None:
-        """Remember for `page` all copies given so far."""
-        ...
-
-    def wait(self, page: int) -> None:
-        """Block until the copies remembered for `page` are done; at once if there are none."""
-        ...
-
-    def finish(self) -> None:
-        """Block until all copies are done."""
-        ...
-
-
 class CudaLane:
-    """A copy stream of its own, so that copies and computing overlap."""
+    """A copy stream of its own, so that copies and computing overlap, with one event per page.
+
+    Copies are carried out in the order in which they were started.
+    """
 
     def __init__(self, device: torch.device, pages: int) -> None:
         self._stream = torch.cuda.Stream(device)
         self._copied = [torch.cuda.Event() for _ in range(pages)]
 
     def begin(self) -> None:
+        """Let the following copies begin after all earlier work of the device."""
         # The allocator hands memory out in the order of the stream that was current when the slot was made.
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Start a copy. Neither side may be touched before it is done."""
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
 
     def mark(self, page: int) -> None:
+        """Remember for `page` all copies started so far."""
         self._copied[page].record(self._stream)
 
     def wait(self, page: int) -> None:
+        """Block until the copies remembered for `page` are done; at once if there are none."""
         self._copied[page].synchronize()
 
     def finish(self) -> None:
+        """Block until all copies are done."""
         self._stream.synchronize()
 
 
 class Staging:
     """One thread's way into slots it cannot write itself: one page is copied on while the next one is being read."""
 
-    def __init__(self, lane: Lane, pages: Sequence[torch.Tensor]) -> None:
+    def __init__(self, lane: CudaLane, pages: Sequence[torch.Tensor]) -> None:
         self._lane = lane
         self._pages = pages
         self._parts: dict[tuple[int, int], tuple[torch.Tensor, memoryview]] = {}

@@ -11,7 +11,7 @@ recording fails, the network simply runs.
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 import torch
@@ -28,23 +28,11 @@ MAX_GRAPHS = 16
 _recording = threading.Lock()
 
 
-class Recorder(Protocol):
-    """Recording on one kind of device. Called by executors, each within its own stream."""
-
-    def lane(self) -> Hashable:
-        """Return the lane of this thread and its stream; recordings are replayed on their own lane only."""
-        ...
-
-    def record(self, network: Network, images: torch.Tensor) -> Network:
-        """Return a replay of the network for batches shaped like `images`. Raises RuntimeError if that fails."""
-        ...
-
-
 @dataclass(slots=True)
 class Recordings:
     """Recordings of the networks of one layout; after one failure, recording is not tried again."""
 
-    recorder: Recorder
+    recorder: "CudaRecorder"
     works: bool = True
     _log: Any = field(default_factory=lambda: structlog.get_logger("graphs"), repr=False)
 
@@ -108,7 +96,9 @@ class GraphStream:
 
 
 class CudaRecorder:
-    """CUDA graphs on one device. A lane ends with its thread, or with the last network recorded on it.
+    """CUDA graphs on one device. Called by executors, each within its own stream.
+
+    A lane ends with its thread, or with the last network recorded on it.
 
     Each thread has its own lanes, since torch hands out a limited number of streams: two threads with the same one
     must not share inputs.
@@ -119,6 +109,7 @@ class CudaRecorder:
         self._own = threading.local()
 
     def lane(self) -> GraphStream:
+        """Return the lane of this thread and its stream; recordings are replayed on their own lane only."""
         return self.lane_of(torch.cuda.current_stream(self._device).cuda_stream)
 
     def lane_of(self, stream: int) -> GraphStream:
@@ -126,6 +117,7 @@ class CudaRecorder:
         return vars(self._own).setdefault(f"stream {stream}", GraphStream())
 
     def record(self, network: Network, images: torch.Tensor) -> Network:
+        """Return a replay of the network for batches shaped like `images`. Raises RuntimeError if that fails."""
         stream = torch.cuda.current_stream(self._device)
         if stream == torch.cuda.default_stream(self._device):
             raise RuntimeError("the default stream cannot be recorded")
@@ -152,10 +144,10 @@ class CudaRecorder:
 class Recorders:
     """One recorder for each device. Layouts that share them share an executor's scratch memory, too."""
 
-    make: Callable[[torch.device], Recorder | None] = lambda device: (
+    make: Callable[[torch.device], CudaRecorder | None] = lambda device: (
         CudaRecorder(device) if device.type == "cuda" else None
     )
-    _made: dict[torch.device, Recorder | None] = field(default_factory=dict)
+    _made: dict[torch.device, CudaRecorder | None] = field(default_factory=dict)
 
     def recordings(self, device: torch.device) -> Recordings | None:
         """Return the recordings of one layout on a device, None if the device has no graphs."""

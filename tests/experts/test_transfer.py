@@ -9,7 +9,7 @@ import torch
 
 from experts.memory import HostMemory
 from experts.reading import CachedReader
-from experts.transfer import CudaLane, DeviceTransfer, Lane, StagedTransfer, transfer_for
+from experts.transfer import CudaLane, DeviceTransfer, StagedTransfer, transfer_for
 from experts.vision.infer import infer
 from experts.vision.preprocess import fit
 from experts.vision.slot import SlotPool
@@ -128,16 +128,18 @@ def test_vacated_host_memory_goes_back_to_the_system():
     assert before - resident_bytes() > 50 << 20
 
 
-def late_lane() -> tuple[Lane, Callable[[], torch.Tensor]]:
+def late_lane() -> tuple[LateLane | CudaLane, Callable[[], torch.Tensor]]:
     return LateLane(), lambda: torch.zeros(4)
 
 
-def cuda_lane() -> tuple[Lane, Callable[[], torch.Tensor]]:
+def cuda_lane() -> tuple[LateLane | CudaLane, Callable[[], torch.Tensor]]:
     return CudaLane(torch.device("cuda:0"), 2), lambda: torch.zeros(4, device="cuda:0")
 
 
 @pytest.mark.parametrize("make", [late_lane, pytest.param(cuda_lane, marks=needs_gpu)])
-def test_waiting_for_a_page_means_all_copies_given_before_its_mark(make: Callable[[], tuple[Lane, Callable]]):
+def test_waiting_for_a_page_means_all_copies_given_before_its_mark(
+    make: Callable[[], tuple[LateLane | CudaLane, Callable]],
+):
     lane, place = make()
     first, second, source = place(), place(), torch.ones(4)
     lane.begin()

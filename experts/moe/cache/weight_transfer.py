@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
@@ -103,30 +103,6 @@ class SlowLink:
 StreamEvent = Any
 
 
-class CopyStreams(Protocol):
-    """A communication stream beside the stream that a thread computes on."""
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor, after: StreamEvent | None) -> StreamEvent:
-        """Queue a copy that begins after the event `after`; return the event of its end."""
-        ...
-
-    def record(self) -> StreamEvent:
-        """Return an event behind everything that this thread has queued on its computing stream."""
-        ...
-
-    def wait_event(self, event: StreamEvent, *, late: bool) -> None:
-        """Let this thread's computing stream wait for the event. The thread itself goes on."""
-        ...
-
-    def synchronise(self, event: StreamEvent) -> None:
-        """Block this thread until the event has come to pass."""
-        ...
-
-    def device_waits(self) -> list[tuple[float, bool]]:
-        """Return the known waits since the last call: seconds and `late` of each `wait_event` that waited."""
-        ...
-
-
 class CudaCopyStreams:
     """One communication stream of a GPU; threads compute on the stream that is current for them."""
 
@@ -136,6 +112,7 @@ class CudaCopyStreams:
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = []
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, after: StreamEvent | None) -> StreamEvent:
+        """Queue a copy that begins after the event `after`; return the event of its end."""
         done = torch.cuda.Event()
         with torch.cuda.stream(self._stream):
             if after is not None:
@@ -145,11 +122,13 @@ class CudaCopyStreams:
         return done
 
     def record(self) -> StreamEvent:
+        """Return an event behind everything that this thread has queued on its computing stream."""
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def wait_event(self, event: StreamEvent, *, late: bool) -> None:
+        """Let this thread's computing stream wait for the event. The thread itself goes on."""
         if event.query():
             return
         stream = torch.cuda.current_stream(self._device)
@@ -160,9 +139,11 @@ class CudaCopyStreams:
         self._waits.append((before, behind, late))
 
     def synchronise(self, event: StreamEvent) -> None:
+        """Block this thread until the event has come to pass."""
         event.synchronize()
 
     def device_waits(self) -> list[tuple[float, bool]]:
+        """Return the known waits since the last call: seconds and `late` of each `wait_event` that waited."""
         waits: list[tuple[float, bool]] = []
         while self._waits and self._waits[0][1].query():  # in the order of the stream
             before, behind, late = self._waits.pop(0)
@@ -230,7 +211,9 @@ class _SlotEvents:
 class DeviceWeightTransfer(WeightTransfer):
     """Slots that the host cannot write itself, filled from pinned memory on a communication stream."""
 
-    def __init__(self, store: ExpertStore, transfer: DeviceTransfer, tier: PinnedTier, streams: CopyStreams) -> None:
+    def __init__(
+        self, store: ExpertStore, transfer: DeviceTransfer, tier: PinnedTier, streams: CudaCopyStreams
+    ) -> None:
         super().__init__(store, transfer)
         self._tier = tier
         self._streams = streams

@@ -8,26 +8,19 @@ decode step that fails costs all its requests. There are no threads here: the ow
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
 from experts.moe.errors import InvalidLogitsError
 from experts.moe.gating import StepRow
 from experts.moe.model.keys_values import KeyValues, TextMemory
+from experts.moe.model.runtime import MoeRuntime
 from experts.moe.model.text import TextCodec, TextStream
 from experts.moe.policy.schedule import Generation, GenerationScheduler, TaskProfiles
-
-
-class StepContext(Protocol):
-    """The part of `MoeRuntime` that the engine uses."""
-
-    model: Any
-
-    def step(self, rows: Sequence[StepRow]) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +103,7 @@ class Engine:
 
     def __init__(
         self,
-        runtime: StepContext,
+        runtime: MoeRuntime,
         codec: TextCodec,
         scheduler: GenerationScheduler,
         memory: TextMemory,

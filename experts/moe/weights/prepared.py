@@ -66,6 +66,10 @@ class PreparedFiles:
         except (OSError, SafetensorError):
             return False
 
+    def is_made(self, name: str, made: Mapping[str, Any]) -> bool:
+        """Return True if tensors of this name exist whose note `made` is equal."""
+        return self.has(name) and self.load(name)[1].get("made") == made
+
     def save(self, name: str, tensors: Mapping[str, torch.Tensor], notes: Mapping[str, Any] | None = None) -> Path:
         """Write tensors and `notes` (JSON values), whole or not at all; return the file."""
         file, part = self._begin(name, ".safetensors")

@@ -17,7 +17,6 @@ from experts.vision.graphs import (
     CudaRecorder,
     GraphedNetwork,
     GraphStream,
-    Recorder,
     Recorders,
     Recordings,
 )
@@ -92,23 +91,21 @@ def test_each_thread_has_a_lane_for_each_stream_that_goes_with_it():
 
 
 def test_layouts_of_one_shelf_share_a_recorder_and_shelves_share_nothing(tmp_path: Path):
-    recorders: list[Recorder] = []
+    recorders: list[FakeRecorder] = []
 
-    def make(_device: torch.device) -> Recorder:
+    def make(_device: torch.device) -> FakeRecorder:
         recorders.append(FakeRecorder())
         return recorders[-1]
 
     specs = [an_expert_file(tmp_path, name, class_count=count) for name, count in (("few", 3), ("many", 20))]
     assert specs[0].layout != specs[1].layout
-    used: list[Recorder] = []
+    used: list[FakeRecorder] = []
     for shelf in (LayoutShelf(recorders=Recorders(make)), LayoutShelf(recorders=Recorders(make))):
         first, second = (shelf.get(spec).recorders.recordings(torch.device("cpu")) for spec in specs)
         assert first is not None
         assert second is not None
-        assert (first is not second, first.recorder is second.recorder) == (
-            True,
-            True,
-        ), "a layout fails for itself"
+        assert first is not second, "a layout fails for itself"
+        assert first.recorder is second.recorder
         used.append(first.recorder)
     assert used[0] is not used[1]
 

@@ -83,11 +83,12 @@ class Distillation:
 
     def is_done(self) -> bool:
         """Return True if the united experts exist and were made with this recipe."""
-        return self._is_made(_part(self.way))
+        return self._prepared.is_made(_part(self.way), self._made)
 
     def missing(self) -> tuple[int, ...]:
         """Return the layers that are still to be made."""
-        return tuple(layer for layer in range(self._store.arch.layers) if not self._is_made(_part(self.way, layer)))
+        layers = range(self._store.arch.layers)
+        return tuple(layer for layer in layers if not self._prepared.is_made(_part(self.way, layer), self._made))
 
     def make(self, layer: int, activations: LayerActivations, activation: Activation) -> None:
         """Distil the united experts of a layer and save them, with their error and that of averaged experts."""
@@ -123,9 +124,6 @@ class Distillation:
     @property
     def _made(self) -> dict[str, Any]:
         return asdict(self._recipe)
-
-    def _is_made(self, name: str) -> bool:
-        return self._prepared.has(name) and self._prepared.load(name)[1].get("made") == self._made
 
     def _tensors(self, layer: int, united: Sequence[ExpertWeights]) -> dict[str, torch.Tensor]:
         gate_up, down = (torch.stack(part).to(self._store.arch.dtype) for part in zip(*united, strict=True))

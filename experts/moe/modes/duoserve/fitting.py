@@ -46,7 +46,7 @@ def fit(inputs: FitInputs) -> Sequence[FitTable]:
     trace = load_trace(prepared, TRAIN)
     for layer in range(1, trace.layers):
         part = f"duoserve, layer {layer} of {trace.layers - 1}"
-        if is_fitted(prepared, layer, trace, recipe):
+        if prepared.is_made(part_name(layer), _provenance(trace, recipe)):
             inputs.progress(f"{part}, there already", 1, 1)
             continue
 
@@ -77,12 +77,6 @@ def paths_of(trace: Trace) -> tuple[Paths, Paths]:
     before.index[trace.start[:-1]] = trace.experts
     before.weight[trace.start[:-1]] = 0.0
     return own, before
-
-
-def is_fitted(prepared: PreparedFiles, layer: int, trace: Trace, recipe: DuoServeRecipe) -> bool:
-    """Return True if this layer's predictor exists and was trained on this trace with this recipe."""
-    name = part_name(layer)
-    return prepared.has(name) and prepared.load(name)[1]["made"] == _provenance(trace, recipe)
 
 
 def fit_layer(

@@ -38,7 +38,7 @@ def fit(inputs: FitInputs) -> Sequence[FitTable]:
     """Train the predictor, and measure the sensitivity of tasks on training text; return the sensitivity."""
     prepared, recipe = inputs.prepared, EmoeRecipe()
     trace = load_trace(prepared, TRAIN)
-    if is_fitted(prepared, trace, recipe):
+    if prepared.is_made(PART, provenance(trace, recipe)):
         inputs.progress(f"{PART}, there already", 1, 1)
     else:
 
@@ -165,13 +165,8 @@ def _example(
     )
 
 
-def is_fitted(prepared: PreparedFiles, trace: Trace, recipe: EmoeRecipe) -> bool:
-    """Return True if a predictor exists that was trained on this trace with this recipe."""
-    return prepared.has(PART) and prepared.load(PART)[1]["made"] == _provenance(trace, recipe)
-
-
 def save_predictor(prepared: PreparedFiles, predictor: ExpertPredictor, trace: Trace, recipe: EmoeRecipe) -> None:
-    notes = {"made": _provenance(trace, recipe), "tasks": list(trace.tasks)}
+    notes = {"made": provenance(trace, recipe), "tasks": list(trace.tasks)}
     prepared.save(PART, predictor.state_dict(), notes)
 
 
@@ -192,5 +187,6 @@ def _prior(trace: Trace) -> torch.Tensor:
     return torch.cat([popularity_by_task(trace), popularity(trace)[None]])
 
 
-def _provenance(trace: Trace, recipe: EmoeRecipe) -> dict[str, object]:
+def provenance(trace: Trace, recipe: EmoeRecipe) -> dict[str, object]:
+    """Return the origin of a predictor: a predictor of another origin is trained again."""
     return {"recipe": asdict(recipe), "prompts": trace.prompts, "tokens": len(trace.token)}

@@ -9,12 +9,13 @@ from experts.moe.errors import ModelError
 from experts.moe.gating import StepRow
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.baselines import Resident
+from experts.moe.modes.emoe.fitting import PART as PREDICTOR
 from experts.moe.modes.emoe.fitting import (
     EmoeRecipe,
     PromptStream,
     fit_predictor,
-    is_fitted,
     load_predictor,
+    provenance,
     save_predictor,
 )
 from experts.moe.modes.emoe.mode import Emoe, load_knowledge
@@ -213,8 +214,8 @@ def test_a_layer_sees_of_its_prompt_only_what_stands_before_it_in_the_order(fitt
 def test_a_fit_is_saved_and_not_repeated(fitted):
     folder, trace = fitted
     prepared = PreparedFiles(folder)
-    assert is_fitted(prepared, trace, SMALL)
-    assert not is_fitted(prepared, trace, EmoeRecipe())
+    assert prepared.is_made(PREDICTOR, provenance(trace, SMALL))
+    assert not prepared.is_made(PREDICTOR, provenance(trace, EmoeRecipe()))
     predictor, tasks = load_predictor(prepared)
     assert tasks == TASKS
     again = fit_predictor(trace, SMALL)
