@@ -5,22 +5,17 @@ make test-moe, or: .venv/bin/python -m pytest -q -s tests/moe/fixture_peer.py
 
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from experts.moe.cache.metrics import CacheMetrics
 from experts.moe.library import transformers
-from tools.moe.evaluate import (
-    DecodeTiming,
-    HeldOutPrompt,
-    arch_of,
-    decode_timing,
-    greedy,
-    held_out_prompts,
-    open_runtime,
-)
+from tools.moe.evaluate import DecodeTiming, HeldOutPrompt, arch_of, decode_timing, held_out_prompts, open_runtime
 
 FIXTURE = Path("build/moe/fixture")
 
@@ -43,8 +38,10 @@ def time_accelerate(share: float, prompts: list[HeldOutPrompt], folder: Path) ->
     model = library.AutoModelForCausalLM.from_pretrained(
         FIXTURE, device_map=places, offload_folder=folder, dtype=arch.dtype
     )
-    greedy(model.eval(), prompts[:1], 4)
-    return greedy(model, prompts, 32)
+    cache = SimpleNamespace(metrics=CacheMetrics(arch.layers))
+    runtime: Any = SimpleNamespace(model=model.eval(), step=lambda _rows: nullcontext(), cache=cache)
+    decode_timing(runtime, prompts[:1], new_tokens=4)
+    return decode_timing(runtime, prompts, new_tokens=32)
 
 
 def _places(module: Any, prefix: str, on_disk: set[str]) -> Iterator[tuple[str, str]]:

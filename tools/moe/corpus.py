@@ -20,6 +20,7 @@ from pathlib import Path
 DOMAINS = ("licence", "python", "manual", "config", "docstring")
 _MAX_CHARACTERS = 60_000  # of one file, so that none fills a domain alone
 _MIN_CHARACTERS = 200
+_PACKAGES, _LIBRARY = Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("stdlib"))
 _LICENCE = re.compile(r"(licen[cs]e|copying|notice)", re.IGNORECASE)
 _CODE = {".py", ".pyc", ".pyi", ".so", ".xml", ".html", ".json"}
 _NO_MANUAL = {"antigravity", "this", "idlelib", "turtledemo", "test", "lib2to3", "ensurepip", "__phello__", "tkinter"}
@@ -75,7 +76,7 @@ def _enough(domain: str, texts: Iterable[tuple[str, str]], characters: int) -> I
 
 def licences(_characters: int) -> Iterator[tuple[str, str]]:
     """Yield licences and notices of all installed packages."""
-    roots = (_packages(), Path("/usr/share/common-licenses"))
+    roots = (_PACKAGES, Path("/usr/share/common-licenses"))
     for root in roots:
         for file in _files(root, lambda file: bool(_LICENCE.search(str(file))) and file.suffix not in _CODE):
             yield _read(root, file)
@@ -83,9 +84,7 @@ def licences(_characters: int) -> Iterator[tuple[str, str]]:
 
 def python_source(_characters: int) -> Iterator[tuple[str, str]]:
     """Yield the standard library's modules without their docstrings."""
-    root = _library()
-    for file in _files(root, lambda file: file.suffix == ".py" and not _TESTS & set(file.relative_to(root).parts)):
-        source, text = _read(root, file)
+    for source, text in (_read(_LIBRARY, file) for file in _modules(_LIBRARY)):
         yield source, _without_docstrings(text)
 
 
@@ -104,29 +103,20 @@ def configurations(_characters: int) -> Iterator[tuple[str, str]]:
     for distribution in sorted(importlib.metadata.distributions(), key=lambda distribution: distribution.name.lower()):
         metadata = {key: value for key, value in distribution.metadata.json.items() if key != "description"}
         yield f"{distribution.name}/metadata.json", json.dumps(metadata, indent=2)
-    for root in (_packages(), _library()):
+    for root in (_PACKAGES, _LIBRARY):
         yield from (_read(root, file) for file in _files(root, lambda file: file.suffix in {".json", ".toml"}))
 
 
 def docstrings(_characters: int) -> Iterator[tuple[str, str]]:
     """Yield English docstrings of well documented packages, one text for each file."""
-    root = _packages()
     packages = set(_DOCUMENTED)
-
-    def documented(file: Path) -> bool:
-        parts = file.relative_to(root).parts
-        return file.suffix == ".py" and parts[0] in packages and not _TESTS & set(parts)
-
-    for file in _files(root, documented):
-        source, text = _read(root, file)
-        yield source, "\n\n".join(_docstrings(text))
-
-
-def _docstrings(text: str) -> Iterator[str]:
-    for node in _documented_nodes(text):
-        docstring = ast.get_docstring(node)
-        if docstring and len(docstring) > 120:
-            yield docstring
+    for file in _modules(_PACKAGES):
+        if file.relative_to(_PACKAGES).parts[0] in packages:
+            source, text = _read(_PACKAGES, file)
+            long = [
+                docstring for node in _documented_nodes(text) if len(docstring := ast.get_docstring(node) or "") > 120
+            ]
+            yield source, "\n\n".join(long)
 
 
 def _without_docstrings(text: str) -> str:
@@ -148,10 +138,9 @@ def _documented_nodes(text: str) -> list[ast.Module | ast.ClassDef | ast.Functio
 
 
 def _pages(characters: int) -> Iterator[tuple[str, str]]:
-    root = _library()
     total = 0
-    for file in _files(root, lambda file: file.suffix == ".py" and not _TESTS & set(file.relative_to(root).parts)):
-        parts = file.relative_to(root).with_suffix("").parts
+    for file in _modules(_LIBRARY):
+        parts = file.relative_to(_LIBRARY).with_suffix("").parts
         if parts[0] in _NO_MANUAL or any(part == "__main__" for part in parts):
             continue
         name = ".".join(part for part in parts if part != "__init__")
@@ -159,8 +148,8 @@ def _pages(characters: int) -> Iterator[tuple[str, str]]:
             page = pydoc.plain(pydoc.render_doc(name, title="%s"))
         except (Exception, SystemExit):  # noqa: BLE001, S112  (a module of another system)
             continue
-        page = re.sub(r"(?m)^ *FILE\n.*\n", "", page).replace(str(root), "/usr/lib/python3")
-        yield str(file.relative_to(root)), page
+        page = re.sub(r"(?m)^ *FILE\n.*\n", "", page).replace(str(_LIBRARY), "/usr/lib/python3")
+        yield str(file.relative_to(_LIBRARY)), page
         total += min(len(page), _MAX_CHARACTERS)
         if total >= characters:
             return
@@ -174,6 +163,11 @@ def _files(root: Path, accepts: Callable[[Path], bool]) -> list[Path]:
     )
 
 
+def _modules(root: Path) -> list[Path]:
+    """Return Python files below `root` outside of tests."""
+    return _files(root, lambda file: file.suffix == ".py" and not _TESTS & set(file.relative_to(root).parts))
+
+
 @functools.cache
 def _below(root: Path) -> tuple[Path, ...]:
     return tuple(root.rglob("*"))
@@ -181,14 +175,6 @@ def _below(root: Path) -> tuple[Path, ...]:
 
 def _read(root: Path, file: Path) -> tuple[str, str]:
     return str(file.relative_to(root)), file.read_text(encoding="utf-8", errors="replace")
-
-
-def _packages() -> Path:
-    return Path(sysconfig.get_path("purelib"))
-
-
-def _library() -> Path:
-    return Path(sysconfig.get_path("stdlib"))
 
 
 if __name__ == "__main__":

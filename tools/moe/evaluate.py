@@ -3,8 +3,7 @@
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,33 +161,27 @@ def _losses(runtime: "MoeRuntime", prompt: HeldOutPrompt, request: str, decoded:
     return torch.nn.functional.cross_entropy(torch.cat(logits)[:-1], ids[0, 1:], reduction="none").cpu()
 
 
-def decode_timing(runtime: "MoeRuntime", prompts: Iterable[HeldOutPrompt], *, new_tokens: int = 32) -> DecodeTiming:
-    """Time greedy decoding of each prompt in turn (batch 1), and count what the cache does meanwhile."""
-    metrics = runtime.cache.metrics
-    before, decode_before = metrics.counts.copy(), metrics.of_phase["decode"].copy()
-    timing = greedy(runtime.model, prompts, new_tokens, lambda row: runtime.step([row]))
-    timing.counts = metrics.counts - before
-    timing.decode = metrics.of_phase["decode"] - decode_before
-    return timing
-
-
 @torch.no_grad()
-def greedy(
-    model: Any, prompts: Iterable[HeldOutPrompt], new_tokens: int, step: Callable[[StepRow], Any] | None = None
-) -> DecodeTiming:
-    """Time any model's tokens; each is read before the next step begins, on a GPU too."""
-    timing = DecodeTiming()
+def decode_timing(runtime: "MoeRuntime", prompts: Iterable[HeldOutPrompt], *, new_tokens: int = 32) -> DecodeTiming:
+    """Time greedy decoding of each prompt in turn (batch 1), and count what the cache does meanwhile.
+
+    Each token is read before the next step begins, on a GPU too.
+    """
+    metrics, timing = runtime.cache.metrics, DecodeTiming()
+    before, decode_before = metrics.counts.copy(), metrics.of_phase["decode"].copy()
     for number, prompt in enumerate(prompts):
-        ids = prompt.ids.to(model.device)[None]
+        ids = prompt.ids.to(runtime.model.device)[None]
         past = None
         for position in range(new_tokens):
             began_s = time.perf_counter()
-            with step(StepRow(f"decode-{number}", prompt.task, ids.shape[1])) if step else nullcontext():
-                output = model(ids, past_key_values=past, use_cache=True, logits_to_keep=1)
+            with runtime.step([StepRow(f"decode-{number}", prompt.task, ids.shape[1])]):
+                output = runtime.model(ids, past_key_values=past, use_cache=True, logits_to_keep=1)
             token = int(output.logits[0, -1].argmax())
             seconds = time.perf_counter() - began_s
             (timing.between_s if position else timing.first_s).append(seconds)
             timing.total_s += seconds
             past = output.past_key_values
             ids = torch.tensor([[token]], device=ids.device)
+    timing.counts = metrics.counts - before
+    timing.decode = metrics.of_phase["decode"] - decode_before
     return timing

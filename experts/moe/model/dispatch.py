@@ -8,7 +8,7 @@ after the other by ascending index, all others (`grouped_mm` is the default) sum
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,18 +17,13 @@ from torch.nn import functional
 from experts.moe.arch import MoeArch
 from experts.moe.gating import ExpertIterator, ExpertWeights, Routing
 
+if TYPE_CHECKING:
+    from experts.moe.model.runtime import MoeRuntime
+
 #: One layer's gate without its choice: (T, H) to logits (T, E).
 Gate = Callable[[torch.Tensor], torch.Tensor]
 #: (n, H) to (n, H) through one expert.
 Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
-
-
-class LayerRouter(Protocol):
-    """The runtime, through which a layer consults the mode."""
-
-    def route_layer(self, routing: Routing) -> tuple[Routing, ExpertIterator]:
-        """Return the routing to compute, and its experts' weights in ascending order."""
-        ...
 
 
 class OffloadedExperts(nn.Module):
@@ -37,21 +32,21 @@ class OffloadedExperts(nn.Module):
     `logits` are the gate's, set by a hook on the gate just before this module is called.
     """
 
-    def __init__(self, layer: int, arch: MoeArch, config: Any, activation: nn.Module, router: LayerRouter) -> None:
+    def __init__(self, layer: int, arch: MoeArch, config: Any, activation: nn.Module, runtime: "MoeRuntime") -> None:
         super().__init__()
         self.layer = layer
         self.sentinel = arch.experts
         self.config = config
         self.act_fn = activation
         self.logits: torch.Tensor | None = None
-        self._router = router
+        self._runtime = runtime
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """hidden_states: (T, H); top_k_index: (T, k), the sentinel E computes nothing; top_k_weights: (T, k)."""
         routing = Routing(self.layer, hidden_states, self._take_logits(), top_k_index, top_k_weights)
-        routing, served = self._router.route_layer(routing)
+        routing, served = self._runtime.route_layer(routing)
         by_index = self.config._experts_implementation == "eager"
         return (add_by_index if by_index else add_by_rank)(routing, served, self.sentinel, self._compute)
 
@@ -79,7 +74,7 @@ class SwitchExperts(OffloadedExperts):
         """hidden_states: (T, H); top_k_index: (T, 1, E) one-hot or all 0; top_k_weights: (T, 1)."""
         index = top_k_index.argmax(dim=-1).masked_fill(top_k_index.sum(dim=-1) == 0, self.sentinel)
         routing = Routing(self.layer, hidden_states, self._take_logits(), index, top_k_weights)
-        routing, served = self._router.route_layer(routing)
+        routing, served = self._runtime.route_layer(routing)
         return add_by_index(routing, served, self.sentinel, self._compute)
 
     def _compute(self, states: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
@@ -87,13 +82,13 @@ class SwitchExperts(OffloadedExperts):
         return functional.linear(inner.to(weights.down.dtype), weights.down)
 
 
-def replace_experts(block: Any, layer: int, arch: MoeArch, config: Any, router: LayerRouter) -> None:
+def replace_experts(block: Any, layer: int, arch: MoeArch, config: Any, runtime: "MoeRuntime") -> None:
     """Replace a block's experts by a module without weights, and hand it the gate's logits by a hook."""
     if arch.naming.encoder_decoder:
         activation = next(iter(block.experts.values())).act
-        block.experts = SwitchExperts(layer, arch, config, activation, router)
+        block.experts = SwitchExperts(layer, arch, config, activation, runtime)
     else:
-        block.experts = OffloadedExperts(layer, arch, config, block.experts.act_fn, router)
+        block.experts = OffloadedExperts(layer, arch, config, block.experts.act_fn, runtime)
     position = 2 if arch.naming.encoder_decoder else 0
     block.get_submodule(arch.naming.gate).register_forward_hook(partial(_pass_logits, block.experts, position))
 

@@ -11,7 +11,6 @@ nothing up.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 #: Requests considered in one call, for each row: long queues must not cost more than a step.
 _CANDIDATES_PER_ROW = 4
@@ -113,12 +112,6 @@ class TaskProfiles:
         return self._loading.get(task, (0.0, 0))[0]
 
 
-class GenerationScheduler(Protocol):
-    def admit(self, waiting: Sequence[Generation], running: Sequence[Generation], now: float) -> tuple[Generation, ...]:
-        """Return the generations of `waiting`, in order of arrival, that begin with the next step. Changes nothing."""
-        ...
-
-
 class FirstCome:
     """First come, first served. A generation that does not fit holds up those behind it."""
 
@@ -129,8 +122,9 @@ class FirstCome:
         self,
         waiting: Sequence[Generation],
         running: Sequence[Generation],
-        now: float,  # noqa: ARG002 part of the protocol
+        now: float,  # noqa: ARG002 as for SloSlack
     ) -> tuple[Generation, ...]:
+        """Return the generations of `waiting`, in order of arrival, that begin with the next step. Changes nothing."""
         scheduled = list(running)
         for candidate in waiting:
             if not self._limits.fits(scheduled, candidate):
@@ -231,6 +225,9 @@ class SloSlack:
     def _deadline(self, generation: Generation) -> float:
         allowed_s = self._patience_s if generation.slo_s is None else generation.slo_s
         return generation.arrived_s + allowed_s
+
+
+GenerationScheduler = FirstCome | SloSlack
 
 
 def _learn(table: dict[str | None, tuple[float, int]], task: str | None, value: float) -> None:
