@@ -31,7 +31,7 @@ from daemon.line.devices import Measurements, pools_and_executors
 from daemon.line.line import Line, compile_kept_rules, curve_keys, settings_problems, start_problems
 from daemon.line.rulebook import Catalogs, Rulebook
 from daemon.line.shared_devices import images_config
-from daemon.monitor.gauges import register_gauges
+from daemon.monitor.gauges import Gauges
 from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe, Station
@@ -159,7 +159,7 @@ class App:
             language=self._language,
             results=self._results,
         )
-        register_gauges(self._metrics.registry, self.operations.facts)
+        self._metrics.registry.register(Gauges(self.operations.facts))
 
     def _open_storage(self, config: Config, tell: Callable[[str], None]) -> None:
         self._disk_space = DiskSpace(places(config), config.retention.reserve, self._claims)
@@ -167,11 +167,7 @@ class App:
         self._database = as_start_error(watched_database, config.database)
         self._database.settle()
         self._store = as_start_error(
-            open_store,
-            config.database,
-            keep=config.retention.keep,
-            expert_version=self._catalogs.version,
-            tell=tell,
+            open_store, config.database, keep=config.retention.keep, expert_version=self._catalogs.version, tell=tell
         )
         self._reader = ResultsReader(config.database)
         self._quarantine = Quarantine(config.quarantine, config.retention.quarantine)
@@ -247,7 +243,9 @@ class App:
         )
         self._http = self._make_http(config)
         self._http_url = ""
-        self._access = Access(self._gate, (self._intake, self._results), self._http)
+        self._access = Access(
+            self._gate, (self._intake.rebind, self._results.rebind), self._http.reload if self._http else list
+        )
 
     def _make_http(self, config: Config) -> HttpServer | WebPages | None:
         """Return the web pages; without their extra, metrics and health alone."""
@@ -434,10 +432,7 @@ def _torch_devices() -> Devices:
 
 
 def _served_model(
-    model: Model,
-    budget_bytes: int,
-    gets_on: Callable[[], None],
-    on_token: Callable[[AcceptedText, int, str], None],
+    model: Model, budget_bytes: int, gets_on: Callable[[], None], on_token: Callable[[AcceptedText, int, str], None]
 ) -> "ServedModel":
     from daemon.language.served_model import ServedModel  # noqa: PLC0415  torch, where there is a model
 

@@ -59,10 +59,7 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
         "weights_bytes": sum(spec.weights_bytes for spec in catalog.values()),
         "models": len(config.models),
         "rules_version": routes.version,
-        "warnings": [
-            *consumer_warnings(path, config),
-            *profile_warnings(path, config, measured, catalog),
-        ],
+        "warnings": [*consumer_warnings(path, config), *profile_warnings(path, config, measured, catalog)],
     }
     return problems, facts
 

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import wait
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -56,74 +56,57 @@ _BACKLOG_LIMITS = {
 _QUOTAS = {"source_images_per_s": "images_per_s", "source_bytes_per_s": "bytes_per_s"}
 
 
+@dataclass(kw_only=True, eq=False)
 class Operations:
     """`handlers` is the control socket's table. `state` and `reload` may be asked from any thread."""
 
-    def __init__(  # noqa: PLR0913  it asks and moves most drivers
-        self,
-        config: Config,
-        *,
-        drive: Drive,
-        language: LanguageModels,
-        writer: Writer,
-        reader: ResultsReader,
-        admission: Admission,
-        retention: RetentionThread,
-        backlog: Backlog,
-        rulebook: Rulebook,
-        metrics: Metrics,
-        access: Access,
-        timeline: WorkTimeline,
-        probe: PipelineProbe,
-        children: Children,
-        deliveries: Deliveries,
-        settings: StartSettings,
-        on_catalog: Callable[[Catalog], None],
-    ) -> None:
-        """`on_catalog` gets the catalog of a reload when the drive has it, before rules that need it are in force."""
-        self._config = config
-        self._drive = drive
-        self._language = language
-        self._writer = writer
-        self._reader = reader
-        self._admission = admission
-        self._retention = retention
-        self._backlog = backlog
-        self._rulebook = rulebook
-        self._metrics = metrics
-        self._access = access
-        self._timeline = timeline
-        self._probe = probe
-        self._thermometer = Thermometer()
-        self._children = children
-        self._deliveries = deliveries
-        self._settings = settings
-        self._on_catalog = on_catalog
-        self._reloading = threading.Lock()
-        self._draining = False
-        self._started_s = time.monotonic()
-        self._completions: deque[tuple[float, int]] = deque([(self._started_s, 0)])
-        self._log: Any = structlog.get_logger("operations")
+    config: Config
+    drive: Drive
+    language: LanguageModels
+    writer: Writer
+    reader: ResultsReader
+    admission: Admission
+    retention: RetentionThread
+    backlog: Backlog
+    rulebook: Rulebook
+    metrics: Metrics
+    access: Access
+    timeline: WorkTimeline
+    probe: PipelineProbe
+    children: Children
+    deliveries: Deliveries
+    settings: StartSettings
+    #: Gets the catalog of a reload when the drive has it, before rules that need it are in force.
+    on_catalog: Callable[[Catalog], None]
+    _thermometer: Thermometer = field(init=False, default_factory=Thermometer)
+    _reloading: threading.Lock = field(init=False, default_factory=threading.Lock)
+    _draining: bool = field(init=False, default=False)
+    _started_s: float = field(init=False, default_factory=time.monotonic)
+    _completions: deque[tuple[float, int]] = field(init=False)
+    _log: Any = field(init=False, default_factory=lambda: structlog.get_logger("operations"))
+
+    def __post_init__(self) -> None:
+        self._completions = deque([(self._started_s, 0)])
 
     @property
     def state(self) -> str:
         """`starting` is the pools' first fill; `degraded`: an expert, the database or a disk is in trouble."""
         if self._draining:
             return "draining"
-        if self._drive.is_filling:
+        if self.drive.is_filling:
             return "starting"
-        is_failing = self._drive.is_failing or self._writer.is_failing or self._retention.problem is not None
-        is_failing = is_failing or self._language.is_failing
-        return "degraded" if is_failing or self._access.problem or self._admission.held else "ready"
+        is_failing = self.drive.is_failing or self.writer.is_failing or self.retention.problem is not None
+        is_failing = is_failing or self.language.is_failing
+        return "degraded" if is_failing or self.access.problem or self.admission.held else "ready"
 
     @property
     def is_begun(self) -> bool:
         """Return True once pools are filled and models open, or are known to have failed: the start is over."""
-        return self.state != "starting" and not self._language.is_opening
+        return self.state != "starting" and not self.language.is_opening
 
     def heartbeat(self) -> tuple[str, int]:
         """Return the line's state and its backlog of images."""
-        return self.state, self._backlog.images
+        return self.state, self.backlog.images
 
     def sentence(self) -> str:
         """The line's state, what troubles it and what waits, for a person."""
@@ -132,27 +115,27 @@ class Operations:
         troubles = [f"takes no images: {reason}" for reason in vitals.refuses]
         troubles += dict.fromkeys((*vitals.unjudged, *vitals.troubles))
         more = f" (and {len(troubles) - 1} more: coserve status)" if len(troubles) > 1 else ""
-        return f"{state}{f', {troubles[0]}{more}' if troubles else ''}; backlog {self._backlog.images} images"
+        return f"{state}{f', {troubles[0]}{more}' if troubles else ''}; backlog {self.backlog.images} images"
 
     def vitals(self) -> Vitals:
         """Return the facts behind `/healthz` and `/readyz`. No thread is asked: it answers while one hangs."""
-        executors = self._drive.last_status.get("executors", ())
+        executors = self.drive.last_status.get("executors", ())
         out = [
             f"executor {row['name']} is out of service: {row['out_of_service']}"
             for row in executors
             if "out_of_service" in row
         ]
-        unjudged = [f"results cannot be written: {self._writer.last_error}"] if self._writer.is_failing else []
+        unjudged = [f"results cannot be written: {self.writer.last_error}"] if self.writer.is_failing else []
         unjudged += out if out and len(out) == len(executors) else []
         troubles = [
             f"expert {expert} cannot be loaded: {why}"
-            for expert, why in self._drive.last_status.get("failed", {}).items()
+            for expert, why in self.drive.last_status.get("failed", {}).items()
         ]
-        troubles += [*out, *(why for why in (self._access.problem, self._language.trouble()) if why)]
+        troubles += [*out, *(why for why in (self.access.problem, self.language.trouble()) if why)]
         state = self.state
-        if state == "degraded" and not (troubles or unjudged or self._admission.held):
-            troubles.append(str(self._drive.last_status.get("last_error") or "the log says why"))
-        return Vitals(state, self._probe.held_by(), self._admission.held, unjudged, troubles)
+        if state == "degraded" and not (troubles or unjudged or self.admission.held):
+            troubles.append(str(self.drive.last_status.get("last_error") or "the log says why"))
+        return Vitals(state, self.probe.held_by(), self.admission.held, unjudged, troubles)
 
     def health(self) -> dict[str, Any]:
         """Return in words if the line is alive, and if it is ready (answers.py)."""
@@ -160,87 +143,87 @@ class Operations:
 
     def facts(self) -> ScrapeFacts:
         """Return the values of a scrape. Those of the scheduler may be seconds old while it is busy or hangs."""
-        fresh = self._drive.ask_later("status", {})
+        fresh = self.drive.ask_later("status", {})
         wait([fresh], _FRESH_WITHIN_S)
-        vitals, children, last_seq = self.vitals(), self._children.status(), self._last_seq_or_none()
+        vitals, children, last_seq = self.vitals(), self.children.status(), self._last_seq_or_none()
         return ScrapeFacts(
             version=version("coserve"),
-            policy=self._config.policy,
-            rules_version=self._rulebook.current.version,
+            policy=self.config.policy,
+            rules_version=self.rulebook.current.version,
             state=vitals.state,
             is_ready=health(vitals)["ready"]["ok"],
             held_s=vitals.held_by[1] if vitals.held_by else 0.0,
-            backlog_images=self._backlog.images,
-            backlog_bytes=self._backlog.bytes,
+            backlog_images=self.backlog.images,
+            backlog_bytes=self.backlog.bytes,
             last_seq=last_seq,
-            wal_bytes=self._retention.wal_bytes,
-            disks=self._retention.disks,
-            scheduler=self._drive.last_status,
+            wal_bytes=self.retention.wal_bytes,
+            disks=self.retention.disks,
+            scheduler=self.drive.last_status,
             children=children,
-            consumers=() if last_seq is None else self._deliveries.status(last_seq, children),
-            models=self._language.status(),
+            consumers=() if last_seq is None else self.deliveries.status(last_seq, children),
+            models=self.language.status(),
             temperatures=self._thermometer.read(),
         )
 
     def _last_seq_or_none(self) -> int | None:
         try:
-            return self._reader.last_seq()
+            return self.reader.last_seq()
         except SQLAlchemyError:  # the rest is told all the same
             return None
 
     def handlers(self) -> dict[str, Handler]:
         """By kind of request: its fields in, the answer's fields out. ControlError where it cannot be done."""
         asked: dict[str, Handler] = {
-            kind: lambda fields, kind=kind: self._drive.ask(kind, fields) for kind in _ASKED_OF_THE_DRIVE
+            kind: lambda fields, kind=kind: self.drive.ask(kind, fields) for kind in _ASKED_OF_THE_DRIVE
         }
         return {
             **asked,
             "status": lambda _: self._status(),
             "limits": self._limits,
             "reload": lambda _: self.reload(),
-            "keys": lambda _: self._access.reload(),
+            "keys": lambda _: self.access.reload(),
             "drain": self._drain,
             "prune": self._prune,
             "review": self._review,
-            "metrics": lambda _: {"text": self._metrics.exposition()},
+            "metrics": lambda _: {"text": self.metrics.exposition()},
             "health": lambda _: self.health(),
-            "timeline": lambda fields: self._timeline.work(_seconds(fields)),
-            "waits": lambda fields: self._timeline.waits(_seconds(fields)),
+            "timeline": lambda fields: self.timeline.work(_seconds(fields)),
+            "waits": lambda fields: self.timeline.waits(_seconds(fields)),
         }
 
     def _status(self) -> dict[str, Any]:
-        known = self._drive.ask("status", {})
+        known = self.drive.ask("status", {})
         for inner in ("failed", "under_way", "queued", "retries"):
             del known[inner]
-        children, last_seq = self._children.status(), self._last_seq_or_none()
-        completed = self._metrics.completed_count  # durable verdicts; the drive's count runs ahead of the disk
+        children, last_seq = self.children.status(), self._last_seq_or_none()
+        completed = self.metrics.completed_count  # durable verdicts; the drive's count runs ahead of the disk
         where_there_are_some = {
             "children": children,
-            "consumers": [] if last_seq is None else self._deliveries.status(last_seq, children),
-            "models": self._language.status() if self._config.models else [],
+            "consumers": [] if last_seq is None else self.deliveries.status(last_seq, children),
+            "models": self.language.status() if self.config.models else [],
         }
         return {
             **known,
             "version": version("coserve"),
             "uptime_s": round(time.monotonic() - self._started_s, 3),
             "state": self.state,
-            "accepted": self._metrics.accepted_count,
+            "accepted": self.metrics.accepted_count,
             "completed": completed,
-            "backlog": self._backlog.images,
+            "backlog": self.backlog.images,
             "images_per_s": self._rate(completed),
-            "rules_version": self._rulebook.current.version,
+            "rules_version": self.rulebook.current.version,
             "last_seq": last_seq,
-            "last_error": next(iter(self._admission.held), None)
-            or self._retention.problem
-            or self._writer.last_error
+            "last_error": next(iter(self.admission.held), None)
+            or self.retention.problem
+            or self.writer.last_error
             or known["last_error"]
-            or self._language.trouble(),
+            or self.language.trouble(),
             **{name: rows for name, rows in where_there_are_some.items() if rows},
         }
 
     def _review(self, fields: dict[str, Any]) -> dict[str, Any]:
-        written = write_review(self._writer, fields)
-        self._metrics.reviewed(str(written["verdict"]))
+        written = write_review(self.writer, fields)
+        self.metrics.reviewed(str(written["verdict"]))
         return written
 
     def _rate(self, completed: int) -> float:
@@ -266,15 +249,15 @@ class Operations:
         for name, value in quotas.items():
             if type(value) not in (int, float) or not 0 <= value < math.inf:
                 raise ControlError("bad_field", f"{name}: expected a number from 0 (off), not {value!r}")
-        memory = self._language.limit(
-            fields.get("expert_memory"), lambda wanted: self._drive.ask("limits", {"expert_memory": wanted})
+        memory = self.language.limit(
+            fields.get("expert_memory"), lambda wanted: self.drive.ask("limits", {"expert_memory": wanted})
         )
         changed = {_BACKLOG_LIMITS[name]: value for name, value in given.items()}
-        self._backlog.change_limits(replace(self._backlog.limits, **changed))
+        self.backlog.change_limits(replace(self.backlog.limits, **changed))
         if quotas:
             wanted = {_QUOTAS[name]: value or None for name, value in quotas.items()}
-            self._admission.quotas = Quotas(replace(self._admission.quotas.limits, **wanted))
-        now, per_s = asdict(self._backlog.limits), asdict(self._admission.quotas.limits)
+            self.admission.quotas = Quotas(replace(self.admission.quotas.limits, **wanted))
+        now, per_s = asdict(self.backlog.limits), asdict(self.admission.quotas.limits)
         answer = memory | {name: now[field] for name, field in _BACKLOG_LIMITS.items()}
         return answer | {name: per_s[field] for name, field in _QUOTAS.items()}
 
@@ -285,17 +268,17 @@ class Operations:
         """
         with self._reloading:
             try:
-                routes, catalog = reload_rules_and_catalog(self._config)
+                routes, catalog = reload_rules_and_catalog(self.config)
             except ConfigError as error:
                 raise ControlError("bad_rules", str(error)) from None
             # The catalog first: an image under new rules must not meet a catalog without their experts.
-            self._on_catalog(catalog)
-            self._drive.reload(catalog, routes)
-            self._rulebook.replace(routes)
-            self._writer.rules_in_force(routes)
-            self._access.reload()
+            self.on_catalog(catalog)
+            self.drive.reload(catalog, routes)
+            self.rulebook.replace(routes)
+            self.writer.rules_in_force(routes)
+            self.access.reload()
         self._log.info("reloaded", rules_version=routes.version, experts=len(catalog))
-        restart_for, problems = self._settings.changed()
+        restart_for, problems = self.settings.changed()
         if restart_for:
             self._log.warning("restart_needed", changed=", ".join(restart_for))
         for problem in problems:
@@ -316,13 +299,13 @@ class Operations:
     def drain_to_stop(self) -> None:
         """Drain because the daemon ends when its backlog is finished."""
         self._draining = True
-        self._admission.hold("drain", "the daemon finishes its backlog and stops: send again once it has started anew")
+        self.admission.hold("drain", "the daemon finishes its backlog and stops: send again once it has started anew")
 
     def _prune(self, fields: dict[str, Any]) -> dict[str, Any]:
         begin = fields.get("begin", True)
         if not isinstance(begin, bool):
             raise ControlError("bad_field", f"begin: expected true or false, not {begin!r}")
-        return self._retention.prune(begin=begin)
+        return self.retention.prune(begin=begin)
 
     def _drain(self, fields: dict[str, Any]) -> dict[str, Any]:
         off = fields.get("off", False)
@@ -330,10 +313,10 @@ class Operations:
             raise ControlError("bad_field", f"off: expected true or false, not {off!r}")
         self._draining = not off
         if self._draining:
-            self._admission.hold("drain", "the line is draining: it takes images again after coserve drain --off")
+            self.admission.hold("drain", "the line is draining: it takes images again after coserve drain --off")
         else:
-            self._admission.resume("drain")
-        return {"state": self.state, "backlog": self._backlog.images}
+            self.admission.resume("drain")
+        return {"state": self.state, "backlog": self.backlog.images}
 
 
 def _seconds(fields: dict[str, Any]) -> float:

@@ -4,7 +4,7 @@ import re
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 _UNITS = {
     "": 1,
@@ -35,6 +35,17 @@ def parse_seconds(value: object) -> float:
     if match is None or match[2] not in _SECONDS:
         raise ValueError(f"expected a duration such as 500ms, 20s, 2m, 12h or 30d, not {value!r}")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def between(min_s: float, max_s: float, expected: str) -> AfterValidator:
+    """Return a check of a duration; `expected` names both limits to a person."""
+
+    def check(value: float) -> float:
+        if not min_s <= value <= max_s:
+            raise ValueError(f"expected a duration {expected}")
+        return value
+
+    return AfterValidator(check)
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]

@@ -15,7 +15,7 @@ from daemon.config.addresses import absolute_database, absolute_endpoint, absolu
 from daemon.config.environment import override
 from daemon.consumers.kinds import CONSUMER_KEYS, CONSUMER_NAME, AnyConsumer, consumer_mistakes
 from daemon.errors import ConfigError
-from daemon.units import Bytes, Count, Seconds
+from daemon.units import Bytes, Count, Seconds, between
 from experts.moe.modes import MODES
 from routing_rules.load import Document, KeyPath, Problem, read_yaml, salvage
 
@@ -39,12 +39,6 @@ class Endpoints(_ConfigSection):
     results: str = "tcp://127.0.0.1:5571"
     control: str = "ipc://$RUNTIME_DIRECTORY/control.sock"
     http: Annotated[str, AfterValidator(http_endpoint)] | None = None
-
-
-def _within_an_hour(value: float) -> float:
-    if value > 3600.0:
-        raise ValueError("expected a duration of 1h at most")
-    return value
 
 
 class Device(_ConfigSection):
@@ -161,7 +155,7 @@ class StopSettings(_ConfigSection):
     """
 
     drain: Literal["running", "backlog"] = "running"
-    within: Annotated[Seconds, AfterValidator(_within_an_hour)] = 12.0
+    within: Annotated[Seconds, between(0.0, 3600.0, "of 1h at most")] = 12.0
 
 
 class Security(_ConfigSection):

@@ -72,7 +72,8 @@ class Channel:
         self._users = 0
         self._closed = False
         self._left_behind: list[threading.Thread] = []
-        self._under_way: tuple[Load, float] | None = None
+        #: The load that is being transferred, and since when.
+        self.under_way: tuple[Load, float] | None = None
         self._thread = self._new_thread()
         self._log: Any = structlog.get_logger("channel").bind(channel=name)
 
@@ -91,22 +92,17 @@ class Channel:
             self._waiting.put(load.cause, Transfer(load, carry_out, report))
             self._changed.notify_all()
 
-    @property
-    def under_way(self) -> tuple[Load, float] | None:
-        """The load that is being transferred, and since when."""
-        return self._under_way
-
     def give_up(self, load: Load) -> None:
         """If `load` is under way, leave its thread behind and go on in a new one."""
         with self._changed:
             self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
-            if self._under_way is None or self._under_way[0] != load or self._closed:
+            if self.under_way is None or self.under_way[0] != load or self._closed:
                 return
             if len(self._left_behind) >= _MAX_HUNG_THREADS:
                 self._log.error("channel_stalled", loads=len(self._left_behind) + 1)
                 return
             self._left_behind.append(self._thread)
-            self._under_way = None
+            self.under_way = None
             self._thread = self._new_thread()
             self._thread.start()
 
@@ -140,7 +136,7 @@ class Channel:
         finally:
             with self._changed:
                 if threading.current_thread() is self._thread:
-                    self._under_way = None
+                    self.under_way = None
 
     def _next(self) -> Transfer | None:
         """Return this thread's next transfer; None if the thread must end."""
@@ -148,7 +144,7 @@ class Channel:
             while not self._closed and threading.current_thread() is self._thread:
                 transfer = self._waiting.take()
                 if transfer is not None:
-                    self._under_way = (transfer.load, self._clock())
+                    self.under_way = (transfer.load, self._clock())
                     return transfer
                 self._changed.wait()
         return None

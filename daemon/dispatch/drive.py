@@ -180,7 +180,8 @@ class Drive:
         self._stopping = False
         self._filling = set(self._work.loaders)
         self._failing = False
-        self._last_status: dict[str, Any] = {}
+        #: The newest answer to `ask("status")`, for other threads; empty before the first.
+        self.last_status: dict[str, Any] = {}
 
     # From any thread
 
@@ -235,11 +236,6 @@ class Drive:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
-
-    @property
-    def last_status(self) -> Mapping[str, Any]:
-        """The newest answer to `ask("status")`, without waiting for the drive; empty before the first."""
-        return self._last_status
 
     @property
     def is_filling(self) -> bool:
@@ -475,7 +471,7 @@ class Drive:
         now = self._scheduler.snapshot()
         self._note_failures()
         facts = [executor.facts for executor in self._work.executors.values()]
-        self._last_status = {
+        self.last_status = {
             "policy": self._makeup.policy,
             "executors": executor_rows(facts, now, self._work.busy_shares(), self._health.out_of_service()),
             "expert_switches": self._switches,
@@ -487,7 +483,7 @@ class Drive:
             "queued": dict(zip(("by_device", "unloaded"), queue_lengths(now), strict=True)),
             "retries": self._flow.retries,
         }
-        return dict(self._last_status)
+        return dict(self.last_status)
 
     def _memory(self) -> dict[str, Any]:
         facts = (executor.facts for executor in self._work.executors.values())

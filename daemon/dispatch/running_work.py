@@ -51,11 +51,7 @@ class RunningWork:
     """At most one batch per executor, and any number of loads per loader."""
 
     def __init__(
-        self,
-        executors: Sequence[Executor],
-        loaders: Sequence[Loader],
-        hang_after_s: float,
-        clock: Callable[[], float],
+        self, executors: Sequence[Executor], loaders: Sequence[Loader], hang_after_s: float, clock: Callable[[], float]
     ) -> None:
         self.executors = {executor.facts.executor: executor for executor in executors}
         self.loaders = {loader.pool: loader for loader in loaders}

@@ -53,8 +53,7 @@ class SchedulerControl:
                 "task": spec.task,
                 "bytes": spec.weights_bytes,
                 "usage": self._scheduler.usage(expert),
-                "resident": [pool.pool for pool in now.pools if expert in pool.resident],
-                "loading": [pool.pool for pool in now.pools if expert in pool.loading],
+                **_places(now, expert),
                 "pinned": [pool.pool for pool in now.pools if expert in pool.pinned],
                 "queued": now.queued.get(expert, 0),
                 "failed": now.failed.get(expert),
@@ -66,12 +65,7 @@ class SchedulerControl:
     def _queues(self, _fields: Mapping[str, Any]) -> dict[str, Any]:
         now = self._scheduler.snapshot()
         queues = [
-            {
-                "expert": expert,
-                "queued": count,
-                "resident": [pool.pool for pool in now.pools if expert in pool.resident],
-                "loading": [pool.pool for pool in now.pools if expert in pool.loading],
-            }
+            {"expert": expert, "queued": count, **_places(now, expert)}
             for expert, count in sorted(now.queued.items(), key=lambda item: (-item[1], item[0]))
         ]
         running = [{"executor": executor, "expert": expert} for executor, expert in now.running.items()]
@@ -161,6 +155,13 @@ class SchedulerControl:
                 "unknown_device", f"{device} is not a device that the policy uses: expected one of {', '.join(devices)}"
             )
         return pools
+
+
+def _places(now: Snapshot, expert: ExpertId) -> dict[str, list[PoolId]]:
+    return {
+        "resident": [pool.pool for pool in now.pools if expert in pool.resident],
+        "loading": [pool.pool for pool in now.pools if expert in pool.loading],
+    }
 
 
 def _out_of_service(pool: PoolId, *, is_empty: bool) -> str:

@@ -12,17 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from daemon.dispatch.channels import WaitingLine, copy_channel
+from daemon.dispatch.channels import WaitingLine
 from daemon.dispatch.executors import ExecutorThread
-from daemon.dispatch.orders import (
-    Answered,
-    BatchOrder,
-    BatchReport,
-    ImageOrder,
-    LoadEnd,
-    LoadOrder,
-    Unanswered,
-)
+from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, ImageOrder, LoadEnd, LoadOrder, Unanswered
 from daemon.errors import is_device_error
 from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.request import ExecutorFacts, PoolFacts, PoolId, RequestId
@@ -121,28 +113,6 @@ class SimulatedChannel:
             self._clock.after(self._fixed_s, done)
         else:
             done()
-
-
-class SimulatedChannels:
-    """Channels as daemon.dispatch.channels.Channels has them: one for the disk, others for copies within memory.
-
-    A load takes `load_s` seconds from the disk, `copy_s` from another pool.
-    """
-
-    def __init__(self, clock: SimulatedClock, load_s: float = 0.0, copy_s: float = 0.0) -> None:
-        self._clock = clock
-        self._load_s, self._copy_s = load_s, copy_s
-        self._disk = SimulatedChannel(clock)
-        self._copying: dict[str, SimulatedChannel] = {}
-
-    def route(self, order: LoadOrder) -> "Route":
-        """Return the way of a load, for `SimulatedLoader`."""
-        if order.load.source is None:
-            return [(self._disk, self._load_s)]
-        name = copy_channel(order.load.pool)
-        if name not in self._copying:
-            self._copying[name] = SimulatedChannel(self._clock)
-        return [(self._copying[name], self._copy_s)]
 
 
 class SimulatedProcessor:

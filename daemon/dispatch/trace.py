@@ -5,24 +5,22 @@ Only calls are recorded, so a replay needs neither clock nor devices.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from daemon.policy.actions import Load, Resize, Run, Unload, Wait
+from daemon.policy.actions import Load
 from daemon.policy.matrix import Performance
 from daemon.policy.operate import OperationRefusedError
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request
 from daemon.policy.scheduler import Scheduler
 from experts.spec import ExpertId
-
-R = TypeVar("R")
 
 #: Version of the format; a reader refuses others. 2: with the performance matrix, and pools as the policy divides them.
 FORMAT = 2
@@ -88,66 +86,9 @@ class RecordingScheduler(Scheduler):
             except OSError as error:
                 structlog.get_logger("trace").error("trace_incomplete", file=str(self._path), error=str(error))
 
-    def arrive(self, request: Request, now: float) -> str | None:
-        return self._note("arrive", (request, now), super().arrive)
-
-    def expire(self, now: float) -> tuple[Request, ...]:
-        return self._note("expire", (now,), super().expire)
-
-    def next_action(self, executor: ExecutorId, now: float) -> Run | Wait:
-        return self._note("next_action", (executor, now), super().next_action)
-
-    def next_load(self, pool: PoolId, now: float) -> Load | Unload | Resize | Wait:
-        return self._note("next_load", (pool, now), super().next_load)
-
-    def load_done(self, load: Load, load_s: float) -> None:
-        self._note("load_done", (load, load_s), super().load_done)
-
-    def load_failed(self, load: Load, reason: str, now: float, is_device_error: bool = False) -> tuple[Request, ...]:
-        return self._note("load_failed", (load, reason, now, is_device_error), super().load_failed)
-
-    def batch_done(self, executor: ExecutorId, infer_s: float) -> None:
-        self._note("batch_done", (executor, infer_s), super().batch_done)
-
-    def batch_failed(self, executor: ExecutorId) -> tuple[Request, ...]:
-        return self._note("batch_failed", (executor,), super().batch_failed)
-
-    def batch_hung(self, executor: ExecutorId) -> None:
-        self._note("batch_hung", (executor,), super().batch_hung)
-
-    def hung_batch_ended(self, pool: PoolId, expert: ExpertId) -> None:
-        self._note("hung_batch_ended", (pool, expert), super().hung_batch_ended)
-
-    def load_hung(self, load: Load) -> tuple[Request, ...]:
-        return self._note("load_hung", (load,), super().load_hung)
-
-    def hung_load_ended(self, load: Load) -> None:
-        self._note("hung_load_ended", (load,), super().hung_load_ended)
-
-    def fail(self, expert: ExpertId, reason: str) -> tuple[Request, ...]:
-        return self._note("fail", (expert, reason), super().fail)
-
-    def limit_batch(self, executor: ExecutorId, expert: ExpertId, limit: int) -> None:
-        self._note("limit_batch", (executor, expert, limit), super().limit_batch)
-
-    def replace_facts(self, experts: Iterable[ExpertFacts], changed: Sequence[ExpertId]) -> tuple[Request, ...]:
-        return self._note("replace_facts", (tuple(experts), tuple(changed)), super().replace_facts)
-
-    def pin(self, expert: ExpertId, pool: PoolId | None) -> PoolId:
-        return self._note("pin", (expert, pool), super().pin)
-
-    def unpin(self, expert: ExpertId, pool: PoolId | None) -> None:
-        self._note("unpin", (expert, pool), super().unpin)
-
-    def unload(self, expert: ExpertId, pool: PoolId | None) -> None:
-        self._note("unload", (expert, pool), super().unload)
-
-    def set_budget(self, pool: PoolId, budget_bytes: int) -> None:
-        self._note("set_budget", (pool, budget_bytes), super().set_budget)
-
-    def _note(self, call: str, arguments: tuple[Any, ...], method: Callable[..., R]) -> R:
+    def _note(self, call: str, arguments: tuple[Any, ...]) -> Any:
         try:
-            result = method(*arguments)
+            result = getattr(super(), call)(*arguments)
         except OperationRefusedError as error:
             self._write({"call": call, "args": arguments, "refused": error.code})
             raise
@@ -162,6 +103,20 @@ class RecordingScheduler(Scheduler):
         except OSError as error:
             structlog.get_logger("trace").error("trace_ended", file=str(self._path), error=str(error))
             self._file = None
+
+
+def _recorded(call: str) -> Callable[..., Any]:
+    """Return the method that calls the scheduler's own and records it. Its arguments come by position."""
+
+    def method(scheduler: RecordingScheduler, *arguments: Any) -> Any:
+        # An iterator would be used up before it is written.
+        return scheduler._note(call, tuple(list(each) if isinstance(each, Iterator) else each for each in arguments))  # pyright: ignore[reportPrivateUsage]
+
+    return method
+
+
+for _call in _ARGUMENTS:
+    setattr(RecordingScheduler, _call, _recorded(_call))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +141,15 @@ class Call:
 
 def read_makeup(path: Path) -> Makeup:
     """Return the makeup of the recorded scheduler; TraceError if the file is not a trace of this version."""
-    with path.open("rb") as file:
-        return _makeup(path, file.readline())
+    try:
+        with path.open("rb") as file:
+            line = json.loads(file.readline())
+        version = line["trace"]
+        if version == FORMAT:
+            return TypeAdapter(Makeup).validate_python(line["makeup"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"{path}:1: not a trace: {error}") from error
+    raise TraceError(f"{path}:1: a trace of format {version}, and this version reads {FORMAT}: record the run again")
 
 
 def read_calls(path: Path) -> Iterator[Call]:
@@ -220,17 +182,3 @@ def _repeat(method: Callable[..., Any], arguments: tuple[Any, ...]) -> dict[str,
         return json.loads(to_json({"result": method(*arguments)}))
     except OperationRefusedError as error:
         return {"refused": error.code}
-
-
-def _makeup(path: Path, text: bytes) -> Makeup:
-    try:
-        line = json.loads(text)
-        if line["trace"] != FORMAT:
-            raise TraceError(
-                f"{path}:1: a trace of format {line['trace']}, and this version reads {FORMAT}: record the run again"
-            )
-        return TypeAdapter(Makeup).validate_python(line["makeup"])
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, TraceError):
-            raise
-        raise TraceError(f"{path}:1: not a trace: {error}") from error

@@ -32,13 +32,26 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class MachineEntry(_Section):
-    """The machine that was measured."""
+class MachineIdentity(_Section):
+    """The properties of a machine without which its figures are wrong on another. `gpus` are names, by number."""
 
     cpu: str
     cores: Count
     memory_bytes: Bytes
     gpus: tuple[str, ...] = ()
+
+    def differences(self, here: "MachineIdentity") -> list[str]:
+        """Return the differences between `here` and this machine, in words; empty if there are none."""
+        texts: list[str] = []
+        if self.cpu != here.cpu:
+            texts.append(f"its processor is {self.cpu!r}, here it is {here.cpu!r}")
+        if self.cores != here.cores:
+            texts.append(f"it has {self.cores} cores, this one {here.cores}")
+        if abs(self.memory_bytes - here.memory_bytes) > _MEMORY_TOLERANCE * self.memory_bytes:
+            texts.append(f"it has {size_text(self.memory_bytes)} of memory, this one {size_text(here.memory_bytes)}")
+        if self.gpus != here.gpus:
+            texts.append(f"its GPUs are {_listed(self.gpus)}, here they are {_listed(here.gpus)}")
+        return texts
 
 
 class ArchitectureEntry(_Section):
@@ -57,7 +70,7 @@ class ArchitectureEntry(_Section):
 
 
 class DeviceEntry(_Section):
-    """One processor: what served it best, and its rows by layout."""
+    """One processor: the settings that served it best (memory: bytes of the whole device), its rows by layout."""
 
     executors: Count | None = None
     threads: Count | None = None
@@ -71,42 +84,9 @@ class ProfileFile(_Section):
 
     profile: Literal[1]
     made: datetime
-    machine: MachineEntry
+    machine: MachineIdentity
     devices: Annotated[dict[Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")], DeviceEntry], Field(min_length=1)]
     usage: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class MachineIdentity:
-    """The properties of a machine without which its figures are wrong on another. `gpus` are names, by number."""
-
-    cpu: str
-    cores: int
-    memory_bytes: int
-    gpus: tuple[str, ...] = ()
-
-    def differences(self, here: "MachineIdentity") -> list[str]:
-        """Return the differences between `here` and this machine, in words; empty if there are none."""
-        texts: list[str] = []
-        if self.cpu != here.cpu:
-            texts.append(f"its processor is {self.cpu!r}, here it is {here.cpu!r}")
-        if self.cores != here.cores:
-            texts.append(f"it has {self.cores} cores, this one {here.cores}")
-        if abs(self.memory_bytes - here.memory_bytes) > _MEMORY_TOLERANCE * self.memory_bytes:
-            texts.append(f"it has {size_text(self.memory_bytes)} of memory, this one {size_text(here.memory_bytes)}")
-        if self.gpus != here.gpus:
-            texts.append(f"its GPUs are {_listed(self.gpus)}, here they are {_listed(here.gpus)}")
-        return texts
-
-
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """The settings that served a device best; None if none is recommended. Memory in bytes, of the whole device."""
-
-    executors: int | None = None
-    threads: int | None = None
-    expert_memory: int | None = None
-    activation_memory: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +96,7 @@ class Profile:
     path: Path
     machine: MachineIdentity
     rows: tuple[Performance, ...]
-    devices: Mapping[str, Recommendation]
+    devices: Mapping[str, DeviceEntry]
     usage: Mapping[ExpertId, float] = field(default_factory=dict[ExpertId, float])
     machine_line: int = 1
 
@@ -139,27 +119,15 @@ def load_profile(path: Path) -> Profile:
     if file is None:
         raise ConfigError(problems)
     rows = [
-        Performance(
-            device=device,
-            architecture=ArchitectureId(layout),
-            k_s=row.k_s,
-            b_s=row.b_s,
-            max_batch=row.max_batch,
-            activation_bytes=row.activation_bytes,
-            disk_s=row.disk_s,
-            ram_s=row.ram_s,
-        )
+        Performance(device, ArchitectureId(layout), **row.model_dump(exclude={"residual"}))
         for device, entry in file.devices.items()
         for layout, row in entry.architectures.items()
     ]
     return Profile(
         path=path,
-        machine=MachineIdentity(file.machine.cpu, file.machine.cores, file.machine.memory_bytes, file.machine.gpus),
+        machine=file.machine,
         rows=tuple(rows),
-        devices={
-            device: Recommendation(entry.executors, entry.threads, entry.expert_memory, entry.activation_memory)
-            for device, entry in file.devices.items()
-        },
+        devices=file.devices,
         usage={ExpertId(expert): share for expert, share in file.usage.items()},
         machine_line=document.where(("machine",), key=True)[0],
     )
@@ -168,7 +136,7 @@ def load_profile(path: Path) -> Profile:
 def this_machine() -> MachineIdentity:
     """The fingerprint of the machine that this runs on."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return MachineIdentity(_cpu_model(), os.cpu_count() or 1, memory_bytes, _gpu_names())
+    return MachineIdentity(cpu=_cpu_model(), cores=os.cpu_count() or 1, memory_bytes=memory_bytes, gpus=_gpu_names())
 
 
 def _cpu_model() -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -59,10 +58,6 @@ class Gauges(Collector):
     def describe(self) -> Iterable[Metric]:
         """Return nothing: else the registry would sample a line that has not started."""
         return ()
-
-
-def register_gauges(registry: CollectorRegistry, look: Callable[[], ScrapeFacts]) -> None:
-    registry.register(Gauges(look))
 
 
 def _line(facts: ScrapeFacts) -> Iterator[Metric]:

@@ -56,6 +56,12 @@ def bind_http(endpoint: str, *, has_token: bool) -> socket.socket:
     return listener
 
 
+def url_of(listener: socket.socket) -> str:
+    """Return the address that a socket is bound to."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 Health = Callable[[], Mapping[str, Any]]
 
 
@@ -65,12 +71,7 @@ class HttpServer:
     _health: Health
 
     def __init__(
-        self,
-        endpoint: str,
-        registry: CollectorRegistry,
-        token_file: Path | None = None,
-        *,
-        stands_in: bool = False,
+        self, endpoint: str, registry: CollectorRegistry, token_file: Path | None = None, *, stands_in: bool = False
     ) -> None:
         """Serve nothing yet. TokenError where the token cannot be used.
 
@@ -89,25 +90,23 @@ class HttpServer:
 
         Returns the endpoint as bound; StartError where that fails, or where it would be open.
         """
-        bound, port = self.serve(bind_http(self._endpoint, has_token=self._token is not None), health)
-        return f"http://[{bound}]:{port}" if ":" in bound else f"http://{bound}:{port}"
+        listener = bind_http(self._endpoint, has_token=self._token is not None)
+        self.serve(listener, health)
+        return url_of(listener)
 
-    def serve(self, listener: socket.socket, health: Health) -> tuple[str, int]:
-        """Begin to answer at a socket that listens, and that `stop` closes. Returns its address."""
+    def serve(self, listener: socket.socket, health: Health) -> None:
+        """Begin to answer at a socket that listens, and that `stop` closes."""
         self._health = health
         server = _ProbeServer(listener)
         server.set_app(self._answer)
         thread = threading.Thread(target=server.serve_forever, args=(_LOOK_UP_S,), name="http", daemon=True)
         thread.start()
         self._server, self._thread = server, thread
-        return str(server.server_address[0]), int(server.server_address[1])
 
     def reload(self) -> list[str]:
         """Read the token again. With a problem, which is returned, the old one stays."""
-        if self._token_file is None:
-            return []
         try:
-            self._token = read_token(self._token_file)
+            self._token = read_token(self._token_file) if self._token_file else None
         except TokenError as error:
             return [f"security.http_token: {error}"]
         return []

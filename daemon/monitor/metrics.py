@@ -5,6 +5,7 @@ label stay few however long the line runs. Names follow Prometheus' conventions 
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import get_args
 
 from prometheus_client import (
@@ -37,17 +38,16 @@ class Metrics:
         disable_created_metrics()  # the creation time of a series is of no use, and would double the number of series
         self.registry = CollectorRegistry()
         self._architecture_of = architecture_of
-        self._queued_at: dict[tuple[int, str, str], Histogram] = {}
-        self._answer_of: dict[str, Counter] = {}
-        self._verdict_at: dict[tuple[str, str], Counter] = {}
         self.accepted_count = 0
         self.completed_count = 0
         ProcessCollector(registry=self.registry)
         self._intake()
         self._begin_at_zero()
         self._stages()
-        self._upkeep()
         self._texts()
+        # Cached: `labels` costs more than the counting.
+        self._answer_of, self._verdict_of = cache(self._answers.labels), cache(self._verdicts.labels)
+        self._queued_at = cache(self._queued.labels)
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"coserve_{name}", what, labels, registry=self.registry)
@@ -90,8 +90,6 @@ class Metrics:
         self._batch = self._histogram("batch_images", "Images of a batch", *where, buckets=_IMAGES)
         self._switches = self._counter("expert_switches", "Loads into a pool after start-up", "device", "tier", "cause")
         self._loaded = self._counter("expert_loaded_bytes", "Bytes loaded into pools", "device")
-
-    def _upkeep(self) -> None:
         self._pruned = self._counter("pruned", "Images and boards that retention took out", "what")
 
     def _texts(self) -> None:
@@ -110,10 +108,7 @@ class Metrics:
 
     def answered(self, kind: str, code: str | None = None) -> None:
         """An answer of intake; `code` is why a message was rejected."""
-        series = self._answer_of.get(kind)
-        if series is None:
-            series = self._answer_of[kind] = self._answers.labels(kind)
-        series.inc()
+        self._answer_of(kind).inc()
         if code is not None:
             self._rejects.labels(code).inc()
 
@@ -124,10 +119,7 @@ class Metrics:
     def finished(self, outcome: Outcome) -> None:
         for step, stage in enumerate(outcome.stages):
             where = (min(step, _LAST_STEP), self._architecture_of(stage.expert) or "", stage.device)
-            series = self._queued_at.get(where)
-            if series is None:  # once: `labels` costs more than what is counted
-                series = self._queued_at[where] = self._queued.labels(*where)
-            series.observe(stage.queued_ms / 1000)
+            self._queued_at(*where).observe(stage.queued_ms / 1000)
 
     def batch_done(self, batch: BatchDone) -> None:
         where = (str(min(batch.step, _LAST_STEP)), batch.architecture, batch.device)
@@ -146,11 +138,7 @@ class Metrics:
         for message in messages:
             kind, _, _ = message.topic.partition("/")
             if kind == "inspection":
-                judged = (message.body["verdict"], message.body["reason"] or "")
-                series = self._verdict_at.get(judged)
-                if series is None:
-                    series = self._verdict_at[judged] = self._verdicts.labels(*judged)
-                series.inc()
+                self._verdict_of(message.body["verdict"], message.body["reason"] or "").inc()
                 self._latency.observe(message.body["latency_ms"] / 1000)
             elif kind == "board":
                 self._boards.labels(message.body["verdict"], message.body["reason"] or "").inc()

@@ -27,13 +27,9 @@ class PipelineProbe:
         self._number = 0
         self._at: int | None = None  # the station that has the probe; None while there is none under way
         self._since_s = clock()
-        self._came_through = 0
+        #: Number of probes that passed all threads.
+        self.came_through = 0
         self._log: Any = structlog.get_logger("pulse")
-
-    @property
-    def came_through(self) -> int:
-        """Number of probes that passed all threads."""
-        return self._came_through
 
     def send(self) -> None:
         """Send the next probe, unless one is still under way."""
@@ -64,6 +60,6 @@ class PipelineProbe:
                 return
             if station + 1 == len(self._stations):
                 self._at = None
-                self._came_through += 1
+                self.came_through += 1
                 return
         self._hand_to(station + 1, number)

@@ -25,7 +25,7 @@ MAX_WINDOW_S = 3600.0
 
 
 class WorkTimeline:
-    """Filled by the drive's thread, looked at by any."""
+    """The drive's thread fills it; any thread may read it."""
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
@@ -47,73 +47,65 @@ class WorkTimeline:
             self._samples.append(sample)
 
     def work(self, seconds: float) -> dict[str, Any]:
-        """The answer of control's `timeline`: what ended in the last `seconds`, oldest first, `more` where not all.
+        """Answer control's `timeline`: the work that ended in the last `seconds`, oldest first; `more` if not all.
 
         Times are seconds before `at`.
         """
         now_s = self._wall()
         with self._lock:
-            batches = _newest(self._batches, lambda one: one.ended_wall_s >= now_s - seconds, _MAX_ENTRIES + 1)
-            loads = _newest(self._loads, lambda one: one.at_wall_s >= now_s - seconds, _MAX_ENTRIES + 1)
+            batches = _newest(self._batches, lambda batch: batch.ended_wall_s >= now_s - seconds, _MAX_ENTRIES + 1)
+            loads = _newest(self._loads, lambda load: load.at_wall_s >= now_s - seconds, _MAX_ENTRIES + 1)
         return {
             "at": utc_text(now_s),
             "seconds": seconds,
-            "batches": [_batch(one, now_s) for one in batches[-_MAX_ENTRIES:]],
-            "loads": [_load(one, now_s) for one in loads[-_MAX_ENTRIES:]],
+            "batches": [_batch(batch, now_s) for batch in batches[-_MAX_ENTRIES:]],
+            "loads": [_load(load, now_s) for load in loads[-_MAX_ENTRIES:]],
             "more": max(len(batches), len(loads)) > _MAX_ENTRIES,
         }
 
     def waits(self, seconds: float) -> dict[str, Any]:
-        """The answer of control's `waits`: what waited, each second at most; the first sample may be older.
+        """Answer control's `waits`: samples of the queues, one a second at most; the first may be older.
 
         A sample holds until the next: while nothing changes, none is taken.
         """
         now_s = self._wall()
         with self._lock:
             samples = _newest(
-                self._samples, lambda one: one.at_wall_s >= now_s - seconds, _SAMPLES, and_one_before=True
+                self._samples, lambda sample: sample.at_wall_s >= now_s - seconds, _SAMPLES, and_one_before=True
             )
-        return {"at": utc_text(now_s), "seconds": seconds, "samples": [_sample(one, now_s) for one in samples]}
+        return {"at": utc_text(now_s), "seconds": seconds, "samples": [_sample(sample, now_s) for sample in samples]}
 
 
-def _newest(kept: "deque[T]", is_in: Callable[[T], bool], max_count: int, *, and_one_before: bool = False) -> list[T]:
+def _newest(entries: deque[T], is_in: Callable[[T], bool], max_count: int, *, and_one_before: bool = False) -> list[T]:
     newest: list[T] = []
-    for one in reversed(kept):
-        if not is_in(one):
-            if and_one_before:
-                newest.append(one)
-            break
-        newest.append(one)
-        if len(newest) >= max_count:
+    for entry in reversed(entries):
+        if is_in(entry) or and_one_before:
+            newest.append(entry)
+        if not is_in(entry) or len(newest) >= max_count:
             break
     return newest[::-1]
 
 
-def _batch(one: BatchDone, now_s: float) -> dict[str, Any]:
+def _batch(batch: BatchDone, now_s: float) -> dict[str, Any]:
     return {
-        "executor": one.executor,
-        "device": one.device,
-        "expert": one.expert,
-        "images": one.images,
-        "began_s": round(now_s - one.started_wall_s, 4),
-        "ended_s": round(now_s - one.ended_wall_s, 4),
-        "load_ms": round(one.load_ms, 2),
+        **{name: getattr(batch, name) for name in ("executor", "device", "expert", "images")},
+        "began_s": round(now_s - batch.started_wall_s, 4),
+        "ended_s": round(now_s - batch.ended_wall_s, 4),
+        "load_ms": round(batch.load_ms, 2),
     }
 
 
-def _load(one: ExpertSwitch, now_s: float) -> dict[str, Any]:
+def _load(switch: ExpertSwitch, now_s: float) -> dict[str, Any]:
     return {
-        "pool": one.executor,
-        "device": one.device,
-        "expert": one.loaded,
-        "bytes": one.bytes,
-        "tier": one.tier,
-        "cause": one.cause,
-        "began_s": round(now_s - one.at_wall_s + one.load_ms / 1000, 4),
-        "ended_s": round(now_s - one.at_wall_s, 4),
+        "pool": switch.executor,
+        "device": switch.device,
+        "expert": switch.loaded,
+        **{name: getattr(switch, name) for name in ("bytes", "tier", "cause")},
+        "began_s": round(now_s - switch.at_wall_s + switch.load_ms / 1000, 4),
+        "ended_s": round(now_s - switch.at_wall_s, 4),
     }
 
 
-def _sample(one: QueueSample, now_s: float) -> dict[str, Any]:
-    sample = asdict(one)
-    return {"ago_s": round(now_s - sample.pop("at_wall_s"), 3), **sample}
+def _sample(sample: QueueSample, now_s: float) -> dict[str, Any]:
+    row = asdict(sample)
+    return {"ago_s": round(now_s - row.pop("at_wall_s"), 3), **row}

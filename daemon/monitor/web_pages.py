@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from daemon.host.children import ChildSpec
-from daemon.monitor.http_server import Health, HttpServer, bind_http
-from daemon.wire.keys import TokenError, read_token
+from daemon.monitor.http_server import Health, HttpServer, bind_http, url_of
+from daemon.wire.keys import read_token
 
 NAME = "dashboard"
 #: A wait that is longer is answered: the first after an end is half a second, and a page then only takes longer.
@@ -47,12 +47,7 @@ class WebPages:
     _health: Health
 
     def __init__(
-        self,
-        config: Path,
-        endpoint: str,
-        token_file: Path | None,
-        hang_up: Callable[[str], None],
-        stand_in: HttpServer,
+        self, config: Path, endpoint: str, token_file: Path | None, hang_up: Callable[[str], None], stand_in: HttpServer
     ) -> None:
         """`hang_up` sends SIGHUP to a child; `stand_in` answers while that is away. TokenError: no usable token."""
         self._config = config
@@ -68,8 +63,7 @@ class WebPages:
         """Bind; return the address. StartError if that fails, or if it would be open without a token."""
         self._health = health
         self._listener = bind_http(self._endpoint, has_token=self._token_file is not None)
-        host, port = self._listener.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return url_of(self._listener)
 
     def child(self) -> ChildSpec:
         """The process that serves the socket, once that is bound."""
@@ -77,12 +71,7 @@ class WebPages:
         fd = self._listener.fileno()
         argv = (sys.executable, "-m", "daemon.dashboard", str(self._config.resolve()), "--fd", str(fd))
         return ChildSpec(
-            NAME,
-            argv,
-            pass_fds=(fd,),
-            beats=True,
-            on_wait=self._answer_meanwhile,
-            on_start=self._stand_in.stop,
+            NAME, argv, pass_fds=(fd,), beats=True, on_wait=self._answer_meanwhile, on_start=self._stand_in.stop
         )
 
     def _answer_meanwhile(self, wait_s: float) -> None:
@@ -94,14 +83,10 @@ class WebPages:
 
     def reload(self) -> list[str]:
         """Have the token read again. With a problem, which is returned, the old one stays."""
-        if self._token_file is None:
-            return []
-        try:
-            read_token(self._token_file)
-        except TokenError as error:
-            return [f"security.http_token: {error}"]
-        self._hang_up(NAME)
-        return self._stand_in.reload()
+        problems = self._stand_in.reload()
+        if self._token_file is not None and not problems:
+            self._hang_up(NAME)
+        return problems
 
     def stop(self) -> None:
         """Close the socket; the process is stopped with the other children."""

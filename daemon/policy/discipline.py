@@ -8,8 +8,8 @@ from daemon.policy.actions import Cause
 from daemon.policy.request import ExecutorId, PoolId, Request
 from experts.spec import ExpertId
 
-#: Whom a load may evict: nobody, experts without demand, or anybody idle and unpinned.
-Evict = Literal["nobody", "unwanted", "anybody"]
+#: Experts that a load may evict: none, those without demand, or every one that is idle and not pinned.
+Evict = Literal["none", "unwanted", "any"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,12 @@ class Want:
 
 
 class Discipline(Protocol):
-    """Requests between arrival and batch. Only the scheduler calls it; `wants` and `victims` change nothing."""
+    """The requests between arrival and batch. Only the scheduler calls it; `wants` and `victims` change nothing."""
 
     def add(self, request: Request) -> None: ...
 
     def discard(self, request: Request) -> None:
-        """`request` leaves the queue without having run."""
+        """Remove `request`, which has not run."""
         ...
 
     def take(self, executor: ExecutorId, now: float, /) -> tuple[Request, ...]:
@@ -36,37 +36,37 @@ class Discipline(Protocol):
         ...
 
     def ended(self, executor: ExecutorId, expert: ExpertId, count: int, /) -> None:
-        """`count` requests of `expert`, taken before by `executor`, have run."""
+        """Note that `count` requests of `expert`, taken before by `executor`, have run."""
         ...
 
     def moved(self, expert: ExpertId) -> None:
-        """`expert` has become resident somewhere, is on its way, or has left."""
+        """Note that `expert` has become resident somewhere, is being loaded, or has left."""
         ...
 
     def wants(self, pool: PoolId, now: float, /) -> Iterable[Want]:
-        """Experts to load into `pool`, the most wanted first."""
+        """Return the experts to load into `pool`, the most wanted first."""
         ...
 
     def granted(self, want: Want, pool: PoolId, /) -> None:
-        """The load of `want` has begun."""
+        """Note that the load of `want` has begun."""
         ...
 
     def victims(self, pool: PoolId, evict: Evict, /) -> Iterable[ExpertId]:
-        """Residents of `pool` in the order in which they should go."""
+        """Return the residents of `pool` in the order in which they should leave."""
         ...
 
     def requests_of(self, expert: ExpertId) -> tuple[Request, ...]: ...
 
     def queued(self) -> dict[ExpertId, int]:
-        """Waiting requests by expert, in a stable order; experts without any are left out."""
+        """Count the waiting requests by expert, in a stable order; experts without any are left out."""
         ...
 
     def next_turn_s(self, now: float, /) -> float | None:
-        """When age alone will change an answer; None where only a report can."""
+        """Return when an answer changes by time alone; None if only a report can change it."""
         ...
 
     def rebuild(self) -> None:
-        """The facts have changed: compute everything derived from them again."""
+        """Compute everything again that is derived from the facts: they have changed."""
         ...
 
     def check(self) -> None:

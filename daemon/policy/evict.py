@@ -1,8 +1,8 @@
-"""In which order residents go: by use, by age, in the paper's two stages, or unwanted first (`coserve-plus`)."""
+"""Orders of eviction: by use, by age, in the paper's two stages, or unwanted first (`coserve-plus`)."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from daemon.policy.ranking import Ranking
 from daemon.policy.request import PoolId
@@ -10,26 +10,35 @@ from daemon.policy.residency import Residency
 from experts.spec import ExpertId
 
 
-class Order(Protocol):
-    """Whom a full pool gives up first, where requests are bound at their arrival."""
+class FirstInFirstOut:
+    """The expert that was loaded longest ago leaves first (`samba-fifo`): a ledger keeps its residents in that order.
 
-    def used(self, pool: PoolId, expert: ExpertId) -> None: ...
-
-    def moved(self, expert: ExpertId) -> None:
-        """`expert` has become resident somewhere, is on its way, or has left."""
-        ...
-
-    def victims(self, pool: PoolId) -> Iterable[ExpertId]: ...
-
-    def rebuild(self) -> None:
-        """The facts have changed."""
-        ...
-
-
-class LeastRecentlyUsed:
-    """The one whose last batch (or load) began longest ago (`samba`)."""
+    Other orders of eviction, for policies that bind requests at their arrival, derive from this one.
+    """
 
     def __init__(self, residency: Residency, pools: Sequence[PoolId]) -> None:
+        del pools  # those of executors: for orders that note each use
+        self._residency = residency
+
+    def used(self, pool: PoolId, expert: ExpertId) -> None:
+        """Note that a batch of `expert` began in `pool`."""
+
+    def moved(self, expert: ExpertId) -> None:
+        """Note that `expert` has become resident somewhere, is on its way, or has left."""
+
+    def victims(self, pool: PoolId) -> Iterable[ExpertId]:
+        """Return the residents of `pool` in the order in which they should leave."""
+        return self._residency.ledgers[pool].resident
+
+    def rebuild(self) -> None:
+        """Compute everything again that comes from the facts: they have changed."""
+
+
+class LeastRecentlyUsed(FirstInFirstOut):
+    """The expert whose last batch (or load) began longest ago leaves first (`samba`)."""
+
+    def __init__(self, residency: Residency, pools: Sequence[PoolId]) -> None:
+        super().__init__(residency, pools)
         self._orders = [(pool, residency.ledgers[pool], OrderedDict[ExpertId, None]()) for pool in pools]
         self._by_pool = {pool: order for pool, _, order in self._orders}
 
@@ -48,53 +57,25 @@ class LeastRecentlyUsed:
     def victims(self, pool: PoolId) -> Iterable[ExpertId]:
         return tuple(self._by_pool[pool])
 
-    def rebuild(self) -> None:
-        """Nothing here comes from facts."""
 
-
-class FirstInFirstOut:
-    """The one that was loaded longest ago (`samba-fifo`): the order in which a ledger keeps its residents."""
-
-    def __init__(self, residency: Residency, _pools: Sequence[PoolId]) -> None:
-        self._residency = residency
-
-    def used(self, pool: PoolId, expert: ExpertId) -> None:
-        """Use changes nothing."""
-
-    def moved(self, expert: ExpertId) -> None:
-        """The ledger knows."""
-
-    def victims(self, pool: PoolId) -> Iterable[ExpertId]:
-        return self._residency.ledgers[pool].resident
-
-    def rebuild(self) -> None:
-        """Nothing here comes from facts."""
-
-
-class TwoStages:
+class TwoStages(FirstInFirstOut):
     """Dependency-aware expert management (CoServe §4.3).
 
-    First subsequent experts none of whose preliminary experts is resident in the pool, by descending bytes; then
-    the others by ascending usage probability. Queued requests keep nobody.
+    Subsequent experts without a resident preliminary expert in the pool leave first, by descending bytes; then the
+    others, by ascending usage probability. Queued requests keep no expert.
     """
 
-    def __init__(self, residency: Residency, _pools: Sequence[PoolId]) -> None:
-        self._residency = residency
+    def __init__(self, residency: Residency, pools: Sequence[PoolId]) -> None:
+        super().__init__(residency, pools)
         self._preliminaries: dict[ExpertId, list[ExpertId]] = {}
         #: Places by ascending usage probability.
         self._places: dict[ExpertId, int] = {}
         self.rebuild()
 
-    def used(self, pool: PoolId, expert: ExpertId) -> None:
-        """Use changes nothing."""
-
-    def moved(self, expert: ExpertId) -> None:
-        """The ledger knows."""
-
     def victims(self, pool: PoolId) -> Iterable[ExpertId]:
         ledger, residency = self._residency.ledgers[pool], self._residency
         residents, places = ledger.resident, self._places
-        # Not in the catalog any more: nothing speaks for them.
+        # Experts that left the catalog have no reason to stay.
         yield from [expert for expert in residents if expert not in places]
         first = [
             expert
@@ -106,17 +87,19 @@ class TwoStages:
 
     def rebuild(self) -> None:
         self._preliminaries.clear()
-        known = self._residency.experts.values()
-        for facts in known:
+        experts = self._residency.experts.values()
+        for facts in experts:
             for subsequent, _ in facts.then:
                 self._preliminaries.setdefault(subsequent, []).append(facts.expert)
-        by_usage = sorted(known, key=lambda facts: (facts.usage, facts.expert))
+        by_usage = sorted(experts, key=lambda facts: (facts.usage, facts.expert))
         self._places = {facts.expert: place for place, facts in enumerate(by_usage)}
 
 
-ORDERS: dict[
-    Literal["lru", "fifo", "two stages"], type[LeastRecentlyUsed] | type[FirstInFirstOut] | type[TwoStages]
-] = {"lru": LeastRecentlyUsed, "fifo": FirstInFirstOut, "two stages": TwoStages}
+ORDERS: dict[Literal["lru", "fifo", "two stages"], type[FirstInFirstOut]] = {
+    "lru": LeastRecentlyUsed,
+    "fifo": FirstInFirstOut,
+    "two stages": TwoStages,
+}
 
 
 class LeastWanted:
@@ -125,11 +108,11 @@ class LeastWanted:
     def __init__(self) -> None:
         self._ranking: Ranking[ExpertId] = Ranking()
         self._spare_bytes: dict[ExpertId, int] = {}
-        #: Bytes of all that nobody waits for.
+        #: Bytes of the residents without demand.
         self.unwanted_bytes = 0
 
     def put(self, expert: ExpertId, demand: int, usage: float, weights_bytes: int, *, elsewhere: bool = False) -> None:
-        """`elsewhere`: another pool has it too, so that it is cheap to bring back."""
+        """Rank `expert`. `elsewhere`: another pool has it too, so that it is cheap to bring back."""
         self._ranking.put(expert, (demand, not elsewhere, usage, expert))
         self._count(expert, 0 if demand else weights_bytes)
 

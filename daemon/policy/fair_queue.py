@@ -1,4 +1,4 @@
-"""Whose message comes next: the one whose source and connection have had least so far (start-time fair queueing).
+"""Fair order of messages: the source and connection that have had least come next (start-time fair queueing).
 
 A source that floods over a hundred connections is one source; one that invents a source for each message is one
 connection: either way a publisher that sends now and then goes first. Plain state and plain decisions: no clock, no
@@ -12,13 +12,13 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-#: What a message costs beside its bytes, in bytes.
+#: Cost of a message beside its bytes, in bytes.
 _MESSAGE_COST = 50_000
 
 
 @dataclass(order=True, slots=True)
 class _Place(Generic[T]):
-    """`tag` is what its flows will have had, in bytes, when this message is done; `number` keeps equals in order."""
+    """One message. `tag`: bytes that its flows have had once it is done; `number` keeps equal tags in order."""
 
     tag: float
     number: int
@@ -29,14 +29,14 @@ class _Place(Generic[T]):
 
 @dataclass(slots=True)
 class _NamedQueue:
-    """Messages of one name that wait, and the tag of the newest."""
+    """The waiting messages of one name: their count, and the tag of the newest."""
 
     tag: float = 0.0
     waiting: int = 0
 
 
 class FairQueue(Generic[T]):
-    """`add` with every name by which a message's sender is known; `take` the fairest, `shed` the least fair."""
+    """Waiting messages: `add` with all names of the sender; `take` removes the fairest, `shed` the least fair."""
 
     def __init__(self) -> None:
         self._places: list[_Place[T]] = []
@@ -54,11 +54,11 @@ class FairQueue(Generic[T]):
 
     @property
     def next_bytes(self) -> int:
-        """The size of the message that `take` would give. IndexError where none waits."""
+        """Return the size of the message that `take` would return. IndexError if none waits."""
         return self._places[0].size_bytes
 
     def add(self, names: Sequence[Hashable], item: T, size_bytes: int) -> None:
-        """Messages of one name stay in order."""
+        """Add a message. Messages of one name stay in order."""
         flows = [self._flows.setdefault(name, _NamedQueue()) for name in names]
         tag = max(self._now, *(flow.tag for flow in flows)) + size_bytes + _MESSAGE_COST
         for flow in flows:
@@ -69,17 +69,17 @@ class FairQueue(Generic[T]):
         insort(self._places, _Place(tag, self._number, names, size_bytes, item))
 
     def take(self) -> T:
-        """The message whose flows have had least. IndexError where none waits."""
+        """Remove and return the message whose flows have had least. IndexError if none waits."""
         place = self._places.pop(0)
         self._now = place.tag
         return self._leave(place)
 
     def shed(self) -> T:
-        """The newest message of the flow that had, and wants, most. IndexError where none waits."""
+        """Remove and return the newest message of the flow with the most bytes. IndexError if none waits."""
         return self._leave(self._places.pop())
 
     def drop_payload(self, lighter: Callable[[T], T]) -> None:
-        """Let the least fair message that has bytes wait on without them, as what `lighter` makes of it."""
+        """Replace the least fair message that has bytes by `lighter` of it, which has none and waits on."""
         for place in reversed(self._places):
             if place.size_bytes:
                 self._bytes -= place.size_bytes
@@ -113,17 +113,17 @@ class Turns(Generic[T]):
         return len(self._waiting)
 
     def add(self, names: Sequence[Hashable], item: T, size_bytes: int) -> None:
-        """Add an item; one of a sender that has nothing waiting comes as if that sender had just had its turn."""
+        """Add an item. A sender without waiting items counts as one that has just had its turn."""
         self._waiting.add(names, item, size_bytes)
 
-    def take(self, most: int, most_bytes: int) -> list[T]:
-        """At most `most` items and `most_bytes`, but one at least where any waits, however large it is.
+    def take(self, max_items: int, max_bytes: int) -> list[T]:
+        """Return up to `max_items` items of up to `max_bytes` together; at least one if any waits, however large.
 
-        What does not fit any more ends the group, and comes first the next time.
+        The first item that does not fit ends the group and comes first the next time.
         """
         group: list[T] = []
-        room_bytes = most_bytes
-        while len(self._waiting) and len(group) < most:
+        room_bytes = max_bytes
+        while len(self._waiting) and len(group) < max_items:
             size_bytes = self._waiting.next_bytes
             if group and size_bytes > room_bytes:
                 break

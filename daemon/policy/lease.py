@@ -1,8 +1,8 @@
-"""One device's memory for images and language models: who holds how much of it, images first.
+"""Division of one device's memory between images and language models, images first.
 
-A model has its most while images need nothing of it. When images wait for an expert that finds no room, models go down
-to their least and the images' pool gets what they gave up; when no image has been under way for a while, it goes back.
-What one side gains the other has given up before, so that the sum never exceeds the device's budget.
+A model has its maximum while images do not need the memory. When images wait for an expert that does not fit, models
+shrink to their minimum and the images' pool gets the rest; when no image has been under way for a while, it goes back.
+One side grows only after the other has shrunk, so that the sum never exceeds the device's budget.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelShare:
-    """One model's share of its device, in bytes: at most, and at least while images need memory."""
+    """One model's share of its device: its maximum, and its minimum while images need memory."""
 
     model: str
-    most_bytes: int
-    least_bytes: int
+    max_bytes: int
+    min_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes that are held now, or were granted and are still being taken: the larger of the two."""
+    """Bytes in use now, or granted and not taken yet: the larger of the two."""
 
     images_bytes: int
     models_bytes: Mapping[str, int]
@@ -45,12 +45,15 @@ Grant = ToImages | ToModel
 
 
 class Lease:
-    """Asked again after each grant, and now and then. `total_bytes`: the device's, less what nobody can give up."""
+    """Decides grants: call `next_grant` after each grant, and from time to time.
+
+    `total_bytes` is the memory of the device less the part that cannot be given up.
+    """
 
     def __init__(
         self, total_bytes: int, shares: Sequence[ModelShare], *, give_back_s: float = 5.0, again_s: float = 30.0
     ) -> None:
-        """`again_s`: when a model that there was no memory for is offered more again."""
+        """`again_s` is the pause before a model that could not get memory is offered more again."""
         self.total_bytes = total_bytes
         self._shares = {share.model: share for share in shares}
         self._give_back_s = give_back_s
@@ -61,11 +64,11 @@ class Lease:
 
     def first_grant(self) -> Held:
         """Return the memory of images and models at the start."""
-        most = {model: share.most_bytes for model, share in self._shares.items()}
-        return Held(self.total_bytes - sum(most.values()), most)
+        max_bytes = {model: share.max_bytes for model, share in self._shares.items()}
+        return Held(self.total_bytes - sum(max_bytes.values()), max_bytes)
 
     def next_grant(self, held: Held, now: float, *, images_under_way: bool, images_lack_room: bool) -> Grant | None:
-        """The next change, None where nothing is to be changed now. A grant may take a while to be carried out."""
+        """Return the next change, None if there is none now. A grant may take a while to be carried out."""
         self._notice(now, under_way=images_under_way, lack_room=images_lack_room)
         targets = {model: self._target(share) for model, share in self._shares.items()}
         for model, target_bytes in targets.items():
@@ -82,13 +85,13 @@ class Lease:
                 return ToModel(model, target_bytes)
         return None
 
-    def cannot_shrink(self, model: str, least_bytes: int) -> None:
-        """The model does not work with less than `least_bytes`."""
+    def cannot_shrink(self, model: str, min_bytes: int) -> None:
+        """Note that the model does not work with less than `min_bytes`."""
         share = self._shares[model]
-        self._shares[model] = ModelShare(model, share.most_bytes, min(share.most_bytes, least_bytes))
+        self._shares[model] = ModelShare(model, share.max_bytes, min(share.max_bytes, min_bytes))
 
     def cannot_grow(self, model: str, now: float) -> None:
-        """The machine has not the memory that the device's budget leaves for the model: not for now."""
+        """Note that the machine lacks the memory that the budget leaves for the model: it is offered again later."""
         self._not_before_s[model] = now + self._again_s
 
     def _notice(self, now: float, *, under_way: bool, lack_room: bool) -> None:
@@ -103,13 +106,12 @@ class Lease:
             self._images_first = False
 
     def _target(self, share: ModelShare) -> int:
-        return share.least_bytes if self._images_first else share.most_bytes
+        return share.min_bytes if self._images_first else share.max_bytes
 
 
 def next_step_s(ended_s: float, took_s: float, *, images_under_way: bool, share: float = 0.1) -> float:
-    """When a model may take its next step after one that ended at `ended_s` and took `took_s` (seconds).
+    """Return when a model may take its next step after one that ended at `ended_s` and took `took_s` (seconds).
 
-    While images are under way a model computes for `share` of the time, so that they have the rest, and it does not
-    stand still either.
+    While images are under way a model computes for `share` of the time, and images have the rest.
     """
     return ended_s + took_s * (1.0 / share - 1.0) if images_under_way else ended_s

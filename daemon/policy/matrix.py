@@ -1,4 +1,4 @@
-"""The performance matrix (CoServe §4.5): what a batch and a load cost, per architecture and device, as values."""
+"""The performance matrix (CoServe §4.5): the cost of a batch and of a load, by architecture and device."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Matrix:
         return (device, architecture) in self._measured
 
     def of(self, device: str, architecture: ArchitectureId) -> Performance:
-        """The measured row, or an assumed one: a small network on a slow processor, loaded from a SATA disk."""
+        """Return the measured row, or an assumed one: a small network on a slow processor, loaded from a SATA disk."""
         row = self._rows.get((device, architecture))
         if row is None:
             row = Performance(device, architecture, k_s=0.03, b_s=0.03, max_batch=1 << 30, disk_s=0.3, ram_s=0.03)

@@ -19,33 +19,33 @@ class OperationRefusedError(Exception):
 
 
 class Operator:
-    """Wishes are checked at once and carried out as memory allows, through `next_change` and `wants`."""
+    """Checks each request at once; `next_change` and `wants` carry it out as memory allows."""
 
     def __init__(self, residency: Residency, discipline: Discipline) -> None:
         self._residency = residency
         self._discipline = discipline
 
     def pins(self) -> dict[ExpertId, tuple[PoolId, ...]]:
-        found: dict[ExpertId, tuple[PoolId, ...]] = {}
+        pools: dict[ExpertId, tuple[PoolId, ...]] = {}
         for pool, ledger in self._residency.ledgers.items():
             for expert in ledger.pinned:
-                found[expert] = (*found.get(expert, ()), pool)
-        return found
+                pools[expert] = (*pools.get(expert, ()), pool)
+        return pools
 
     def pin(self, expert: ExpertId, pool: PoolId | None) -> PoolId:
-        """Keep `expert` in `pool` (where none is named: where it is resident, else where most is free)."""
+        """Keep `expert` in `pool`; without one, where it is resident, else where most is free."""
         self._known(expert, pool)
-        for chosen in (pool,) if pool is not None else self._by_room(expert):
-            ledger = self._residency.ledgers[chosen]
+        for place in (pool,) if pool is not None else self._by_room(expert):
+            ledger = self._residency.ledgers[place]
             if ledger.is_pinned(expert):
-                return chosen
-            if self._residency.fits(chosen, expert):
+                return place
+            if self._residency.fits(place, expert):
                 before = self._starving()
                 ledger.pin(expert)
                 self._residency.room_changed()
-                starved = [other for other in self._starving() if other not in before]
+                starved = [each for each in self._starving() if each not in before]
                 if not starved:
-                    return chosen
+                    return place
                 ledger.unpin(expert)
                 self._residency.room_changed()
         raise OperationRefusedError(
@@ -54,7 +54,7 @@ class Operator:
 
     def unpin(self, expert: ExpertId, pool: PoolId | None) -> None:
         self._known(expert, pool)
-        pools = [chosen for chosen in self.pins().get(expert, ()) if pool in (None, chosen)]
+        pools = [place for place in self.pins().get(expert, ()) if pool in (None, place)]
         if not pools:
             raise OperationRefusedError("not_pinned", f"{expert} is not pinned{_where(pool)}")
         self.forget([expert], pools)
@@ -63,24 +63,22 @@ class Operator:
         """Free `expert` when its running batch has ended; images that need it load it again."""
         self._known(expert, pool)
         pools = [
-            chosen
-            for chosen in self._residency.pools
-            if pool in (None, chosen) and self._residency.can_run(chosen, expert)
+            place for place in self._residency.pools if pool in (None, place) and self._residency.can_run(place, expert)
         ]
         if not pools:
             raise OperationRefusedError("not_resident", f"{expert} is not resident{_where(pool)}")
-        if any(self._residency.ledgers[chosen].is_pinned(expert) for chosen in pools):
+        if any(self._residency.ledgers[place].is_pinned(expert) for place in pools):
             raise OperationRefusedError("pinned", f"{expert} is pinned: unpin it first")
-        if any(self._residency.ledgers[chosen].hung(expert) for chosen in pools):
+        if any(self._residency.ledgers[place].hung(expert) for place in pools):
             raise OperationRefusedError(
                 "in_use", f"a batch of {expert} hangs and keeps its weights: restart the daemon"
             )
-        for chosen in pools:
-            self._residency.leaving[chosen][expert] = None
+        for place in pools:
+            self._residency.leaving[place][expert] = None
         self._discipline.moved(expert)
 
     def set_budget(self, pool: PoolId, budget_bytes: int) -> None:
-        """Another budget for `pool`; residents go, least wanted first, until the rest fits."""
+        """Set the budget of `pool`; residents leave, the least wanted first, until the rest fits."""
         if pool not in self._residency.pools:
             raise OperationRefusedError("unknown_device", _unknown_device(self._residency, pool))
         pinned = sum(self._residency.bytes_of(expert) for expert in self._residency.ledgers[pool].pinned)
@@ -88,12 +86,12 @@ class Operator:
             raise OperationRefusedError(
                 "does_not_fit", f"{pinned} bytes are pinned on {pool}, more than {budget_bytes}"
             )
-        before, known = self._starving(), self._residency.targets_bytes[pool]
+        before, old_bytes = self._starving(), self._residency.targets_bytes[pool]
         self._residency.targets_bytes[pool] = budget_bytes
         self._residency.room_changed()
         starved = [expert for expert in self._starving() if expert not in before]
         if starved:
-            self._residency.targets_bytes[pool] = known
+            self._residency.targets_bytes[pool] = old_bytes
             self._residency.room_changed()
             largest = max(starved, key=self._residency.bytes_of)
             need_bytes = self._residency.bytes_of(largest)
@@ -120,7 +118,7 @@ class Operator:
             return Resize(pool, target_bytes)
         # plan_room counts from the old budget: what must be free there so that the new one holds the rest.
         need_bytes = ledger.budget_bytes - target_bytes
-        victims = tuple(self._discipline.victims(pool, "anybody"))
+        victims = tuple(self._discipline.victims(pool, "any"))
         shed = ledger.plan_room(need_bytes, victims)
         if shed:
             return self._unload(pool, shed)
@@ -130,10 +128,10 @@ class Operator:
         return None
 
     def wants(self, pool: PoolId) -> Iterator[Want]:
-        """Pinned experts that are not resident yet."""
+        """Yield the pinned experts that are not resident yet."""
         for expert in self._residency.ledgers[pool].pinned:
             if not self._residency.ledgers[pool].holds(expert):
-                yield Want(expert, "pin", "anybody")
+                yield Want(expert, "pin", "any")
 
     def load_failed(self, pool: PoolId, expert: ExpertId) -> bool:
         """Return True if the failed load was of weights that are not wanted any more; if not, give up its pin."""
@@ -146,9 +144,9 @@ class Operator:
         return False
 
     def forget(self, experts: Iterable[ExpertId], pools: Iterable[PoolId] | None = None) -> None:
-        chosen = tuple(self._residency.pools if pools is None else pools)
+        place = tuple(self._residency.pools if pools is None else pools)
         for expert in experts:
-            for pool in chosen:
+            for pool in place:
                 self._residency.ledgers[pool].unpin(expert)
         self._residency.room_changed()
 
@@ -165,11 +163,9 @@ class Operator:
         return Unload(pool, experts)
 
     def _starving(self) -> dict[ExpertId, None]:
-        """Experts that no pool could hold, as budgets and pins are."""
-        return {expert: None for expert in self._residency.experts if not any(self._holdable(expert))}
-
-    def _holdable(self, expert: ExpertId) -> Iterator[bool]:
-        return (self._residency.fits(pool, expert) for pool in self._serving())
+        """Return the experts that fit no pool, as budgets and pins are."""
+        fits, experts = self._residency.fits, self._residency.experts
+        return {expert: None for expert in experts if not any(fits(pool, expert) for pool in self._serving())}
 
     def _by_room(self, expert: ExpertId) -> list[PoolId]:
         homes = self._residency.homes(expert)

@@ -1,7 +1,7 @@
-"""Requests that nobody can serve now, through no fault of theirs: they wait here, not in a queue that they would block.
+"""Requests that cannot be served now, through no fault of theirs: they wait here and block no queue.
 
-Two kinds: a load of their expert hangs (they go on when it has ended), or their image's bytes cannot be read just now
-(they are tried again and again). Each ends at its deadline, or after `max_s` seconds here.
+Either a load of their expert hangs (they go on when it has ended), or their image's bytes cannot be read now (they are
+retried). Each ends at its deadline, or after `max_s` seconds here.
 """
 
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from typing import Literal
 from daemon.policy.request import Request, RequestId
 from experts.spec import ExpertId
 
-#: Bytes that could not be read are asked for again after this long.
+#: Pause before bytes that could not be read are read again.
 AGAIN_S = 5.0
 
-#: Why it ends (PROTOCOL.md, `reason` of `unknown`).
+#: Reason of the end (PROTOCOL.md, `reason` of `unknown`).
 End = Literal["deadline", "expert_failed", "bad_image"]
 
 
@@ -25,7 +25,7 @@ class _Parked:
 
 
 class Parked:
-    """In the order of their coming. A request that was tried again in vain keeps the time of its first coming."""
+    """Requests in the order of arrival here. One that was retried in vain keeps the time of its first arrival."""
 
     def __init__(self, max_s: float) -> None:
         self._max_s = max_s
@@ -36,7 +36,7 @@ class Parked:
         return len(self._waiting)
 
     def park(self, request: Request, now: float, *, tries_again: bool = False) -> bool:
-        """False: it has waited as long as it may."""
+        """Let `request` wait here; False if it has waited as long as it may."""
         until_s = self._first_s.setdefault(request.request_id, now) + self._max_s
         if now >= until_s:
             self.forget(request.request_id)
@@ -48,40 +48,31 @@ class Parked:
         return True
 
     def forget(self, request_id: RequestId) -> None:
-        """The request has ended, or has got on: its next stay is counted anew."""
+        """Start the time limit of this request anew at its next stay: it has ended or gone on."""
         self._first_s.pop(request_id, None)
 
     def of(self, expert: ExpertId) -> list[Request]:
-        """Take out who waits for a load of `expert`."""
-        return self._take([one for one in self._waiting.values() if one.again_s is None and _is_of(one, expert)])
+        """Take out and return the requests that wait for a load of `expert`."""
+        entries = self._waiting.values()
+        return self._take([entry for entry in entries if entry.again_s is None and entry.request.expert == expert])
 
     def due(self, now: float) -> tuple[list[Request], list[tuple[Request, End]]]:
-        """Take out who is to be tried again, and whose time is up, each with the reason."""
+        """Take out and return the requests to retry, and those whose time is up with the reason of their end."""
         if not self._waiting:
             return [], []
-        over = [one for one in self._waiting.values() if one.until_s <= now]
-        self._take(over)
-        ended: list[tuple[Request, End]] = [(one.request, _end_of(one)) for one in over]
-        for request, _ in ended:
+        ended: list[tuple[Request, End]] = []
+        late = [entry for entry in self._waiting.values() if entry.until_s <= now]
+        for entry, request in zip(late, self._take(late), strict=True):
+            reason: End = "expert_failed" if entry.again_s is None else "bad_image"
+            ended.append((request, "deadline" if entry.until_s == request.deadline_s else reason))
             self.forget(request.request_id)
-        again = [one for one in self._waiting.values() if one.again_s is not None and one.again_s <= now]
+        again = [entry for entry in self._waiting.values() if entry.again_s is not None and entry.again_s <= now]
         return self._take(again), ended
 
     def next_s(self) -> float | None:
-        times = [min(one.until_s, one.again_s or one.until_s) for one in self._waiting.values()]
+        """Return when `due` has something next; None if nothing waits."""
+        times = [min(entry.until_s, entry.again_s or entry.until_s) for entry in self._waiting.values()]
         return min(times, default=None)
 
-    def _take(self, found: list[_Parked]) -> list[Request]:
-        for one in found:
-            del self._waiting[one.request.request_id]
-        return [one.request for one in found]
-
-
-def _end_of(one: _Parked) -> End:
-    if one.until_s == one.request.deadline_s:
-        return "deadline"
-    return "expert_failed" if one.again_s is None else "bad_image"
-
-
-def _is_of(one: _Parked, expert: ExpertId) -> bool:
-    return one.request.expert == expert
+    def _take(self, entries: list[_Parked]) -> list[Request]:
+        return [self._waiting.pop(entry.request.request_id).request for entry in entries]

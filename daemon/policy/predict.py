@@ -10,9 +10,9 @@ from routing_rules.routes import Routes
 def expert_facts(
     specs: Iterable[ExpertSpec], routes: Routes, counted: Mapping[ExpertId, float] | None = None
 ) -> tuple[ExpertFacts, ...]:
-    """Facts of every catalogued expert, by descending usage probability (CoServe §4.5), then by name.
+    """Return the facts of every catalogued expert, by descending usage probability (CoServe §4.5), then by name.
 
-    Usage that was `counted` (in a sample, or in results) wins over what the rules let expect.
+    Usage that was `counted` (in a sample, or in results) wins over the usage expected from the rules.
     """
     usage, successors = {**routes.usage(), **(counted or {})}, routes.successors()
     facts = [
@@ -25,7 +25,7 @@ def expert_facts(
         )
         for spec in specs
     ]
-    return tuple(sorted(facts, key=lambda known: (-known.usage, known.expert)))
+    return tuple(sorted(facts, key=lambda each: (-each.usage, each.expert)))
 
 
 class LeastTimes:
@@ -45,6 +45,6 @@ class LeastTimes:
         self._load_s[architecture] = min(seconds, self._load_s.get(architecture, seconds))
 
     def least_s(self, architecture: ArchitectureId, *, resident: bool) -> float:
-        """Seconds from now to an answer if everything else stood aside."""
+        """Return the seconds from now to an answer if no other work were queued."""
         load_s = 0.0 if resident else self._load_s.get(architecture, 0.0)
         return self._infer_s.get(architecture, 0.0) + load_s

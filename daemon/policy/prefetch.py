@@ -1,4 +1,4 @@
-"""Loads ahead of need: the fill at the start, and the experts that queued requests will want."""
+"""Loads ahead of need: the fill at the start, and the experts that queued requests will need."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -8,7 +8,7 @@ from experts.spec import ExpertId
 
 
 def initial_fill(experts: Iterable[ExpertFacts], pools: Sequence[PoolFacts]) -> dict[PoolId, tuple[ExpertId, ...]]:
-    """Experts by descending usage probability, round robin over pools until the budgets are full (CoServe §4.1).
+    """Return experts by descending usage probability, round robin over pools until the budgets are full (CoServe §4.1).
 
     An expert that fits its pool no more goes to the next that has room; experts that no rule uses stay out.
     """
@@ -16,20 +16,20 @@ def initial_fill(experts: Iterable[ExpertFacts], pools: Sequence[PoolFacts]) -> 
     fill: dict[PoolId, list[ExpertId]] = {pool.pool: [] for pool in pools}
     order = [pool.pool for pool in pools]
     used = [facts for facts in experts if facts.usage > 0.0]
-    for facts in sorted(used, key=lambda known: (-known.usage, known.expert)):
+    for facts in sorted(used, key=lambda each: (-each.usage, each.expert)):
         for turn, pool in enumerate(order):
             if facts.weights_bytes <= free_bytes[pool]:
                 free_bytes[pool] -= facts.weights_bytes
                 fill[pool].append(facts.expert)
                 order = order[turn + 1 :] + order[: turn + 1]
                 break
-    return {pool: tuple(chosen) for pool, chosen in fill.items()}
+    return {pool: tuple(experts_of_pool) for pool, experts_of_pool in fill.items()}
 
 
 class Wanted:
     """Experts with demand that no pool of a kind holds, ranked once for each way in which they could come.
 
-    `reads`: nowhere, the most wanted first; `leavings`: nowhere, the least wanted first, which is what a slow
+    `reads`: nowhere, the most wanted first; `least_wanted`: nowhere, the least wanted first, which is what a slow
     processor takes beside a fast one; `staged`: in the RAM tier only; `copies`: on the CPU, but on no GPU; `turns`:
     where no executor is, by urgency.
     """
@@ -38,7 +38,7 @@ class Wanted:
         self.staged: Ranking[ExpertId] = Ranking()
         self.copies: Ranking[ExpertId] = Ranking()
         self.reads: Ranking[ExpertId] = Ranking()
-        self.leavings: Ranking[ExpertId] = Ranking()
+        self.least_wanted: Ranking[ExpertId] = Ranking()
         self.turns: Ranking[ExpertId] = Ranking()
 
     def put(
@@ -53,27 +53,16 @@ class Wanted:
         staged: bool,
         copyable: bool,
     ) -> None:
-        """`demand` in SHARE_UNITS, `since` when the oldest request came, `turn_s` when the group becomes urgent."""
-        if nowhere and demand > 0:
-            self.reads.put(expert, (-demand, *since, expert))
-        else:
-            self.reads.discard(expert)
-        if nowhere and queued:
-            self.leavings.put(expert, (demand, *since, expert))
-        else:
-            self.leavings.discard(expert)
-        if staged and demand > 0:
-            self.staged.put(expert, (-demand, *since, expert))
-        else:
-            self.staged.discard(expert)
-        if copyable and demand > 0:
-            self.copies.put(expert, (-queued, -demand, *since, expert))
-        else:
-            self.copies.discard(expert)
-        if (nowhere or staged) and turn_s is not None:
-            self.turns.put(expert, (turn_s, expert))
-        else:
-            self.turns.discard(expert)
+        """Rank `expert` anew.
+
+        `demand` in SHARE_UNITS, `since` when the oldest request came, `turn_s` when the group becomes urgent.
+        """
+        most_wanted = (-demand, *since, expert)
+        self.reads.place(expert, most_wanted if nowhere and demand > 0 else None)
+        self.least_wanted.place(expert, (demand, *since, expert) if nowhere and queued else None)
+        self.staged.place(expert, most_wanted if staged and demand > 0 else None)
+        self.copies.place(expert, (-queued, *most_wanted) if copyable and demand > 0 else None)
+        self.turns.place(expert, (turn_s, expert) if (nowhere or staged) and turn_s is not None else None)
 
     def by_turn(self, now: float) -> Iterator[ExpertId]:
         for expert in self.turns.ordered():
@@ -83,5 +72,5 @@ class Wanted:
             yield expert
 
     def clear(self) -> None:
-        for ranking in (self.staged, self.copies, self.reads, self.leavings, self.turns):
+        for ranking in (self.staged, self.copies, self.reads, self.least_wanted, self.turns):
             ranking.clear()

@@ -25,7 +25,7 @@ class Preset:
     chain_first: bool = False
     #: Order in which experts leave a full pool.
     evict: Literal["lru", "fifo", "two stages", "least wanted"] = "least wanted"
-    #: Images per batch at most, whatever a pool would allow; None: the pool decides.
+    #: Largest batch in images, even if a pool allows more; None: the pool decides.
     batch_bound: int | None = None
     #: The most used experts are loaded before the first request for them (CoServe §4.1).
     initial_fill: bool = True
@@ -54,13 +54,7 @@ class Tuning:
 
 # The policies that the paper compares (CoServe §5.1, §5.3); each adds one idea to the one before.
 _SAMBA = Preset(
-    "samba",
-    "arrival",
-    single_executor=True,
-    chain_first=True,
-    evict="lru",
-    batch_bound=1,
-    initial_fill=False,
+    "samba", "arrival", single_executor=True, chain_first=True, evict="lru", batch_bound=1, initial_fill=False
 )
 _SAMBA_FIFO = replace(_SAMBA, name="samba-fifo", evict="fifo")
 _SAMBA_PARALLEL = replace(_SAMBA, name="samba-parallel", single_executor=False, own_pools=True)

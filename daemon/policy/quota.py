@@ -23,7 +23,7 @@ class QuotaLimits:
 
 @dataclass(slots=True)
 class _Buckets:
-    """When this source's buckets are full again (seconds)."""
+    """The times at which a source's buckets are full again (seconds)."""
 
     images_full_s: float
     bytes_full_s: float
@@ -45,9 +45,9 @@ class Quotas:
         return len(self._sources)
 
     def wait_s(self, source: str, size_bytes: int, now_s: float) -> float:
-        """Seconds until this source may bring in an image of `size_bytes`; 0 where it may now.
+        """Return the seconds until this source may send an image of `size_bytes`; 0 if it may now.
 
-        An image that costs more than a whole bucket needs a full one.
+        An image that costs more than a whole bucket needs a full bucket.
         """
         buckets = self._sources.get(source) or self._sources.get(_OTHERS)
         if buckets is None or (source not in self._sources and len(self._sources) < _MAX_SOURCES):

@@ -1,4 +1,4 @@
-"""A priority queue whose items change rank or leave at any time: what every indexed decision here is made of."""
+"""Priority queues whose items may change rank or leave at any time."""
 
 import heapq
 from bisect import bisect_left, insort_left
@@ -20,26 +20,30 @@ class Ranking(Generic[K]):
         self._sorted: list[tuple[Rank, K]] = []
         self._current: dict[K, Rank] = {}
 
-    def __len__(self) -> int:
-        return len(self._current)
-
     def __contains__(self, item: K) -> bool:
         return item in self._current
 
     def put(self, item: K, rank: Rank) -> None:
         """Add `item`, or move it to `rank`. Ranks must differ, as those that end in the item's name do."""
-        known = self._current.get(item)
-        if known is not None:
-            if known == rank:
+        current = self._current.get(item)
+        if current is not None:
+            if current == rank:
                 return
-            del self._sorted[bisect_left(self._sorted, (known,))]
+            del self._sorted[bisect_left(self._sorted, (current,))]
         self._current[item] = rank
         insort_left(self._sorted, (rank, item))
 
+    def place(self, item: K, rank: Rank | None) -> None:
+        """Put `item` at `rank`; None: take it out."""
+        if rank is None:
+            self.discard(item)
+        else:
+            self.put(item, rank)
+
     def discard(self, item: K) -> None:
-        known = self._current.pop(item, None)
-        if known is not None:
-            del self._sorted[bisect_left(self._sorted, (known,))]
+        current = self._current.pop(item, None)
+        if current is not None:
+            del self._sorted[bisect_left(self._sorted, (current,))]
 
     def clear(self) -> None:
         self._sorted.clear()
@@ -49,14 +53,14 @@ class Ranking(Generic[K]):
         return self._current.get(item)
 
     def first(self) -> tuple[K, Rank] | None:
-        """The item of least rank, with its rank; None where there is none."""
+        """Return the item of least rank with its rank; None if there is none."""
         if not self._sorted:
             return None
         rank, item = self._sorted[0]
         return item, rank
 
     def ordered(self) -> Iterator[K]:
-        """Items by ascending rank; the ranking must not change meanwhile."""
+        """Yield items by ascending rank; the ranking must not change meanwhile."""
         return (item for _, item in self._sorted)
 
 
@@ -70,37 +74,23 @@ class LongRanking(Generic[K]):
         self._current: dict[K, tuple[Rank, int]] = {}
         self._serial = 0
 
-    def __len__(self) -> int:
-        return len(self._current)
-
-    def __contains__(self, item: K) -> bool:
-        return item in self._current
-
     def put(self, item: K, rank: Rank) -> None:
         """Add `item`, or move it to `rank`."""
-        known = self._current.get(item)
-        if known is not None and known[0] == rank:
+        current = self._current.get(item)
+        if current is not None and current[0] == rank:
             return
         self._serial += 1
         self._current[item] = (rank, self._serial)
         heapq.heappush(self._heap, (rank, self._serial, item))
         if len(self._heap) > 2 * len(self._current) + 64:
-            self._heap = [(kept, serial, key) for key, (kept, serial) in self._current.items()]
+            self._heap = [(rank_of_key, serial, key) for key, (rank_of_key, serial) in self._current.items()]
             heapq.heapify(self._heap)
 
     def discard(self, item: K) -> None:
         self._current.pop(item, None)
 
-    def clear(self) -> None:
-        self._heap.clear()
-        self._current.clear()
-
-    def rank(self, item: K) -> Rank | None:
-        known = self._current.get(item)
-        return None if known is None else known[0]
-
     def first(self) -> tuple[K, Rank] | None:
-        """The item of least rank, with its rank; None where there is none."""
+        """Return the item of least rank with its rank; None if there is none."""
         while self._heap:
             rank, serial, item = self._heap[0]
             if self._is_live(item, serial):
@@ -109,18 +99,18 @@ class LongRanking(Generic[K]):
         return None
 
     def ordered(self) -> Iterator[K]:
-        """Items by ascending rank; the ranking must not change meanwhile. Walking n items costs O(n log n)."""
+        """Yield items by ascending rank; the ranking must not change meanwhile. Walking n items costs O(n log n)."""
         first = self.first()
         if first is None:
             return
         yield first[0]
-        wanted, yielded = 4, 1
+        count, yielded = 4, 1
         while True:
-            head = self._head(wanted)
+            head = self._head(count)
             yield from head[yielded:]
-            if len(head) < wanted:
+            if len(head) < count:
                 return
-            yielded, wanted = len(head), wanted * 4
+            yielded, count = len(head), count * 4
 
     def _head(self, count: int) -> list[K]:
         taken: list[tuple[Rank, int, K]] = []
@@ -133,5 +123,5 @@ class LongRanking(Generic[K]):
         return [item for _, _, item in taken]
 
     def _is_live(self, item: K, serial: int) -> bool:
-        known = self._current.get(item)
-        return known is not None and known[1] == serial
+        current = self._current.get(item)
+        return current is not None and current[1] == serial

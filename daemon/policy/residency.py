@@ -1,4 +1,4 @@
-"""The ground every decision stands on: facts, one ledger per pool, who is leaving, and whose load has failed."""
+"""The state behind every decision: facts, one ledger per pool, leaving experts, and failed loads."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ SHARE_UNITS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an expert could not be loaded, and when it is tried again."""
+    """The reason why an expert could not be loaded, and the time of the next attempt."""
 
     reason: str
     retry_s: float
@@ -32,14 +32,14 @@ class Residency:
         *,
         across_devices: bool = True,
     ) -> None:
-        """`across_devices`: a GPU copies what the CPU's pool has; else the RAM tier is its only host memory."""
+        """`across_devices`: a GPU copies experts from the CPU's pool; else the RAM tier is its only host memory."""
         self.matrix = matrix
         self.pools = {facts.pool: facts for facts in pools}
         self.executors = {facts.executor: facts for facts in executors}
         self.ledgers = {facts.pool: Ledger(facts.pool, facts.budget_bytes) for facts in pools}
         #: Budgets asked for; a ledger follows as soon as what is in use allows it.
         self.targets_bytes = {facts.pool: facts.budget_bytes for facts in pools}
-        #: Residents that run no more batches: unloaded when idle, whatever happens (old weights, operator's wish).
+        #: Residents that run no more batches: unloaded as soon as they are idle (old weights, an operator's request).
         self.leaving: dict[PoolId, dict[ExpertId, None]] = {facts.pool: {} for facts in pools}
         #: Residents that start no batch now, because a load that may not wait longer needs their bytes.
         self.draining: dict[PoolId, dict[ExpertId, None]] = {facts.pool: {} for facts in pools}
@@ -50,11 +50,11 @@ class Residency:
         self.failures: dict[ExpertId, Failure] = {}
         #: Experts whose last load failed while another pool was loading them too.
         self.suspects: dict[ExpertId, None] = {}
-        #: What a pool is not asked to load before that second: its load failed there, which says nothing of others.
+        #: Loads that a pool is not asked for before that second: they failed there, which says nothing of other pools.
         self._refused_s: dict[tuple[PoolId, ExpertId], float] = {}
-        #: Loads that hang, with their bytes: what is half written cannot be begun again.
+        #: Loads that hang, with their bytes: a half-written slot cannot be filled again.
         self.stuck: dict[tuple[PoolId, ExpertId], int] = {}
-        #: Counts what may change where an expert could be: budgets, pins and refusals.
+        #: Count of changes of budgets, pins and refusals: each may change where an expert fits.
         self.room_changes = 0
         self.has_gpu = any(facts.processor == "gpu" for facts in pools)
         host = ("ram", "cpu") if across_devices else ("ram",)
@@ -81,18 +81,18 @@ class Residency:
         }
 
     def room_changed(self) -> None:
-        """Pins, budgets or refusals are others: who fits where must be asked again."""
+        """Note a change of pins, budgets or refusals: experts may fit other pools than before."""
         self._usable.clear()
         self.room_changes += 1
 
     def homes(self, expert: ExpertId) -> tuple[PoolId, ...]:
-        """Pools where a batch of `expert` may start."""
+        """Return the pools where a batch of `expert` may start."""
         return tuple(
             pool for pool, facts in self.pools.items() if facts.processor != "ram" and self.can_run(pool, expert)
         )
 
     def source_for(self, pool: PoolId, expert: ExpertId) -> PoolId | None:
-        """The pool that `expert` can be copied from into `pool`; None: it comes from disk."""
+        """Return the pool that `expert` can be copied from into `pool`; None: it comes from disk."""
         processor, facts = self.pools[pool].processor, self.experts.get(expert)
         if processor == "cpu" or facts is None:
             return None
@@ -124,7 +124,7 @@ class Residency:
         self.room_changed()
 
     def forgive(self, now: float) -> None:
-        """Pools may be asked again for what they refused long enough ago."""
+        """Drop the refusals whose time has passed."""
         if not self._refused_s:
             return
         due = [key for key, retry_s in self._refused_s.items() if retry_s <= now]
@@ -132,7 +132,7 @@ class Residency:
             self.unrefuse(pool, expert)
 
     def unrefuse(self, pool: PoolId, expert: ExpertId) -> None:
-        """Nothing speaks against loading `expert` into `pool` any more."""
+        """Drop the refusal of `expert` by `pool`."""
         if self._refused_s.pop((pool, expert), None) is not None:
             self.room_changed()
 
@@ -155,7 +155,7 @@ class Residency:
         pinned = self.ledgers[pool].pinned
         if not pinned:
             return self.targets_bytes[pool]
-        return self.targets_bytes[pool] - sum(self.bytes_of(other) for other in pinned if other != expert)
+        return self.targets_bytes[pool] - sum(self.bytes_of(each) for each in pinned if each != expert)
 
     def fits(self, pool: PoolId, expert: ExpertId) -> bool:
         return self.bytes_of(expert) <= self.room_bytes(pool, expert)
@@ -172,9 +172,9 @@ class Residency:
             usable = self._usable[expert] = any(self.fits(pool, expert) for pool in pools)
         if usable or any(self.can_run(pool, expert) for pool in pools):
             return None
-        most = max((self.room_bytes(pool, expert) for pool in pools), default=0)
+        room_bytes = max((self.room_bytes(pool, expert) for pool in pools), default=0)
         return (
-            f"expert {expert} needs {self.bytes_of(expert)} bytes and the largest pool has room for {most}: "
+            f"expert {expert} needs {self.bytes_of(expert)} bytes and the largest pool has room for {room_bytes}: "
             "raise a device's expert_memory, or unpin experts"
         )
 
@@ -187,17 +187,17 @@ class Residency:
         return 0.0 if facts is None else facts.usage
 
     def max_batch(self, pool: PoolId, expert: ExpertId) -> int:
-        """Return the batch that the pool, the profile and the memory for intermediate results allow (CoServe §4.2).
+        """Return the largest batch that pool, profile and activation memory allow (CoServe §4.2).
 
-        Less where a batch of this architecture ran out of memory there.
+        It is less after a batch of this architecture ran out of memory there.
         """
         facts = self.experts.get(expert)
         if facts is None:
             return self.pools[pool].max_batch
-        known = self._batch_limits.get((pool, facts.architecture))
-        if known is None:
-            known = self._batch_limits[pool, facts.architecture] = self._profiled_batch(pool, facts.architecture)
-        return known
+        limit = self._batch_limits.get((pool, facts.architecture))
+        if limit is None:
+            limit = self._batch_limits[pool, facts.architecture] = self._profiled_batch(pool, facts.architecture)
+        return limit
 
     def limit_batch(self, pool: PoolId, expert: ExpertId, limit: int) -> None:
         facts = self.experts.get(expert)
@@ -205,9 +205,9 @@ class Residency:
             self._batch_limits[pool, facts.architecture] = max(1, min(limit, self.max_batch(pool, expert)))
 
     def _profiled_batch(self, pool: PoolId, architecture: ArchitectureId) -> int:
-        here = self.pools[pool]
-        row = self.matrix.of(here.device, architecture)
-        bound = min(here.max_batch, row.max_batch)
-        if here.activation_bytes is not None and row.activation_bytes > 0:
-            bound = min(bound, here.activation_bytes // row.activation_bytes)
+        facts = self.pools[pool]
+        row = self.matrix.of(facts.device, architecture)
+        bound = min(facts.max_batch, row.max_batch)
+        if facts.activation_bytes is not None and row.activation_bytes > 0:
+            bound = min(bound, facts.activation_bytes // row.activation_bytes)
         return max(1, bound)

@@ -56,7 +56,7 @@ class Scheduler:
     # Requests
 
     def arrive(self, request: Request, now: float) -> str | None:
-        """Queue `request`. Where its expert cannot serve it, the reason; it is then not queued."""
+        """Queue `request`. If its expert cannot serve it, do not queue it and return the reason."""
         expert = request.expert
         if not self._residency.is_usable(expert):
             reason = self._why_not(expert, now)
@@ -78,7 +78,7 @@ class Scheduler:
     # Decisions
 
     def next_action(self, executor: ExecutorId, now: float) -> Run | Wait:
-        """The next batch of an idle executor; the caller must report its end."""
+        """Return the next batch of an idle executor; the caller must report its end."""
         if executor not in self._residency.executors or executor in self._running:
             return NOTHING
         batch = self._discipline.take(executor, now)
@@ -95,7 +95,7 @@ class Scheduler:
         return run
 
     def next_load(self, pool: PoolId, now: float) -> Load | Unload | Resize | Wait:
-        """The next change of what is resident in `pool`; the caller must report the end of a `Load`."""
+        """Return the next change of the residents of `pool`; the caller must report the end of a `Load`."""
         ledger = self._residency.ledgers.get(pool)
         if ledger is None:
             return NOTHING
@@ -106,8 +106,8 @@ class Scheduler:
             for expert in change.experts if isinstance(change, Unload) else ():
                 self._moved(expert)
             return change
-        copying, most = self._residency.copying[pool], self._preset.loads_in_flight
-        is_full = copying >= most and ledger.loading_count - copying >= most
+        copying, max_loads = self._residency.copying[pool], self._preset.loads_in_flight
+        is_full = copying >= max_loads and ledger.loading_count - copying >= max_loads
         if is_full or ledger.budget_bytes != self._residency.targets_bytes[pool]:
             return self._wait(now)
         for want in self._wants(pool, now):
@@ -130,10 +130,10 @@ class Scheduler:
         self._moved(load.expert)
 
     def load_failed(self, load: Load, reason: str, now: float, is_device_error: bool = False) -> tuple[Request, ...]:
-        """Free the bytes; where the expert can be had from no other pool, take out and return its requests, which fail.
+        """Free the bytes; if no other pool can provide the expert, take out and return its requests, which fail.
 
-        Host memory fails no request, since it can be done without; nor does a device that has failed
-        (`is_device_error`) where another takes the expert. Such a pool is not asked for it again before `retry_s`.
+        A failed load into host memory fails no request, nor does that of a failed device (`is_device_error`) if another
+        takes the expert. Such a pool is not asked for it again before `retry_s`.
         """
         residency, pool, expert = self._residency, load.pool, load.expert
         residency.ledgers[pool].abandon_load(expert)
@@ -161,7 +161,7 @@ class Scheduler:
         return self._take_out(expert)
 
     def batch_done(self, executor: ExecutorId, infer_s: float) -> None:
-        """The batch of `executor` has been answered; its images' next steps arrive after this report."""
+        """Note that the batch of `executor` was answered; its images' next steps arrive after this report."""
         run = self._end(executor)
         facts = self._residency.experts.get(run.expert)
         if facts is not None:
@@ -169,11 +169,11 @@ class Scheduler:
         self._pace.ran(self._residency.executors[executor].pool, len(run.batch), infer_s)
 
     def batch_failed(self, executor: ExecutorId) -> tuple[Request, ...]:
-        """The batch of `executor` gave no answer at all: its requests, which have left the scheduler."""
+        """Return the requests of a batch that gave no answer at all; they have left the scheduler."""
         return self._end(executor).batch
 
     def batch_hung(self, executor: ExecutorId) -> None:
-        """The batch of `executor` is given up, but whoever computes it does not let go of the weights."""
+        """Give the batch of `executor` up; the thread that computes it still holds the weights."""
         run = self._running.pop(executor)
         self._residency.ledgers[self._residency.executors[executor].pool].hang(run.expert)
         self._discipline.ended(executor, run.expert, len(run.batch))
@@ -184,8 +184,9 @@ class Scheduler:
         self._discipline.moved(expert)
 
     def load_hung(self, load: Load) -> tuple[Request, ...]:
-        """`load` is not waited for: its bytes stay taken. Its requests are taken out and returned where nobody else can
-        serve them, to come again when it has ended.
+        """Stop waiting for `load`; its bytes stay taken.
+
+        If no other pool can serve its requests, take them out and return them, to arrive again when it has ended.
         """
         residency, pool, expert = self._residency, load.pool, load.expert
         residency.stuck[pool, expert] = residency.ledgers[pool].bytes_of(expert)
@@ -199,7 +200,7 @@ class Scheduler:
         return self._take_out(expert)
 
     def hung_load_ended(self, load: Load) -> None:
-        """Whatever it brought has been unloaded again: `load.pool` may be asked for the expert as before."""
+        """Give back the bytes of a hung load, whose weights were unloaded: its pool may load the expert again."""
         self._residency.ledgers[load.pool].give_back(self._residency.stuck.pop((load.pool, load.expert)))
         self._residency.room_changed()
         self._moved(load.expert)
@@ -217,36 +218,36 @@ class Scheduler:
         return self._take_out(expert)
 
     def limit_batch(self, executor: ExecutorId, expert: ExpertId, limit: int) -> None:
-        """A batch of more than `limit` images of this architecture ran out of memory on `executor`'s device."""
+        """Limit batches of this architecture on `executor`'s device: a larger one ran out of memory."""
         self._residency.limit_batch(self._residency.executors[executor].pool, expert, limit)
         self._discipline.rebuild()
 
     def replace_facts(self, experts: Iterable[ExpertFacts], changed: Sequence[ExpertId]) -> tuple[Request, ...]:
-        """Other experts from now on: requests of those that are gone, or fit nowhere any more, are returned.
+        """Replace the experts; return the requests of those that are gone or fit nowhere any more.
 
         Residents that are gone, or in `changed` (other weights under the same name), are unloaded when idle;
-        failed loads are tried again.
+        failed loads are retried.
         """
-        known = {facts.expert: facts for facts in experts}
+        by_name = {facts.expert: facts for facts in experts}
         self._residency.failures.clear()
         for pool, ledger in self._residency.ledgers.items():
             for expert in (*ledger.resident, *ledger.loading):
-                if expert not in known or expert in changed:
+                if expert not in by_name or expert in changed:
                     self._residency.leaving[pool][expert] = None
         queued = self._discipline.queued()
-        self._residency.set_facts(known.values())
-        gone = [expert for expert in queued if expert not in known or self._residency.why_never(expert) is not None]
+        self._residency.set_facts(by_name.values())
+        gone = [expert for expert in queued if expert not in by_name or self._residency.why_never(expert) is not None]
         self._discipline.rebuild()
         for expert in changed:
-            if expert in known and any(ledger.hung(expert) for ledger in self._residency.ledgers.values()):
+            if expert in by_name and any(ledger.hung(expert) for ledger in self._residency.ledgers.values()):
                 reason = f"expert {expert}: a batch of its old weights hangs; restart the daemon to use the new ones"
                 self._residency.failures[expert] = Failure(reason, math.inf)
                 gone.append(expert)
         lost = tuple(request for expert in gone for request in self._take_out(expert))
-        self._operator.forget(expert for expert in tuple(self._operator.pins()) if expert not in known)
+        self._operator.forget(expert for expert in tuple(self._operator.pins()) if expert not in by_name)
         return lost
 
-    # The operator's wishes (each raises RefusedError)
+    # Requests of the operator (each raises OperationRefusedError)
 
     def pin(self, expert: ExpertId, pool: PoolId | None) -> PoolId:
         return self._operator.pin(expert, pool)
@@ -260,7 +261,7 @@ class Scheduler:
     def set_budget(self, pool: PoolId, budget_bytes: int) -> None:
         self._operator.set_budget(pool, budget_bytes)
 
-    # Looking in
+    # Reading the state
 
     def predicted_s(self, executor: ExecutorId, expert: ExpertId, images: int) -> float | None:
         """Return the expected seconds of a batch; None if nothing was profiled or measured."""
@@ -283,13 +284,13 @@ class Scheduler:
         return self._residency.usage(expert)
 
     def budgets(self) -> dict[PoolId, int]:
-        """Bytes by pool, as they were last asked for."""
+        """Return the requested bytes of each pool."""
         return dict(self._residency.targets_bytes)
 
     def snapshot(self) -> Snapshot:
         pools = tuple(
-            PoolSnapshot(pool, one.resident, one.loading, one.pinned, one.used_bytes, one.budget_bytes)
-            for pool, one in self._residency.ledgers.items()
+            PoolSnapshot(pool, held.resident, held.loading, held.pinned, held.used_bytes, held.budget_bytes)
+            for pool, held in self._residency.ledgers.items()
         )
         running = {executor: run.expert for executor, run in self._running.items()}
         failed = {expert: failure.reason for expert, failure in self._residency.failures.items()}
@@ -319,15 +320,15 @@ class Scheduler:
         return DemandTable(self._residency, self._deadlines, self._pace, self._preset, self._tuning)
 
     def _first_fill(self) -> dict[PoolId, list[ExpertId]]:
-        """The most used experts where they can run, the next most used in the RAM tier."""
+        """Return the experts to load first: the most used where they can run, the next most used in the RAM tier."""
         pools = self._residency.pools.values()
         experts = self._residency.experts
         fill = initial_fill(experts.values(), [facts for facts in pools if facts.processor != "ram"])
-        chosen = {expert for found in fill.values() for expert in found}
-        rest = [facts for facts in experts.values() if facts.expert not in chosen]
+        filled = {expert for of_pool in fill.values() for expert in of_pool}
+        rest = [facts for facts in experts.values() if facts.expert not in filled]
         if self._preset.binding == "late":
             fill |= initial_fill(rest, [facts for facts in pools if facts.processor == "ram"])
-        return {pool: list(found) for pool, found in fill.items()}
+        return {pool: list(of_pool) for pool, of_pool in fill.items()}
 
     def _least_s(self, expert: ExpertId) -> float:
         facts = self._residency.experts.get(expert)
@@ -343,7 +344,7 @@ class Scheduler:
         return wants
 
     def _wants_of_all(self, pool: PoolId, wants: Iterable[Want]) -> Iterator[Want]:
-        """Pins first, then whoever has images; the fill is the last thing a loader does."""
+        """Yield pinned experts first, then those with images; the initial fill comes last."""
         yield from self._operator.wants(pool)
         yield from wants
         if self._residency.ledgers[pool].loading_count == 0:
@@ -352,10 +353,13 @@ class Scheduler:
                 expert = fill.pop(0)
                 is_somewhere = self._residency.homes(expert) or self._residency.is_coming(expert)
                 if not is_somewhere and not self._residency.is_refused(pool, expert):
-                    yield Want(expert, "startup", "nobody")
+                    yield Want(expert, "startup", "none")
 
     def _plan(self, pool: PoolId, want: Want) -> Load | None:
-        """The load of `want` with its evictions, or None; marks who must become idle for an urgent one."""
+        """Return the load of `want` with its evictions, or None.
+
+        Mark the experts that must become idle for an urgent one.
+        """
         ledger, expert = self._residency.ledgers[pool], want.expert
         if ledger.holds(expert) or expert not in self._residency.experts:
             return None
@@ -363,8 +367,8 @@ class Scheduler:
         evict = ledger.plan_room(need_bytes, self._discipline.victims(pool, want.evict))
         if evict is not None:
             return Load(pool, expert, evict, want.cause, self._residency.source_for(pool, expert))
-        if want.evict == "anybody" and not self._residency.draining[pool]:
-            patient = ledger.plan_room(need_bytes, self._discipline.victims(pool, "anybody"), when_idle=True)
+        if want.evict == "any" and not self._residency.draining[pool]:
+            patient = ledger.plan_room(need_bytes, self._discipline.victims(pool, "any"), when_idle=True)
             self._residency.draining[pool].update(dict.fromkeys(patient or ()))
         return None
 
@@ -391,10 +395,10 @@ class Scheduler:
         self._discipline.moved(expert)
 
     def _take_out(self, expert: ExpertId) -> tuple[Request, ...]:
-        found = self._discipline.requests_of(expert)
-        for request in found:
+        requests = self._discipline.requests_of(expert)
+        for request in requests:
             self._discard(request)
-        return found
+        return requests
 
     def _discard(self, request: Request) -> None:
         del self._queued[request.request_id]
@@ -416,7 +420,7 @@ class Scheduler:
         return self._residency.why_never(expert)
 
     def _wait(self, now: float) -> Wait:
-        """Until age, a deadline or a retry changes something; the next report may come before."""
+        """Wait until age, a deadline or a retry changes something; the next report may come before."""
         turn_s, late_s, forgiven_s = (
             self._discipline.next_turn_s(now),
             self._deadlines.next_s(),

@@ -6,10 +6,10 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-#: Times what was predicted. What takes this much longer does not come back by itself.
+#: Work that takes this many times the predicted time does not end on its own.
 _FACTOR = 20.0
-#: A look that comes this much later than it was due says that the whole process stood still (a paused machine, a
-#: debugger), and what it watches had no time either.
+#: A check this much later than due means that the whole process stood still (a paused machine, a debugger), and the
+#: watched work as well.
 _LATE_S = 5.0
 
 
@@ -21,7 +21,7 @@ class _Watched:
 
 
 class Watch(Generic[K]):
-    """Whoever watches asks `overdue` at `next_s`, or before. `hang_after_s` is the least patience with anything."""
+    """Running work by key. Call `overdue` at `next_s` or before; nothing is overdue before `hang_after_s`."""
 
     def __init__(self, hang_after_s: float) -> None:
         self._hang_after_s = hang_after_s
@@ -31,7 +31,7 @@ class Watch(Generic[K]):
         return key in self._watched
 
     def begin(self, key: K, began_s: float, predicted_s: float | None, pieces: int = 1) -> None:
-        """Watch `key`; where nobody could predict how long it takes, each of its `pieces` may take the least time."""
+        """Watch `key`. Without a prediction each of its `pieces` may take `hang_after_s`."""
         patience_s = self._hang_after_s * pieces
         if predicted_s is not None:
             patience_s = max(self._hang_after_s, _FACTOR * predicted_s)
@@ -41,17 +41,17 @@ class Watch(Generic[K]):
         self._watched.pop(key, None)
 
     def overdue(self, now: float) -> list[tuple[K, float]]:
-        """Those whose time is up, each with its seconds; they are not watched any more."""
-        found: list[tuple[K, float]] = []
-        for key, one in list(self._watched.items()):
-            if now < one.due_s:
+        """Return the keys whose time is up, each with its seconds; these are not watched any more."""
+        late: list[tuple[K, float]] = []
+        for key, work in list(self._watched.items()):
+            if now < work.due_s:
                 continue
-            if now > one.due_s + _LATE_S:
-                self._watched[key] = _Watched(one.began_s, one.patience_s, now + one.patience_s)
+            if now > work.due_s + _LATE_S:
+                self._watched[key] = _Watched(work.began_s, work.patience_s, now + work.patience_s)
                 continue
             del self._watched[key]
-            found.append((key, now - one.began_s))
-        return found
+            late.append((key, now - work.began_s))
+        return late
 
     def next_s(self) -> float | None:
-        return min((one.due_s for one in self._watched.values()), default=None)
+        return min((work.due_s for work in self._watched.values()), default=None)

@@ -164,10 +164,7 @@ class DatabaseWatch:
     """A thread that looks once a second. A problem holds images out, with state `degraded`, until it is solved."""
 
     def __init__(
-        self,
-        database: DatabaseFiles | DatabaseServer,
-        hold: Callable[[str, str], None],
-        resume: Callable[[str], None],
+        self, database: DatabaseFiles | DatabaseServer, hold: Callable[[str, str], None], resume: Callable[[str], None]
     ) -> None:
         """`hold(cause, problem)` keeps images out until `resume(cause)`."""
         self._database = database

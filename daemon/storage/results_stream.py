@@ -45,13 +45,10 @@ class ResultsStream:
     _heartbeat: Callable[[], tuple[str, int]]
 
     def __init__(
-        self,
-        context: "zmq.Context[Any]",
-        endpoint: str,
-        last_seq: int,
-        keys: ServerKeys | None = None,
+        self, context: "zmq.Context[Any]", endpoint: str, last_seq: int, keys: ServerKeys | None = None
     ) -> None:
-        self._last_seq = last_seq
+        #: The newest `seq` that was sent, or that was in the database at the start.
+        self.last_seq = last_seq
         self._mailbox: Mailbox[Published | GeneratedToken | Callable[[], None]] = Mailbox()
         self._stopping = False
         self._started_at_s = time.monotonic()
@@ -93,11 +90,6 @@ class ResultsStream:
     def is_alive(self) -> bool:
         return self._thread.is_alive
 
-    @property
-    def last_seq(self) -> int:
-        """The newest `seq` that was sent, or that stood in the database at the start."""
-        return self._last_seq
-
     def _serve(self, pub: Socket) -> None:
         poller = zmq.Poller()
         poller.register(self._mailbox.fileno(), zmq.POLLIN)
@@ -123,11 +115,11 @@ class ResultsStream:
                 pub.send_multipart([message.topic.encode("ascii"), encode(message.body)])
             except Exception as error:  # noqa: BLE001 - not JSON, for example: consumers see the gap, the stream goes on
                 self._log.error("message_not_published", seq=message.seq, error=str(error))
-            self._last_seq = max(self._last_seq, message.seq)
+            self.last_seq = max(self.last_seq, message.seq)
 
     def _send_token(self, pub: Socket, token: GeneratedToken) -> None:
         body = {
-            "seq": self._last_seq,
+            "seq": self.last_seq,
             "at": utc_text(time.time()),
             "id": token.request_id,
             "source": token.source,
@@ -143,7 +135,7 @@ class ResultsStream:
             self._log.exception("heartbeat_failed")
             return
         body = {
-            "seq": self._last_seq,
+            "seq": self.last_seq,
             "at": utc_text(time.time()),
             "state": state,
             "backlog": backlog,

@@ -86,8 +86,10 @@ class RetentionThread:
         )
         self._pruned_at_s: float | None = None
         self._last_log = WriteAheadLog(0, 0, 0)
-        self._disks: Mapping[str, FreeSpace] = {}
-        self._problem: str | None = None
+        #: Free space at the last look, by place.
+        self.disks: Mapping[str, FreeSpace] = {}
+        #: Reason why publishers get `busy`, while too little is free.
+        self.problem: str | None = None
         self._full_since_s = 0.0
         self._is_full_logged = False
         self._stopping = threading.Event()
@@ -97,16 +99,6 @@ class RetentionThread:
         self._tasks: list[_PeriodicTask] = []
         self._log = structlog.get_logger("retention")
         self._thread = threading.Thread(target=self._run, name="retention")
-
-    @property
-    def problem(self) -> str | None:
-        """The reason why publishers get `busy`, while too little is free."""
-        return self._problem
-
-    @property
-    def disks(self) -> Mapping[str, FreeSpace]:
-        """The free space at the last look, by place."""
-        return self._disks
 
     @property
     def wal_bytes(self) -> int:
@@ -195,21 +187,21 @@ class RetentionThread:
 
     def _watch_space(self) -> None:
         """Hold images out while too little is free; let them in again when a little more than that is."""
-        self._disks = self._disk_space.look()
-        is_tight = self._disk_space.refused() or self._problem is not None
+        self.disks = self._disk_space.look()
+        is_tight = self._disk_space.refused() or self.problem is not None
         problem = self._disk_space.problem(factor=RESUME_FACTOR if is_tight else 1.0)
         if problem is not None:
-            if self._problem is None:
+            if self.problem is None:
                 self._full_since_s = self._clock.monotonic_s()
                 self._prune_images.at_s = 0.0
             self._hold("disk", problem)
             self._log_full(problem)
-        elif self._problem is not None:
+        elif self.problem is not None:
             self._resume("disk")
             if self._is_full_logged:
                 self._log.info("disk_has_room_again")
             self._is_full_logged = False
-        self._problem = problem
+        self.problem = problem
 
     def _log_full(self, problem: str) -> None:
         """Log a lasting shortage once: while pruning keeps up with a full disk, nobody has to act."""

@@ -78,13 +78,7 @@ class Writer:
     _reports: WriterReports
 
     def __init__(
-        self,
-        store: Store,
-        journal: Journal,
-        rulebook: Rulebook,
-        images: Path,
-        *,
-        disk_space: DiskSpace | None = None,
+        self, store: Store, journal: Journal, rulebook: Rulebook, images: Path, *, disk_space: DiskSpace | None = None
     ) -> None:
         """Refuse images that `disk_space` has no room for."""
         self._store = store
@@ -99,7 +93,8 @@ class Writer:
         self._retry_s = 0.0
         self._retry_at_s = 0.0
         self._stopping = False
-        self._last_error: str | None = None
+        #: Reason of the last write that failed.
+        self.last_error: str | None = None
         self._failing = False
         disk_space = disk_space or DiskSpace({}, 0)
         self._archiver = ImageArchiver(ImageFolder(images, journal.read), self._queue.put, disk_space.may_copy)
@@ -107,11 +102,6 @@ class Writer:
         self._cleanup = SegmentCleanup(journal, store)
         self._log = structlog.get_logger("writer")
         self._thread = threading.Thread(target=self._run, name="writer")
-
-    @property
-    def last_error(self) -> str | None:
-        """The reason of the last write that failed."""
-        return self._last_error
 
     @property
     def is_failing(self) -> bool:
@@ -419,7 +409,7 @@ class Writer:
             self._log.exception("callback_failed", callback=getattr(callback, "__qualname__", "?"))
 
     def _note(self, error: Exception) -> None:
-        self._last_error = _reason(error)
+        self.last_error = _reason(error)
 
 
 def _may_pass(error: Exception) -> bool:

@@ -1,8 +1,8 @@
 """Access, read again while the line runs: allowed clients, the server's keys, the token of HTTP."""
 
 import threading
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import structlog
 
@@ -11,49 +11,38 @@ from daemon.wire.endpoints import Gate
 from daemon.wire.sockets import ServerKeys
 
 
-class Guarded(Protocol):
-    """A socket's driver with endpoints that other machines may reach."""
-
-    def rebind(self, keys: ServerKeys) -> None: ...
-
-
-class HttpToken(Protocol):
-    """A server of HTTP: the daemon's own, or its web pages."""
-
-    def reload(self) -> list[str]:
-        """Read the token again; what is wrong with it, and then the old one stays."""
-        ...
-
-
 class Access:
     """The gate of the sockets and the token of HTTP; either may be absent. `reload` may be called from any thread."""
 
-    def __init__(self, gate: Gate | None, sockets: Sequence[Guarded], http: HttpToken | None) -> None:
+    def __init__(
+        self, gate: Gate | None, rebind: Sequence[Callable[[ServerKeys], None]], reload_token: Callable[[], list[str]]
+    ) -> None:
+        """`rebind` cuts the clients of each socket; `reload_token` returns the problems of HTTP's token."""
         self._gate = gate
-        self._sockets, self._http = sockets, http
+        self._rebind, self._reload_token = rebind, reload_token
         self._reloading = threading.Lock()
         self._lost: str | None = None
         self._log: Any = structlog.get_logger("access")
 
     @property
     def problem(self) -> str | None:
-        """Why clients beyond this machine cannot come in although they may, None where they can."""
+        """Return why allowed clients of other machines cannot connect, None if they can."""
         if self._gate is not None and self._gate.has_started and not self._gate.is_alive:
             return "the authenticator has ended, so that no new client can connect: coserve reload starts it again"
         return self._lost
 
     def reload(self) -> dict[str, Any]:
-        """Read every key and the token again: `clients` allowed, `cut` (their connections were), `problems`.
+        """Read every key and the token again; return `clients` allowed, `cut` (True if all were cut), `problems`.
 
-        A file that cannot be used leaves what it said before in force, and stops nothing else. When this returns, no
-        revoked client is heard, and none is connected any more.
+        The old content of an unusable file stays in force, and the other files are still read. When this returns, no
+        revoked client is connected and no message of one is read.
         """
         with self._reloading:
-            problems = self._http.reload() if self._http else []
+            problems = self._reload_token()
             if self._gate is None:
                 return {"clients": 0, "cut": False, "problems": problems}
-            cut, found = self._gate.reload()
-            problems += found
+            cut, key_problems = self._gate.reload()
+            problems += key_problems
             if cut or self._lost is not None:
                 problems += self._cut(self._gate.keys)
         self._log.info("keys_reloaded", clients=self._gate.clients, cut=cut, problems=len(problems))
@@ -61,9 +50,9 @@ class Access:
 
     def _cut(self, keys: ServerKeys) -> list[str]:
         problems: list[str] = []
-        for guarded in self._sockets:
+        for rebind in self._rebind:
             try:
-                guarded.rebind(keys)
+                rebind(keys)
             except StartError as error:
                 problems.append(f"{error}; coserve reload tries again")
                 self._log.error("endpoint_lost", problem=str(error))

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from daemon.consumers.protocol import Consumer, ConsumerSettings, KeyedTexts, SettingKey
-from daemon.units import Seconds
+from daemon.units import Seconds, between
 from daemon.wire.keys import open_to
 from daemon.wire.sockets import is_open_host
 
@@ -29,18 +29,6 @@ def _prefix(value: str) -> str:
         raise ValueError(f"expected topic levels such as plant-1/line-2, without + # or an empty level, not {value!r}")
     if len(value.encode()) > 1024:
         raise ValueError("expected a prefix of 1024 bytes at most")
-    return value
-
-
-def _keepalive(value: float) -> float:
-    if not 5.0 <= value <= 3600.0:
-        raise ValueError("expected a duration from 5s to 1h")
-    return value
-
-
-def _retained(value: float) -> float:
-    if not 1.0 <= value < 2**32 - 1:
-        raise ValueError("expected a duration from 1s to 136y")
     return value
 
 
@@ -75,8 +63,8 @@ class MqttSettings(ConsumerSettings):
     password: Path | None = None
     tls: Tls | None = None
     client: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None = None
-    keepalive: Annotated[Seconds, AfterValidator(_keepalive)] = 30.0
-    retain_boards: Annotated[Seconds, AfterValidator(_retained)] | None = 30 * 86400.0
+    keepalive: Annotated[Seconds, between(5.0, 3600.0, "from 5s to 1h")] = 30.0
+    retain_boards: Annotated[Seconds, between(1.0, 2**32 - 2, "from 1s to 136y")] | None = 30 * 86400.0
 
     def make(self, identifier: str) -> Consumer:
         from daemon.consumers.mqtt.consumer import Mqtt  # noqa: PLC0415 - of the extra `mqtt`

@@ -153,10 +153,7 @@ def router(site: Site) -> APIRouter:
 
     @routes.get("/defects/images")
     def images(
-        request: Request,
-        which: _Which,
-        only: _Only,
-        before: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None,
+        request: Request, which: _Which, only: _Only, before: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None
     ) -> HTMLResponse:
         rows = site.database.rows(images_question(which.span, only, before), limit=_PAGE_IMAGES + 1)
         shown = rows[:_PAGE_IMAGES]

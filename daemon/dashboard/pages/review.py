@@ -529,8 +529,7 @@ def done_question(since: str, reviewer: str) -> Question:
     """Count the decisions that were not undone, of all reviewers and of one."""
     is_own = reviews.c.reviewer == reviewer
     return select(
-        func.count().label("by_all"),
-        func.coalesce(func.sum(case((is_own, 1), else_=0)), 0).label("by_one"),
+        func.count().label("by_all"), func.coalesce(func.sum(case((is_own, 1), else_=0)), 0).label("by_one")
     ).where(reviews.c.at >= since, stands())
 
 

@@ -1,4 +1,4 @@
-"""Age as a deadline, not an order: who is due, and how much of the capacity being due may cost.
+"""Age as a deadline, not an order: requests that are due, and the share of capacity that they may take.
 
 See docs/how-it-schedules.md.
 """
@@ -38,33 +38,30 @@ class Deadlines:
     def refresh(self, expert: ExpertId) -> None:
         """Rank `expert` anew: its requests or the least time they need have changed."""
         latest_s = self.latest_start_s(expert)
-        if latest_s is None:
-            self._latest_start.discard(expert)
-        else:
-            self._latest_start.put(expert, (latest_s, expert))
+        self._latest_start.place(expert, None if latest_s is None else (latest_s, expert))
 
     def latest_start_s(self, expert: ExpertId) -> float | None:
-        """When the first of `expert`'s requests can no longer be answered in time; None without deadlines."""
+        """Return when the first request of `expert` must start to be in time; None without deadlines."""
         head = self._head(expert)
         return None if head is None or head.deadline_s is None else head.deadline_s - self._least_s(expert)
 
     def nearest(self, expert: ExpertId, before_s: float, limit: int) -> list[Request]:
-        """Up to `limit` requests of `expert` that must start by `before_s`, the nearest deadline first."""
+        """Return up to `limit` requests of `expert` that must start by `before_s`, the nearest deadline first."""
         latest_s = self.latest_start_s(expert)
         if latest_s is None or latest_s > before_s:
             return []
         last_deadline_s = before_s + self._least_s(expert)
-        found: list[Request] = []
+        near: list[Request] = []
         for request_id in self._requests[expert].ordered():
             request = self._known[request_id]
-            if len(found) == limit or request.deadline_s is None or request.deadline_s > last_deadline_s:
+            if len(near) == limit or request.deadline_s is None or request.deadline_s > last_deadline_s:
                 break
-            found.append(request)
-        return found
+            near.append(request)
+        return near
 
     def due(self, now: float) -> tuple[Request, ...]:
-        """Requests that cannot make their deadline any more, earliest first. They stay until discarded."""
-        found: list[Request] = []
+        """Return the requests that can no longer meet their deadline, earliest first, and drop them here."""
+        late: list[Request] = []
         while (first := self._latest_start.first()) is not None and first[1][0] <= now:  # type: ignore[operator]
             expert = first[0]
             self.refresh(expert)
@@ -72,9 +69,9 @@ class Deadlines:
             latest_s = self.latest_start_s(expert)
             if head is None or latest_s is None or latest_s > now:
                 continue
-            found.append(head)
+            late.append(head)
             self.discard(head)
-        return tuple(found)
+        return tuple(late)
 
     def next_s(self) -> float | None:
         first = self._latest_start.first()
@@ -87,7 +84,7 @@ class Deadlines:
 
 
 class UrgentShare:
-    """A bounded part of the turns: each ordinary turn earns `share` of an urgent one, which costs 1."""
+    """A bounded share of the turns: each ordinary turn earns `share` of an urgent turn, which costs 1."""
 
     def __init__(self, share: float) -> None:
         self._share = share

@@ -1,6 +1,6 @@
 """Share work between unequal processors, and tell if the disk or the processors are the bottleneck (`coserve-plus`).
 
-Beside a GPU a CPU is slow but free: it should always have something to do, and never be what is waited for at last.
+Beside a GPU a CPU is slow but free: it should always have work, and never be the last one that images wait for.
 """
 
 from daemon.policy.late.groups import Groups
@@ -14,7 +14,7 @@ TAKEOVER_BATCHES = 2
 
 
 class Balance:
-    """Questions about backlogs, in the performance matrix's seconds; without `balances` backlogs do not count."""
+    """Comparison of backlogs, in the performance matrix's seconds; without `balances` they do not count."""
 
     def __init__(self, residency: Residency, groups: Groups, pace: Pace, *, balances: bool) -> None:
         self._balances = balances
@@ -45,11 +45,11 @@ class Balance:
             return False
         if not self._balances:
             return True
-        here = self._residency.matrix.of(self._cpu, self._residency.experts[expert].architecture)
-        return self._groups.cpu_queued * here.k_s > self._gpu_backlog_s(expert)
+        row = self._residency.matrix.of(self._cpu, self._residency.experts[expert].architecture)
+        return self._groups.cpu_queued * row.k_s > self._gpu_backlog_s(expert)
 
     def to_help(self, pool: PoolId) -> ExpertId | None:
-        """The largest group that only GPUs have, if an idle CPU has read it and done a batch before they come to it."""
+        """Return the largest group that only GPUs have, if an idle CPU would finish a batch of it before they begin."""
         groups, residency = self._groups, self._residency
         if not self._balances:
             return None

@@ -18,7 +18,7 @@ from experts.spec import ExpertId
 
 #: Loads that do not fit now are passed over for less wanted ones, up to this many.
 LOOK_PAST = 4
-#: Expected requests for which an expert that nobody waits for yet may replace another.
+#: Expected requests for which an expert without queued requests may replace another.
 WORTH_EVICTING = 0.5
 
 
@@ -40,11 +40,11 @@ class DemandTable:
             margin_s=tuning.deadline_margin_s,
         )
         self._balance = Balance(residency, self._groups, pace, balances=preset.balances)
-        #: Pools into which somebody should come and cannot, because all that is resident is wanted.
+        #: Pools that should load an expert and cannot, because every resident is wanted.
         self._blocked = dict.fromkeys(residency.pools, False)
         self._batch_share = {pool: UrgentShare(preset.age_share) for pool in residency.pools}
         self._load_share = {pool: UrgentShare(preset.age_share) for pool in residency.pools}
-        #: The residency's `room_changes` that the groups have heard of.
+        #: The residency's `room_changes` when the groups were last updated.
         self._room_changes = residency.room_changes
         #: The last answer to `next_turn_s`, while nothing changed and its time has not come.
         self._next_turn_s: float | None = None
@@ -94,7 +94,7 @@ class DemandTable:
         room_bytes = ledger.free_bytes + shelf.keep.unwanted_bytes
         self._blocked[pool] = False
         may_age = self._load_share[pool].can_spend()
-        # Nothing to run and nothing coming: whoever holds the memory holds it only for requests that are yet to come.
+        # Nothing to run and no load under way: the residents are kept only for requests that have not arrived.
         is_idle = not shelf.is_ram and ledger.loading_count == 0 and shelf.fullest.first() is None
         if shelf.is_gpu and copying < self._in_flight:
             if is_idle or room_bytes >= self._residency.least_bytes:
@@ -106,7 +106,7 @@ class DemandTable:
         if may_age and not shelf.is_ram:
             yield from self._aged(pool, now)
         beside_gpu = self._residency.has_gpu and not shelf.is_gpu and not shelf.is_ram
-        ranking = self._groups.wanted.leavings if beside_gpu else self._groups.wanted.reads
+        ranking = self._groups.wanted.least_wanted if beside_gpu else self._groups.wanted.reads
         if is_idle or room_bytes >= self._residency.least_bytes:
             yield from self._reads(pool, ranking, now, room_bytes, is_idle=is_idle)
         self._blocked[pool] = ranking.first() is not None
@@ -125,11 +125,11 @@ class DemandTable:
         self._settle()
         keep = self._groups.shelves[pool].keep
         match evict:
-            case "nobody":
+            case "none":
                 return ()
             case "unwanted":
                 return keep.unwanted()
-            case "anybody":
+            case "any":
                 return keep.ordered()
 
     # Looking in
@@ -166,36 +166,36 @@ class DemandTable:
             self._turn_is_known = False
 
     def _choose(self, pool: PoolId, now: float) -> ExpertId | None:
-        """The fullest group, or one that is due, at its bounded share of the turns.
+        """Return the fullest group, or one that is due, at its bounded share of the turns.
 
-        The fullest group is never the one that is due: in an overload its oldest request is older than anybody's.
-        Where the disk binds and nobody can come, the group that is finished soonest: its memory is needed.
+        The fullest group never counts as due: in an overload it has the oldest request of all. If the disk is the
+        bottleneck and no expert can be loaded, return the group that is finished soonest: its memory is needed.
         """
         shelf, share = self._groups.shelves[pool], self._batch_share[pool]
         makes_room = self._makes_room and self._blocked[pool] and self._balance.disk_binds()
-        chosen = self._first_steady(pool, shelf.smallest if makes_room else shelf.fullest)
-        if chosen is None or not self._balance.pays(pool, chosen):
+        fullest = self._first_steady(pool, shelf.smallest if makes_room else shelf.fullest)
+        if fullest is None or not self._balance.pays(pool, fullest):
             return None
         if share.can_spend():
-            due = self._first_steady(pool, shelf.turn, chosen)
+            due = self._first_steady(pool, shelf.turn, fullest)
             turn = None if due is None else shelf.turn.rank(due)
             if turn is not None and float(turn[0]) <= now:
                 share.spend()
                 return due
         share.earn()
-        return chosen
+        return fullest
 
     def _first_steady(
         self, pool: PoolId, ranking: Ranking[ExpertId], besides: ExpertId | None = None
     ) -> ExpertId | None:
-        """The first of `ranking` that need not become idle, other than `besides`."""
+        """Return the first of `ranking` that need not become idle, other than `besides`."""
         draining = self._residency.draining[pool]
         return next((expert for expert in ranking.ordered() if expert not in draining and expert != besides), None)
 
     def _reads(
         self, pool: PoolId, ranking: Ranking[ExpertId], now: float, room_bytes: int, *, is_idle: bool
     ) -> Iterator[Want]:
-        """Groups that are nowhere, in the order of `ranking`."""
+        """Yield the groups whose expert is nowhere, in the order of `ranking`."""
         looked_past = 0
         for expert in ranking.ordered():
             if looked_past >= LOOK_PAST:
@@ -204,13 +204,13 @@ class DemandTable:
                 continue
             group = self._groups[expert]
             if is_idle and not group.requests and self._groups.queued:
-                continue  # what preliminaries will send can wait until one of them has begun
+                continue  # requests that preliminaries will send can wait until one of them has begun
             looked_past += 1
             if is_idle and group.requests:
-                yield Want(expert, "demand", "anybody")
+                yield Want(expert, "demand", "any")
             elif self._residency.bytes_of(expert) <= room_bytes:
                 likely = bool(group.requests) or group.promised >= WORTH_EVICTING * SHARE_UNITS
-                yield Want(expert, "demand" if group.requests else "prefetch", "unwanted" if likely else "nobody")
+                yield Want(expert, "demand" if group.requests else "prefetch", "unwanted" if likely else "none")
 
     def _copies(self, pool: PoolId, room_bytes: int, now: float, *, is_idle: bool) -> Iterator[Want]:
         """Yield experts that only host memory has: all staged ones; of the CPU's, those it outgrew, or any if idle."""
@@ -221,7 +221,7 @@ class DemandTable:
             makes_place = is_idle and has_requests
             if self._may_come(pool, expert, None if makes_place else room_bytes, now):
                 cause = "demand" if has_requests else "prefetch"
-                yield Want(expert, cause, "anybody" if makes_place else "unwanted")
+                yield Want(expert, cause, "any" if makes_place else "unwanted")
         has_work = self._groups.shelves[pool].fullest.first() is not None
         for place, expert in enumerate(self._groups.wanted.copies.ordered()):
             is_worth = self._balance.outgrown(expert) or (
@@ -233,17 +233,17 @@ class DemandTable:
                 yield Want(expert, "demand", "unwanted")
 
     def _may_come(self, pool: PoolId, expert: ExpertId, room_bytes: int | None, now: float) -> bool:
-        """`room_bytes` is what there is for it, None where others go for it."""
+        """Return True if `pool` may load `expert` into `room_bytes`; None: others are evicted for it."""
         residency = self._residency
         fits = room_bytes is None or residency.bytes_of(expert) <= room_bytes
         return fits and residency.takes(pool, expert) and not residency.has_failed(expert, now)
 
     def _aged(self, pool: PoolId, now: float, *, staged: bool = False) -> Iterator[Want]:
-        """The most urgent group that waits for memory."""
-        wanted = self._groups.wanted
-        for expert in wanted.by_turn(now):
-            if staged and expert not in wanted.staged:
+        """Yield the most urgent group that waits for memory."""
+        ranked = self._groups.wanted
+        for expert in ranked.by_turn(now):
+            if staged and expert not in ranked.staged:
                 continue
             if self._residency.takes(pool, expert) and not self._residency.has_failed(expert, now):
-                yield Want(expert, "demand", "anybody", aged=True)
+                yield Want(expert, "demand", "any", aged=True)
                 return

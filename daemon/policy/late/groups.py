@@ -1,7 +1,7 @@
 """Queued requests by expert, and every index that decisions look into (`coserve-plus`).
 
-What changes is noted, and indexed again only when somebody decides, so that an arrival costs the same whatever the
-number of queued requests.
+Changes are noted, and indexed again only before a decision, so that an arrival costs the same however many requests
+are queued.
 """
 
 from collections import OrderedDict
@@ -38,7 +38,7 @@ class ExpertDemand:
 
 @dataclass(slots=True)
 class Shelf:
-    """The groups whose expert is resident in one pool, ranked for every question that is asked of it."""
+    """The groups whose expert is resident in one pool, ranked for each kind of decision."""
 
     is_gpu: bool
     is_ram: bool
@@ -49,7 +49,7 @@ class Shelf:
     keep: LeastWanted = field(default_factory=LeastWanted)
 
     def withdraw(self, expert: ExpertId) -> None:
-        """Nobody waits for `expert` here."""
+        """Take `expert` out of the rankings: it has no requests here."""
         self.fullest.discard(expert)
         self.turn.discard(expert)
         self.smallest.discard(expert)
@@ -115,11 +115,11 @@ class Groups:
         return iter(self._groups.items())
 
     def note(self, expert: ExpertId) -> None:
-        """The group of `expert` has changed."""
+        """Note that the group of `expert` has changed."""
         self._changed[expert] = None
 
     def promise(self, expert: ExpertId, count: int) -> None:
-        """`count` more requests of `expert` will send on to its subsequent experts, at the known pass rate."""
+        """Promise to its subsequent experts their shares of `count` more requests of `expert`."""
         if self._foresight:
             for subsequent, units in self._residency.then_units.get(expert, ()):
                 self[subsequent].promised += count * units
@@ -130,7 +130,7 @@ class Groups:
         self._changed[expert] = None
 
     def room_changed(self) -> None:
-        """Pools may take other experts than before: what the RAM tier keeps may be out of reach, or no more."""
+        """Look again at the residents of the RAM tier: GPUs may take other experts than before."""
         for pool, shelf in self.shelves.items():
             for expert in self._residency.ledgers[pool].resident if shelf.is_ram else ():
                 self.moved(expert)
@@ -142,7 +142,7 @@ class Groups:
         return place
 
     def settle(self) -> bool:
-        """Put every expert that changed where it now belongs, in every index; whether there was any."""
+        """Update every index for the experts that changed; return True if there were any."""
         if not self._changed:
             return False
         changed, self._changed = self._changed, {}
@@ -151,7 +151,7 @@ class Groups:
         return True
 
     def turn_s(self, expert: ExpertId, group: ExpertDemand) -> float | None:
-        """When the group becomes urgent: its oldest request has waited the longest, or a deadline is near."""
+        """Return when the group becomes urgent: by the age of its oldest request, or by a deadline."""
         head = next(iter(group.requests.values()), None)
         if head is None:
             return None
@@ -160,7 +160,7 @@ class Groups:
         return waited_s if latest_s is None else min(waited_s, latest_s - self._margin_s)
 
     def rebuild(self) -> None:
-        """The facts have changed: everything derived from them is found again."""
+        """Compute everything again that is derived from the facts: they have changed."""
         self.wanted.clear()
         for shelf in self.shelves.values():
             shelf.fullest.clear()
@@ -202,17 +202,17 @@ class Groups:
 
     def _find(self, expert: ExpertId) -> ExpertPlace:
         residency = self._residency
-        here = tuple((pool, shelf) for pool, shelf in self.shelves.items() if residency.can_run(pool, expert))
+        shelves = tuple((pool, shelf) for pool, shelf in self.shelves.items() if residency.can_run(pool, expert))
         for pool, shelf in self.shelves.items():
             if not residency.can_run(pool, expert):
                 shelf.withdraw(expert)
                 shelf.keep.forget(expert)
-        in_ram = bool(here) and all(shelf.is_ram for _, shelf in here)
+        in_ram = bool(shelves) and all(shelf.is_ram for _, shelf in shelves)
         return ExpertPlace(
-            here,
-            on_gpu=any(shelf.is_gpu for _, shelf in here),
-            on_cpu=any(not shelf.is_gpu and not shelf.is_ram for _, shelf in here),
-            on_host=any(not shelf.is_gpu for _, shelf in here),
+            shelves,
+            on_gpu=any(shelf.is_gpu for _, shelf in shelves),
+            on_cpu=any(not shelf.is_gpu and not shelf.is_ram for _, shelf in shelves),
+            on_host=any(not shelf.is_gpu for _, shelf in shelves),
             out_of_reach=in_ram and not residency.is_taken(expert, "gpu"),
             coming=residency.is_coming(expert),
             coming_gpu=residency.has_gpu and residency.is_coming(expert, "gpu"),
@@ -228,8 +228,10 @@ class Groups:
         for pool, shelf in place.shelves:
             spare = not shelf.is_gpu and place.on_gpu  # a GPU has it too: this copy serves only to help out
             elsewhere = spare or (shelf.is_gpu and place.on_host)
-            wanted = 0 if spare else demand
-            shelf.keep.put(expert, wanted, residency.usage(expert), residency.bytes_of(expert), elsewhere=elsewhere)
+            demand_here = 0 if spare else demand
+            shelf.keep.put(
+                expert, demand_here, residency.usage(expert), residency.bytes_of(expert), elsewhere=elsewhere
+            )
             if shelf.is_ram:
                 continue
             if head is None or turn_s is None:
@@ -253,7 +255,7 @@ class Groups:
         )
 
     def _total(self, expert: ExpertId, group: ExpertDemand, place: ExpertPlace, *, nowhere: bool) -> None:
-        """Keep the sums over all groups."""
+        """Update the sums over all groups."""
         queued = len(group.requests)
         gpu_queued = queued if place.on_gpu else 0
         cpu_queued = queued if place.on_cpu and not place.on_gpu and not place.coming_gpu else 0

@@ -19,8 +19,8 @@ class Pace:
 
     def ran(self, pool: PoolId, images: int, seconds: float) -> None:
         each_s = seconds / max(1, images)
-        known = self._image_s.get(pool, each_s)
-        self._image_s[pool] = known + _NEWEST * (each_s - known)
+        before = self._image_s.get(pool, each_s)
+        self._image_s[pool] = before + _NEWEST * (each_s - before)
 
     def images_per_s(self) -> float:
         """Return the rate of all pools together, if all were busy; 0 before the first batch has ended."""

@@ -1,4 +1,4 @@
-"""One executor's queue: groups of requests in the order in which they run, and where a new request stands (O(1))."""
+"""One executor's queue: groups of requests in running order, and the place of a new request (O(1))."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -13,9 +13,9 @@ from experts.spec import ExpertId
 
 @dataclass(slots=True, eq=False)
 class QueuedGroup:
-    """Requests of one expert that stand together. Those that left without running stay as holes until passed.
+    """Consecutive requests of one expert. Those that left without running stay as holes until passed.
 
-    `overhead_ns` is what was predicted beside K for each request: B and the load, until the first batch has gone.
+    `overhead_ns` is the predicted cost beside K for each request: B and the load, until the first batch has run.
     """
 
     expert: ExpertId
@@ -24,7 +24,7 @@ class QueuedGroup:
     overhead_ns: int
     size: int = 0
     requests: list[Request] = field(default_factory=list[Request])
-    #: Where in `requests` the first stands that has not gone.
+    #: Index in `requests` of the first that has not left.
     first: int = 0
     holes: set[RequestId] | None = None
 
@@ -67,7 +67,7 @@ class Queue:
         return next(iter(self.groups), None)
 
     def missing(self) -> ExpertId | None:
-        """The expert that the executor, being idle, needs next and does not have."""
+        """Return the expert that an idle executor needs next and does not have."""
         head = self.head
         if head is None or self.running is not None or self.ledger.holds(head.expert):
             return None
@@ -94,13 +94,13 @@ Join = Callable[[Queue, ExpertId], QueuedGroup | None]
 
 
 def join_last(queue: Queue, expert: ExpertId) -> QueuedGroup | None:
-    """At the end of the queue: only what came right before is of the same group."""
+    """Return the last group if it is of `expert`: requests stay in the order of arrival."""
     last = next(reversed(queue.groups), None)
     return last if last is not None and last.expert == expert else None
 
 
 def join_group(queue: Queue, expert: ExpertId) -> QueuedGroup | None:
-    """Behind the requests of the same expert (CoServe §4.2, request arranging)."""
+    """Return the newest group of `expert` (CoServe §4.2, request arranging)."""
     return queue.newest.get(expert)
 
 

@@ -15,7 +15,7 @@ from experts.spec import ExpertId
 def partition(
     pools: Sequence[PoolFacts], executors: Sequence[ExecutorFacts], preset: Preset
 ) -> tuple[tuple[PoolFacts, ...], tuple[ExecutorFacts, ...]]:
-    """The pools and executors that a preset makes of a machine's devices, a GPU's first; the RAM tier stays one pool.
+    """Return the pools and executors that a preset makes of a machine's devices, a GPU's first; the RAM tier stays one.
 
     Where each executor has its own pool, the device's memory is cut into equal shares and a pool is named as its
     executor is. A machine that was partitioned before stays as it is.
@@ -23,30 +23,30 @@ def partition(
     gpus = {facts.pool for facts in pools if facts.processor == "gpu"}
     ordered = sorted(executors, key=lambda facts: facts.pool not in gpus)
     used = ordered[:1] if preset.single_executor else ordered
-    kept: list[PoolFacts] = []
+    divided: list[PoolFacts] = []
     moved: list[ExecutorFacts] = []
     for facts in pools:
         mine = [executor for executor in used if executor.pool == facts.pool]
         bound = facts.max_batch if preset.batch_bound is None else preset.batch_bound
         if facts.pool == RAM:
-            kept.append(facts)
+            divided.append(facts)
         elif not mine:
             continue
         elif not preset.own_pools or len(mine) == 1:
-            kept.append(replace(facts, max_batch=bound))
+            divided.append(replace(facts, max_batch=bound))
             moved += mine
         else:
             share_bytes = facts.budget_bytes // len(mine)
             for executor in mine:
                 own = PoolId(str(executor.executor))
-                kept.append(replace(facts, pool=own, budget_bytes=share_bytes, max_batch=bound))
+                divided.append(replace(facts, pool=own, budget_bytes=share_bytes, max_batch=bound))
                 moved.append(replace(executor, pool=own))
-    moved.sort(key=lambda facts: used.index(next(one for one in used if one.executor == facts.executor)))
-    return tuple(kept), tuple(moved)
+    moved.sort(key=lambda facts: [each.executor for each in used].index(facts.executor))
+    return tuple(divided), tuple(moved)
 
 
 class Candidate(NamedTuple):
-    """One queue that may take an expert's request, and what that adds there by the paper's conditions (CoServe §4.2).
+    """One queue that may take an expert's request, and the time that this adds there (CoServe §4.2).
 
     `queued_ns` where its group waits there already, `resident_ns` where the expert is in the pool, else with a load.
     """
@@ -61,7 +61,7 @@ class Candidate(NamedTuple):
 
 
 class Candidates:
-    """The queues whose pool takes an expert. Computed once per expert until `forget`."""
+    """The queues whose pool takes an expert, computed once per expert until `forget`."""
 
     def __init__(self, residency: Residency, queues: Sequence[Queue], costs: Costs) -> None:
         self._residency = residency
@@ -70,12 +70,12 @@ class Candidates:
         self._known: dict[ExpertId, tuple[Candidate, ...]] = {}
 
     def of(self, expert: ExpertId) -> tuple[Candidate, ...]:
-        """Never empty: where no pool takes an expert now, it waits anywhere until one does or the scheduler ends it."""
-        known = self._known.get(expert)
-        if known is None:
+        """Return the candidates, never none: if no pool takes the expert now, its requests wait in any queue."""
+        candidates = self._known.get(expert)
+        if candidates is None:
             fit = [queue for queue in self._queues if self._residency.takes(queue.pool, expert)]
-            known = self._known[expert] = tuple(self._candidate(queue, expert) for queue in fit or self._queues)
-        return known
+            candidates = self._known[expert] = tuple(self._candidate(queue, expert) for queue in fit or self._queues)
+        return candidates
 
     def forget(self) -> None:
         self._known.clear()
@@ -93,7 +93,7 @@ class Assigner(Protocol):
 
 
 class RoundRobin:
-    """Each request to the next executor; an executor that cannot have the expert is passed over."""
+    """Assigns each request to the next executor; executors that cannot have the expert are passed over."""
 
     def __init__(self, candidates: Candidates, queues: Sequence[Queue], _costs: Costs) -> None:
         self._candidates = candidates
@@ -104,16 +104,16 @@ class RoundRobin:
         possible, count = self._candidates.of(expert), len(self._queues)
         for turn in range(self._next, self._next + count):
             queue = self._queues[turn % count]
-            if len(possible) == count or any(queue is one.queue for one in possible):
+            if len(possible) == count or any(queue is candidate.queue for candidate in possible):
                 self._next = (turn + 1) % count
                 return queue
         return possible[0].queue
 
 
 class LeastMakespan:
-    """The executor that gives the least maximum of predicted finishes (CoServe §4.2, request assigning).
+    """Assigns to the executor with the least makespan (CoServe §4.2, request assigning).
 
-    Among equals the one that adds the least latency; then the first. The paper's two conditions make a load free:
+    Ties go to the executor that adds the least latency, then to the first. The paper's two conditions make a load free:
     the expert is resident, or queued there already.
     """
 

@@ -31,17 +31,17 @@ class Costs:
         self._known: dict[tuple[PoolId, ExpertId], Cost] = {}
 
     def of(self, pool: PoolId, expert: ExpertId) -> Cost:
-        known = self._known.get((pool, expert))
-        if known is None:
-            known = self._known[pool, expert] = self._compute(pool, expert)
-        return known
+        cost = self._known.get((pool, expert))
+        if cost is None:
+            cost = self._known[pool, expert] = self._compute(pool, expert)
+        return cost
 
     def in_ram(self, expert: ExpertId) -> bool:
         """Return True if the RAM tier has `expert` now; the pools of other executors do not count."""
         return self._has_ram and self._residency.can_run(RAM, expert)
 
     def load_ns(self, cost: Cost, expert: ExpertId) -> int:
-        """The time of a load from the nearest tier that has `expert` now."""
+        """Return the time of a load from the nearest tier that has `expert` now."""
         return cost.ram_ns if cost.ram_ns is not None and self.in_ram(expert) else cost.disk_ns
 
     def forget(self) -> None:
@@ -51,9 +51,9 @@ class Costs:
         facts = self._residency.experts.get(expert)
         if facts is None:
             return Cost(0, 0, 0, None)
-        here = self._residency.pools[pool]
-        row = self._residency.matrix.of(here.device, facts.architecture)
-        has_copies = here.processor == "gpu" and row.ram_s is not None
+        facts_of_pool = self._residency.pools[pool]
+        row = self._residency.matrix.of(facts_of_pool.device, facts.architecture)
+        has_copies = facts_of_pool.processor == "gpu" and row.ram_s is not None
         return Cost(
             each_ns=round(row.k_s * NS_PER_S),
             start_ns=round(row.b_s * NS_PER_S),

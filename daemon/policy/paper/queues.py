@@ -44,7 +44,7 @@ class ExecutorQueues:
         self._counts: dict[ExpertId, int] = {}
         #: Loads under way, to notice those that fail.
         self._coming: dict[tuple[PoolId, ExpertId], None] = {}
-        #: Who ended a batch last: the steps behind it arrive right after that report.
+        #: The queue that ended a batch last: the next steps of its images arrive right after that report.
         self._ended_last: Queue | None = None
         #: The residency's `room_changes` when requests were last assigned anew.
         self._room_changes = residency.room_changes
@@ -119,7 +119,7 @@ class ExecutorQueues:
         if self._residency.ledgers[pool].loading_count:
             return ()
         return [
-            Want(expert, "demand", "anybody")
+            Want(expert, "demand", "any")
             for queue in self._of_pool[pool]
             if (expert := queue.missing()) is not None
             and not self._residency.is_refused(pool, expert)
@@ -131,11 +131,11 @@ class ExecutorQueues:
         self._tier.granted(want.expert, pool)
 
     def victims(self, pool: PoolId, evict: Evict) -> Iterable[ExpertId]:
-        if evict == "nobody":
+        if evict == "none":
             return ()
         return self._tier.victims() if pool == RAM else self._order.victims(pool)
 
-    # Looking in
+    # Reading the state
 
     def requests_of(self, expert: ExpertId) -> tuple[Request, ...]:
         return tuple(
@@ -230,7 +230,7 @@ class ExecutorQueues:
             for group in [group for group in queue.groups if group.expert == expert]:
                 for request in tuple(group.waiting()):
                     self._remove(request)
-                    home = min(homes, key=lambda one: one.work_ns)
+                    home = min(homes, key=lambda queue: queue.work_ns)
                     self._put(request, self._join(home, expert) or self._open(home, expert))
 
     def _settle(self) -> None:

@@ -1,14 +1,14 @@
 """The RAM tier under the paper's policies: host memory keeps what leaves a GPU (CoServe §5.1, Samba-CoE's cache).
 
-A miss is read from disk into host memory, then copied to the GPU. Whoever has to leave the GPU for it is copied back
-first, where host memory has room; the copy of what has just come to a GPU is the first to go there. Both memories
-together so hold nearly as many experts as they have room for.
+A miss is read from disk into host memory, then copied to the GPU. Experts evicted from the GPU for it are copied back
+first, if host memory has room; host copies of experts that a GPU has are evicted first there. So both memories together
+hold nearly as many different experts as fit.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from daemon.policy.discipline import Want
-from daemon.policy.evict import LeastRecentlyUsed, Order
+from daemon.policy.evict import FirstInFirstOut, LeastRecentlyUsed
 from daemon.policy.paper.arrange import Queue
 from daemon.policy.paper.cost import Costs
 from daemon.policy.request import RAM, PoolId
@@ -17,19 +17,19 @@ from experts.spec import ExpertId
 
 
 class RamTier:
-    """Host copies, the least recently used go first. `order` is that in which a GPU's residents go.
+    """Host copies; the least recently used leave first. `order` is the order of eviction on a GPU.
 
-    What an idle executor waits for, and what it is about to give up, stays until its load has begun: where there is
-    room for one expert only, two GPUs would otherwise evict each other's for ever.
+    The expert that an idle executor waits for, and those it will evict, stay until its load has begun: with room for
+    one expert only, two GPUs would otherwise evict each other's for ever.
     """
 
-    def __init__(self, residency: Residency, queues: Sequence[Queue], order: Order, costs: Costs) -> None:
+    def __init__(self, residency: Residency, queues: Sequence[Queue], order: FirstInFirstOut, costs: Costs) -> None:
         self._residency = residency
         self._costs = costs
         self._gpu_order = order
         self._is_there = RAM in residency.pools
         self._order = LeastRecentlyUsed(residency, [RAM] if self._is_there else [])
-        #: Who has waited longest for a turn of the disk comes first.
+        #: The queue that has waited longest for the disk comes first.
         self._served = [queue for queue in queues if self._is_there and residency.pools[queue.pool].processor == "gpu"]
         self._gpus = list(dict.fromkeys(queue.pool for queue in self._served))
 
@@ -40,21 +40,21 @@ class RamTier:
         return self._must_stage(queue, expert) or any(self._kept(queue, expert))
 
     def wants(self) -> Iterator[Want]:
-        """Into host memory: what leaves a GPU, then what must be read from disk, one for each waiting executor."""
+        """Yield loads into host memory: experts that leave a GPU, then a read from disk for each waiting executor."""
         missing = [(queue, expert) for queue in self._served if (expert := queue.missing()) is not None]
         holds = self._residency.ledgers[RAM].holds
         for queue, expert in missing:
             for leaving in () if self._must_stage(queue, expert) else self._kept(queue, expert):
                 if not holds(leaving):
-                    yield Want(leaving, "demand", "anybody")
+                    yield Want(leaving, "demand", "any")
         for queue, expert in missing:
             if self._must_stage(queue, expert) and not holds(expert):
-                yield Want(expert, "demand", "anybody")
+                yield Want(expert, "demand", "any")
 
     def granted(self, expert: ExpertId, pool: PoolId) -> None:
-        """A load of `expert` into `pool` has begun: into host memory, or perhaps from it."""
+        """Note that a load of `expert` into `pool` has begun: into host memory, or perhaps from it."""
         if pool == RAM:
-            # True sorts after False, and the sort is stable: who waits for `expert` goes behind the others.
+            # True sorts after False, and the sort is stable: queues that wait for `expert` go behind the others.
             self._served.sort(key=lambda queue: queue.missing() == expert)
         elif self._is_there:
             self._order.used(RAM, expert)
@@ -67,7 +67,7 @@ class RamTier:
             self._order.used(RAM, expert)
 
     def victims(self) -> Iterable[ExpertId]:
-        """Copies of what a GPU has, then the others."""
+        """Return the copies of experts that a GPU has, then the others."""
         spared: dict[ExpertId, None] = {}
         for queue in self._served:
             expert = queue.missing()
@@ -75,8 +75,8 @@ class RamTier:
                 spared[expert] = None
                 if not self._must_stage(queue, expert):
                     spared.update(dict.fromkeys(self._leaving(queue, expert)))
-        known = [expert for expert in self._order.victims(RAM) if expert not in spared]
-        return sorted(known, key=lambda expert: not self._is_on_gpu(expert))
+        evictable = [expert for expert in self._order.victims(RAM) if expert not in spared]
+        return sorted(evictable, key=lambda expert: not self._is_on_gpu(expert))
 
     def _must_stage(self, queue: Queue, expert: ExpertId) -> bool:
         """Return True if `expert` comes from disk, and through host memory."""

@@ -19,6 +19,8 @@ AS_SENT = (
     *(generations.c.max_new_tokens, generations.c.task, generations.c.slo_ms, generations.c.deadline_ms),
     generations.c.stream,
 )
+#: The columns of a result that are stored as they are.
+_RESULT = ("reason", "mode", "text", "prompt_tokens", "new_tokens", "expert_fetches")
 _WAITS = generations.c.status == "accepted"
 
 
@@ -48,18 +50,10 @@ def _accept(tx: Transaction, request: TextRequest) -> AcceptedText | TextRequest
     earlier = tx.connection.execute(select(*AS_SENT).where(key)).one_or_none()
     if earlier is not None:
         return as_sent(earlier)
-    row = {
-        "source": request.source,
-        "request_id": request.request_id,
+    row = {column.name: getattr(request, column.name) for column in AS_SENT} | {
         "board_id": None if request.board is None else _board_id(tx.connection, request.board),
-        "model": request.model,
-        "task": request.task,
-        "prompt": request.prompt,
         "accepted_at": tx.at,
         "status": "accepted",
-        "max_new_tokens": request.max_new_tokens,
-        "slo_ms": request.slo_ms,
-        "deadline_ms": request.deadline_ms,
         "stream": int(request.stream),
     }
     inserted = tx.connection.execute(insert(generations).returning(generations.c.generation_id), [row])
@@ -87,17 +81,9 @@ def finish_texts(tx: Transaction, outcomes: Sequence[TextOutcome]) -> WrittenTex
         result: dict[str, Any] = {
             "completed_at": tx.at,
             "status": "unknown" if outcome.text is None else "done",
-            "reason": outcome.reason,
-            "mode": outcome.mode,
-            "text": outcome.text,
-            "prompt_tokens": outcome.prompt_tokens,
-            "new_tokens": outcome.new_tokens,
-            "ttft_ms": _rounded(outcome.ttft_ms),
-            "tpot_ms": _rounded(outcome.tpot_ms),
-            "total_ms": _rounded(outcome.total_ms),
-            "expert_fetches": outcome.expert_fetches,
-            "predictor_hit_rate": _rounded(outcome.predictor_hit_rate, 6),
-            "brownout_threshold": _rounded(outcome.brownout_threshold, 6),
+            **{name: getattr(outcome, name) for name in _RESULT},
+            **{name: _rounded(getattr(outcome, name)) for name in ("ttft_ms", "tpot_ms", "total_ms")},
+            **{name: _rounded(getattr(outcome, name), 6) for name in ("predictor_hit_rate", "brownout_threshold")},
             "seq": tx.next_seq(),
         }
         tx.connection.execute(update(generations).where(at).values(result))

@@ -1,7 +1,7 @@
 """Inspections as rows: accepted images with the attempts that open with them, verdicts with the boards they close."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +21,12 @@ from daemon.storage.database.schema import (
     rules_versions,
     stages,
 )
-from daemon.storage.database.transaction import Transaction
+from daemon.storage.database.transaction import Transaction, chunks
 from daemon.units import wall_seconds
 from routing_rules.routes import Routes, Verdict
 
 VersionOf = Callable[[str, str], ExpertVersion | None]
 
-#: Far below the number of variables that SQLite (32,766) and others take in one statement.
-_IDS_PER_QUERY = 500
 _RESULT = ("status", "completed_at", "verdict", "defect", "reason", "late", "latency_ms", "seq")
 _CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", "failed", "missing")
 
@@ -128,7 +126,7 @@ class ResultsBatch:
         """Finish images, each once: one that is finished already, or unknown, stays as it is."""
         waiting = {
             row["inspection_id"]: row
-            for ids in _chunks([outcome.inspection_id for outcome in outcomes])
+            for ids in chunks([outcome.inspection_id for outcome in outcomes])
             for row in map(dict, self._tx.connection.execute(pending_images("judge", ids)).mappings())
         }
         for outcome in outcomes:
@@ -147,7 +145,7 @@ class ResultsBatch:
     def note_copies(self, copies: Iterable[ImageCopy]) -> None:
         """Note durable copies in `images/`: the journal's bytes may go."""
         paths = {copy.inspection_id: copy.image_path for copy in copies}
-        for ids in _chunks(list(paths)):
+        for ids in chunks(list(paths)):
             waiting = self._tx.connection.execute(select(pending).where(pending.c.inspection_id.in_(ids))).mappings()
             for row in waiting:
                 self._drop(dict(row))
@@ -166,9 +164,9 @@ class ResultsBatch:
         for attempt, row in self._boards.values():
             row["inspected"] = row["inspected"] if attempt.closed else attempt.inspected
         _update(tx, boards, [{name: row[name] for name in ("board_id", *_CLOSING)} for _, row in self._boards.values()])
-        for ids in _chunks(self._to_keep):
+        for ids in chunks(self._to_keep):
             tx.connection.execute(update(pending).where(pending.c.inspection_id.in_(ids)).values(task="keep"))
-        for ids in _chunks(self._to_drop):
+        for ids in chunks(self._to_drop):
             tx.connection.execute(delete(pending).where(pending.c.inspection_id.in_(ids)))
 
     def _finish(self, row: Row, outcome: Outcome) -> None:
@@ -274,8 +272,3 @@ def _update(tx: Transaction, table: Table, changed: Sequence[Row]) -> None:
     tx.connection.execute(
         statement, [{f"at_{key}": row[key]} | {f"new_{name}": row[name] for name in names} for row in changed]
     )
-
-
-def _chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(ids), _IDS_PER_QUERY):
-        yield ids[start : start + _IDS_PER_QUERY]

@@ -20,9 +20,7 @@ from daemon.storage.database.schema import (
     stages,
     stream_position,
 )
-from daemon.storage.database.transaction import Transaction
-
-_IDS_PER_QUERY = 500
+from daemon.storage.database.transaction import Transaction, chunks
 
 _IS_REVIEWED = exists().where(reviews.c.inspection_id == inspections.c.inspection_id)
 
@@ -105,8 +103,7 @@ def forget_boards(tx: Transaction, board_ids: Sequence[int], before: str) -> Pru
         select(inspections.c.inspection_id, inspections.c.image_path).where(inspections.c.board_id.in_(going))
     ).all()
     ids = [row.inspection_id for row in images]
-    for start in range(0, len(ids), _IDS_PER_QUERY):
-        chunk = ids[start : start + _IDS_PER_QUERY]
+    for chunk in chunks(ids):
         for table in (detections, stages, inspections):
             tx.connection.execute(delete(table).where(table.c.inspection_id.in_(chunk)))
     tx.connection.execute(delete(boards).where(boards.c.board_id.in_(going)))

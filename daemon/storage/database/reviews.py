@@ -313,8 +313,7 @@ def calls_statement(expert: str | None = None, after: int | None = None) -> Sele
             reviewed, and_(reviewed.c.expert == used.c.expert, reviewed.c.expert_version == used.c.expert_version)
         )
         .outerjoin(
-            expert_versions,
-            and_(versions.expert == used.c.expert, versions.expert_version == used.c.expert_version),
+            expert_versions, and_(versions.expert == used.c.expert, versions.expert_version == used.c.expert_version)
         )
         .order_by(used.c.expert, versions.first_used_at, used.c.expert_version)
     )

@@ -17,6 +17,9 @@ from daemon.units import utc_text, wall_seconds
 Row = dict[str, Any]
 #: A row as it was made here, or as the database gave it.
 AnyRow = Mapping[Any, Any]
+#: Columns of `stages` that are stored as they are, and those that are rounded.
+_STAGE = ("expert", "expert_version", "label", "device", "executor", "batch_id", "batch_size")
+_TIMES = ("queued_ms", "load_ms", "infer_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +74,15 @@ class Recovery:
 
 def inspection_row(arrival: Arrival, inspection_id: int, board: Row, *, late: bool, at: str) -> Row:
     """Return the row of an accepted image; the columns of its verdict stay null."""
+    as_sent = ("source", "image_id", "component", "designator", "captured_at", "deadline_ms")
     return {
         "inspection_id": inspection_id,
-        "source": arrival.source,
-        "image_id": arrival.image_id,
-        "board_id": board["board_id"],
-        "component": arrival.component,
-        "designator": arrival.designator,
-        "captured_at": arrival.captured_at,
+        **{name: getattr(arrival, name) for name in as_sent},
+        **{name: board[name] for name in ("board_id", "rules_version")},
         "accepted_at": at,
-        "deadline_ms": arrival.deadline_ms,
         "image_bytes": len(arrival.payload),
         "status": "accepted",
         "late": int(late),
-        "rules_version": board["rules_version"],
         "image_sha256": arrival.payload_sha256,
         "lot": arrival.board.lot,
         "station": arrival.board.station,
@@ -109,15 +107,11 @@ def pending_row(inspection_id: int, key: JournalKey, pixels: Pixels) -> Row:
 
 def accepted_image(row: Row, pending: Row, board_type: str) -> Accepted:
     """Return the image as the drive takes it, live and after a restart."""
+    same = ("inspection_id", "source", "image_id", "component", "deadline_ms", "rules_version")
     return Accepted(
-        inspection_id=row["inspection_id"],
-        source=row["source"],
-        image_id=row["image_id"],
+        **{name: row[name] for name in same},
         board_type=board_type,
-        component=row["component"],
         accepted_wall_s=wall_seconds(row["accepted_at"]),
-        deadline_ms=row["deadline_ms"],
-        rules_version=row["rules_version"],
         key=_journal_key(pending),
         pixels=_pixels(pending),
     )
@@ -134,17 +128,9 @@ def stage_rows(outcome: Outcome) -> list[Row]:
         {
             "inspection_id": outcome.inspection_id,
             "step": step,
-            "expert": stage.expert,
-            "expert_version": stage.expert_version,
-            "label": stage.label,
+            **{name: getattr(stage, name) for name in _STAGE},
             "confidence": _finite(stage.confidence),
-            "device": stage.device,
-            "executor": stage.executor,
-            "batch_id": stage.batch_id,
-            "batch_size": stage.batch_size,
-            "queued_ms": _milliseconds(stage.queued_ms),
-            "load_ms": _milliseconds(stage.load_ms),
-            "infer_ms": _milliseconds(stage.infer_ms),
+            **{name: _milliseconds(getattr(stage, name)) for name in _TIMES},
         }
         for step, stage in enumerate(outcome.stages)
     ]
@@ -192,11 +178,7 @@ def inspection_message(row: AnyRow, stages: Sequence[AnyRow], detections: Sequen
         "id": row["image_id"],
         "source": row["source"],
         "board": _board(row),
-        "component": row["component"],
-        "designator": row["designator"],
-        "verdict": row["verdict"],
-        "defect": row["defect"],
-        "reason": row["reason"],
+        **{name: row[name] for name in ("component", "designator", "verdict", "defect", "reason")},
         "late": bool(row["late"]),
         "stages": [_stage(stage, [box for box in detections if box["step"] == stage["step"]]) for stage in stages],
         "latency_ms": row["latency_ms"],
@@ -211,9 +193,7 @@ def board_message(row: AnyRow) -> Published:
         "seq": row["seq"],
         "at": row["completed_at"],
         "board": _board(row),
-        "verdict": row["verdict"],
-        "expected": row["expected"],
-        "inspected": row["inspected"],
+        **{name: row[name] for name in ("verdict", "expected", "inspected")},
         "failed": json.loads(row["failed"] or "[]"),
         "missing": json.loads(row["missing"] or "[]"),
         "reason": row["reason"],
@@ -223,12 +203,9 @@ def board_message(row: AnyRow) -> Published:
 
 def generation_message(row: AnyRow) -> Published:
     """Render a finished row of `generations`."""
+    same = ("source", "model", "mode", "task", "text", "prompt_tokens", "new_tokens", "ttft_ms", "tpot_ms", "total_ms")
     body: Row = {"seq": row["seq"], "at": row["completed_at"], "id": row["request_id"]}
-    for name in (
-        *("source", "model", "mode", "task", "text", "prompt_tokens", "new_tokens"),
-        *("ttft_ms", "tpot_ms", "total_ms", "status", "reason"),
-    ):
-        body[name] = row[name]
+    body |= {name: row[name] for name in (*same, "status", "reason")}
     return Published(row["seq"], topic("generation", row["source"]), body)
 
 
@@ -266,16 +243,11 @@ def _stage(row: AnyRow, boxes: Sequence[AnyRow]) -> Row:
         "label": row["label"],
         "confidence": row["confidence"],
         "detections": [
-            {
-                "label": box["label"],
-                "confidence": box["confidence"],
-                "box": [box["x1"], box["y1"], box["x2"], box["y2"]],
-            }
+            {name: box[name] for name in ("label", "confidence")}
+            | {"box": [box[edge] for edge in ("x1", "y1", "x2", "y2")]}
             for box in boxes
         ],
         "device": row["device"],
         "batch": row["batch_size"],
-        "queued_ms": row["queued_ms"],
-        "load_ms": row["load_ms"],
-        "infer_ms": row["infer_ms"],
+        **{name: row[name] for name in _TIMES},
     }

@@ -10,16 +10,7 @@ from typing import Protocol, TypeVar
 from sqlalchemy import Engine, Executable, bindparam, func, select, update
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from daemon.records import (
-    Accepted,
-    AcceptedText,
-    Arrival,
-    ExpertSwitch,
-    JournalKey,
-    Outcome,
-    TextOutcome,
-    TextRequest,
-)
+from daemon.records import Accepted, AcceptedText, Arrival, ExpertSwitch, JournalKey, Outcome, TextOutcome, TextRequest
 from daemon.storage.database import generations, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
 from daemon.storage.database.connections import StoreError, open_for_writing
@@ -94,7 +85,8 @@ class Store:
     """The results database for the one thread that writes to it. Memory follows a transaction once it is durable."""
 
     def __init__(self, engine: Engine, keep: frozenset[Verdict], expert_version: VersionOf, clock: Clock) -> None:
-        self._engine = engine
+        #: For upkeep between two transactions, in the writer's thread (upkeep.py).
+        self.engine = engine
         self._keep = keep
         self._expert_version = expert_version
         self._clock = clock
@@ -107,11 +99,6 @@ class Store:
             tx.due_added = _open_time_limits(tx)
 
     @property
-    def engine(self) -> Engine:
-        """For upkeep between two transactions, in the writer's thread (upkeep.py)."""
-        return self._engine
-
-    @property
     def segments_in_use(self) -> set[int]:
         """The journal segments with bytes that have no verdict or are still to be copied."""
         return set(self._memory.segments)
@@ -121,14 +108,14 @@ class Store:
         return max(0.0, self._memory.due[0][0] - self._clock.monotonic_s()) if self._memory.due else None
 
     def close(self) -> None:
-        self._engine.dispose()
+        self.engine.dispose()
 
     def known(self, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], KnownImage]:
         """Return those of `arrivals` that are accepted already, by (source, image id)."""
         by_source: dict[str, list[str]] = {}
         for arrival in arrivals:
             by_source.setdefault(arrival.source, []).append(arrival.image_id)
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             # One query a source: SQLite would answer `(source, image_id) IN (...)` by reading the whole index.
             return {
                 (source, image_id): KnownImage(inspection_id, sha256)
@@ -139,7 +126,7 @@ class Store:
     def recover(self) -> Recovery:
         """Return the work that the last run left, oldest first."""
         boards, texts, stages = schema.boards.c, schema.rules_versions.c, schema.stages.c
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             waiting = [
                 rows.accepted_image(row, row, row["board_type"])
                 for row in map(dict, connection.execute(inspections.pending_images("judge")).mappings())
@@ -156,7 +143,7 @@ class Store:
 
     def copies_to_make(self) -> list[CopyRequest]:
         """Return the copies into `images/` that the last run did not finish."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             waiting = connection.execute(inspections.pending_images("keep")).mappings()
             return [rows.copy_request(dict(row)) for row in waiting]
 
@@ -174,10 +161,7 @@ class Store:
             inspections.keep_rules(tx, routes)
 
     def write(
-        self,
-        outcomes: Sequence[Outcome] = (),
-        switches: Sequence[ExpertSwitch] = (),
-        copies: Sequence[ImageCopy] = (),
+        self, outcomes: Sequence[Outcome] = (), switches: Sequence[ExpertSwitch] = (), copies: Sequence[ImageCopy] = ()
     ) -> WrittenResults:
         """Write verdicts with their stages and `seq`, the boards that close, loads, finished copies."""
         with self._transaction() as tx:
@@ -201,7 +185,7 @@ class Store:
 
     def texts_to_make(self) -> list[AcceptedText]:
         """Return the requests for text that the last run accepted and did not finish, oldest first."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return generations.unfinished_texts(connection)
 
     def review(self, decision: reviews.ReviewDecision) -> reviews.Review:
@@ -234,7 +218,7 @@ class Store:
             return prune.forget_others(tx, before, limit)
 
     def _transaction(self) -> AbstractContextManager[Transaction]:
-        return begin(self._engine, self._boards, self._memory, self._clock)
+        return begin(self.engine, self._boards, self._memory, self._clock)
 
 
 def _open_time_limits(tx: Transaction) -> list[TimeLimit]:
@@ -243,8 +227,7 @@ def _open_time_limits(tx: Transaction) -> list[TimeLimit]:
     query = (
         select(boards.first_seen_at, recipes.time_limit_s, boards.board_type, boards.serial, boards.attempt)
         .join(
-            schema.recipes,
-            (recipes.rules_version == boards.rules_version) & (recipes.board_type == boards.board_type),
+            schema.recipes, (recipes.rules_version == boards.rules_version) & (recipes.board_type == boards.board_type)
         )
         .where(boards.verdict.is_(None), recipes.time_limit_s.is_not(None))
     )

@@ -40,6 +40,8 @@ T = TypeVar("T")
 #: Monotonic seconds of a time limit, board type, serial, attempt.
 TimeLimit = tuple[float, str, str, int]
 
+#: Far below the number of variables that SQLite (32,766) and others take in one statement.
+_IDS_PER_QUERY = 500
 #: Rows or values of one statement; no table has so many columns that 64 rows come near SQLite's 32,766 values.
 _PART_SIZES = (64, 32, 16, 8, 4, 2, 1)
 _NUMBERS = select(stream_position.c.last_seq, stream_position.c.last_inspection_id, stream_position.c.last_board_id)
@@ -90,6 +92,12 @@ def add_rows(connection: Connection, table: Table, new: Sequence[Row]) -> None:
             connection.exec_driver_sql(sql, part)
         else:
             connection.exec_driver_sql(sql, tuple(chain.from_iterable(map(itemgetter(*names), part))))
+
+
+def chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield `ids` in parts that fit one query."""
+    for start in range(0, len(ids), _IDS_PER_QUERY):
+        yield ids[start : start + _IDS_PER_QUERY]
 
 
 def _parts(whole: Sequence[T]) -> Iterator[list[T]]:

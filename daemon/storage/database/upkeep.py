@@ -196,10 +196,7 @@ def copy_database(
 
 
 def _copy(
-    path: Path,
-    part: Path,
-    at_snapshot: Callable[[sqlite3.Connection], None],
-    on_progress: Callable[[int, int], None],
+    path: Path, part: Path, at_snapshot: Callable[[sqlite3.Connection], None], on_progress: Callable[[int, int], None]
 ) -> None:
     with closing(_connect(f"file:{quote(str(path))}?mode=ro")) as source:
         (page_bytes,) = source.execute("PRAGMA page_size").fetchone()

@@ -12,7 +12,6 @@ from daemon.dispatch.flow import Chains
 from daemon.dispatch.orders import ImageOrder, Unanswered
 from daemon.dispatch.simulated import (
     AnswerOf,
-    SimulatedChannels,
     SimulatedClock,
     SimulatedExecutor,
     SimulatedLoader,
@@ -29,6 +28,7 @@ from daemon.records import Accepted, BatchDone, ExpertSwitch, JournalKey, Outcom
 from experts.spec import Answer, ArchitectureId, Detection, ExpertId, ExpertSpec, LayoutId, Task
 from routing_rules.compile import compile_rules
 from routing_rules.routes import Routes
+from tests.daemon.dispatch.simulated_channels import SimulatedChannels
 
 RULES = """
 boards:

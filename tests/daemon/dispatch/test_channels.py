@@ -10,10 +10,11 @@ from daemon.dispatch.channels import PATIENCE, Channel, Channels, WaitingLine, c
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import BatchReport, LoadEnd, LoadOrder
 from daemon.dispatch.running_work import HungLoad, RunningWork
-from daemon.dispatch.simulated import SimulatedChannels, SimulatedClock, SimulatedLoader, SimulatedPool
+from daemon.dispatch.simulated import SimulatedClock, SimulatedLoader, SimulatedPool
 from daemon.policy.actions import Cause, Load, Resize, Unload
 from daemon.policy.request import RAM, PoolId
 from experts.spec import ExpertId
+from tests.daemon.dispatch.simulated_channels import SimulatedChannels
 from tests.daemon.dispatch.simulated_line import a_spec
 
 CPU, OTHER, GPU = PoolId("cpu/0"), PoolId("cpu/1"), PoolId("cuda:0")

@@ -11,11 +11,12 @@ import pytest
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import LoadEnd, Loader, LoadOrder
-from daemon.dispatch.simulated import SimulatedChannels, SimulatedClock, SimulatedLoader, SimulatedPool
+from daemon.dispatch.simulated import SimulatedClock, SimulatedLoader, SimulatedPool
 from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.request import RAM, PoolId
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.slot import SlotPool
+from tests.daemon.dispatch.simulated_channels import SimulatedChannels
 from tests.experts.samples import an_expert_file
 
 CPU = PoolId("cpu")

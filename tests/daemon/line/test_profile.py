@@ -1,6 +1,6 @@
 """Profiles: read with every mistake named, refused on another machine, and completing what the settings leave open."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from daemon.policy.request import RAM
 from experts.spec import ExpertId
 from tests.daemon.dispatch.simulated_line import a_catalog
 
-HERE = MachineIdentity("Processor Nine", 4, 16_000_000_000)
+HERE = MachineIdentity(cpu="Processor Nine", cores=4, memory_bytes=16_000_000_000)
 ROW = {"k_s": 0.05, "b_s": 0.004, "residual": 0.01, "max_batch": 6, "activation_bytes": 12_000_000, "disk_s": 0.1}
 
 
@@ -24,7 +24,7 @@ def a_profile(folder: Path, machine: MachineIdentity = HERE, **settings: Any) ->
     content = {
         "profile": 1,
         "made": "2026-11-21T18:00:00Z",
-        "machine": asdict(machine) | {"gpus": list(machine.gpus)},
+        "machine": machine.model_dump(mode="json"),
         "devices": {"cpu": cpu | {"architectures": {"resnet18": {**ROW, "ram_s": None}}}},
         **settings,
     }
@@ -104,7 +104,7 @@ def test_values_set_by_hand_win(tmp_path: Path) -> None:
 
 def test_a_profile_of_another_machine_is_refused_with_what_differs_and_what_to_do(tmp_path: Path) -> None:
     a_profile(tmp_path)
-    here = MachineIdentity("Processor Ten", 8, 64_000_000_000, ("NVIDIA H200",))
+    here = MachineIdentity(cpu="Processor Ten", cores=8, memory_bytes=64_000_000_000, gpus=("NVIDIA H200",))
     problems = problems_of(tmp_path, "{cpu: {profile: profile.yaml}}", here)
     assert "profile.yaml:3:1: this profile is of another machine" in problems
     for part in ("'Processor Nine', here it is 'Processor Ten'", "4 cores, this one 8", "16.0 GB", "NVIDIA H200"):
@@ -113,8 +113,8 @@ def test_a_profile_of_another_machine_is_refused_with_what_differs_and_what_to_d
 
 
 def test_a_few_percent_of_memory_make_no_other_machine() -> None:
-    assert HERE.differences(replace(HERE, memory_bytes=15_500_000_000)) == []
-    assert HERE.differences(replace(HERE, memory_bytes=8_000_000_000))
+    assert HERE.differences(HERE.model_copy(update={"memory_bytes": 15_500_000_000})) == []
+    assert HERE.differences(HERE.model_copy(update={"memory_bytes": 8_000_000_000}))
 
 
 def test_this_machine_is_the_same_machine_twice() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from daemon.host.temperature import Reading, Thermometer
-from daemon.monitor.gauges import STATES, ScrapeFacts, register_gauges
+from daemon.monitor.gauges import STATES, Gauges, ScrapeFacts
 from daemon.monitor.metrics import Metrics
 from daemon.records import BatchDone, ExpertSwitch, Outcome, Published, Stage, TextOutcome
 from daemon.storage.disk_space import FreeSpace
@@ -56,7 +56,7 @@ def a_scrape(**changed: object) -> str:
         ],
         "temperatures": [Reading("cuda:0", 71.0), Reading("coretemp", 48.5)],
     } | changed
-    register_gauges(metrics.registry, lambda: ScrapeFacts(**facts))  # pyright: ignore[reportArgumentType]
+    metrics.registry.register(Gauges(lambda: ScrapeFacts(**facts)))  # pyright: ignore[reportArgumentType]
     stage = Stage("R0402", "v", "ok", 0.9, (), "cpu", "cpu/0", 1, 8, 12.0, 0.0, 2.0)
     metrics.finished(Outcome(1, "pass", None, None, (stage, stage)))
     metrics.batch_done(BatchDone("cpu/0", "cpu", "R0402", "resnet18", 0, 8, 1.0, 2.0, 30.0, 20.0))
@@ -112,7 +112,7 @@ def test_a_look_that_fails_costs_the_gauges_and_no_counter() -> None:
     def look() -> ScrapeFacts:
         raise RuntimeError("the line is just beginning")
 
-    register_gauges(metrics.registry, look)
+    metrics.registry.register(Gauges(look))
     metrics.reviewed("fail")
     assert 'coserve_reviews_total{verdict="fail"} 1.0' in metrics.exposition()
 

@@ -76,7 +76,7 @@ class Parts:
         return [want.expert for want in self.queues.wants(PoolId(pool), 0.0)]
 
     def victims(self, pool: str) -> list[str]:
-        return list(self.queues.victims(PoolId(pool), "anybody"))
+        return list(self.queues.victims(PoolId(pool), "any"))
 
 
 def some_parts(

@@ -41,10 +41,10 @@ def test_an_image_that_is_too_old_goes_and_counts_toward_the_excess():
 
 
 def test_a_limit_that_is_not_set_asks_for_nothing():
-    assert excess_bytes(kept=500, most=None, free=0, floor=None) == 0
-    assert excess_bytes(kept=500, most=400, free=None, floor=None) == 100
-    assert excess_bytes(kept=500, most=None, free=100, floor=350) == 250
-    assert excess_bytes(kept=500, most=450, free=100, floor=350) == 250
+    assert excess_bytes(kept=500, max_kept=None, free=0, min_free=None) == 0
+    assert excess_bytes(kept=500, max_kept=400, free=None, min_free=None) == 100
+    assert excess_bytes(kept=500, max_kept=None, free=100, min_free=350) == 250
+    assert excess_bytes(kept=500, max_kept=450, free=100, min_free=350) == 250
 
 
 @given(

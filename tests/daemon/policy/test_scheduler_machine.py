@@ -158,7 +158,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request in run.batch:
             self.end(request.request_id)
 
-    @rule(data=st.data(), wish=st.sampled_from(["pin", "unpin", "unload"]), expert=st.sampled_from([*NAMES, "nobody"]))
+    @rule(data=st.data(), wish=st.sampled_from(["pin", "unpin", "unload"]), expert=st.sampled_from([*NAMES, "none"]))
     def an_operator_wishes(self, data: st.DataObject, wish: str, expert: str) -> None:
         pool = data.draw(st.none() | st.sampled_from([facts.pool for facts in self.pools] + [PoolId("cuda:9")]))
         with suppress(OperationRefusedError):

@@ -29,11 +29,11 @@ def test_large_images_make_short_groups_and_another_source_s_small_one_goes_firs
 
 @given(
     waiting=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 50))),
-    most=st.integers(1, 6),
-    most_bytes=st.integers(1, 60),
+    max_items=st.integers(1, 6),
+    max_bytes=st.integers(1, 60),
 )
 def test_every_image_comes_once_in_its_source_s_order_and_no_source_waits_more_than_a_round(
-    waiting: list[tuple[str, int]], most: int, most_bytes: int
+    waiting: list[tuple[str, int]], max_items: int, max_bytes: int
 ):
     turns: Turns[tuple[str, int]] = Turns()
     queues: dict[str, deque[tuple[str, int]]] = {}
@@ -44,16 +44,16 @@ def test_every_image_comes_once_in_its_source_s_order_and_no_source_waits_more_t
         sizes[source, number] = size_bytes
     served: Counter[str] = Counter()
     while len(turns):
-        group = turns.take(most, most_bytes)
-        assert 1 <= len(group) <= most
-        assert len(group) == 1 or sum(sizes[item] for item in group) <= most_bytes
+        group = turns.take(max_items, max_bytes)
+        assert 1 <= len(group) <= max_items
+        assert len(group) == 1 or sum(sizes[item] for item in group) <= max_bytes
         for item in group:
             assert queues[item[0]].popleft() == item
             served[item[0]] += 1
         waiting_still = [source for source, queue in queues.items() if queue]
         assert all(served[source] >= max(served.values()) - 1 for source in waiting_still)
     assert not any(queues.values())
-    assert turns.take(most, most_bytes) == []
+    assert turns.take(max_items, max_bytes) == []
 
 
 def test_a_source_of_small_images_gets_as_many_bytes_as_one_of_large_ones():

@@ -69,7 +69,7 @@ def a_door(folder: Path, *clients: str) -> Iterator[Door]:
     with a_line(folder, curve=curve) as line:
         assert line.gate is not None
         results = ResultsStream(line.context, "tcp://0.0.0.0:*", 0, line.gate.keys)
-        access = Access(line.gate, (line.intake, results), None)
+        access = Access(line.gate, (line.intake.rebind, results.rebind), list)
         try:
             endpoint = results.start(pulse).replace("0.0.0.0", HERE)  # noqa: S104
             yield Door(folder, line, line.gate, access, endpoint, beats)

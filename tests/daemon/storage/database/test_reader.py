@@ -70,7 +70,7 @@ def test_generations_share_the_stream(line, reader, published):
     }
     accepted_at, completed_at = "2026-11-21T09:28:11.000Z", "2026-11-21T09:28:11.123Z"
     row = shared | {"generation_id": 1, "request_id": "g1", "prompt": "why?", "seq": len(published) + 1}
-    with line.store._engine.begin() as connection:
+    with line.store.engine.begin() as connection:
         connection.execute(insert(generations), [row | {"accepted_at": accepted_at, "completed_at": completed_at}])
     message = shared | {"topic": "generation/mes%201/", "seq": 26, "at": completed_at, "id": "g1"}
     assert reader.results_since(25)["items"] == [message | {"task": None, "reason": None}]

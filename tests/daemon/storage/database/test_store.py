@@ -178,7 +178,7 @@ def test_the_database_is_for_the_group_to_read_and_is_made_for_incremental_vacuu
     assert stat.S_IMODE((tmp_path / "line").stat().st_mode) == 0o750
     for path in (tmp_path / "line").iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o640, path.name
-    with line.store._engine.connect() as connection:
+    with line.store.engine.connect() as connection:
         pragmas = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("auto_vacuum", "journal_mode", "synchronous", "foreign_keys")

@@ -190,7 +190,7 @@ class StoreMachine(RuleBasedStateMachine):
     def fail_to_commit(self) -> None:
         """The disk refuses at the last moment: nothing is known to anybody, and trying again is right."""
         _, image = self.pending()[0]
-        engine = self.line.store._engine
+        engine = self.line.store.engine
 
         def refuse(_connection: Any) -> None:
             raise OSError(28, "No space left on device")
