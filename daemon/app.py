@@ -263,7 +263,7 @@ class App:
         #: For the one who watches over this line (serve.py).
         self.probe = PipelineProbe(self._stations())
         self.operations = Operations(
-            config,
+            config=config,
             drive=self._drive,
             language=self._language,
             writer=self._writer,

@@ -109,7 +109,7 @@ class Operations:
         return self.state, self.backlog.images
 
     def sentence(self) -> str:
-        """The line's state, what troubles it and what waits, for a person."""
+        """Return the line's state, its first trouble and its backlog, for a person."""
         vitals = self.vitals()
         state = vitals.state
         troubles = [f"takes no images: {reason}" for reason in vitals.refuses]
@@ -172,7 +172,7 @@ class Operations:
             return None
 
     def handlers(self) -> dict[str, Handler]:
-        """By kind of request: its fields in, the answer's fields out. ControlError where it cannot be done."""
+        """Return the handlers by kind of request: its fields in, the answer's fields out. ControlError refuses one."""
         asked: dict[str, Handler] = {
             kind: lambda fields, kind=kind: self.drive.ask(kind, fields) for kind in _ASKED_OF_THE_DRIVE
         }
@@ -227,7 +227,7 @@ class Operations:
         return written
 
     def _rate(self, completed: int) -> float:
-        """Verdicts per second between this question and the one about ten seconds before it."""
+        """Return verdicts per second since the request about ten seconds earlier."""
         now_s = time.monotonic()
         while len(self._completions) > 1 and self._completions[1][0] <= now_s - _RATE_WINDOW_S:
             self._completions.popleft()
@@ -262,9 +262,9 @@ class Operations:
         return answer | {name: per_s[field] for name, field in _QUOTAS.items()}
 
     def reload(self) -> dict[str, Any]:
-        """Rules and catalog again; ControlError with every mistake, and then the old ones stay in force.
+        """Read rules and catalog again; ControlError with every mistake, and then the old ones stay in force.
 
-        The settings stay those of the start: the answer names what of them has changed since.
+        The settings stay those of the start: the answer names those that have changed since.
         """
         with self._reloading:
             try:
@@ -287,7 +287,7 @@ class Operations:
         return answer | ({"settings_problems": problems} if problems else {})
 
     def reload_or_say_why(self) -> None:
-        """SIGHUP: as `reload`; a mistake goes to the log, one event each."""
+        """Reload because of SIGHUP; each mistake is an event in the log."""
         try:
             self.reload()
         except ControlError as error:

@@ -144,16 +144,16 @@ class _Watch:
         """Until a signal says stop."""
         # Images are served at once, so a long fill or a slow model delays no image.
         ready_by_s = time.monotonic() + _READY_WITHIN_S
-        said = False
-        while not self._signals.stop.wait(_POLL_S if said else _STARTING_POLL_S):
+        is_announced = False
+        while not self._signals.stop.wait(_POLL_S if is_announced else _STARTING_POLL_S):
             self._probe_line()
             self._look_after_reload()
-            if not said and self._heard and (self._app.operations.is_begun or time.monotonic() > ready_by_s):
+            if not is_announced and self._heard and (self._app.operations.is_begun or time.monotonic() > ready_by_s):
                 # Modules, rules and the first experts stay: a full garbage collection would go through all of torch's
                 # objects, and nothing else runs for a quarter of a second.
                 gc.freeze()
                 print(f"coserve ready: {self._app.describe()}", flush=True)
-                said = True
+                is_announced = True
 
     def _probe_line(self) -> None:
         now_s = time.monotonic()
@@ -193,7 +193,7 @@ class _Watch:
 
 
 def _refuse_foreign_packages() -> None:
-    found = foreign_owners()
-    if found:
-        names = "; ".join(f"{name} is also provided by {', '.join(owners)}" for name, owners in found.items())
+    foreign = foreign_owners()
+    if foreign:
+        names = "; ".join(f"{name} is also provided by {', '.join(owners)}" for name, owners in foreign.items())
         raise StartError(f"{names}: CoServe needs an environment of its own (make demo makes one)")

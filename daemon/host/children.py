@@ -254,9 +254,11 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _end(returned: int) -> str:
-    if returned >= 0:
-        return f"exit status {returned}"
+    return f"exit status {returned}" if returned >= 0 else f"killed by {signal_name(-returned)}"
+
+
+def signal_name(number: int) -> str:
     try:
-        return f"killed by {signal.Signals(-returned).name}"
+        return signal.Signals(number).name
     except ValueError:
-        return f"killed by signal {-returned}"
+        return f"signal {number}"  # a real-time signal

@@ -20,10 +20,8 @@ def own_address() -> str:
     up = {name for name, network in psutil.net_if_stats().items() if network.isup}
     for name, addresses in psutil.net_if_addrs().items():
         for entry in addresses if name in up else ():
-            if entry.family == socket.AF_INET and not _is_local(IPv4Address(entry.address)):
-                return entry.address
+            if entry.family == socket.AF_INET:
+                address = IPv4Address(entry.address)
+                if not (address.is_loopback or address.is_link_local):
+                    return entry.address
     return socket.gethostname()
-
-
-def _is_local(address: IPv4Address) -> bool:
-    return address.is_loopback or address.is_link_local

@@ -62,9 +62,9 @@ def _chips() -> Iterator[Reading]:
     except (OSError, ValueError, RuntimeError):
         return
     for chip, sensors in chips.items():
-        known = [one for one in sensors if one.current is not None]
-        if known:
-            hottest = max(known, key=lambda one: one.current)
+        readable = [sensor for sensor in sensors if sensor.current is not None]
+        if readable:
+            hottest = max(readable, key=lambda sensor: sensor.current)
             yield Reading(chip, float(hottest.current), hottest.critical or hottest.high or None)
 
 

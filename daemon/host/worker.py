@@ -1,4 +1,4 @@
-"""A thread that takes orders one after the other: what executors and loaders are made of."""
+"""A thread that carries out orders one after the other, for executors and others."""
 
 import queue
 import threading
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Worker(Generic[T]):
-    """`enter` runs once in the thread, `carry_out` for each order, whatever became of those before.
+    """`enter` runs once in the thread, `carry_out` for each order, even after one that failed.
 
     `start` returns after `enter`, so that threads that are started one after the other enter one after the other.
     """
@@ -32,11 +32,11 @@ class Worker(Generic[T]):
         self._orders.put(order)
 
     def successor(self) -> "Worker[T]":
-        """Leave what is carried out now behind with its thread, which ends after it; another for what comes next."""
+        """Leave the running order behind with its thread, which ends after it; return the worker for later orders."""
         self._orders.put(None)
-        other = Worker(self._thread.name, self._carry_out, self._enter)
-        other.start()
-        return other
+        successor = Worker(self._thread.name, self._carry_out, self._enter)
+        successor.start()
+        return successor
 
     def stop(self, timeout_s: float) -> bool:
         """Finish the orders so far and end; False where the thread still runs after `timeout_s` seconds."""

@@ -15,11 +15,7 @@ class Rulebook:
 
     def __init__(self, current: Routes) -> None:
         self._by_version: dict[str, Routes] = {current.version: current}
-        self._current = current
-
-    @property
-    def current(self) -> Routes:
-        return self._current
+        self.current = current
 
     @property
     def is_alone(self) -> bool:
@@ -37,34 +33,30 @@ class Rulebook:
     def replace(self, routes: Routes) -> None:
         """Put `routes` in force for attempts that open from now on."""
         self._by_version[routes.version] = routes
-        self._current = routes
+        self.current = routes
 
 
 class Catalogs:
     """`current` is the one in force."""
 
     def __init__(self, current: Catalog) -> None:
-        self._current = current
+        self.current = current
         self._earlier: dict[tuple[str, str], ExpertVersion] = {}
-
-    @property
-    def current(self) -> Catalog:
-        return self._current
 
     def replace(self, catalog: Catalog) -> None:
         """Before the drive uses it: its weights may give a verdict at once, and those before it still do."""
-        for expert, spec in self._current.items():
-            known = version_of(self._current, expert, spec.version)
+        for expert, spec in self.current.items():
+            known = version_of(self.current, expert, spec.version)
             if known is not None:
                 self._earlier[expert, spec.version] = known
-        self._current = catalog
+        self.current = catalog
 
     def version(self, expert: str, expert_version: str) -> ExpertVersion | None:
         """Describe weights at their first verdict, by any catalog since the start."""
-        return version_of(self._current, expert, expert_version) or self._earlier.get((expert, expert_version))
+        return version_of(self.current, expert, expert_version) or self._earlier.get((expert, expert_version))
 
     def architecture_of(self, expert: str) -> str | None:
-        spec = self._current.get(ExpertId(expert))
+        spec = self.current.get(ExpertId(expert))
         return None if spec is None else spec.architecture
 
 

@@ -1,4 +1,4 @@
-"""Devices that language models share with images: what each begins with, and whether it can be so."""
+"""Devices that language models share with images: the division at the start, and its problems."""
 
 from dataclasses import dataclass
 
@@ -27,12 +27,12 @@ class SharedDevice:
 
 
 def shared_devices(config: Config) -> list[SharedDevice]:
-    """The devices of `config` that have models."""
+    """Return the devices of `config` that have models."""
     return [_shared(config, name) for name in config.devices if any(m.device == name for m in config.models.values())]
 
 
 def images_config(config: Config) -> Config:
-    """The configuration with what is left for images of each device's memory at the start."""
+    """Return the configuration with the memory that is left for images on each device at the start."""
     devices = dict(config.devices)
     for shared in shared_devices(config):
         update = {"expert_memory": max(0, shared.ordered_bytes)}
@@ -41,7 +41,7 @@ def images_config(config: Config) -> Config:
 
 
 def sharing_problems(config: Config) -> list[str]:
-    """Devices whose memory the models take whole."""
+    """Return the devices whose memory the models take whole."""
     problems: list[str] = []
     for shared in shared_devices(config):
         total_bytes = config.devices[shared.name].expert_memory
@@ -56,9 +56,9 @@ def sharing_problems(config: Config) -> list[str]:
 
 
 def _shared(config: Config, name: str) -> SharedDevice:
-    models = {model: one for model, one in config.models.items() if one.device == name}
-    reserved_bytes = sum(_dense_bytes(one) + one.text_bytes for one in models.values())
-    shares = [ModelShare(model, one.memory, one.least_bytes) for model, one in models.items()]
+    models = {model: settings for model, settings in config.models.items() if settings.device == name}
+    reserved_bytes = sum(_dense_bytes(settings) + settings.text_bytes for settings in models.values())
+    shares = [ModelShare(name, model.memory, model.least_bytes) for name, model in models.items()]
     lease = Lease(config.devices[name].expert_memory - reserved_bytes, shares)
     return SharedDevice(name, lease, tuple(models), reserved_bytes, lease.first_grant().images_bytes)
 

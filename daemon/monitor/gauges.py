@@ -110,7 +110,7 @@ def _beside(facts: ScrapeFacts) -> Iterator[Metric]:
     for child in facts.children:
         restarts.add_metric((str(child["name"]),), child["restarts"])
     yield restarts
-    behind = {(str(one["name"]),): one["behind"] for one in facts.consumers if one.get("behind") is not None}
+    behind = {(str(row["name"]),): row["behind"] for row in facts.consumers if row.get("behind") is not None}
     yield _gauge(
         "consumer_lag_messages", "Messages of the stream that a consumer has not taken", {("consumer",): behind}
     )
@@ -121,10 +121,10 @@ def _beside(facts: ScrapeFacts) -> Iterator[Metric]:
 def _models(facts: ScrapeFacts) -> Iterator[Metric]:
     used: dict[tuple[str, ...], float] = {}
     budget: dict[tuple[str, ...], float] = {}
-    for one in facts.models:
+    for model in facts.models:
         for what, of in (("experts", ""), ("texts", "text_")):
-            used[one["name"], what] = one.get(f"{of}used_bytes", 0)
-            budget[one["name"], what] = one.get(f"{of}budget_bytes", 0)
+            used[model["name"], what] = model.get(f"{of}used_bytes", 0)
+            budget[model["name"], what] = model.get(f"{of}budget_bytes", 0)
     labels = ("model", "what")
     yield _gauge("model_memory_used_bytes", "Bytes of a language model's experts, and of its texts", {labels: used})
     yield _gauge("model_memory_budget_bytes", "Bytes that a language model may have for them", {labels: budget})

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _CONNECTIONS = 16
 _REQUEST_S = 5.0
 _LOOK_UP_S = 0.1
-#: Requests in hand get this long at a stop, also those that wait for their client's bytes.
+#: Running requests get this long at a stop, also those that wait for their client's bytes.
 _FINISH_S = 1.0
 _FINISH_POLL_S = 0.01
 _BACKLOG = 128
@@ -42,7 +42,7 @@ _PAGES_AWAY = (
 
 
 def bind_http(endpoint: str, *, has_token: bool) -> socket.socket:
-    """A listening socket for `endpoint`; StartError where that fails, or where it would be open without a token."""
+    """Return a listening socket for `endpoint`; StartError if that fails, or if it would be open without a token."""
     parts = urlsplit(endpoint)
     host = parts.hostname or ""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -112,7 +112,7 @@ class HttpServer:
         return []
 
     def stop(self) -> None:
-        """Take no more requests, finish those in hand, close. Nothing where it does not serve."""
+        """Take no more requests, finish the running ones, close. Does nothing before `serve`."""
         if self._server is None or self._thread is None:
             return
         self._server.shutdown()
@@ -204,7 +204,7 @@ class _ProbeServer(socketserver.ThreadingMixIn, WSGIServer):
         self._cut(lambda until_s: until_s < now_s)
 
     def finish(self) -> None:
-        """Wait a moment for the requests in hand; cut those that have not ended by then."""
+        """Wait a moment for running requests; cut those that have not ended by then."""
         until_s = time.monotonic() + _FINISH_S
         while self._until_s and time.monotonic() < until_s:
             time.sleep(_FINISH_POLL_S)
@@ -214,9 +214,9 @@ class _ProbeServer(socketserver.ThreadingMixIn, WSGIServer):
         """Nothing to say: the client is gone, or was cut. (The base class prints a traceback for each.)"""
 
     def _cut(self, is_due: Callable[[float], bool]) -> None:
-        """End connections from outside: what waits for their bytes wakes up, and their threads close them."""
+        """Shut connections down: threads that wait for their bytes wake up and close them."""
         with self._lock:
-            for request in [one for one, until_s in self._until_s.items() if is_due(until_s)]:
+            for request in [each for each, until_s in self._until_s.items() if is_due(until_s)]:
                 try:
                     request.shutdown(socket.SHUT_RDWR)
                 except OSError:

@@ -41,16 +41,12 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._places: list[_Place[T]] = []
         self._flows: dict[Hashable, _NamedQueue] = {}
-        self._bytes = 0
+        self.bytes = 0
         self._number = 0
         self._now = 0.0
 
     def __len__(self) -> int:
         return len(self._places)
-
-    @property
-    def bytes(self) -> int:
-        return self._bytes
 
     @property
     def next_bytes(self) -> int:
@@ -65,7 +61,7 @@ class FairQueue(Generic[T]):
             flow.tag = tag
             flow.waiting += 1
         self._number += 1
-        self._bytes += size_bytes
+        self.bytes += size_bytes
         insort(self._places, _Place(tag, self._number, names, size_bytes, item))
 
     def take(self) -> T:
@@ -82,12 +78,12 @@ class FairQueue(Generic[T]):
         """Replace the least fair message that has bytes by `lighter` of it, which has none and waits on."""
         for place in reversed(self._places):
             if place.size_bytes:
-                self._bytes -= place.size_bytes
+                self.bytes -= place.size_bytes
                 place.size_bytes, place.item = 0, lighter(place.item)
                 return
 
     def _leave(self, place: _Place[T]) -> T:
-        self._bytes -= place.size_bytes
+        self.bytes -= place.size_bytes
         for name in place.names:
             flow = self._flows[name]
             flow.waiting -= 1
@@ -97,7 +93,7 @@ class FairQueue(Generic[T]):
 
     def check(self) -> None:
         """Assert that sums, order and flows are right."""
-        assert self._bytes == sum(place.size_bytes for place in self._places), "bytes differ"
+        assert self.bytes == sum(place.size_bytes for place in self._places), "bytes differ"
         assert self._places == sorted(self._places), "out of order"
         waiting = sum(flow.waiting for flow in self._flows.values())
         assert waiting == sum(len(place.names) for place in self._places), "flows differ"

@@ -41,7 +41,7 @@ class DatabaseFiles:
             pass
         elif database.exists() and database.samefile(link):
             self._restore({file: link for file, link in links.items() if not _was_folded_in(file, link, database)})
-        elif _is_own(link) and not database.exists():
+        elif link == _link_name(database, link.stat()) and not database.exists():  # a copy of a folder has other inodes
             self._restore(links)
         else:
             self._put_aside(links)
@@ -210,11 +210,6 @@ def _link_name(file: Path, state: os.stat_result) -> Path:
 def _links_of(file: Path) -> list[Path]:
     prefix = f".{file.name}.held-"
     return [path for path in file.parent.iterdir() if path.name.startswith(prefix)] if file.parent.is_dir() else []
-
-
-def _is_own(link: Path) -> bool:
-    """Return True if the link was made in this folder: a copy of it has another inode."""
-    return link.name.endswith(f"-{link.stat().st_ino}")
 
 
 def _was_folded_in(file: Path, link: Path, database: Path) -> bool:

@@ -29,7 +29,7 @@ RESUME_FACTOR = 1.25
 class SpaceClaims:
     """The space that accepted images still need: images without verdict, their bytes, and bytes waiting to be copied.
 
-    `arriving_bytes` are let in and not in the journal yet.
+    `arriving_bytes` were admitted and are not in the journal yet.
     """
 
     images: int = 0
@@ -55,7 +55,7 @@ class DiskSpace:
     """The space of `places`: the folders of `journal`, `images`, and `database` if that is a file.
 
     One thread looks, again and again; any thread may ask. `problem` asks no disk (one that hangs must not hold up
-    intake), but counts the bytes that were let in since the last look.
+    intake), but counts the bytes that were admitted since the last look.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class DiskSpace:
         self._reserve_bytes = reserve_bytes
         self._claims = claims
         self._spaces: dict[str, FreeSpace] | None = None
-        self._let_in_bytes = 0
+        self._admitted_bytes = 0
         self._refused = False
 
     def look(self) -> dict[str, FreeSpace]:
         """Return the free space by place, without those that give none (OSError): writing there will say why."""
         # Before the disk is asked: bytes that reach it in between count twice until the next look, never not at all.
-        self._let_in_bytes = self._claims().arriving_bytes
+        self._admitted_bytes = self._claims().arriving_bytes
         self._spaces = {name: space for name in self._places if (space := self.space(name)) is not None}
         return self._spaces
 
@@ -83,7 +83,7 @@ class DiskSpace:
             return None
 
     def problem(self, arriving_bytes: int = 0, *, factor: float = 1.0) -> str | None:
-        """Return why an image of `arriving_bytes` cannot be let in, in one sentence; None if it is.
+        """Return why an image of `arriving_bytes` is refused, in one sentence; None if it is admitted.
 
         `factor` enlarges the reserve, so that intake that was held resumes with room to spare.
         """
@@ -95,7 +95,7 @@ class DiskSpace:
                     f" {size_text(space.free_bytes)} free, and {size_text(floor)} are kept for what is accepted"
                     " already: free some room, or let old images go (retention in coserve.yaml)"
                 )
-        self._let_in_bytes += arriving_bytes
+        self._admitted_bytes += arriving_bytes
         return None
 
     def refused(self) -> bool:
@@ -104,7 +104,7 @@ class DiskSpace:
         return refused
 
     def shortage(self, arriving_bytes: int) -> str | None:
-        """Return why images that were let in cannot be written after all: another program has filled the disk."""
+        """Return why admitted images cannot be written after all: another program has filled the disk."""
         for name, size_bytes in (("journal", arriving_bytes), ("database", 0)):
             space = self.space(name)
             if space is not None and space.free_bytes - size_bytes < self.reserve_bytes(space) // 2:
@@ -113,7 +113,7 @@ class DiskSpace:
         return None
 
     def may_copy(self, size_bytes: int) -> bool:
-        """Return True if `images/` may take a copy: half of the reserve is left to verdicts whatever fills it."""
+        """Return True if `images/` may take a copy: half of the reserve is left to verdicts in any case."""
         space = self.space("images")
         return space is None or space.free_bytes - size_bytes >= self.reserve_bytes(space) // 2
 
@@ -125,15 +125,15 @@ class DiskSpace:
         """Yield each disk with its places, and the bytes that have to be free on it."""
         claims = self._claims()
         needed = {
-            "journal": self._let_in_bytes + arriving_bytes,
+            "journal": self._admitted_bytes + arriving_bytes,
             "database": claims.images * _VERDICT_BYTES,
             "images": claims.bytes + claims.to_copy_bytes + arriving_bytes,
         }
         spaces = self.look() if self._spaces is None else self._spaces
         for disk in dict.fromkeys(space.disk for space in spaces.values()):
-            here = [name for name, space in spaces.items() if space.disk == disk]
-            space = spaces[here[0]]
-            yield here, space, int(factor * self.reserve_bytes(space)) + sum(needed[name] for name in here)
+            names = [name for name, space in spaces.items() if space.disk == disk]
+            space = spaces[names[0]]
+            yield names, space, int(factor * self.reserve_bytes(space)) + sum(needed[name] for name in names)
 
 
 def places(config: Config) -> dict[str, Path]:

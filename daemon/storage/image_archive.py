@@ -145,7 +145,8 @@ class ImageArchiver:
         self._folder = folder
         self._on_copied = on_copied
         self._may_copy = may_copy
-        self._waiting_bytes = 0
+        #: Bytes that are still to be copied.
+        self.waiting_bytes = 0
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[CopyRequest] = queue.SimpleQueue()
         self._stopping = threading.Event()
@@ -163,13 +164,8 @@ class ImageArchiver:
     def archive(self, image: CopyRequest) -> None:
         """Copy an image soon. Any thread."""
         with self._lock:
-            self._waiting_bytes += image.key.length
+            self.waiting_bytes += image.key.length
         self._queue.put(image)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes that are still to be copied."""
-        return self._waiting_bytes
 
     def _run(self) -> None:
         group: list[CopyRequest] = []
@@ -199,7 +195,7 @@ class ImageArchiver:
         if copies:
             self._on_copied(copies)
             with self._lock:
-                self._waiting_bytes -= sum(image.key.length for image in group[: len(copies)])
+                self.waiting_bytes -= sum(image.key.length for image in group[: len(copies)])
             del group[: len(copies)]
         return len(copies)
 

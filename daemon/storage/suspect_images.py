@@ -11,7 +11,6 @@ and opens nothing.
 import mmap
 import os
 import resource
-import signal
 import struct
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import structlog
 
+from daemon.host.children import signal_name
 from daemon.records import Accepted, JournalKey, Pixels
 from daemon.storage.journal import FILE_MODE, JournalError
 
@@ -172,15 +172,8 @@ def decode_apart(payload: bytes, pixels: Pixels, limit_s: float) -> str | None:
     if child.returncode in (0, _REFUSED):
         return None
     if child.returncode < 0:
-        return f"its decoder was ended by {_signal_name(-child.returncode)}"
+        return f"its decoder was ended by {signal_name(-child.returncode)}"
     return "its decoder failed, or took more memory than it may"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"  # a real-time signal
 
 
 def main(encoding: str, shape: str, limit_s: str) -> int:

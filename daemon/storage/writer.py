@@ -64,12 +64,12 @@ _Item = ArrivalGroup | Outcome | ExpertSwitch | Routes | list[ImageCopy] | _Task
 
 
 class WriterReports(Protocol):
-    """Hears of the writer's commits, in its thread."""
+    """Receiver of the writer's commits, called in its thread."""
 
     def accepted(self, images: list[Accepted]) -> None: ...
     def published(self, messages: list[Published]) -> None: ...
     def done(self, images: list[tuple[str, int]]) -> None:
-        """Hear of images whose verdict is durable: source and payload bytes of each."""
+        """Note images whose verdict is durable: source and payload bytes of each."""
 
 
 class Writer:
@@ -95,18 +95,14 @@ class Writer:
         self._stopping = False
         #: Reason of the last write that failed.
         self.last_error: str | None = None
-        self._failing = False
+        #: True if the disk or the database refused the last write.
+        self.is_failing = False
         disk_space = disk_space or DiskSpace({}, 0)
         self._archiver = ImageArchiver(ImageFolder(images, journal.read), self._queue.put, disk_space.may_copy)
         self._journal_thread = JournalThread(journal, disk_space, self._queue.put)
         self._cleanup = SegmentCleanup(journal, store)
         self._log = structlog.get_logger("writer")
         self._thread = threading.Thread(target=self._run, name="writer")
-
-    @property
-    def is_failing(self) -> bool:
-        """True if the disk or the database refused the last write."""
-        return self._failing
 
     @property
     def to_copy_bytes(self) -> int:
@@ -130,7 +126,7 @@ class Writer:
         return self._store.recover()
 
     def start(self, reports: WriterReports) -> None:
-        """Begin to write; `reports` hears of every commit."""
+        """Begin to write; `reports` gets every commit."""
         self._reports = reports
         self._thread.start()
         self._journal_thread.start()
@@ -265,7 +261,7 @@ class Writer:
         try:
             if self._cleanup.is_in_doubt:
                 self._cleanup.end_doubt()
-                self._failing = False
+                self.is_failing = False
             self._write_rules()
             self._write(outcomes, switches, copies)
         except Exception as error:
@@ -286,7 +282,7 @@ class Writer:
 
     def _write(self, outcomes: list[Outcome], switches: list[ExpertSwitch], copies: list[ImageCopy]) -> None:
         written = self._store.write(outcomes, switches, copies)
-        self._failing = False
+        self.is_failing = False
         for waiting, taken in ((self._outcomes, outcomes), (self._switches, switches), (self._copies, copies)):
             for _ in taken:
                 waiting.popleft()
@@ -327,7 +323,7 @@ class Writer:
 
     def _wait_for_disk(self, error: Exception) -> None:
         self._note(error)
-        self._failing = True
+        self.is_failing = True
         self._retry_s = min(max(_FIRST_RETRY_S, self._retry_s * 2), _MAX_RETRY_S)
         self._retry_at_s = time.monotonic() + self._retry_s
         self._log.warning("results_wait", outcomes=len(self._outcomes), retry_s=self._retry_s, error=_reason(error))
@@ -362,7 +358,7 @@ class Writer:
         """Answer that images are not stored: each publisher keeps its own and sends it again."""
         self._note(error)
         if _may_pass(error) and not isinstance(error, LowSpaceError):
-            self._failing = True
+            self.is_failing = True
         for image in images:
             self._call(image.reply, WriteFailed(_reason(error)))
         self._log.warning("arrivals_failed", images=len(images), error=_reason(error))
@@ -378,7 +374,7 @@ class Writer:
         try:
             self._accept(new)
         except IntegrityError:
-            # Intake has checked before: an image that is accepted already is so rare that the database may find it.
+            # Intake has checked before: a repeated image is so rare here that the database may find it.
             known = self._store.known([image.arrival for image, _ in new.values()])
             if not known:
                 raise
@@ -395,7 +391,7 @@ class Writer:
         self._cleanup.committing()
         accepted = self._store.accept(pairs, self._rulebook.current)
         self._cleanup.committed()
-        self._failing = False
+        self.is_failing = False
         self._call(self._reports.accepted, accepted)
         for (image, _), answer in zip(new.values(), accepted, strict=True):
             self._call(image.reply, answer)

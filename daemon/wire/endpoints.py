@@ -30,7 +30,7 @@ class CurveKeys:
 
 
 def check_endpoints(intake: Sequence[str], results: str, control: str, curve: CurveKeys | None) -> list[str]:
-    """Everything that forbids to bind these endpoints, each with what to do; empty where they may be bound."""
+    """Return the problems that forbid to bind these endpoints, each with its remedy."""
     problems = [problem for endpoint in intake for problem in _check("endpoints.intake", endpoint, curve)]
     problems += _check("endpoints.results", results, curve)
     if control.startswith("tcp://"):
@@ -63,7 +63,7 @@ def _check(name: str, endpoint: str, curve: CurveKeys | None) -> list[str]:
 
 
 def check_http(endpoint: str | None, token: Path | None) -> list[str]:
-    """Everything that forbids to serve HTTP at `endpoint`: open without a token, a token that does not work."""
+    """Return the problems that forbid to serve HTTP at `endpoint`: open without a token, an unusable token."""
     problems: list[str] = []
     if endpoint is not None and token is None and is_open_host(urlsplit(endpoint).hostname or ""):
         remedy = "set security.http_token, or bind 127.0.0.1 and put a reverse proxy before it"
@@ -79,10 +79,10 @@ def check_http(endpoint: str | None, token: Path | None) -> list[str]:
 def check_allowed_clients(curve: CurveKeys | None) -> list[str]:
     """Return the problems of the allow-list: unusable files, keys that stand twice. The line starts all the same."""
     try:
-        found = read_allow_list(curve.allowed_clients).problems if curve else ()
+        problems = read_allow_list(curve.allowed_clients).problems if curve else ()
     except OSError:
         return []  # check_endpoints has said it
-    return [f"security.allowed_clients: {problem}" for problem in found]
+    return [f"security.allowed_clients: {problem}" for problem in problems]
 
 
 def _check_keys(curve: CurveKeys) -> list[str]:
@@ -124,7 +124,7 @@ class Gate:
         return self._authenticator.is_alive()
 
     def start(self) -> None:
-        """Answer libzmq's questions from now on. Before any open endpoint is bound."""
+        """Begin to answer libzmq's questions; call it before any open endpoint is bound."""
         self._authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), self)
         self._authenticator.start()
         self.has_started = True
@@ -139,7 +139,7 @@ class Gate:
         return False
 
     def _tell_refused(self, public: str) -> None:
-        """Say who stands outside, once a minute: it comes back several times a second, and hears nothing itself."""
+        """Log a refused client once a minute: it retries several times a second and gets no reply itself."""
         now_s = time.monotonic()
         self._refused_at_s = {key: at_s for key, at_s in self._refused_at_s.items() if now_s - at_s < _TELL_AGAIN_S}
         if public not in self._refused_at_s and len(self._refused_at_s) < _REFUSED_TOLD:
@@ -152,10 +152,10 @@ class Gate:
         return client in self._clients
 
     def reload(self) -> tuple[bool, list[str]]:
-        """Read the allowed clients and the server's keys again; what cannot be read stays as it was.
+        """Read the allowed clients and the server's keys again; the old ones of an unreadable file stay in force.
 
-        Answers whether connections that stand must be cut (a client was revoked, or the server has new keys), and
-        what is wrong with the files.
+        Return True if open connections must be cut (a client was revoked, or the server has new keys), and the problems
+        of the files.
         """
         before, keys, problems = self._clients, self.keys, list[str]()
         try:

@@ -1,4 +1,4 @@
-"""Secrets in files: CURVE keys of the daemon and of the clients that it lets in, and the bearer token of HTTP.
+"""Secrets in files: CURVE keys of the daemon and of allowed clients, and the bearer token of HTTP.
 
 The files are pyzmq's (zmq.auth certificates): `NAME.key` is public, `NAME.key_secret` is not.
 """
@@ -38,7 +38,7 @@ class AllowList:
 
 
 def fingerprint(public: str) -> str:
-    """A public key as a person reads it out: 16 hex digits of its SHA-256 in groups of four."""
+    """Return a public key as people compare it: 16 hex digits of its SHA-256 in groups of four."""
     digits = hashlib.sha256(z85.decode(public.encode("ascii"))).hexdigest()[:16]
     return " ".join(digits[start : start + 4] for start in range(0, 16, 4))
 
@@ -69,7 +69,7 @@ def read_server_keys(file: Path) -> ServerKeys:
 
 
 def read_public_key(file: Path) -> str:
-    """The public key of a client's `.key` file, Z85."""
+    """Return the public key of a client's `.key` file, Z85."""
     public, secret = _load(file)
     if secret is not None:
         raise KeyFileError(f"{file} has the client's secret key, which stays with the client: name its .key file")
@@ -77,7 +77,7 @@ def read_public_key(file: Path) -> str:
 
 
 def checked_key(text: str) -> str:
-    """A public key given as text: 40 characters of Z85."""
+    """Return a public key that was typed or pasted: 40 characters of Z85."""
     return _checked(text.encode("utf-8", "replace"), "the key")
 
 
@@ -101,17 +101,17 @@ def read_allow_list(folder: Path) -> AllowList:
 
 
 def make_key_pair(folder: Path, name: str) -> tuple[Path, Path]:
-    """New `NAME.key` and `NAME.key_secret` (mode 0600) in `folder`; KeyFileError where either exists already."""
+    """Make `NAME.key` and `NAME.key_secret` (mode 0600) in `folder`; KeyFileError if either exists already."""
     check_name(name)
     folder.mkdir(parents=True, exist_ok=True)
     files = folder / f"{name}.key", folder / f"{name}.key_secret"
     with tempfile.TemporaryDirectory(prefix=".keys-", dir=folder) as hidden:  # mode 0700
-        made = [Path(file) for file in zmq.auth.create_certificates(hidden, name)]
-        for place, file, mode in zip(files, made, (0o644, 0o600), strict=True):
+        made_files = [Path(file) for file in zmq.auth.create_certificates(hidden, name)]
+        for place, file, mode in zip(files, made_files, (0o644, 0o600), strict=True):
             file.chmod(mode)
             if place.exists():
                 raise KeyFileError(f"{place} exists already: name another key, or move that one away first")
-        for place, file in zip(reversed(files), reversed(made), strict=True):
+        for place, file in zip(reversed(files), reversed(made_files), strict=True):
             try:
                 os.link(file, place)  # unlike a rename, it never replaces
             except FileExistsError:
@@ -120,15 +120,15 @@ def make_key_pair(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def allow(folder: Path, name: str, public: str) -> Path:
-    """Put `public` into the allow-list as `name`; a second time changes nothing. KeyFileError where either is taken."""
+    """Put `public` into the allow-list as `name`; a second time changes nothing. KeyFileError if either is taken."""
     check_name(name)
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     place = folder / f"{name}.key"
-    known = read_allow_list(folder).clients.get(public)
-    if known == name:
+    other_name = read_allow_list(folder).clients.get(public)
+    if other_name == name:
         return place
-    if known is not None:
-        raise KeyFileError(f"this key is allowed already, as {known}: a client has one name")
+    if other_name is not None:
+        raise KeyFileError(f"this key is allowed already, as {other_name}: a client has one name")
     if place.exists():
         raise KeyFileError(f"{place} exists already with another key: coserve keys revoke {name} first")
     text = f'# CoServe: {name} may come in\nmetadata\ncurve\n    public-key = "{public}"\n'
@@ -137,9 +137,9 @@ def allow(folder: Path, name: str, public: str) -> Path:
 
 
 def revoke(folder: Path, name: str) -> list[str]:
-    """Take the client `name` out of the allow-list, under every name of its key; KeyFileError if it is not in it.
+    """Remove the client `name`, under every name of its key, from the allow-list; return the removed names.
 
-    Returns all names that were taken out.
+    KeyFileError if it is not in the list.
     """
     check_name(name)
     place = folder / f"{name}.key"
@@ -162,7 +162,7 @@ def _key_in(file: Path) -> str | None:
 
 
 def check_name(name: str) -> None:
-    """A client's name is a file's name; KeyFileError where it would not be one."""
+    """Raise KeyFileError unless `name` may name a client and its files."""
     if not _NAME.fullmatch(name):
         raise KeyFileError(
             f"{name!r} is not a name for a key: use letters, digits, dot, dash and underscore, at most 64"
@@ -181,7 +181,7 @@ def _load(file: Path) -> tuple[bytes, bytes | None]:
 
 
 def _checked(key: bytes, what: object) -> str:
-    """Z85 of 32 bytes. The error never quotes the key: it may be a secret one."""
+    """Return `key` as text if it is Z85 of 32 bytes. The error never quotes the key: it may be a secret one."""
     try:
         size = len(z85.decode(key))
     except (ValueError, KeyError, struct.error):
@@ -206,19 +206,19 @@ class Token:
 
     def matches(self, authorization: str) -> bool:
         """Return True if an `Authorization` header carries this token."""
-        scheme, _, given = authorization.partition(" ")
-        is_equal = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._secret)
+        scheme, _, secret = authorization.partition(" ")
+        is_equal = hmac.compare_digest(secret.strip().encode("utf-8", "replace"), self._secret)
         return is_equal and scheme.lower() == "bearer"
 
     def sign(self, text: str) -> str:
-        """A mark under `text` that only this token's holder can make, and that does not tell the token."""
+        """Return a signature of `text` that only a holder of this token can make and that does not reveal the token."""
         return hmac.new(self._secret, text.encode("utf-8", "replace"), "sha256").hexdigest()
 
 
 def no_token_text(authorization: str) -> str:
     """Return the answer to a wrong `Authorization` header (empty for none)."""
-    scheme, _, given = authorization.partition(" ")
-    is_wrong = scheme.lower() == "bearer" and given.strip()
+    scheme, _, secret = authorization.partition(" ")
+    is_wrong = scheme.lower() == "bearer" and secret.strip()
     return "this token is not the line's" if is_wrong else "a bearer token is needed"
 
 
@@ -233,8 +233,10 @@ def read_token(file: Path) -> Token:
     if readers:
         mistakes.append(f"{file} can be read by {readers}: chmod 600 it, and make a new token if it was read")
     if len(secret) < _MIN_CHARS or not secret.isascii() or any(byte <= 32 or byte == 127 for byte in secret):
-        made = f"for example: (umask 077; openssl rand -hex 32 > {file})"
-        mistakes.append(f"{file} holds no token: expected one line of at least {_MIN_CHARS} ASCII characters, {made}")
+        example = f"for example: (umask 077; openssl rand -hex 32 > {file})"
+        mistakes.append(
+            f"{file} holds no token: expected one line of at least {_MIN_CHARS} ASCII characters, {example}"
+        )
     if mistakes:
         raise TokenError("; and ".join(mistakes))
     return Token(secret)

@@ -60,7 +60,7 @@ class Header:
 
 
 def split_envelope(frames: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """Part what routing put before a message (a REQ's delimiter, its request number, a proxy's ids) from its frames.
+    """Split off the frames that routing put before a message: a REQ's delimiter, its request number, a proxy's ids.
 
     The answer goes back behind the same envelope.
     """
@@ -112,11 +112,11 @@ class _Scan:
         if len(fields) == len(pairs):
             return fields
         self.flaw = "a key appears twice"
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in pairs:
-            if key in seen:
+            if key in keys:
                 fields.pop(key, None)  # which of the two was meant is anyone's guess
-            seen.add(key)
+            keys.add(key)
         return fields
 
     def constant(self, text: str) -> None:
@@ -256,7 +256,7 @@ def shown(value: object) -> str:
 
 
 class _Fields:
-    """Typed access to one JSON object. Each method answers the field's value, or None where it is absent."""
+    """Typed access to one JSON object. Each method returns the field's value, or None if it is absent."""
 
     def __init__(self, fields: Mapping[str, Any], path: str = "") -> None:
         self._fields = fields
@@ -317,7 +317,7 @@ class _Fields:
         return _Fields(value, f"{name}.")
 
     def time(self, name: str) -> str | None:
-        """An RFC 3339 time as UTC text with milliseconds, the form in which the database keeps it."""
+        """Return an RFC 3339 time as UTC text with milliseconds, as the database stores it."""
         value = self._fields.get(name)
         if value is None:
             return None
@@ -342,7 +342,7 @@ class _Fields:
 
 
 def parse(frames: Sequence[bytes]) -> tuple[Message, bytes | None]:
-    """The message in `frames` (without envelope) and its payload; MessageError where it will never be accepted."""
+    """Return the message in `frames` (without envelope) and its payload; MessageError if it will never be accepted."""
     header = read_header(frames)
     try:
         message = _KINDS[_Fields(header.fields).choice("type", *_KINDS)](header)
@@ -431,7 +431,7 @@ _KINDS = {"inspect": _inspect, "generate": _generate, "hello": _hello, "results_
 
 
 def _utc_of_rfc3339(text: str) -> str | None:
-    """`text` as UTC with milliseconds (truncated), or None where RFC 3339 or the calendar does not know it."""
+    """Return `text` as UTC with milliseconds (truncated), None if it is no time of RFC 3339 and the calendar."""
     match = _RFC3339.fullmatch(text)
     if match is None:
         return None
@@ -466,25 +466,25 @@ class Answer:
 
 
 def answer(kind: str, image_id: str | None, source: str | None, credit: int, **fields: Any) -> Answer:
-    """An answer says whose message it is for, and how many may be outstanding from now on."""
+    """Return the answer to a message, with the number of messages that may be outstanding from now on."""
     header = encode({"type": kind, "id": image_id, "source": source, "credit": credit, **fields})
     return Answer(kind, header, fields.get("code"))
 
 
 def results_answer(asked: ResultsSince, page: Mapping[str, Any], credit: int) -> Answer:
-    """The answer to `results_since`: the first items of `page` that fit one header, `more` if any are left.
+    """Return the answer to `results_since`: the first items of `page` that fit one header, `more` if any are left.
 
     An item that is longer than that is sent alone, else its consumer would never get past it.
     """
     room = MAX_HEADER_BYTES - 1024  # for what stands around the items
     items: list[Any] = page["items"]
-    kept = 0
+    count = 0
     for item in items:
         room -= len(encode(item)) + 1
-        if room < 0 and kept:
+        if room < 0 and count:
             break
-        kept += 1
-    body = {**page, "items": items[:kept]}
-    if kept < len(items):
-        body |= {"last_seq": items[kept - 1]["seq"], "more": True}
+        count += 1
+    body = {**page, "items": items[:count]}
+    if count < len(items):
+        body |= {"last_seq": items[count - 1]["seq"], "more": True}
     return answer("results", asked.image_id, asked.source, credit, **{k: v for k, v in body.items() if k != "type"})

@@ -67,14 +67,14 @@ def is_open_host(host: str) -> bool:
 def _is_here(name: str) -> bool:
     """Return True if `name` means loopback only on this machine: /etc/hosts may differ."""
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return bool(found) and all(ipaddress.ip_address(str(where[4][0])).is_loopback for where in found)
+    return bool(addresses) and all(ipaddress.ip_address(str(entry[4][0])).is_loopback for entry in addresses)
 
 
 def ipc_problem(path: str) -> str | None:
-    """Why no socket can be bound at `path`, with what to do; None where one can."""
+    """Return why no socket can be bound at `path`, with the remedy; None if one can."""
     size = len(os.fsencode(path))
     if not path or path in ("*", "@") or path.startswith("@"):
         return f"ipc://{path} names no file: its access could not be limited to a group"
@@ -84,7 +84,7 @@ def ipc_problem(path: str) -> str | None:
 
 
 def bind(sock: "zmq.Socket[Any]", endpoints: Sequence[str], keys: ServerKeys | None = None) -> list[str]:
-    """Bind every endpoint and answer them as bound (ports filled in); StartError says which cannot, and why.
+    """Bind every endpoint and return them as bound (ports filled in); StartError names one that cannot be, and why.
 
     A socket's security is that of the moment of binding: local endpoints first without, then open ones with CURVE.
     """
@@ -101,8 +101,8 @@ def bind(sock: "zmq.Socket[Any]", endpoints: Sequence[str], keys: ServerKeys | N
 def rebind(sock: "zmq.Socket[Any]", bound: Sequence[str], keys: ServerKeys) -> None:
     """Bind the open ones of the `bound` endpoints anew, under `keys`; local ones stay.
 
-    libzmq cuts every connection that came in over an endpoint when it is unbound. Those who may in come back by
-    themselves and are asked for their key again. StartError where an endpoint could not be bound within 5 s.
+    libzmq cuts every connection of an endpoint that is unbound. Clients reconnect automatically and are asked for their
+    key again. StartError if an endpoint could not be bound within 5 s.
     """
     for endpoint in filter(is_open, bound):
         _unbind(sock, endpoint)
@@ -119,14 +119,14 @@ def rebind(sock: "zmq.Socket[Any]", bound: Sequence[str], keys: ServerKeys) -> N
 
 
 def _unbind(sock: "zmq.Socket[Any]", endpoint: str) -> None:
-    linger, sock.linger = sock.linger, 0  # what waits for a client that is shut out does not go to it any more
+    linger, sock.linger = sock.linger, 0  # a client that is cut gets none of its waiting messages
     with contextlib.suppress(zmq.ZMQError):  # it was not bound: the last attempt failed
         sock.unbind(endpoint)
     sock.linger = linger
 
 
 def _close_door(sock: "zmq.Socket[Any]", keys: ServerKeys) -> None:
-    """Put what is bound from now on behind CURVE; clients are refused while the authenticator does not answer."""
+    """Require CURVE for later bindings; clients are refused while the authenticator does not answer."""
     sock.curve_publickey = keys.public
     sock.curve_secretkey = keys.secret
     sock.curve_server = True
@@ -193,8 +193,8 @@ def receive(
 ) -> list[bytes] | None:
     """Return the next message (zmq.Again without one), or None if its sender's key is no longer allowed.
 
-    A key is asked for when a connection is made; `is_allowed` (the client's public key) is asked for each message.
-    `delivered` hears the file descriptor of each message's connection.
+    A key is checked when a connection is made; `is_allowed` (of the client's public key) is called for each message.
+    `delivered` gets the file descriptor of each message's connection.
     """
     first = sock.recv(zmq.NOBLOCK, copy=False)
     frames = [first.bytes, *(sock.recv_multipart() if first.more else ())]

@@ -119,7 +119,7 @@ BREAKS = (
     Break(
         "Space for an image, its copy and its verdict",
         "daemon/storage/disk_space.py",
-        '            "journal": self._let_in_bytes + arriving_bytes,',
+        '            "journal": self._admitted_bytes + arriving_bytes,',
         '            "journal": 0,',
         ("daemon/storage/test_disk_space.py",),
     ),
@@ -320,8 +320,8 @@ BREAKS = (
     Break(
         "The HTTP token is compared",
         "daemon/wire/keys.py",
-        'hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._secret)',
-        "given.strip().encode() == self._secret",
+        'hmac.compare_digest(secret.strip().encode("utf-8", "replace"), self._secret)',
+        "secret.strip().encode() == self._secret",
         ("daemon/monitor/test_http.py::test_a_token_is_compared_in_constant_time",),
     ),
     Break(

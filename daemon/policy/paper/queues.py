@@ -75,7 +75,7 @@ class ExecutorQueues:
         expert, pool = group.expert, queue.pool
         if not self._residency.can_run(pool, expert) or expert in self._residency.draining[pool]:
             return ()
-        batch = _cut(group, _bound(self._residency, group))
+        batch = _cut(group, self._residency.max_batch(pool, expert))
         queue.work_ns -= group.overhead_ns
         group.overhead_ns = 0
         queue.running = expert
@@ -237,11 +237,6 @@ class ExecutorQueues:
         """Assign anew where budgets, pins or refusals have changed, before any pool is asked what it wants."""
         if self._room_changes != self._residency.room_changes:
             self.rebuild()
-
-
-def _bound(residency: Residency, group: QueuedGroup) -> int:
-    """Return the largest batch now: the profiled maximum, or what free memory allows if that is less."""
-    return residency.max_batch(group.queue.pool, group.expert)
 
 
 def _cut(group: QueuedGroup, limit: int) -> tuple[Request, ...]:
