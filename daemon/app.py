@@ -348,12 +348,12 @@ class App:
             self._reports.finished(Outcome(image.inspection_id, "unknown", None, "bad_image", ()))
 
     def _child_specs(self) -> list[ChildSpec]:
-        """The processes beside the line."""
+        """Return the processes beside the line."""
         pages = [self._http.child()] if isinstance(self._http, WebPages) else []
         return pages + self._deliveries.children(self._recovery.last_seq)
 
     def stop(self, goes_on: Callable[[int], bool] = lambda _: True) -> None:
-        """In this order, since each step feeds the next.
+        """Stop in this order, since each step feeds the next.
 
         0. with `stop.drain: backlog` intake answers busy until every image has its verdict, `stop.within` has passed,
         or `goes_on`, asked about once a second with the number of images left, says no: then only the last batches run;
@@ -370,7 +370,7 @@ class App:
         self._log.info("stopped", backlog=self._backlog.images)
 
     def _finish_backlog(self, within_s: float, goes_on: Callable[[int], bool]) -> None:
-        """Return once it is finished, or cut short."""
+        """Wait until the backlog is finished, or cut short."""
         self.operations.drain_to_stop()
         until_s = time.monotonic() + within_s
         ask_at_s = 0.0

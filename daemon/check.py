@@ -27,7 +27,7 @@ from routing_rules.load import read_yaml
 
 
 def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
-    """Every mistake in a whole line, weights files included (each is read and its sha256 compared), and its facts."""
+    """Return every mistake in a line, weights files included (each is read and its sha256 compared), and its facts."""
     try:
         config, mistakes, touched = sound_config(path)
     except ConfigError as error:

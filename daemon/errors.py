@@ -1,4 +1,4 @@
-"""Errors that the user has to mend before the line can start or go on.
+"""Errors that the user has to correct before the line can start or go on.
 
 Errors are split by who acts on them: one message's sender acts on `messages.MessageError`, an operator on
 `control.ControlError`; one expert's and one image's errors are in `experts.errors`.

@@ -87,7 +87,7 @@ def _start(config: Path, notifier: Notifier, devices: Devices | None, record: Pa
 
 
 def _run(app: App, notifier: Notifier, signals: _Signals) -> int:
-    """Until a signal says stop, and the stop. 1 where a defect of ours ended either."""
+    """Watch the line until a signal says stop, then stop it. Return 1 if a defect of ours ended either."""
     log: Any = structlog.get_logger("serve")
     status = 0
     try:
@@ -141,7 +141,7 @@ class _Watch:
         self._log: Any = structlog.get_logger("serve")
 
     def keep(self) -> None:
-        """Until a signal says stop."""
+        """Watch until a signal says stop."""
         # Images are served at once, so a long fill or a slow model delays no image.
         ready_by_s = time.monotonic() + _READY_WITHIN_S
         is_announced = False
@@ -179,7 +179,7 @@ class _Watch:
             self._status_at_s = now_s + _STATUS_S
 
     def _look_after_reload(self) -> None:
-        """A reload may wait for disks and threads: it has a thread of its own, and the next one comes after it."""
+        """Run reloads one after the other in a thread of their own: they may wait for disks and threads."""
         if self._reloading is not None and not self._reloading.is_alive():
             self._reloading = None
             self._notifier.ready(self._app.operations.sentence())

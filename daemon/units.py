@@ -22,7 +22,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 864
 
 
 def parse_bytes(value: object) -> int:
-    """Bytes of `250MB`, `1.5GiB` or a plain number."""
+    """Return the bytes of `250MB`, `1.5GiB` or a plain number."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
     if isinstance(value, bool) or match is None or match[2].upper() not in _UNITS:
         raise ValueError(f"expected a size such as 250MB, 1.5GiB or a number of bytes, not {value!r}")
@@ -30,7 +30,7 @@ def parse_bytes(value: object) -> int:
 
 
 def parse_seconds(value: object) -> float:
-    """Seconds of `500ms`, `20s`, `2m`, `12h`, `30d`, `3y`; a bare number is refused: its unit would be a guess."""
+    """Return the seconds of `500ms`, `20s`, `2m`, `12h`, `30d`, `3y`; a bare number is refused: its unit is unknown."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", str(value))
     if match is None or match[2] not in _SECONDS:
         raise ValueError(f"expected a duration such as 500ms, 20s, 2m, 12h or 30d, not {value!r}")
@@ -76,7 +76,7 @@ def wall_seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-#: Text that begins so is a formula to a spreadsheet, which would run it on the reader's PC.
+#: A spreadsheet takes text that begins with one of these for a formula, and would run it on the reader's PC.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 

@@ -129,7 +129,7 @@ class Limits(_ConfigSection):
 
 
 class Retention(_ConfigSection):
-    """Which images stay after their verdict and for how long, how long results do, and how much disk is left free.
+    """Retention: the images that stay after their verdict, how long images and results stay, and the free disk space.
 
     Kept images go after `images_for`, beyond `images_bytes` in all, and while less than `free` (at most half of the
     disk) is free where they lie: passed ones first, then unknown, then failed, unsure and reviewed ones, the oldest

@@ -15,7 +15,7 @@ Message = dict[str, Any]
 ResultKind = Literal["inspections", "boards", "generations"]
 
 #: The state that people see: `connected`; `refused`, which a person has to correct; or `waiting` for the next attempt,
-#: which may succeed by itself.
+#: which may succeed.
 State = Literal["connected", "refused", "waiting"]
 
 #: The key of a setting below its consumer: `("tls", "ca")`.

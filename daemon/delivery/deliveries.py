@@ -17,7 +17,7 @@ _UNSET = f"{CREDENTIALS} is not set here: systemd sets it for a unit with LoadCr
 
 
 class Deliveries:
-    """Made with the daemon, closed with it. What it says of a consumer outlives that consumer's process."""
+    """The consumers' processes and their status, which outlives each process."""
 
     def __init__(self, config: Config, path: Path) -> None:
         """`path` is the file that `config` was read from."""
@@ -26,7 +26,7 @@ class Deliveries:
         self._status_pages = {name: SharedStatusPage.make(name) for name in config.consumers}
 
     def children(self, last_seq: int) -> list[ChildSpec]:
-        """A process for each; what `start: newest` begins behind is `last_seq`, that of the daemon's start."""
+        """Return a process for each; `start: newest` begins behind `last_seq`, that of the daemon's start."""
         return [
             ChildSpec(
                 _child(name),

@@ -1,4 +1,4 @@
-"""A consumer as a process: whatever runs one, the daemon's own or an integrator's program, calls `run_consumer`."""
+"""A consumer as a process: the daemon's child and an integrator's program both call `run_consumer`."""
 
 import asyncio
 import os

@@ -106,13 +106,13 @@ class Runner:
         await self._save(even_if_not_due=True)
 
     async def _connection(self) -> None:
-        """One connection, from its making to its end."""
+        """Deliver over one connection until it ends."""
         try:
             await self._consumer.open(self._position.seq)
             while True:
                 is_last_look = self.stopping.is_set()  # before it: what comes in during a look is not seen by it
                 is_up_to_date = not await self._deliver_page()
-                self._report("connected")  # not before: it may be let in and refused what it brings
+                self._report("connected")  # not before: a server may accept the connection and refuse the messages
                 await self._save()
                 is_late = self.stopping.is_set() and time.monotonic() > self._stop_by_s
                 if is_late or (is_last_look and is_up_to_date):
@@ -146,9 +146,9 @@ class Runner:
         return True
 
     def _moved(self, done: Sequence[Message], upto: int) -> None:
-        """Everything up to `upto` is delivered; what is not in `done` was pruned.
+        """Move the position to `upto`; messages that are not in `done` were pruned.
 
-        That is counted here and not when it is read: what waits for its delivery may be pruned yet.
+        They are counted here and not when they are read: messages may be pruned while they wait for delivery.
         """
         before = self._position
         self._position = before.moved(upto, [Mark(message["seq"], message["at"]) for message in done])
@@ -196,7 +196,7 @@ class Runner:
         return DeliveryPosition(seq, counted_to=self._reader.last_seq())
 
     def _checked(self, position: DeliveryPosition) -> DeliveryPosition:
-        """The position in this database: of another one, or an older state of it, the last message that both know."""
+        """Return the position in this database; in another or older one, that of the last message that both have."""
         last_seq = self._reader.last_seq()
         marks = position.marks[::-1]
         if position.seq <= last_seq and (not marks or self._at(marks[0].seq) in (marks[0].at, None)):
@@ -273,5 +273,5 @@ class Runner:
             self._log.debug("consumer_not_closed", error=str(error))
 
     async def _ask(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Disks and databases may take their time: the connection is kept alive meanwhile."""
+        """Call in a thread of its own: disks and databases may be slow, and the connection is kept alive meanwhile."""
         return await asyncio.to_thread(call, *arguments, **named)

@@ -58,7 +58,7 @@ class ExecutorThread(Generic[S]):
 
     `slot(expert)` gives the resident expert's slot, `read(key)` an image's bytes (Journal.read). `infer(slot, images)`
     is the forward pass: an answer for each image, in order. `enter` prepares the thread. `mark(key)` notes the image
-    that is being decoded, None when none is: for the start after a crash (decode_marks.py).
+    that is being decoded, None when none is: for the start after a crash (storage/suspect_images.py).
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class PoolLoader:
 
     def under_way(self) -> list[tuple[Load, float]]:
         begun = (self._from_disk.under_way, self._from_memory.under_way)
-        return [one for one in begun if one is not None and one[0].pool == self.pool]
+        return [transfer for transfer in begun if transfer is not None and transfer[0].pool == self.pool]
 
     def give_up(self, load: Load) -> None:
         """Let other loads go on; the slot that is being filled stays taken until the transfer ends."""

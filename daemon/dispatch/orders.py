@@ -199,7 +199,7 @@ class Devices(Protocol):
         """Return an executor over `pool`, one of this object's.
 
         `read(key)` gives an image's bytes; `threads` are its intra-op threads; `mark(key)` notes the image that is
-        being decoded, None when none is: for the start after a crash (storage/decode_marks.py).
+        being decoded, None when none is: for the start after a crash (storage/suspect_images.py).
         """
         ...
 

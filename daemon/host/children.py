@@ -1,8 +1,7 @@
 """Processes that live and die with the daemon: the web pages, and each consumer of the results.
 
-They are processes of their own, at low priority, so that nothing that happens in one delays an image: whatever ends a
-child, it is started again, at first soon, then ever later; one that hangs is ended. No child outlives the daemon,
-however that ended.
+They run at low priority, so that nothing in them delays an image. A child that ends is started again, at first soon,
+then with growing pauses; one that hangs is killed. No child outlives the daemon, even a killed one.
 """
 
 import contextlib
@@ -43,9 +42,8 @@ _OOM_SCORE_ADJUST = "500"
 class ChildSpec:
     """A program to keep running; `pass_fds` are open files that it inherits under their own numbers.
 
-    One that `beats` is given the number of its heart behind its arguments, as `--heart FD`, and killed where
-    it falls silent. `on_wait(seconds)` is called when it has ended and waits so long for its next start, `on_start`
-    right before that.
+    One that `beats` gets `--heart FD` behind its arguments and is killed when it falls silent. `on_wait(seconds)` is
+    called when it has ended and waits that long for its next start, `on_start` right before the start.
     """
 
     name: str
@@ -58,7 +56,7 @@ class ChildSpec:
 
 
 class Children:
-    """A thread that starts the children, starts those again that end, and stops them all."""
+    """A thread that starts the children, restarts those that end, and stops them all."""
 
     def __init__(self) -> None:
         self._children: Sequence[_Child] = ()
@@ -121,7 +119,7 @@ class _Child:
         self._say()
 
     def look(self, now_s: float) -> None:
-        """Start it where it is due; notice its end, and that it hangs."""
+        """Start the child if it is due; notice its end, or that it hangs."""
         if self._process is None:
             if now_s >= self._start_at_s:
                 self._start(now_s)
@@ -144,7 +142,7 @@ class _Child:
             self._process.terminate()
 
     def end_by(self, until_s: float) -> None:
-        """Wait for its end; make it where it does not come."""
+        """Wait for its end, and kill it at `until_s`."""
         process = self._process
         if process is None:
             return
@@ -185,7 +183,7 @@ class _Child:
         self._say()
 
     def _step_back(self, pid: int) -> None:
-        """Give its way to the line's threads; before it has made threads of its own, which take after it."""
+        """Lower its priority below the line's, before it makes threads of its own, which inherit it."""
         try:
             os.setpriority(os.PRIO_PROCESS, pid, max(self._spec.nice, os.getpriority(os.PRIO_PROCESS, 0)))
             os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
@@ -224,10 +222,10 @@ class _Child:
 
 
 def live_with_parent() -> None:
-    """Called first by a child: the kernel ends it when the daemon ends, however that died.
+    """Have the kernel kill this process when the daemon ends, in any way. A child calls it first.
 
-    Standard input is a pipe whose other end only the daemon holds, and never writes to: closed, it tells of a daemon
-    that was gone before the kernel could be asked. Started by hand, from a terminal, that terminal's end is its end.
+    Standard input is a pipe whose other end only the daemon holds and never writes to: if it is closed, the daemon was
+    gone before the kernel was asked. A child that was started by hand ends with its terminal.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):

@@ -9,7 +9,7 @@ FOLDER_MODE = 0o750
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder` and every missing folder above it: durable, each with its mode whatever the umask is."""
+    """Make `folder` and every missing folder above it: durable, each with its mode under any umask."""
     missing = [path for path in (folder, *folder.parents) if not path.is_dir()]
     for path in reversed(missing):
         path.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -22,7 +22,7 @@ def folder_problem(folder: Path) -> str | None:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir():
         return f"{there} is a file, where a folder is needed: move it, or name another folder"
-    # In /proc and the like nothing can be made, whatever the permissions say.
+    # Nothing can be made in /proc and similar filesystems, even with permission.
     if not os.access(there, os.W_OK | os.X_OK) or _is_virtual(there):
         return f"nothing can be written in {there}: give this user the right to, or name another folder"
     return None

@@ -30,13 +30,13 @@ class Lock:
         self._file.flush()
 
     def release(self) -> None:
-        """Give the lock up; the file stays, since removing it would let two daemons lock two different inodes."""
+        """Release the lock; the file stays, since removing it would let two daemons lock two different inodes."""
         self._file.truncate(0)
         self._file.close()
 
 
 def claim(database: Path | None, journal: Path) -> list[Lock]:
-    """The locks of a line, on its database (where that is a file) and its journal; all are taken, or none."""
+    """Take the locks of a line, on its database (if that is a file) and its journal: all of them or none."""
     locks: list[Lock] = []
     try:
         if database is not None:

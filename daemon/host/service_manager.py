@@ -1,7 +1,6 @@
 """Notifications to the service manager: sd_notify(3), one datagram for each.
 
-systemd-watchdog and its like cannot send what belongs together in one datagram (`RELOADING=1` with its time) and
-count with the wall clock; the protocol is this file.
+Packages such as systemd-watchdog cannot send `RELOADING=1` and its time in one datagram, and use the wall clock.
 """
 
 import os
@@ -14,7 +13,7 @@ from typing import Any
 
 import structlog
 
-#: A manager that does not read its socket costs the sender no more than this.
+#: Time limit of one datagram to a manager that does not read its socket.
 _SEND_WITHIN_S = 1.0
 #: A long start (a migration of a large database) asks for this much more time, this often, and no longer than that.
 _MORE_TIME_S = 30.0
@@ -32,7 +31,7 @@ class Notifier:
         self._status = ""
 
     def ready(self, status: str) -> None:
-        """The start, or a reload, is done."""
+        """Report that the start, or a reload, is done."""
         self._tell("READY=1", _sentence(status))
 
     def status(self, status: str) -> None:
@@ -42,19 +41,19 @@ class Notifier:
             self._status = status
 
     def alive(self) -> None:
-        """The watchdog's ping."""
+        """Send the watchdog's ping."""
         self._tell("WATCHDOG=1")
 
     def reloading(self, status: str) -> None:
-        """A reload begins; `ready` ends it."""
+        """Report that a reload begins; `ready` ends it."""
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}", _sentence(status))
 
     def stopping(self, status: str) -> None:
-        """The stop has begun."""
+        """Report that the stop has begun."""
         self._tell("STOPPING=1", _sentence(status))
 
     def extend(self, seconds: float) -> None:
-        """A start or a stop goes on, and is not to be cut off within `seconds` from now; nor is it a hang."""
+        """Ask for `seconds` more time for a start or a stop that goes on; it counts as no hang."""
         self._tell(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}", "WATCHDOG=1")
 
     @contextmanager

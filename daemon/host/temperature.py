@@ -22,7 +22,7 @@ class Reading:
 
 
 class Thermometer:
-    """`read` from any thread, at most one look in 5 s."""
+    """Reads all sensors, at most once in 5 s; `read` may be called from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -39,7 +39,7 @@ class Thermometer:
             return self._readings
 
     def _gpus(self) -> tuple[Reading, ...]:
-        """A machine without a driver is asked once; a GPU that disappears is left out from then on."""
+        """Return the readings of GPUs. A machine without a driver is asked once."""
         if not self._has_gpus:
             return ()
         try:

@@ -31,7 +31,7 @@ class Measurements:
 
 
 def complete(path: Path, config: Config, here: MachineIdentity) -> tuple[Config, Measurements, list[Problem | str]]:
-    """The settings of `path` with what their profiles recommend; values set by hand win. And every mistake."""
+    """Return the settings of `path` completed by their profiles (values set by hand win), and every mistake."""
     problems: list[Problem | str] = []
     profiles = _profiles(config, here, problems)
     devices: dict[str, Device] = {}
@@ -54,7 +54,7 @@ def complete(path: Path, config: Config, here: MachineIdentity) -> tuple[Config,
 
 
 def pools_and_executors(config: Config) -> tuple[tuple[PoolFacts, ...], tuple[ExecutorFacts, ...]]:
-    """One pool per device and one in host memory where a GPU has a `host_cache`, before a policy divides them."""
+    """Return a pool per device, one in host memory if a GPU has a `host_cache`, and executors: not divided yet."""
     pools: list[PoolFacts] = []
     executors: list[ExecutorFacts] = []
     for name, device in config.devices.items():
@@ -82,7 +82,7 @@ def device_problems(config: Config, gpu_count: int) -> list[str]:
 
 
 def memory_problems(config: Config, used: Sequence[str], catalog: Mapping[ExpertId, ExpertSpec]) -> list[str]:
-    """The experts of the rules (`used`) that fit no pool as the policy divides the memory, and what to do.
+    """Return the experts of the rules (`used`) that fit no pool as the policy divides the memory, with the remedy.
 
     Only one expert of a chain needs to be resident at a time: the largest expert is what a chain needs.
     """
@@ -131,7 +131,7 @@ def profile_warnings(
 
 
 def _profiles(config: Config, here: MachineIdentity, problems: list[Problem | str]) -> dict[Path, Profile]:
-    """Each profile that is named, once; what is wrong with one goes to `problems`."""
+    """Read each named profile once; add its mistakes to `problems`."""
     profiles: dict[Path, Profile] = {}
     for path in dict.fromkeys(device.profile for device in config.devices.values() if device.profile):
         try:

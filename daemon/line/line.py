@@ -1,7 +1,7 @@
-"""Everything a configuration names, read and checked together: rules, catalog, weights.
+"""A configuration with its rules, catalog and weights, read and checked together.
 
-The daemon's start, its reload and `coserve rules check` go through here, and so does `coserve check` (daemon/check.py):
-what the check accepts is what the daemon accepts.
+The daemon's start, its reload, `coserve rules check` and `coserve check` (daemon/check.py) go through here, so that the
+checks accept exactly the lines that the daemon accepts.
 """
 
 import os
@@ -24,7 +24,7 @@ from routing_rules.compile import ExpertLabels, RulesError, compile_rules
 from routing_rules.load import Problem, read_yaml, read_yaml_text, validate
 from routing_rules.routes import Routes
 
-#: A file that was written to less long ago may be half there, as an editor or a copy left it.
+#: A file that was changed more recently may be half-written by an editor or a copy.
 _QUIET_S = 0.3
 _WRITTEN_WITHIN_S = 5.0
 
@@ -37,7 +37,7 @@ class Line:
     routes: Routes
     catalog: Catalog
     measured: Measurements
-    #: What is worth a person's look and stops nothing.
+    #: Problems that do not stop the line.
     warnings: Sequence[str] = ()
 
 
@@ -120,7 +120,7 @@ def load_routes(path: Path, catalog: Catalog | None) -> Routes:
 
 
 def compile_kept_rules(text: str, catalog: Catalog) -> Routes | None:
-    """Rules that an open attempt was started under, or None where today's catalog no longer carries them."""
+    """Return the rules under which an open attempt was started; None if they no longer fit the catalog."""
     try:
         return compile_rules(read_yaml_text(text, "kept rules"), "kept rules", labels_of(catalog))
     except RulesError:
@@ -133,7 +133,7 @@ def weights_folders(config: Config) -> tuple[Path, ...]:
 
 
 def load_catalog(path: Path, folders: Sequence[Path] = ()) -> tuple[Catalog | None, list[Problem], list[Problem]]:
-    """The catalog of `path`, its mistakes, and apart from them the weights files that cannot be used.
+    """Return the catalog of `path`, its mistakes, and the weights files that cannot be used.
 
     With `folders`, a weights file that lies in none of them is a mistake.
     """
@@ -156,7 +156,7 @@ def labels_of(catalog: Catalog | None) -> Mapping[str, ExpertLabels] | None:
 
 
 def check_rules(rules: Path, catalog_path: Path | None) -> list[Problem]:
-    """Every mistake in a rules file, and in the catalog it is checked against."""
+    """Return every mistake in a rules file, and in the catalog it is checked against."""
     catalog, problems, _ = load_catalog(catalog_path) if catalog_path else (None, [], [])
     try:
         load_routes(rules, catalog)
@@ -176,7 +176,7 @@ def start_problems(line: Line, gpu_count: int) -> list[str]:
 def settings_problems(config: Config, touched: Collection[str] = ()) -> list[str]:
     """Return the mistakes of a configuration beyond its form: an unknown policy, endpoints that may not be bound.
 
-    `touched` sections are not all there, so that nothing is said of what hangs on them.
+    `touched` sections are incomplete, so that checks that need them are left out.
     """
     problems: list[str] = []
     try:
@@ -196,12 +196,12 @@ def settings_problems(config: Config, touched: Collection[str] = ()) -> list[str
 
 
 def curve_keys(security: Security) -> CurveKeys | None:
-    """The keys that endpoints beyond loopback need, None where the configuration names none."""
+    """Return the keys for endpoints beyond loopback; None if the configuration names none."""
     if security.server_key is None or security.allowed_clients is None:
         return None
     return CurveKeys(security.server_key, security.allowed_clients)
 
 
 def capacity_problems(config: Config, routes: Routes, catalog: Catalog) -> list[str]:
-    """Models and experts that the devices' memory does not hold."""
+    """Return the models and experts that do not fit the devices' memory."""
     return sharing_problems(config) or memory_problems(images_config(config), routes.experts(), catalog)

@@ -104,7 +104,7 @@ class Profile:
         return tuple(row for row in self.rows if row.device == device)
 
     def machine_problems(self, here: MachineIdentity) -> list[Problem]:
-        """Why this machine cannot use the profile, if it cannot."""
+        """Return why this machine cannot use the profile; empty if it can."""
         other = self.machine.differences(here)
         if not other:
             return []
@@ -113,7 +113,7 @@ class Profile:
 
 
 def load_profile(path: Path) -> Profile:
-    """Read `path`; ConfigError names every mistake with its line. Which machine it is of is not looked at."""
+    """Read `path`, a profile of any machine; ConfigError names every mistake with its line."""
     document = read_yaml(path)
     file, problems = validate(ProfileFile, document)
     if file is None:
@@ -134,7 +134,7 @@ def load_profile(path: Path) -> Profile:
 
 
 def this_machine() -> MachineIdentity:
-    """The fingerprint of the machine that this runs on."""
+    """Return the fingerprint of this machine."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return MachineIdentity(cpu=_cpu_model(), cores=os.cpu_count() or 1, memory_bytes=memory_bytes, gpus=_gpu_names())
 

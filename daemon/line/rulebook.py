@@ -23,7 +23,7 @@ class Rulebook:
         return len(self._by_version) == 1
 
     def get(self, version: str) -> Routes | None:
-        """The routes of an attempt opened under `version`, or None where they cannot be compiled any more."""
+        """Return the routes of an attempt opened under `version`; None if they no longer compile."""
         return self._by_version.get(version)
 
     def keep(self, routes: Routes) -> None:
@@ -37,14 +37,14 @@ class Rulebook:
 
 
 class Catalogs:
-    """`current` is the one in force."""
+    """The catalog in force (`current`), and weights of earlier ones."""
 
     def __init__(self, current: Catalog) -> None:
         self.current = current
         self._earlier: dict[tuple[str, str], ExpertVersion] = {}
 
     def replace(self, catalog: Catalog) -> None:
-        """Before the drive uses it: its weights may give a verdict at once, and those before it still do."""
+        """Put `catalog` in force, before the drive uses it: old and new weights both give verdicts for a while."""
         for expert, spec in self.current.items():
             known = version_of(self.current, expert, spec.version)
             if known is not None:
@@ -61,7 +61,7 @@ class Catalogs:
 
 
 def version_of(catalog: Catalog, expert: str, expert_version: str) -> ExpertVersion | None:
-    """The weights that gave a verdict; None where the catalog has others by now."""
+    """Describe the weights that gave a verdict; None if the catalog has others by now."""
     spec = catalog.get(ExpertId(expert))
     if spec is None or spec.version != expert_version:
         return None

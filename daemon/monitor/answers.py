@@ -12,7 +12,7 @@ from typing import Any
 PATHS = ("/metrics", "/healthz", "/readyz")
 _TEXT = "text/plain; charset=utf-8"
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
-#: A thread that has kept the probe for so long hangs (pipeline_probe.py).
+#: A thread that has held the probe for this long hangs (pipeline_probe.py).
 STUCK_AFTER_S = 10.0
 
 
@@ -32,7 +32,7 @@ class Vitals:
 
 
 def health(vitals: Vitals) -> dict[str, Any]:
-    """`alive` and `ready`, each with `ok` and `text`: the answer of control's `health`."""
+    """Return `alive` and `ready`, each with `ok` and `text`, for control's `health`."""
     stuck = vitals.held_by if vitals.held_by is not None and vitals.held_by[1] >= STUCK_AFTER_S else None
     if stuck is not None:
         text = f"stuck: the {stuck[0]} thread has not answered for {stuck[1]:.0f} s; the log says more"

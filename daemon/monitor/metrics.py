@@ -107,13 +107,13 @@ class Metrics:
         self._accepted.inc(len(images))
 
     def answered(self, kind: str, code: str | None = None) -> None:
-        """An answer of intake; `code` is why a message was rejected."""
+        """Count an answer of intake; `code` is why a message was rejected."""
         self._answer_of(kind).inc()
         if code is not None:
             self._rejects.labels(code).inc()
 
     def took(self, seconds: float) -> None:
-        """One image from its admission to `accepted`."""
+        """Note the time of one image from its admission to `accepted`."""
         self._acceptance.observe(seconds)
 
     def finished(self, outcome: Outcome) -> None:
@@ -134,7 +134,7 @@ class Metrics:
             self._switches.labels(switch.device, switch.tier, switch.cause).inc()
 
     def published(self, messages: Sequence[Published]) -> None:
-        """Verdicts, as soon as they are durable."""
+        """Count verdicts, as soon as they are durable."""
         for message in messages:
             kind, _, _ = message.topic.partition("/")
             if kind == "inspection":
@@ -144,11 +144,11 @@ class Metrics:
                 self._boards.labels(message.body["verdict"], message.body["reason"] or "").inc()
 
     def completed(self, images: int) -> None:
-        """`images` have a durable verdict."""
+        """Count `images` with a durable verdict."""
         self.completed_count += images
 
     def reviewed(self, verdict: str) -> None:
-        """A person has decided."""
+        """Count a person's decision."""
         self._reviews.labels(verdict).inc()
 
     def pruned(self, what: str, count: int) -> None:
@@ -168,5 +168,5 @@ class Metrics:
                 histogram.observe(value_ms / 1000)
 
     def exposition(self) -> str:
-        """All series in Prometheus' text format."""
+        """Return all series in Prometheus' text format."""
         return generate_latest(self.registry).decode()

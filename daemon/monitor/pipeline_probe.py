@@ -41,7 +41,7 @@ class PipelineProbe:
         self._hand_to(0, number)
 
     def held_by(self) -> tuple[str, float] | None:
-        """The thread that has the probe, and for how many seconds; None while none is under way."""
+        """Return the thread that has the probe, and for how many seconds; None if none is under way."""
         with self._lock:
             return None if self._at is None else (self._stations[self._at][0], self._clock() - self._since_s)
 

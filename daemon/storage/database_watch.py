@@ -75,7 +75,7 @@ class DatabaseFiles:
         return None
 
     def release(self) -> None:
-        """Forget the files of a database that is closed: from now on deleting it deletes it."""
+        """Remove the links of a closed database, so that deleting it frees its files."""
         known = self._held.get(self._database)
         if known is not None and not self._database.exists():
             self._put_back(self._database, _link_name(self._database, known), _WHILE_IT_RUNS)

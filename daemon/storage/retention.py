@@ -204,7 +204,7 @@ class RetentionThread:
         self.problem = problem
 
     def _log_full(self, problem: str) -> None:
-        """Log a lasting shortage once: while pruning keeps up with a full disk, nobody has to act."""
+        """Log a lasting shortage once; while pruning keeps up with a full disk, no action is needed."""
         if not self._is_full_logged and self._clock.monotonic_s() - self._full_since_s >= _LOG_FULL_AFTER_S:
             self._is_full_logged = True
             self._log.error("disk_nearly_full", problem=problem)

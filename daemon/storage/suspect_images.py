@@ -34,7 +34,7 @@ _PAST = _MAX_MARKS * _RECORD.size
 _BYTES = mmap.PAGESIZE * -(-(2 * _PAST + len(_MAGIC)) // mmap.PAGESIZE)
 #: A decoder's memory beyond the child's own: 64 million pixels take 200 MB, and three times that on the way.
 _MEMORY_BYTES = 4 * 2**30
-#: So many deaths of the daemon with one image in a decoder condemn it whatever the child says.
+#: An image is refused after so many deaths of the daemon with it in a decoder, even if the child decodes it.
 MAX_DEATHS = 3
 _CHILDREN = 4
 #: The child's status for an image that its decoder refused in good order: the ordinary way will refuse it as well.

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """`put` from anywhere; `take_all` and `close` by the owner, whose poller watches `fileno()`."""
+    """Items for one thread: any thread may `put`, the owner calls `take_all` and `close` and polls `fileno()`."""
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
@@ -63,7 +63,7 @@ class Mailbox(Generic[T]):
                 os.close(self._wake)
 
 
-#: How long answers that were given already may still take to leave.
+#: Time for queued answers to leave when a socket closes.
 _LINGER_MS = 500
 _REBOUND_WITHIN_S = 10.0
 
@@ -107,7 +107,7 @@ class SocketThread:
         return self._thread.is_alive()
 
     def start(self) -> list[str]:
-        """Bind and begin to serve. The endpoints as bound, ports filled in; StartError where that fails."""
+        """Bind, begin to serve, and return the endpoints as bound (ports filled in); StartError if that fails."""
         self._thread.start()
         try:
             return self._bound.result()
@@ -116,9 +116,9 @@ class SocketThread:
             raise
 
     def rebind(self, keys: ServerKeys, call: Callable[[Callable[[], None]], None]) -> None:
-        """Cut who came in over open endpoints, and bind these again under `keys`; StartError where that fails.
+        """Cut the clients of open endpoints, and bind these again under `keys`; StartError if that fails.
 
-        From outside; `call` has its argument called in this thread, by what serves the socket.
+        Call it from another thread; `call` has its argument called in this one.
         """
         done: Future[None] = Future()
 

@@ -115,7 +115,7 @@ class Mqtt:
             client.abandon()  # where its goodbye is refused, or not answered while we wait
 
     async def _publish_all(self, messages: Sequence[Message]) -> list[int | BaseException]:
-        """The broker's answer to each, or why none came; at once where the connection is gone, or falls silent."""
+        """Return the broker's answer to each, or why none came; at once if the connection is lost or silent."""
         lost = self._lost
         assert lost is not None
         answers: list[asyncio.Future[int]] = []
@@ -133,7 +133,7 @@ class Mqtt:
         return [TimeoutError() if isinstance(outcome, asyncio.CancelledError) else outcome for outcome in outcomes]
 
     async def _hand_over(self, messages: Sequence[Message], answers: list[asyncio.Future[int]]) -> None:
-        """Publish each as soon as the broker takes one more; until the last is answered."""
+        """Publish each message as soon as the broker takes one more, and wait for the last answer."""
         client, window, prefix = self._client, self._window, self._settings.prefix
         assert client is not None
         for message in messages:
@@ -201,6 +201,6 @@ class Mqtt:
 
 
 async def _until_lost(client: BrokerClient) -> None:
-    """Ends, with the reason, when the connection does; we have subscribed to nothing."""
+    """Wait for the end of the connection and raise its reason; nothing is subscribed."""
     async for _ in client.messages:
         pass

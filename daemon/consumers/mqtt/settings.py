@@ -24,7 +24,7 @@ def _host(value: str) -> str:
 
 
 def _prefix(value: str) -> str:
-    """Levels of a topic that come before those of the results (MQTT 5, 4.7)."""
+    """Check the levels of a topic before those of the results (MQTT 5, 4.7)."""
     if re.fullmatch(r"[^\x00-\x1f\x7f+#$/][^\x00-\x1f\x7f+#/]*(/[^\x00-\x1f\x7f+#/]+)*", value) is None:
         raise ValueError(f"expected topic levels such as plant-1/line-2, without + # or an empty level, not {value!r}")
     if len(value.encode()) > 1024:

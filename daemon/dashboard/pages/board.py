@@ -1,6 +1,6 @@
 """The pages Boards (a list and a search) and Board (one attempt with its images and findings), and the pictures.
 
-Every question to the database has a limit, whatever a board holds.
+Every question to the database has a limit, however many images a board has.
 """
 
 import json

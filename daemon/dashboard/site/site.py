@@ -1,7 +1,7 @@
 """The services that every page gets: configuration, the daemon, the database, live topics, pictures, templates, charts.
 
 A page is a module with `router(site) -> APIRouter`, listed in app.py. Its routes are plain functions (`def`, not
-`async def`): they run in a few threads, so that a question to the database delays nobody's events. To show a page:
+`async def`): they run in a few threads, so that a question to the database delays no events. To show a page:
 `site.page(request, "line.html", boards=…)`.
 """
 

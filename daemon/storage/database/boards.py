@@ -152,7 +152,7 @@ class Attempt:
         return not self.closed and self.pending == 0 and self.inspected == self.plan.expected
 
     def closing(self, reason: ClosingReason) -> BoardClosing:
-        """Return the state to close with now; missing and pending images were not judged, so the verdict is no pass."""
+        """Return the state to close with now; missing and pending images rule out a pass."""
         missing = [
             position.missing(self.judged)
             for position in self.plan.positions

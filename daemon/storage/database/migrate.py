@@ -38,7 +38,7 @@ def migrate(engine: Engine, tell: Tell = lambda _: None) -> Path | None:
     """Make the schema, or run the migrations that are due; return the copy of the old file, None if none was made.
 
     Everything is one transaction: if the process ends in between, the old database stays and the next start begins
-    again. `tell` hears of progress, at least once a second, so that a supervisor grants the time.
+    again. `tell` gets the progress, at least once a second, so that a supervisor grants the time.
     """
     config = alembic_config()
     scripts = ScriptDirectory.from_config(config)

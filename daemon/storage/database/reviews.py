@@ -245,7 +245,7 @@ def _is_decided() -> ColumnElement[bool]:
 
 
 def _asked_again() -> Select[*tuple[Any, ...]]:
-    """Select the images that a person wants looked at again, whatever their verdict."""
+    """Select the images that a person wants reviewed again, with any verdict."""
     newest = reviews.alias("asked")
     return select(newest.c.inspection_id).where(newest.c.verdict == "review", is_newest(newest))
 

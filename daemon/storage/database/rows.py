@@ -165,7 +165,7 @@ def expert_version_row(version: ExpertVersion, at: str) -> Row:
 
 def topic(kind: str, *parts: str) -> str:
     """Return `inspection/<board type>/<serial>/`, percent-encoded outside `[A-Za-z0-9._:-]`."""
-    # quote() leaves the tilde alone whatever `safe` says.
+    # quote() never encodes the tilde.
     encoded = (quote(part, safe="._:-").replace("~", "%7E") for part in parts)
     return "/".join((kind, *encoded, ""))
 

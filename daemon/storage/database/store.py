@@ -62,7 +62,7 @@ def open_store(
     """Open the database at `url`, and make or migrate it where that is due; StoreError says what to do otherwise.
 
     `expert_version(expert, version)` describes weights at their first verdict; `keep` are the verdicts whose images
-    stay; another program's lock is waited for `busy_timeout_ms`; `tell` hears of a long migration (migrate.py).
+    stay; `busy_timeout_ms` is the wait for another program's lock; `tell` gets the progress of a long migration.
     """
     try:
         engine = open_for_writing(url, busy_timeout_ms)
