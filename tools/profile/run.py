@@ -174,16 +174,10 @@ def _free_memory_bytes() -> int:
 
 def as_document(measured: MeasuredProfile) -> dict[str, Any]:
     """The file's content, checked against what the daemon reads."""
-    machine = this_machine()
     document: dict[str, Any] = {
         "profile": 1,
         "made": datetime.now(UTC).replace(microsecond=0).isoformat(),
-        "machine": {
-            "cpu": machine.cpu,
-            "cores": machine.cores,
-            "memory_bytes": machine.memory_bytes,
-            "gpus": list(machine.gpus),
-        },
+        "machine": this_machine().model_dump(mode="json"),
         "devices": {device.device: _device_entry(device) for device in measured.devices},
     }
     if measured.usage:

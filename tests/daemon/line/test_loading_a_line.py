@@ -1,6 +1,5 @@
 """Mistakes in a whole line that `coserve check` and the daemon's start find before anything runs."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,11 @@ def settings(folder: Path, policy: str = "coserve-plus", **device: Any) -> Path:
 
 
 def a_profile(folder: Path, **machine: Any) -> None:
-    here = this_machine()
     architectures = {"other": {"k_s": 0.1, "b_s": 0.1, "max_batch": 4, "disk_s": 0.1}}
     content = {
         "profile": 1,
         "made": "2026-11-21T18:00:00Z",
-        "machine": asdict(here) | {"gpus": list(here.gpus)} | machine,
+        "machine": this_machine().model_dump(mode="json") | machine,
         "devices": {"cpu": {"executors": 2, "expert_memory": 150_000_000, "architectures": architectures}},
     }
     (folder / "profile.yaml").write_text(yaml.safe_dump(content))
