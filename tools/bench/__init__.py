@@ -1,1 +1,1 @@
-"""Benchmarks of a user's machine: `coserve bench line`, `load`, `compute`. tests/bench has those that judge CoServe."""
+"""Benchmarks of a user's machine: `coserve bench line` and `load`. tests/bench has those that judge CoServe."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import typer
 
-from tools.bench import compute as bench_compute
 from tools.bench import line as bench_line
 from tools.bench import load as bench_load
 from tools.cli import (
@@ -48,7 +47,7 @@ app = typer.Typer(
     add_completion=False,
 )
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine against itself.")
-for benchmark in (bench_line, bench_load, bench_compute):
+for benchmark in (bench_line, bench_load):
     benchmark.register(bench_app)
 
 #: Commands, then groups, each in the order in which `coserve --help` lists them.

@@ -8,8 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from experts.spec import Answer, Detection
+from tests.bench.compute import compare_network, has_bfloat16, register, share_of_same_labels
 from tests.lines import a_jpeg
-from tools.bench.compute import compare_network, has_bfloat16, register, share_of_same_labels
 from tools.profile.executors import cores
 from tools.profile.samples import Samples
 
