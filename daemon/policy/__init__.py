@@ -1,4 +1,6 @@
-"""Decisions, pure: values in, values out. No clock, threads, files, torch or logging; an AST test holds it.
+"""Decisions: the next batch, the order of loads, eviction, requests that cannot meet their deadline. Pure functions.
+
+Values in, values out: no clock, threads, files, torch or logging; an AST test checks this.
 
 `scheduler.Scheduler` is what drivers call; `presets` names the policies. `paper/` binds a request when it arrives,
 `late/` when an executor is free; both stand on `residency` (facts and a ledger per pool).

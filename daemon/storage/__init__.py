@@ -1,5 +1,5 @@
-"""Storage that outlives the process: the journal, the writer's thread, archived images, free space, retention.
+"""Storage that outlives the process: the journal, the writer, archived images, full disks (`disk_space`), retention.
 
-The way of an image from `accepted` to its durable verdict leads through `journal` and `writer`; the statements that the
+An image passes through `journal` and `writer` between `accepted` and its durable verdict; the statements that the
 database gets are in `storage.database`. Nothing here decides a verdict or an order.
 """

@@ -1,1 +1,1 @@
-"""`coserve-plus`: one demand table, a free executor pulls, the loader runs ahead (docs/how-it-schedules.md)."""
+"""`coserve-plus` (docs/how-it-schedules.md): `demand` orders loads and batches; executors pull, loaders run ahead."""
