@@ -6,7 +6,7 @@ from pathlib import Path
 
 from daemon.wire.sockets import ipc_problem
 
-#: Stands in `security` for the folder in which systemd puts the secrets of `LoadCredential=`.
+#: Placeholder in `security` for the folder where systemd puts the secrets of `LoadCredential=`.
 CREDENTIALS = "$CREDENTIALS_DIRECTORY"
 
 #: Behind `postgresql://`, as SQLAlchemy reads it.

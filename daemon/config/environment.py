@@ -16,7 +16,7 @@ _PREFIX = "COSERVE_"
 #: A variable with this prefix that is not a setting: the command line's default for the file.
 _NOT_A_SETTING = "COSERVE_CONFIG"
 
-#: Sections that there are several of, each by a name of its own, and the keys of one.
+#: Sections whose entries have names of their own, with the keys of an entry.
 Named = Mapping[str, Collection[str]]
 
 

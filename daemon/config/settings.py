@@ -19,7 +19,7 @@ from daemon.units import Bytes, Count, Seconds, between
 from experts.moe.modes import MODES
 from routing_rules.load import Document, KeyPath, Problem, read_yaml, salvage
 
-#: As PROTOCOL.md lets a publisher name one, without what a shell would trip over.
+#: The names that PROTOCOL.md allows in a request, without characters that are special to a shell.
 _MODEL_NAME = r"^[A-Za-z0-9._:-]{1,128}$"
 _DATABASE = "sqlite:///inspection.db"
 
@@ -42,7 +42,7 @@ class Endpoints(_ConfigSection):
 
 
 class Device(_ConfigSection):
-    """One processor. What is left out comes from `profile`, and without one from here; `expert_memory` has no default.
+    """One processor. Omitted keys come from `profile`, else from these defaults; `expert_memory` has no default.
 
     `expert_memory` is bytes for experts, never exceeded; `activation_memory` bytes for the intermediate results of all
     its executors; `host_cache` bytes of RAM in which experts for this GPU are kept. `threads` is of each executor.
@@ -92,25 +92,25 @@ class Model(_ConfigSection):
 
     @property
     def least_bytes(self) -> int:
-        """Bytes that it keeps while images need its memory."""
+        """Return the bytes that the model keeps while images need its memory."""
         return min(self.memory, self.memory // 4 if self.least_memory is None else self.least_memory)
 
     @property
     def text_bytes(self) -> int:
-        """Bytes that its texts may hold beside its experts."""
+        """Return the bytes that its texts may hold beside its experts."""
         return self.memory // 4 if self.text_memory is None else self.text_memory
 
     @property
     def mode_options(self) -> dict[str, Any]:
-        """The mode's own options, with the SLOs that its latency controller keeps."""
+        """Return the mode's own options, with the SLOs that its latency controller keeps."""
         slos_s = {"ttft_slo_ms": self.ttft_slo, "tpot_slo_ms": self.tpot_slo}
         return self.options | {name: slo_s * 1000 for name, slo_s in slos_s.items() if slo_s is not None}
 
 
 class Limits(_ConfigSection):
-    """Back-pressure in counts and bytes, of one source and of all; a source beyond its share hears `busy`.
+    """Back-pressure in counts and bytes, of one source and of all; a source beyond its share gets `busy`.
 
-    `source_images_per_s` and `source_bytes_per_s` are what one source may bring in each second, off unless set.
+    `source_images_per_s` and `source_bytes_per_s` limit one source in each second, off unless set.
     `in_memory` is bytes of images between their arrival and the disk, half of it for one source.
     """
 
@@ -134,8 +134,8 @@ class Retention(_ConfigSection):
     Kept images go after `images_for`, beyond `images_bytes` in all, and while less than `free` (at most half of the
     disk) is free where they lie: passed ones first, then unknown, then failed, unsure and reviewed ones, the oldest
     first; their rows stay. Closed boards go with all their rows after `results_for`, unless an operator has reviewed
-    them. What is not set prunes nothing. No image is accepted while less than `reserve`, or than an eighth of a small
-    disk, is free. `segment` is the size of the journal's files, `quarantine` what refused images may take.
+    them. Unset keys prune nothing. No image is accepted while less than `reserve`, or than an eighth of a small disk,
+    is free. `segment` is the size of the journal's files, `quarantine` what refused images may take.
     """
 
     keep: list[Literal["pass", "fail", "review", "unknown"]] = ["fail", "review", "unknown"]
@@ -149,9 +149,9 @@ class Retention(_ConfigSection):
 
 
 class StopSettings(_ConfigSection):
-    """Work that a stop still does: finish the `running` batches, or the whole `backlog`, `within` that time.
+    """Work before a stop: finish the `running` batches, or the whole `backlog`, `within` that time.
 
-    What is not finished then stays in the journal for the next start.
+    Unfinished images stay in the journal for the next start.
     """
 
     drain: Literal["running", "backlog"] = "running"
@@ -173,7 +173,7 @@ class Security(_ConfigSection):
 
 
 _ABSENT = object()
-#: Keys in sections that there are several of, each by a name of its own.
+#: Sections whose entries have names of their own, with the keys of an entry.
 _NAMED = {"devices": Device.model_fields.keys(), "models": Model.model_fields.keys(), "consumers": CONSUMER_KEYS}
 
 
@@ -218,7 +218,7 @@ def load_config(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
 def sound_config(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[Config | None, list[Problem], set[str]]:
     """Return the sound part of `path`, every mistake with its line, and the sections from which something was taken.
 
-    With the sound part a check goes on to the other files, so that a person reads all mistakes at once.
+    With the sound part a check continues to the other files, so that a person sees all mistakes at once.
     """
     document, problems = read_settings(path, environ)
     config, mistakes, removed = salvage(Config, document)

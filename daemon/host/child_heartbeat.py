@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable
 
 _BEAT_EVERY_S = 1.0
-#: Until its first beat a child has so many times as long: at low priority on a crowded machine a start takes minutes.
+#: Factor on the allowed silence before the first beat: at low priority on a crowded machine a start takes minutes.
 _TIMES_FOR_A_START = 10
-#: One look adds at most this to a silence: if the daemon itself stood still, its children may have as well.
+#: Each check adds at most this to a silence: if the daemon itself was paused, its children may have been too.
 _LOOK_S = 0.2
 
 
@@ -35,7 +35,7 @@ class Heartbeat:
         self.heard_s: float | None = None
 
     def hangs(self, now_s: float) -> bool:
-        """Return True if it was silent for longer than allowed, counting only the time in which the daemon looked."""
+        """Return True if it was silent for longer than allowed, counting only time in which the daemon itself ran."""
         if self._has_beaten():
             self._silent_s, self.heard_s = 0.0, now_s
         else:

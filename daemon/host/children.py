@@ -27,14 +27,14 @@ _FIRST_BACK_OFF_S = 0.5
 _LONGEST_BACK_OFF_S = 30.0
 #: After this uptime the restart back-off resets.
 _WELL_AFTER_S = 30.0
-#: A child that is silent for so long hangs (docs/decisions.md says why).
+#: A child that is silent for this long counts as hung (docs/decisions.md says why).
 _HUNG_AFTER_S = 60.0
 _STOP_WITHIN_S = 3.0
 _REAP_WITHIN_S = 1.0
-#: Variables for the daemon alone: a child that spoke to it would be taken for the daemon.
+#: Variables for the daemon alone: systemd would take a child that uses them for the daemon.
 _NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 _PR_SET_PDEATHSIG = 1  # prctl(2)
-#: Where memory runs out, the kernel ends children first (the unit's own adjustment is -500).
+#: If memory runs out, the kernel ends children first (the unit's own adjustment is -500).
 _OOM_SCORE_ADJUST = "500"
 
 
@@ -101,7 +101,7 @@ class Children:
 
 
 class _Child:
-    """One program, used by the children's thread alone; `status` is replaced at once and may be read by any."""
+    """One program, used by the children's thread alone; `status` is replaced atomically, and any thread may read it."""
 
     def __init__(self, spec: ChildSpec) -> None:
         self._spec = spec

@@ -53,7 +53,7 @@ class Notifier:
         self._tell("STOPPING=1", _sentence(status))
 
     def extend(self, seconds: float) -> None:
-        """Ask for `seconds` more time for a start or a stop that goes on; it counts as no hang."""
+        """Ask for `seconds` more time for a start or a stop that takes long, so that it does not count as a hang."""
         self._tell(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}", "WATCHDOG=1")
 
     @contextmanager

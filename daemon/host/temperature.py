@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psutil
 import pynvml
 
-#: A look at all sensors takes milliseconds, and they change slowly.
+#: Reading all sensors takes milliseconds, and temperatures change slowly.
 _KEEPS_S = 5.0
 
 

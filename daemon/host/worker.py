@@ -32,14 +32,14 @@ class Worker(Generic[T]):
         self._orders.put(order)
 
     def successor(self) -> "Worker[T]":
-        """Leave the running order behind with its thread, which ends after it; return the worker for later orders."""
+        """Abandon the running order to its thread, which ends after it; return the worker for later orders."""
         self._orders.put(None)
         successor = Worker(self._thread.name, self._carry_out, self._enter)
         successor.start()
         return successor
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish the orders so far and end; False where the thread still runs after `timeout_s` seconds."""
+        """Finish the orders so far and end; return False if the thread still runs after `timeout_s` seconds."""
         self._orders.put(None)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)

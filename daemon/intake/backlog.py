@@ -1,4 +1,4 @@
-"""Limits of what waits, and costs of a message: the backlog of images, credit of connections, quotas of sources.
+"""Limits of waiting images, and costs of a message: the backlog of images, credit of connections, quotas of sources.
 
 `Backlog` counts images in number and bytes, of each source and of all: accepted ones until their outcome is durable,
 those in memory until the disk has them. Any thread may call it. Accounts are the intake thread's, `hold` and `resume`
@@ -20,7 +20,7 @@ from daemon.wire.messages import Answer, answer
 
 @dataclass(frozen=True, slots=True)
 class BacklogLimits:
-    """The most that may wait: in all, and of one source."""
+    """Maximum number and bytes of waiting images: in total, and of one source."""
 
     images: int
     bytes: int
@@ -30,7 +30,7 @@ class BacklogLimits:
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """Why an image has to wait outside, and when to try again."""
+    """The reason why an image cannot be taken now, and when to send it again."""
 
     reason: str
     retry_after_ms: int
@@ -179,13 +179,13 @@ class Backlog:
         return mine.images < limits.images // sources and mine.bytes + size_bytes <= limits.bytes // sources
 
     def _wait(self, reason: str, over_images: int) -> Full:
-        """Retry once about as many verdicts as are too many, and an eighth of a publisher's burst, have come."""
+        """Return a refusal with the time of about `over_images` verdicts, and of an eighth of a publisher's burst."""
         wait_ms = self._release_interval_s * 1000 * (max(0, over_images) + 8)
         return Full(reason, int(min(self._MAX_RETRY_MS, max(self._MIN_RETRY_MS, wait_ms))))
 
 
 class _Regulars:
-    """The sources that were seen twice or more, the newest so many; those seen once are on probation, as many."""
+    """The newest sources that were seen at least twice; those seen once are on probation. At most `_MAX` of each."""
 
     _MAX = 256
 
@@ -209,7 +209,7 @@ class _Regulars:
         return [among.popitem(last=False)[0]] if len(among) > self._MAX else []
 
 
-#: While the daemon drains or the disk is full, a person has to act: a second more costs nothing.
+#: While the daemon drains or the disk is full, a person has to act: one more second costs nothing.
 _HELD_RETRY_MS = 1000
 #: Images in memory: few enough that their headers count for little beside the bytes, more than any credit.
 _IMAGES_IN_MEMORY = 8192

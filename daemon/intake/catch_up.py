@@ -15,7 +15,7 @@ import structlog
 from daemon.policy.fair_queue import Turns
 from daemon.wire.messages import MAX_HEADER_BYTES, ResultsSince, encode
 
-#: Questions of one connection, and of all, that may wait.
+#: Maximum number of waiting questions, of one connection and of all.
 _QUESTIONS_PER_PEER = 1000
 _QUESTIONS = 20_000
 #: Messages that are read from the database at once.
@@ -92,7 +92,7 @@ class CatchUps:
                 self._changed.wait_for(lambda: self._stopping, min(worked_s, _MAX_REST_S))
 
     def _page(self, question: ResultsSince, questions: int) -> Page:
-        """About what fits one answer, read piece by piece: rendering much more would be lost work."""
+        """Return about as many messages as fit one answer, read in pieces: rendering many more would be wasted."""
         limit = min(question.limit, max(_MIN_PAGE, _MANY_MESSAGES // questions))
         page = self._results_since(question.seq, min(limit, _PIECE))
         room = MAX_HEADER_BYTES - sum(len(encode(item)) for item in page["items"])

@@ -33,9 +33,9 @@ _MAX_CONNECTIONS = 2048
 #: tcpi_bytes_received of Linux' struct tcp_info (since 4.1).
 _TCP_INFO_BYTES, _RECEIVED_AT = 192, 128
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-#: Smaller growth endangers no memory, and may have other reasons.
+#: Smaller growth does not endanger the memory, and may have other causes.
 _MIN_BYTES = 64 * 2**20
-#: A connection whose bytes the kernel does not count is suspected after data waited at so many checks in a row.
+#: A connection whose bytes the kernel does not count is suspected after data waited at this many checks in a row.
 _SUSPICIOUS_CHECKS = 5
 
 

@@ -23,7 +23,7 @@ from daemon.wire.messages import MAGIC, Answer, Generate, Hello, Inspect, Result
 from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
 from daemon.wire.sockets import ServerKeys, keep_alive, receive
 
-#: A turn reads so many messages and serves them for so long: replies of the writer never wait behind a flood. It reads
+#: Limits of a turn, in messages, bytes and time: replies of the writer never wait behind a flood. It reads
 #: more than it serves, since libzmq serves unread messages connection by connection, and a flood may have many of them.
 _MESSAGES_PER_TURN = 32
 _BYTES_PER_TURN = 2 * 2**20
@@ -32,7 +32,7 @@ _TURN_S = 0.001
 #: wait without their payloads, for a `busy`: a publisher that waits for answers sends nothing meanwhile. Beyond this
 #: number they get it at once.
 _WAITING_MESSAGES = 20_000
-#: Refusals per second, and at once: a flood that waits for its answers gets no faster than this.
+#: Refusals per second, and in one burst: a flood that waits for its answers gets no faster than this.
 _REFUSALS_PER_S = 2000.0
 _REFUSALS_AT_ONCE = 64
 _PACED_POLL_MS = 1
@@ -41,9 +41,9 @@ _CROWDED_RETRY_MS = 100
 _STOPPED_RETRY_MS = 1000
 #: A pause, so that repeated failures do not fill the log.
 _FAILED_TURN_S = 0.05
-#: Answers that wait for a peer that does not read. Beyond it they are dropped; that peer sends again or is gone.
+#: Answers that may wait for a peer that does not read. Further ones are dropped; that peer sends again or is gone.
 _ANSWERS_PER_PEER = 10_000
-#: Messages of one peer that libzmq reads ahead of the intake. Few, for one may be four payloads long.
+#: Messages of one peer that libzmq reads ahead of the intake. Few, because one may be four payloads long.
 _MESSAGES_PER_PEER = 2
 #: Clients that have not finished their handshake by then are disconnected: a connection costs a file handle.
 _HANDSHAKE_MS = 5000

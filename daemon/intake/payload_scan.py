@@ -62,13 +62,13 @@ class ImageHeaderError(Exception):
 
 
 class LongWalkError(Exception):
-    """The image has more parts than were to be looked at; nothing is known to be wrong with it."""
+    """The image has more parts than this scan may walk; it may still be sound."""
 
 
 def check_image(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int = MAX_STEPS) -> ImageFacts:
-    """Look at the structure of `payload`; ImageHeaderError where it cannot be judged or is too large.
+    """Check the structure of `payload`; raise ImageHeaderError if it cannot be judged or is too large.
 
-    LongWalkError where it has more than `max_steps` parts, and more steps could be taken.
+    Raise LongWalkError if it has more than `max_steps` parts, and more steps could be taken.
     """
     if pixels.encoding == "raw":
         return _check_raw(payload, pixels.shape or (0, 0, 0), max_pixels)

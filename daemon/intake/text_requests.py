@@ -26,10 +26,10 @@ class TextReader(Protocol):
 
 
 class TextModel(Protocol):
-    """Facts of a model that need no run of it."""
+    """Facts about a model that are known without running it."""
 
     def problem(self, request: TextRequest) -> str | None:
-        """Return why the model can never do this, with the name of the field; None if it can."""
+        """Return why the model can never serve this request, with the name of the field; None if it can."""
         ...
 
 

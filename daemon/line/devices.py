@@ -18,7 +18,7 @@ from daemon.units import size_text
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.load import Problem
 
-#: What a profile recommends where coserve.yaml says nothing.
+#: Settings that a profile recommends if coserve.yaml omits them.
 _RECOMMENDED = ("executors", "threads", "expert_memory", "activation_memory")
 
 

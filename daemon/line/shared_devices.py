@@ -41,7 +41,7 @@ def images_config(config: Config) -> Config:
 
 
 def sharing_problems(config: Config) -> list[str]:
-    """Return the devices whose memory the models take whole."""
+    """Return a problem for each device whose whole memory the models take."""
     problems: list[str] = []
     for shared in shared_devices(config):
         total_bytes = config.devices[shared.name].expert_memory
@@ -49,8 +49,8 @@ def sharing_problems(config: Config) -> list[str]:
             taken_bytes = total_bytes - shared.ordered_bytes
             problems.append(
                 f"devices.{shared.name}.expert_memory of {total_bytes:,} bytes leaves nothing for images: models"
-                f" {', '.join(shared.models)} take {taken_bytes:,}, {shared.reserved_bytes:,} of them for weights that"
-                f" are no expert's and for texts; raise it, or lower memory or text_memory of models.{shared.models[0]}"
+                f" {', '.join(shared.models)} take {taken_bytes:,}, {shared.reserved_bytes:,} of them for texts and for"
+                f" weights that are not experts'; raise it, or lower memory or text_memory of models.{shared.models[0]}"
             )
     return problems
 

@@ -15,7 +15,7 @@ from daemon.errors import StartError
 from daemon.wire.keys import KeyFileError, TokenError, fingerprint, read_allow_list, read_server_keys, read_token
 from daemon.wire.sockets import TCP, ZAP_DOMAIN, ipc_problem, is_open, is_open_host
 
-#: A refused client is logged once in this time, and at most so many clients in it.
+#: A refused client is logged once in this time, and at most this many clients are.
 _TELL_AGAIN_S = 60.0
 _REFUSED_TOLD = 32
 _LAST_PORT = 65535
@@ -30,7 +30,7 @@ class CurveKeys:
 
 
 def check_endpoints(intake: Sequence[str], results: str, control: str, curve: CurveKeys | None) -> list[str]:
-    """Return the problems that forbid to bind these endpoints, each with its remedy."""
+    """Return the problems that forbid binding these endpoints, each with its remedy."""
     problems = [problem for endpoint in intake for problem in _check("endpoints.intake", endpoint, curve)]
     problems += _check("endpoints.results", results, curve)
     if control.startswith("tcp://"):
@@ -63,7 +63,7 @@ def _check(name: str, endpoint: str, curve: CurveKeys | None) -> list[str]:
 
 
 def check_http(endpoint: str | None, token: Path | None) -> list[str]:
-    """Return the problems that forbid to serve HTTP at `endpoint`: open without a token, an unusable token."""
+    """Return the problems that forbid serving HTTP at `endpoint`: open without a token, an unusable token."""
     problems: list[str] = []
     if endpoint is not None and token is None and is_open_host(urlsplit(endpoint).hostname or ""):
         remedy = "set security.http_token, or bind 127.0.0.1 and put a reverse proxy before it"
@@ -77,7 +77,7 @@ def check_http(endpoint: str | None, token: Path | None) -> list[str]:
 
 
 def check_allowed_clients(curve: CurveKeys | None) -> list[str]:
-    """Return the problems of the allow-list: unusable files, keys that stand twice. The line starts all the same."""
+    """Return the problems of the allow-list: unusable files, duplicate keys. The line starts anyway."""
     try:
         problems = read_allow_list(curve.allowed_clients).problems if curve else ()
     except OSError:

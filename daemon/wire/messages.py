@@ -173,7 +173,7 @@ def _legal_key(value: object) -> str | None:
 VERSION = 1
 DAY_MS = 86_400_000
 
-#: What names may be: of boards, components, defects, people.
+#: Allowed names of boards, components, defects and people.
 NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
 _TEXT = re.compile(r"[^\ud800-\udfff]*")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")

@@ -22,7 +22,7 @@ from daemon.host.folders import make_folder
 #: sun_path of a Unix socket, without its final zero byte.
 MAX_IPC_PATH_BYTES = 107
 TCP = re.compile(r"tcp://(?P<host>\[[^\]]+\]|[^:\[\]]+):(?P<port>\d{1,9}|\*)")
-#: What CURVE sockets ask the authenticator about. With a domain that is enforced, no answer means no.
+#: The ZAP domain of CURVE sockets. It is enforced: a client is refused if the authenticator does not answer.
 ZAP_DOMAIN = b"coserve"
 _IPC_MODE = 0o660
 _REBIND_S = 5.0
@@ -99,7 +99,7 @@ def bind(sock: "zmq.Socket[Any]", endpoints: Sequence[str], keys: ServerKeys | N
 
 
 def rebind(sock: "zmq.Socket[Any]", bound: Sequence[str], keys: ServerKeys) -> None:
-    """Bind the open ones of the `bound` endpoints anew, under `keys`; local ones stay.
+    """Bind those of the `bound` endpoints that are open again, under `keys`; local ones stay bound.
 
     libzmq cuts every connection of an endpoint that is unbound. Clients reconnect automatically and are asked for their
     key again. StartError if an endpoint could not be bound within 5 s.
@@ -225,10 +225,10 @@ def keep_alive(sock: "zmq.Socket[Any]") -> None:
 
 
 def end_context(context: "zmq.Context[Any]", within_s: float = 3.0) -> bool:
-    """End a context whose sockets are closed; False where libzmq did not get there `within_s`.
+    """End a context whose sockets are closed; return False if libzmq did not finish `within_s`.
 
     It can wait for ever, about once in fifty times, for subscribers that never read and vanish while their socket here
-    closes. What is left is threads of libzmq, which end with the process.
+    closes. Then threads of libzmq remain, which end with the process.
     """
     ending = threading.Thread(target=context.destroy, kwargs={"linger": 0}, name="end-context", daemon=True)
     ending.start()
