@@ -69,7 +69,7 @@ class RetentionThread:
     ) -> None:
         """`hold(cause, problem)` keeps images out until `resume(cause)`; `on_pruned` gets a kind and a number.
 
-        Raises StoreError where the database cannot be opened.
+        Raises StoreError if the database cannot be opened.
         """
         self._clock = clock or Clock()
         self._disk_space = disk_space

@@ -78,7 +78,7 @@ class Checkpoints:
     """Checkpoints on a connection of their own, from one thread: commits go on meanwhile."""
 
     def __init__(self, url: str) -> None:
-        """StoreError where the database cannot be opened."""
+        """StoreError if the database cannot be opened."""
         self._path = sqlite_path(url)
         self._connection: sqlite3.Connection | None = None
         if self._path is not None:
@@ -93,7 +93,7 @@ class Checkpoints:
             self._connection.close()
 
     def checkpoint(self) -> WriteAheadLog:
-        """Copy the pages that no reader holds into the database file; OSError or sqlite3.Error where that fails."""
+        """Copy the pages that no reader holds into the database file; OSError or sqlite3.Error if that fails."""
         if self._connection is None or self._path is None:
             return WriteAheadLog(0, 0, 0)
         _, pages, done = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
@@ -119,7 +119,7 @@ def finish_checkpoint(engine: Engine) -> None:
 
 
 def write_log_again(engine: Engine) -> None:
-    """Write the log's bytes once more, and sync them; OSError or SQLAlchemyError where that fails.
+    """Write the log's bytes once more, and sync them; OSError or SQLAlchemyError if that fails.
 
     After a failed sync the kernel takes the bytes for written, so a restart finds commits that a power cut would undo:
     from the log, and not from a database file that they were copied into.
@@ -266,7 +266,7 @@ def segments_needed(connection: sqlite3.Connection) -> dict[int, int]:
 def check_database(url: str, images: Path, journal: Path, on_step: Callable[[str], None] = lambda _: None) -> list[str]:
     """Check rows and the files they name, read-only, beside a running line.
 
-    Return every problem in one sentence; StoreError where there is no database.
+    Return every problem in one sentence; StoreError if there is no database.
     """
     engine = open_for_reading(url)
     steps: dict[str, Callable[[], Iterator[str]]] = {
