@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 
 def as_start_error(make: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """Return what `make` returns; StartError where the operating system or the database refuses it."""
+    """Return what `make` returns; raise StartError if the operating system or the database refuses it."""
     try:
         return make(*arguments, **named)
     except StoreError as error:
@@ -98,7 +98,7 @@ class App:
         devices: Devices | None = None,
         open_model: OpenModelWith | None = None,
     ) -> None:
-        """`tell` hears what a start that takes long is busy with: a database that is brought to this version.
+        """`tell` gets messages about the progress of a long start: the migration of a database.
 
         `devices` are this PC's, and `open_model` opens language models on them, unless others are given.
         """
@@ -176,13 +176,13 @@ class App:
         self._texts = TextRows(self._writer)
 
     def _claims(self) -> SpaceClaims:
-        """Return what is accepted and still to be written."""
+        """Return the space that accepted images still need."""
         may_stay_bytes = self._backlog.bytes if self._config.retention.keep else 0
         arriving_bytes = self._admission.bytes_in_memory
         return SpaceClaims(self._backlog.images, may_stay_bytes, self._writer.to_copy_bytes, arriving_bytes)
 
     def _recover(self) -> None:
-        """Read what the last run left undone, and the rules that its open board attempts began with."""
+        """Read the work that the last run left, and the rules that its open board attempts began with."""
         self._recovery = self._writer.recover()
         self._texts_to_make = self._store.texts_to_make()
         for text in self._recovery.rules_texts.values():
@@ -195,7 +195,7 @@ class App:
         self._poison = examine(suspects, pending, self._journal.read, self._config.limits.hang_after)
 
     def _make_drive(self, config: Config, measured: Measurements, devices: Devices) -> Drive:
-        """Divide the devices as the policy has it: one pool per device, or one per executor."""
+        """Divide the devices as the policy needs it: one pool per device, or one per executor."""
         facts, executors = partition(*pools_and_executors(config), preset(config.policy))
         self._pools = pools = {each.pool: as_start_error(devices.pool, each) for each in facts}
         channels = Channels()
@@ -260,7 +260,7 @@ class App:
         return WebPages(self._path, endpoint, token, self._children.hang_up, stand_in)
 
     def _make_operations(self, config: Config) -> None:
-        #: For the one who watches over this line (serve.py).
+        #: For the watchdog of the process (serve.py).
         self.probe = PipelineProbe(self._stations())
         self.operations = Operations(
             config=config,
@@ -303,9 +303,9 @@ class App:
     # Life
 
     def start(self) -> None:
-        """Recover, bind, then run: results before intake, so that no verdict is given unheard.
+        """Recover, bind, then run: results before intake, so that no verdict goes unpublished.
 
-        Work begins last: a port that is in use ends the start before anything is loaded or said.
+        Work begins last: if a port is in use, the start fails before anything is loaded or announced.
         """
         for image in self._recovery.pending:
             self._backlog.restore(image.source, image.key.length)
@@ -340,7 +340,7 @@ class App:
         self._log.info("started", pending=pending, policy=self._config.policy)
 
     def _accept_again(self) -> None:
-        """Accept what the last run left, except images that ended its process: these become `unknown`."""
+        """Accept the images that the last run left. Those that ended its process become `unknown`."""
         poison = {image.inspection_id: reason for image, reason in self._poison}
         self._drive.accept([image for image in self._recovery.pending if image.inspection_id not in poison])
         for image, reason in self._poison:
@@ -409,7 +409,7 @@ class App:
             lock.release()
 
     def describe(self) -> str:
-        """Return the line that says that the line is ready."""
+        """Return the message that the line is ready."""
         config = self._config
         pages = f" pages {reachable(self._http_url)}," if isinstance(self._http, WebPages) else ""
         return (
@@ -426,7 +426,7 @@ def _raise_problems(path: Path, problems: list[str]) -> None:
 
 
 def _torch_devices() -> Devices:
-    from daemon.dispatch.torch_devices import TorchDevices  # noqa: PLC0415  torch, where nobody brings other devices
+    from daemon.dispatch.torch_devices import TorchDevices  # noqa: PLC0415  torch, unless other devices are given
 
     return TorchDevices()
 
@@ -434,6 +434,6 @@ def _torch_devices() -> Devices:
 def _served_model(
     model: Model, budget_bytes: int, gets_on: Callable[[], None], on_token: Callable[[AcceptedText, int, str], None]
 ) -> "ServedModel":
-    from daemon.language.served_model import ServedModel  # noqa: PLC0415  torch, where there is a model
+    from daemon.language.served_model import ServedModel  # noqa: PLC0415  torch, only with a model
 
     return ServedModel(model, budget_bytes, gets_on, on_token)

@@ -9,7 +9,7 @@ from routing_rules.routes import Verdict
 
 @dataclass(frozen=True, slots=True)
 class BoardRef:
-    """A board as its publisher named it; `attempt` is None where the publisher did not name one."""
+    """A board as its publisher named it; `attempt` is None if the publisher named none."""
 
     type: str
     serial: str
@@ -72,7 +72,7 @@ class Accepted:
     rules_version: str
     key: JournalKey
     pixels: Pixels
-    #: Monotonic seconds; None for what a restart finds, where only the wall clock is left.
+    #: Monotonic seconds; None for an image that a restart found: only its wall clock time is known.
     accepted_s: float | None = field(default=None, compare=False)
 
 

@@ -205,7 +205,7 @@ class Ledger:
         self._budget_bytes = budget_bytes
 
     def check(self) -> None:
-        """Raise `LedgerError` where the account does not add up."""
+        """Raise `LedgerError` if the account does not add up."""
         entries = self._entries.values()
         total_bytes = sum(entry.weights_bytes for entry in entries) + self._held_bytes
         if total_bytes != self._used_bytes or self._used_bytes + self.free_bytes != self._budget_bytes:

@@ -28,7 +28,7 @@ class Answer:
     """An expert's answer for one image.
 
     A classifier gives its best label and that label's probability. A detector gives its boxes, most
-    confident first; `label` and `confidence` repeat the first box, or are None where nothing was found.
+    confident first; `label` and `confidence` repeat the first box, or are None if nothing was found.
     """
 
     label: str | None

@@ -23,7 +23,7 @@ class ExpertLabels:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """One expert at one entry; `by` is the path of the first component that leads to it, None where none does."""
+    """One expert at one entry; `by` is the path of the first component that leads to it, None if none does."""
 
     path: KeyPath
     entry: Entry

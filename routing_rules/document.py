@@ -58,7 +58,7 @@ class SourcePlace:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A parsed file. `data` is None where `problems` made it unreadable, and where the file is empty."""
+    """A parsed file. `data` is None if `problems` made it unreadable or the file is empty."""
 
     name: str
     text: str
@@ -92,7 +92,7 @@ class Document:
         return [index for index in self._children(path) if isinstance(index, int)]
 
     def value(self, path: KeyPath) -> Any:
-        """The value at `path`, or None where there is none."""
+        """The value at `path`, or None if there is none."""
         value = self.data
         for part in path:
             try:

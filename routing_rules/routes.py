@@ -75,7 +75,7 @@ class ClassifierStep:
         return "classify"
 
     def goes_to(self, label: str) -> "Step | None":
-        """The step that an image of `label` goes on to, or None where its chain ends here."""
+        """The step that an image of `label` goes on to, or None if its chain ends here."""
         for named, step in self.branches:
             if named == label:
                 return step
@@ -336,7 +336,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Compiled rules. `tasks` are those of the catalog's experts, or None where they were compiled without one."""
+    """Compiled rules. `tasks` are those of the catalog's experts, or None if they were compiled without one."""
 
     text: str
     sha256: str

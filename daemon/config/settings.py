@@ -1,4 +1,4 @@
-"""`coserve.yaml`: one file that names everything a line is made of.
+"""`coserve.yaml`: the file that names all parts of a line.
 
 Paths are relative to the file. An environment variable overrides one value: `COSERVE_DATABASE`,
 `COSERVE_ENDPOINTS_RESULTS`, `COSERVE_DEVICES_CPU_EXPERT_MEMORY`; its text is read as YAML.
@@ -32,7 +32,7 @@ class Endpoints(_ConfigSection):
     """Addresses that the daemon binds (PROTOCOL.md, Sockets). Without `$RUNTIME_DIRECTORY` the sockets lie in `run/`.
 
     `http` serves `/metrics`, `/healthz` and `/readyz`, beyond loopback only with `security.http_token`; without it
-    nothing listens there.
+    there is no HTTP server.
     """
 
     intake: Annotated[list[str], Field(min_length=1)] = ["ipc://$RUNTIME_DIRECTORY/intake.sock", "tcp://127.0.0.1:5570"]
@@ -45,7 +45,8 @@ class Device(_ConfigSection):
     """One processor. Omitted keys come from `profile`, else from these defaults; `expert_memory` has no default.
 
     `expert_memory` is bytes for experts, never exceeded; `activation_memory` bytes for the intermediate results of all
-    its executors; `host_cache` bytes of RAM in which experts for this GPU are kept. `threads` is of each executor.
+    its executors; `host_cache` bytes of RAM in which experts for this GPU are kept. `threads` is the number for each
+    executor.
     """
 
     expert_memory: Bytes = 0
@@ -70,8 +71,9 @@ class Model(_ConfigSection):
     `least_memory` (a quarter of `memory` where it is not set). `text_memory` (a quarter of `memory` too) comes out of
     `expert_memory` beside it: keys and values of the texts that run. `storage`: experts are read from the checkpoint,
     or from what `coserve moe import` wrote, exact or in fewer bits. `options` are the mode's own. A request without
-    `max_new_tokens` gets that many, none gets more; without `slo_ms` it gets `slo`, which orders what waits. Only
-    `tasks` are taken where some are named. `ttft_slo` and `tpot_slo` are what `brownout` keeps by its threshold.
+    `max_new_tokens` gets this many, and none gets more; one without `slo_ms` gets `slo`, which orders waiting requests.
+    If `tasks` are named, requests of other tasks are rejected. `brownout` sets its threshold to meet `ttft_slo` and
+    `tpot_slo`.
     """
 
     checkpoint: Path
@@ -216,7 +218,7 @@ def load_config(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
 
 
 def sound_config(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[Config | None, list[Problem], set[str]]:
-    """Return the sound part of `path`, every mistake with its line, and the sections from which something was taken.
+    """Return the sound part of `path`, every mistake with its line, and the sections that lost a part.
 
     With the sound part a check continues to the other files, so that a person sees all mistakes at once.
     """

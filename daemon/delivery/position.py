@@ -92,7 +92,7 @@ class PositionFile:
             raise PositionError(f"{self.path} is damaged: its first line is not a position") from None
 
     def save(self, position: DeliveryPosition) -> None:
-        """Replace the file, durably. OSError where the disk refuses."""
+        """Replace the file, durably. OSError if the disk refuses."""
         make_folder(self.path.parent)
         marks = [[mark.seq, mark.at] for mark in position.marks]
         counts = {"position": position.seq, "missed": position.missed, "counted_to": position.counted_to}

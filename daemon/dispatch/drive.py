@@ -119,7 +119,7 @@ class DriveReports(Protocol):
 
     def finished(self, outcome: Outcome) -> None: ...
     def bad_image(self, image: Accepted, reason: str) -> None:
-        """Decoding has rejected `image`."""
+        """Note that decoding has rejected `image`."""
         ...
 
     def batch_done(self, batch: BatchDone) -> None: ...
@@ -131,10 +131,10 @@ class Drive:
     """Runs the scheduler over executors and loaders; `start` takes the receiver of its reports.
 
     `makeup` describes the scheduler; its pools and executors are divided as the policy needs them (`partition`).
-    `chains` gives each image's next expert, `catalog` the experts, `usage` their usage as a profile counted it.
-    `record` is the file for a trace (trace.py). A batch or load that takes longer than `hang_after_s`, and far longer
-    than predicted, counts as hung: nothing else waits for it. Batch numbers start above `last_batch_id`, since the
-    database's views tell batches apart by number. `clock` is monotonic seconds, `wall` seconds since the epoch.
+    `chains` gives each image's next expert, `catalog` the experts, `usage` their usage probabilities as counted in a
+    profile. `record` is the file for a trace (trace.py). A batch or load that takes longer than `hang_after_s`, and far
+    longer than predicted, counts as hung: nothing else waits for it. Batch numbers start above `last_batch_id`, since
+    the database's views tell batches apart by number. `clock` is monotonic seconds, `wall` seconds since the epoch.
     """
 
     _reports: DriveReports
@@ -222,7 +222,7 @@ class Drive:
     def stop(self, timeout_s: float) -> bool:
         """Start nothing new, report running work, and end.
 
-        Waiting images stay in the journal. False if it took too long.
+        Waiting images stay in the journal. Return False if it took too long.
         """
         deadline_s = self._clock() + timeout_s
         self._events.put(Stop())
@@ -244,7 +244,7 @@ class Drive:
 
     @property
     def images_under_way(self) -> int:
-        """Count of images between acceptance and verdict."""
+        """Number of images between acceptance and verdict."""
         return self._flow.under_way
 
     @property
@@ -411,7 +411,7 @@ class Drive:
             self._note_failures()
 
     def _leave_batch(self, hung: HungBatch, now: float) -> None:
-        """Retry a hung batch's images once, except the one being decoded: it, or else the expert, is to blame."""
+        """Retry a hung batch's images once, except one whose decoding hangs; without one, blame the expert."""
         run = hung.running.run
         images, seconds = self._flow.names(run.batch), round(hung.seconds, 1)
         self._log.error("executor_hung", executor=run.executor, expert=run.expert, images=images, seconds=seconds)
@@ -431,7 +431,7 @@ class Drive:
                 self._flow.again(request)
 
     def _leave_load(self, hung: HungLoad) -> None:
-        """Park the images of a hung load. Resident experts go on meanwhile, and the disk may come back."""
+        """Park the images of a hung load. Resident experts continue meanwhile, and the disk may recover."""
         load, seconds = hung.load, round(hung.seconds, 1)
         self._log.error("load_hung", expert=load.expert, device=load.pool, seconds=seconds)
         self._flow.last_error = f"the load of {load.expert} to {load.pool} did not end within {hung.seconds:.0f} s"

@@ -32,7 +32,7 @@ AnswerOf = Callable[[ExpertSpec, ImageOrder], Answer | Unanswered]
 
 
 class SimulatedClock:
-    """Simulated seconds. Events at the same time happen in the order in which they were asked for."""
+    """Simulated seconds. Events of the same time happen in the order of scheduling."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
@@ -44,7 +44,7 @@ class SimulatedClock:
 
     @property
     def next_s(self) -> float | None:
-        """The time of the next event; None where there is none."""
+        """Return the time of the next event, None if there is none."""
         return self._events[0][0] if self._events else None
 
     def after(self, seconds: float, do: Callable[[], None]) -> None:
@@ -52,9 +52,9 @@ class SimulatedClock:
         heapq.heappush(self._events, (self.now() + seconds, self._serial, do))
 
     def step(self, until_s: float | None = None) -> bool:
-        """Jump to the next event, or to `until_s` where that is earlier, and do all that is due then.
+        """Jump to the next event, or to `until_s` if that is earlier, and do everything that is due then.
 
-        Returns False where nothing will ever happen.
+        Return False if no event is left.
         """
         next_s = self.next_s
         if next_s is None or (until_s is not None and until_s < next_s):
@@ -128,7 +128,7 @@ class SimulatedProcessor:
         self._version = 0
 
     def run(self, work_s: float, done: Callable[[], None]) -> None:
-        """Call `done` when `work_s` seconds of a processor to itself have been given to this batch."""
+        """Call `done` once this batch has received `work_s` seconds of undivided processor time."""
         self._advance()
         self._serial += 1
         heapq.heappush(self._active, (self._served_s + work_s, self._serial, done))
@@ -193,7 +193,7 @@ class SimulatedPool:
         return tuple(self._resident)
 
     def slot(self, expert: ExpertId) -> SimulatedSlot:
-        """Return the resident expert's slot; ExpertError where it is not resident."""
+        """Return the resident expert's slot; ExpertError if it is not resident."""
         if expert not in self._resident:
             raise ExpertError(expert, "is not resident")
         return SimulatedSlot(self._resident[expert])
@@ -239,7 +239,7 @@ Route = Sequence[tuple[SimulatedChannel, float]]
 class SimulatedLoader:
     """Loads pass the channels of their route; evictions and budgets are carried out at once.
 
-    A load of an expert of `hangs_s` takes so many seconds more, as one from a disk that does not answer.
+    A load of an expert in `hangs_s` takes that many seconds longer, as from a disk that does not answer.
     """
 
     def __init__(
@@ -315,7 +315,8 @@ class SimulatedLoader:
 class SimulatedExecutor:
     """A batch of n images takes `k_s` · n + `b_s` simulated seconds of its processor; `answer` gives the answers.
 
-    `hangs(order)` says how many seconds more a batch takes, and the image whose decoding does not end, if it is that.
+    `hangs(order)` returns the extra seconds of a batch, and the image whose decoding does not end, if that is the
+    cause.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Answers to publishers until an image is durable: admission, checks of payloads, back-pressure, quotas, catching up.
+"""Answers to publishers until an image is durable: admission, damaged files (`payload_scan`), limits, catching up.
 
-`intake.Intake` owns the socket's thread, `admission.Admission` decides each answer. Nothing here schedules or judges.
+`intake.Intake` owns the socket's thread, `admission.Admission` decides each answer, `backlog` has back-pressure and
+quotas. Nothing here schedules or judges.
 """

@@ -2,8 +2,8 @@
 
 Credit and back-pressure are in backlog.py, requests for text in text_requests.py.
 
-No sockets and no threads here: frames in, an answer out, at once or when the writer replies. Only the intake thread
-calls, `hold` and `resume` excepted.
+No sockets and no threads here: frames in, an answer out, at once or when the writer replies. Only the intake thread may
+call it, except for `hold` and `resume`.
 """
 
 import time
@@ -92,7 +92,7 @@ class _WriterBroke:
 
 @dataclass(slots=True)
 class _InFlight:
-    """An arrival at the writer, and the repetitions of it that came meanwhile, each with its payload's sha256."""
+    """An arrival at the writer and its repetitions since then, each with its payload's sha256."""
 
     peer: Peer
     sha256: str
@@ -138,7 +138,7 @@ class Admission(Accounts):
         self._log = structlog.get_logger("intake")
 
     def read(self, frames: Sequence[bytes]) -> tuple[Message, bytes] | Answer:
-        """Return a message and its payload, or the rejection of one that is wrong by itself."""
+        """Return a message and its payload, or the rejection of a malformed one."""
         try:
             message, payload = parse(frames)
         except MessageError as error:
@@ -166,7 +166,7 @@ class Admission(Accounts):
             return self._failed(message)
 
     def scanned(self, scanned: Scanned, post: Callable[[Posted], None]) -> Answer | None:
-        """Go on with an image whose payload was scanned in another thread; returns what `take` returns."""
+        """Continue with an image whose payload another thread has scanned; return the same as `take`."""
         peer, message, payload = scanned.peer, scanned.message, scanned.payload
         self.left_memory(message.source, len(payload))
         self.answered(peer)

@@ -1,8 +1,8 @@
 """Limits of waiting images, and costs of a message: the backlog of images, credit of connections, quotas of sources.
 
 `Backlog` counts images in number and bytes, of each source and of all: accepted ones until their outcome is durable,
-those in memory until the disk has them. Any thread may call it. Accounts are the intake thread's, `hold` and `resume`
-excepted.
+those in memory until the disk has them. Any thread may call it. Only the intake thread may call `Accounts`, except for
+`hold` and `resume`.
 """
 
 import math
@@ -77,7 +77,7 @@ class Backlog:
         return self._limits
 
     def change_limits(self, limits: BacklogLimits) -> None:
-        """Put other limits in force; what is already in stays."""
+        """Put other limits in force; images already counted stay."""
         with self._lock:
             self._limits = limits
 
@@ -249,7 +249,7 @@ class Peer:
 
 
 class Sent(Protocol):
-    """A message, as far as an answer names it."""
+    """The part of a message that its answer repeats."""
 
     @property
     def image_id(self) -> str | None: ...
@@ -300,7 +300,7 @@ class Accounts:
             self._held = {**self._held, cause: reason}
 
     def resume(self, cause: str) -> None:
-        """Lift what `hold` with this cause began. Any thread."""
+        """End the `hold` with this cause. Any thread."""
         with self._holding:
             self._held = {key: reason for key, reason in self._held.items() if key != cause}
 
@@ -359,7 +359,7 @@ class Accounts:
         return None
 
     def refuse_for_now(self, peer: Peer, message: SentByKey, size_bytes: int) -> Answer | None:
-        """Return the `busy` of a hold, of credit or of a quota; None if none of them refuses this message."""
+        """Return `busy` if a hold, the credit or a quota refuses this message now, otherwise None."""
         for reason in self._held.values():
             return self.busy(message, reason, _HELD_RETRY_MS)
         if self.is_over_credit(peer):

@@ -1,8 +1,8 @@
 """The thread of one language model: opens its checkpoint, takes requests in and computes, one step after the other.
 
 Each accepted request ends exactly once, with a text or as `unknown` and a reason. A text that cannot be computed costs
-no other request. A checkpoint that is damaged, changed or gone costs the requests that the thread has then, and is
-opened again for the next one.
+no other request. If a checkpoint is damaged, changed or gone, the requests that the thread holds end as `unknown`; the
+next request opens it again.
 """
 
 import gc
@@ -131,7 +131,7 @@ class ModelThread:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes for its experts that it has or was ordered to have, the larger of the two."""
+        """Bytes for the model's experts: those held or those ordered, whichever is larger."""
         with self._lock:
             ordered_bytes = 0 if self._resizing is None else self._resizing.budget_bytes
             return max(self._budget_bytes, self._taking_bytes, ordered_bytes)
@@ -146,7 +146,7 @@ class ModelThread:
 
     @property
     def waiting(self) -> int:
-        """Number of its requests, running ones included."""
+        """Number of requests without a result, running ones included."""
         return len(self._texts)
 
     def hangs_s(self) -> float | None:
@@ -158,7 +158,7 @@ class ModelThread:
         return took_s if took_s > self._works_for_s else None
 
     def give_up(self, reason: str) -> None:
-        """Stop waiting for a step that hangs. Once it ends after all, the model is opened anew."""
+        """Stop waiting for a step that hangs. If it ends later, the model is opened again."""
         self._given_up = True
         self.last_error = reason
         self._log.error("model_hung", reason=reason)
@@ -286,7 +286,7 @@ class ModelThread:
                 self._account = self._model.account()
 
     def _undo_resize(self) -> None:
-        """Give back memory that a failed growth has taken: it counts as free."""
+        """Return the memory that a failed growth has taken: it counts as free."""
         assert self._model is not None, "a closed model has any budget"
         try:
             self._model.resize(self._budget_bytes)
@@ -327,7 +327,7 @@ class ModelThread:
         return True
 
     def _come_back(self) -> None:
-        """Close a model whose hanging call has ended after all: the next request opens it anew."""
+        """Close a model whose hanging call has ended: the next request opens it again."""
         self._close()
         self._given_up = False
         self._log.warning("model_came_back")

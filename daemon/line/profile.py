@@ -80,7 +80,7 @@ class DeviceEntry(_Section):
 
 
 class ProfileFile(_Section):
-    """The whole file. `profile` is the version of its format; `usage` is by expert, where it was counted."""
+    """The whole file. `profile` is the version of its format; `usage` is by expert, if it was counted."""
 
     profile: Literal[1]
     made: datetime

@@ -73,7 +73,7 @@ class HttpServer:
     def __init__(
         self, endpoint: str, registry: CollectorRegistry, token_file: Path | None = None, *, stands_in: bool = False
     ) -> None:
-        """Serve nothing yet. TokenError where the token cannot be used.
+        """Serve nothing yet. TokenError if the token cannot be used.
 
         A server that `stands_in` says of every other path that the web pages are away.
         """
@@ -88,7 +88,7 @@ class HttpServer:
     def start(self, health: Health) -> str:
         """Bind and begin to answer. `health` gives control's answer of that name (answers.py).
 
-        Returns the endpoint as bound; StartError where that fails, or where it would be open.
+        Returns the endpoint as bound; StartError if that fails or it would be open.
         """
         listener = bind_http(self._endpoint, has_token=self._token is not None)
         self.serve(listener, health)

@@ -1,4 +1,4 @@
-"""Decisions: the next batch, the order of loads, eviction, requests that cannot meet their deadline. Pure functions.
+"""Pure decisions: the next batch, the order of loads (`late.demand`, `paper.queues`), eviction, missed deadlines.
 
 Values in, values out: no clock, threads, files, torch or logging; an AST test checks this.
 

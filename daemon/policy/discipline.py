@@ -70,5 +70,5 @@ class Discipline(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise AssertionError where an index disagrees with the requests it indexes."""
+        """Raise AssertionError if an index disagrees with the requests it indexes."""
         ...

@@ -11,7 +11,7 @@ class Performance:
     """One architecture on one device. A batch of n images takes `k_s` · n + `b_s` seconds.
 
     `max_batch` is where the latency per image flattens, `activation_bytes` what one image of a batch needs beside
-    the weights. `disk_s` and `ram_s` are the seconds of a load from disk and from host memory; `ram_s` is None where
+    the weights. `disk_s` and `ram_s` are the seconds of a load from disk and from host memory; `ram_s` is None if
     no copy in host memory can serve this device.
     """
 

@@ -17,7 +17,7 @@ class Preset:
     single_executor: bool = False
     #: Each executor has an equal share of its device's memory for itself; else they share one pool.
     own_pools: bool = False
-    #: Which executor's queue takes a request, where it is bound at its arrival.
+    #: How an executor's queue is chosen, for policies that bind a request at its arrival.
     assign: Literal["round robin", "least makespan"] = "round robin"
     #: Where in the queue: last, or behind the requests of the same expert.
     arrange: Literal["last", "behind its group"] = "last"

@@ -7,7 +7,7 @@ from experts.spec import ArchitectureId, ExpertId
 
 RequestId = NewType("RequestId", int)
 ExecutorId = NewType("ExecutorId", str)
-#: A pool is named by its device ("cpu", "cuda:0") or, where each executor has its own share, by the executor ("cpu/0").
+#: A pool is named by its device ("cpu", "cuda:0") or, if each executor has its own share, by the executor ("cpu/0").
 PoolId = NewType("PoolId", str)
 #: The RAM tier: experts kept in host memory for GPUs. No executor runs there.
 RAM = PoolId("ram")

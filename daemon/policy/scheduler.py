@@ -1,7 +1,7 @@
 """The scheduler as drivers see it: reports in, actions out. Pure: `now` comes in as an argument (docs/architecture.md).
 
-A driver asks `next_load` for every pool before `next_action` for every idle executor, after each report: a load
-that may not wait longer marks the experts that must become idle for it, and `next_action` heeds that.
+A driver asks `next_load` for every pool before `next_action` for every idle executor, after each report: a load that
+may not wait longer marks the experts that must become idle for it, and `next_action` respects the marks.
 """
 
 import math
@@ -173,7 +173,7 @@ class Scheduler:
         return self._end(executor).batch
 
     def batch_hung(self, executor: ExecutorId) -> None:
-        """Give the batch of `executor` up; the thread that computes it still holds the weights."""
+        """Abandon the batch of `executor`; the thread that computes it still holds the weights."""
         run = self._running.pop(executor)
         self._residency.ledgers[self._residency.executors[executor].pool].hang(run.expert)
         self._discipline.ended(executor, run.expert, len(run.batch))
@@ -223,7 +223,7 @@ class Scheduler:
         self._discipline.rebuild()
 
     def replace_facts(self, experts: Iterable[ExpertFacts], changed: Sequence[ExpertId]) -> tuple[Request, ...]:
-        """Replace the experts; return the requests of those that are gone or fit nowhere any more.
+        """Replace the experts; return the requests of those that are gone or no longer fit anywhere.
 
         Residents that are gone, or in `changed` (other weights under the same name), are unloaded when idle;
         failed loads are retried.
@@ -297,7 +297,7 @@ class Scheduler:
         return Snapshot(pools, self._discipline.queued(), running, failed)
 
     def check(self) -> None:
-        """Raise where a ledger, an index or the account of requests is wrong."""
+        """Raise if a ledger, an index or the account of requests is wrong."""
         for ledger in self._residency.ledgers.values():
             ledger.check()
         self._discipline.check()
@@ -420,7 +420,7 @@ class Scheduler:
         return self._residency.why_never(expert)
 
     def _wait(self, now: float) -> Wait:
-        """Wait until age, a deadline or a retry changes something; the next report may come before."""
+        """Return a wait until age, a deadline or a retry changes something; a report may come earlier."""
         turn_s, late_s, forgiven_s = (
             self._discipline.next_turn_s(now),
             self._deadlines.next_s(),

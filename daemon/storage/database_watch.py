@@ -107,7 +107,7 @@ class DatabaseFiles:
             self._put_back(file, link, advice)
 
     def _put_back(self, file: Path, link: Path, advice: str) -> bool:
-        """Name the linked file `file`, over any other file there; False where that fails."""
+        """Name the linked file `file`, over any other file there; False if that fails."""
         part = file.with_name(f".{file.name}.part")
         try:
             part.unlink(missing_ok=True)

@@ -63,7 +63,7 @@ class ImageFolder:
         self._log = structlog.get_logger("images")
 
     def copy(self, images: Sequence[CopyRequest]) -> list[ImageCopy]:
-        """Copy `images` and make the copies durable together; OSError where the disk does not take or give them now.
+        """Copy `images` and make the copies durable together; OSError if the disk does not take or give them now.
 
         An image that the journal cannot give back is reported without a path, so that its row does not wait for ever.
         """

@@ -5,7 +5,7 @@ records costs one `fdatasync`; only then does a caller commit the rows that poin
 tail: opening a journal scans nothing and truncates nothing, appending goes on in a new segment.
 
 The journal thread forms the groups, fair by source. While it syncs one group the writer commits the rows of the one
-before. A group that cannot be written is handed on too, in its place, so that every image is answered once
+before. A group that cannot be written is handed on too, in its turn, so that every image is answered once
 (docs/architecture.md).
 """
 
@@ -112,7 +112,7 @@ class Journal:
         return self._active if self._writing is not None else self._active + 1
 
     def begin_after(self, segment: int) -> None:
-        """Number new segments above `segment`: in a folder that was emptied old keys must not meet new bytes."""
+        """Number new segments above `segment`: in a folder that was emptied, no old key may point at new bytes."""
         self._active = max(self._active, segment)
 
     def append(self, payloads: Sequence[bytes]) -> list[JournalKey]:
@@ -156,9 +156,10 @@ class Journal:
         return payload
 
     def drop_segments(self, keep: Collection[int], below: int | None = None) -> list[int]:
-        """Delete the segments below `below`, a past `frontier` (default: the present one), but for those in `keep`.
+        """Delete the segments below `below`, a past `frontier` (default: the present one), except those in `keep`.
 
-        Return their numbers; OSError at the end if one could not be deleted. One thread, also while another appends.
+        Return their numbers; raise OSError at the end if one could not be deleted. One thread may call this while
+        another appends.
         """
         dropped: list[int] = []
         open_files: list[_Descriptor] = []
@@ -192,7 +193,7 @@ class Journal:
             self._readers.clear()
 
     def _delete(self, number: int) -> None:
-        """Delete the file and its reader, which would keep its room on the disk."""
+        """Delete the file and drop its reader, which would keep the space occupied."""
         with self._lock:
             self._readers.pop(number, None)
         self._path(number).unlink(missing_ok=True)
@@ -242,7 +243,7 @@ class Journal:
         return fd
 
     def _check_place(self, writing: int) -> None:
-        """Raise OSError if the file was deleted or moved away: no restart would find it."""
+        """Raise OSError if the file was deleted or moved away: a restart would not find it."""
         path = self._path(self._active)
         if not path.exists() or not os.path.samestat(path.stat(), os.fstat(writing)):
             raise OSError(errno.ENOENT, f"{path} was deleted or moved away; the images in it are lost at a restart")
@@ -312,7 +313,7 @@ class WaitingArrival:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalGroup:
-    """Images whose bytes are durable, each at its key; or none of them is, because of `error`.
+    """Images written together: the bytes of each are durable at its key, or none are, because of `error`.
 
     Journal segments below `frontier` hold nothing of later groups.
     """
@@ -422,10 +423,10 @@ class JournalThread:
 class SegmentCleanup:
     """Deletes the segments that no row needs, except those that a commit in doubt may still need.
 
-    A failed commit lies in the database's log until another is written over it: after a kill it may come true, and then
+    A failed commit stays in the database's log until another overwrites it. After a kill it may become valid, and then
     the journal has the only bytes of its images (docs/decisions.md, "A commit that failed").
 
-    For the writer's thread. Deleting is never urgent: a failure is retried with the next segment.
+    Only the writer's thread calls it. Deleting is never urgent: a failure is retried with the next segment.
     """
 
     def __init__(self, journal: Journal, store: "Store") -> None:
@@ -453,11 +454,11 @@ class SegmentCleanup:
         self._in_doubt = True
 
     def committed(self) -> None:
-        """Note a commit that stands: it has written over the remains of a failed one."""
+        """Note a successful commit: it has overwritten the remains of a failed one."""
         self._in_doubt = False
 
     def end_doubt(self) -> None:
-        """Write over a failed commit; raises the database's errors while it takes nothing."""
+        """Overwrite a failed commit; raises the database's errors while it refuses writes."""
         self._store.write_over()
         self.committed()
         self._advance()

@@ -164,7 +164,7 @@ class Pruner:
         return images_to_prune(oldest, before=before, excess=excess)[:_IMAGES_PER_TURN]
 
     def _free(self) -> tuple[int | None, int | None]:
-        """Return the free bytes of the images' disk, and the bytes that have to be free; None where none have to."""
+        """Return the free bytes of the images' disk, and the bytes that have to be free; None if none have to."""
         space = self._disk_space.space("images")
         if space is None or self._settings.free is None:
             return None, None
@@ -203,7 +203,7 @@ class Pruner:
 
 
 def newest_s(url: str) -> float | None:
-    """Return the time of the newest image, for AgeClock. StoreError where the database cannot be opened."""
+    """Return the time of the newest image, for AgeClock. StoreError if the database cannot be opened."""
     engine = open_for_reading(url)
     try:
         with engine.connect() as connection:
@@ -214,7 +214,7 @@ def newest_s(url: str) -> float | None:
 
 
 def prune_alone(url: str, images: Path, settings: Retention) -> PruneCounts:
-    """Prune a line whose daemon does not run: the caller holds its locks. StoreError where there is no database."""
+    """Prune a line whose daemon does not run: the caller holds its locks. StoreError if there is no database."""
     path = sqlite_path(url)
     if path is not None and not path.is_file():
         raise StoreError(f"there is no database at {path}: has this line run?")

@@ -59,7 +59,7 @@ class ResultsStream:
     def start(self, heartbeat: Callable[[], tuple[str, int]]) -> str:
         """Bind and begin to send. `heartbeat` returns the line's state and its backlog of images.
 
-        Return the endpoint as bound, port filled in; StartError where that fails.
+        Return the endpoint as bound, port filled in; StartError if that fails.
         """
         self._heartbeat = heartbeat
         return self._thread.start()[0]

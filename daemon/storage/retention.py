@@ -69,7 +69,7 @@ class RetentionThread:
     ) -> None:
         """`hold(cause, problem)` keeps images out until `resume(cause)`; `on_pruned` gets a kind and a number.
 
-        Raises StoreError where the database cannot be opened.
+        Raises StoreError if the database cannot be opened.
         """
         self._clock = clock or Clock()
         self._disk_space = disk_space
@@ -157,7 +157,7 @@ class RetentionThread:
                 task.at_s = self._clock.monotonic_s() + task.interval_s
 
     def _try(self, task: Callable[[], None]) -> None:
-        """Run a task. If a disk or a database refuses it, it is tried again later, and the line goes on."""
+        """Run a task. If a disk or a database refuses it, it is retried later, and the line continues."""
         try:
             task()
         except CancelledError:
@@ -186,7 +186,7 @@ class RetentionThread:
     # -- space
 
     def _watch_space(self) -> None:
-        """Hold images out while too little is free; let them in again when a little more than that is."""
+        """Hold intake while too little space is free; resume it when a little more than that is free."""
         self.disks = self._disk_space.look()
         is_tight = self._disk_space.refused() or self.problem is not None
         problem = self._disk_space.problem(factor=RESUME_FACTOR if is_tight else 1.0)

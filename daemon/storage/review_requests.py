@@ -49,7 +49,7 @@ def decision(fields: Mapping[str, Any]) -> ReviewDecision:
 def write_review(writer: TaskRunner, fields: dict[str, Any]) -> dict[str, Any]:
     """Write the decision, wait for its commit, and return the row.
 
-    ControlError where nothing was written, or (`no_answer`) where that is not known yet.
+    ControlError if nothing was written, or (`no_answer`) if that is not known yet.
     """
     wanted = decision(fields)
     writing = writer.run(lambda store: store.review(wanted))

@@ -154,7 +154,7 @@ class Writer:
         self._queue.put(outcome)
 
     def switch(self, switch: ExpertSwitch) -> None:
-        """Write a load into a pool."""
+        """Write a row about a load into a pool."""
         self._queue.put(switch)
 
     def rules_in_force(self, routes: Routes) -> None:
@@ -228,7 +228,7 @@ class Writer:
                 self._copies.extend(item)
 
     def _idle_s(self) -> float | None:
-        """Return how long there is nothing to do unless something comes; None for ever."""
+        """Return the seconds until the next work that is due, None if there is none."""
         if self._tasks or self._groups:
             return 0.0
         wait_s = 0.0 if self._has_results else self._store.wait_s()
@@ -296,7 +296,7 @@ class Writer:
             self._cleanup.drop()
 
     def _write_each(self, outcomes: list[Outcome], switches: list[ExpertSwitch], copies: list[ImageCopy]) -> None:
-        """Write results one by one: one of them made the whole batch fail, and only that one must be lost."""
+        """Write results one by one after their batch failed, so that only the one at fault is not written."""
         self._write([], [], [])  # a board that cannot be closed is not the fault of an outcome
         for outcome in outcomes:
             try:
@@ -316,7 +316,7 @@ class Writer:
         self._write([], [], copies)
 
     def _write_unknown(self, outcome: Outcome, error: Exception) -> None:
-        """Write `unknown` for an outcome that no row can hold: never lost, never a pass."""
+        """Write `unknown` for an outcome that the database refuses: it is never lost, and never a pass."""
         self._log.error("outcome_not_written", inspection_id=outcome.inspection_id, error=_reason(error))
         self._outcomes[0] = Outcome(outcome.inspection_id, "unknown", None, "internal_error", ())
         self._write([self._outcomes[0]], [], [])
@@ -397,7 +397,7 @@ class Writer:
             self._call(image.reply, answer)
 
     def _call(self, callback: Callable[[T], None], value: T) -> None:
-        """Call back; a failure there neither undoes the write nor keeps others from being called."""
+        """Run a callback; its failure neither undoes the write nor prevents the other callbacks."""
         try:
             callback(value)
         except Exception as error:  # noqa: BLE001

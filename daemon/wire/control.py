@@ -42,7 +42,7 @@ class ControlServer:
         self._thread = SocketThread("control", binding, self._mailbox, _configure, self._serve)
 
     def start(self) -> str:
-        """Bind and begin to answer; StartError where that fails."""
+        """Bind and begin to answer; StartError if that fails."""
         if not self._endpoint.startswith("ipc://"):
             self._mailbox.close()
             raise StartError(

@@ -84,7 +84,7 @@ def checked_key(text: str) -> str:
 def read_allow_list(folder: Path) -> AllowList:
     """Return the clients of all `.key` files in `folder`. An unusable file is a problem, and costs no other client.
 
-    OSError where the folder cannot be read.
+    OSError if the folder cannot be read.
     """
     clients: dict[str, str] = {}
     problems: list[str] = []

@@ -1,8 +1,8 @@
 """Messages of the wire, version 1 (PROTOCOL.md): frames to checked messages, and answers to frames.
 
 Envelope, magic and a strict JSON header are checked for intake and control alike; then the fields of each message.
-Every check here is of the message alone: what needs the rules, the database or the image's bytes is the intake's.
-What a client and the daemon share, `encode` among it, is in coserve_client/frames.py.
+Every check here concerns the message alone; intake makes the checks that need the rules, the database or the image's
+bytes. Code that clients and the daemon share, such as `encode`, is in coserve_client/frames.py.
 """
 
 import json
@@ -40,7 +40,7 @@ Code = Literal[
 
 
 class MessageError(Exception):
-    """A message that will never be accepted. `image_id` and `source` are as sent, None where not legal strings."""
+    """A message that will never be accepted. `image_id` and `source` are as sent, None if not legal strings."""
 
     def __init__(self, code: Code, reason: str, image_id: str | None = None, source: str | None = None) -> None:
         super().__init__(f"{code}: {reason}")
@@ -52,7 +52,7 @@ class MessageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One JSON object that may be read: `fields` without those that are null (null means absent)."""
+    """One valid JSON object: `fields` without those that are null (null means absent)."""
 
     fields: dict[str, Any]
     image_id: str | None
@@ -102,7 +102,7 @@ def _flaw_of_frames(frames: Sequence[bytes]) -> tuple[Code, str] | None:
 
 
 class _Scan:
-    """Hooks of one JSON parse that note what the protocol forbids and the standard library lets pass."""
+    """Hooks of one JSON parse: they note values that the protocol forbids and the standard library accepts."""
 
     def __init__(self) -> None:
         self.flaw: str | None = None
@@ -130,7 +130,7 @@ class _Scan:
 
     @staticmethod
     def integer(text: str) -> int:
-        """Integers of any length, without int()'s limit on digits: what is too long is out of range either way."""
+        """Parse an integer of any length, without int()'s limit on digits: a longer one is out of range anyway."""
         if len(text) <= 20:
             return int(text)
         return -MAX_INTEGER - 1 if text.startswith("-") else MAX_INTEGER + 1
@@ -327,7 +327,7 @@ class _Fields:
         return text
 
     def shape(self, name: str) -> tuple[int, int, int] | None:
-        """(height, width, channels); a height or width of 0 is for the payload's check to refuse: no pixels."""
+        """Return (height, width, channels); the payload's scan refuses a height or width of 0."""
         value = self._fields.get(name)
         if value is None:
             return None
@@ -431,7 +431,7 @@ _KINDS = {"inspect": _inspect, "generate": _generate, "hello": _hello, "results_
 
 
 def _utc_of_rfc3339(text: str) -> str | None:
-    """Return `text` as UTC with milliseconds (truncated), None if it is no time of RFC 3339 and the calendar."""
+    """Return `text` as UTC with milliseconds (truncated), None if it is not a valid time of RFC 3339."""
     match = _RFC3339.fullmatch(text)
     if match is None:
         return None
@@ -474,7 +474,7 @@ def answer(kind: str, image_id: str | None, source: str | None, credit: int, **f
 def results_answer(asked: ResultsSince, page: Mapping[str, Any], credit: int) -> Answer:
     """Return the answer to `results_since`: the first items of `page` that fit one header, `more` if any are left.
 
-    An item that is longer than that is sent alone, else its consumer would never get past it.
+    An item too long for that is sent alone, otherwise its consumer would never get past it.
     """
     room = MAX_HEADER_BYTES - 1024  # for what stands around the items
     items: list[Any] = page["items"]

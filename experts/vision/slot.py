@@ -174,7 +174,7 @@ class SlotPool:
             self._trim(self._budget_bytes)
 
     def resize(self, budget_bytes: int) -> None:
-        """A new budget. Raises ValueError where resident experts exceed it: unload some first."""
+        """A new budget. Raises ValueError if resident experts exceed it: unload some first."""
         with self._lock:
             if self._used_bytes() > budget_bytes:
                 raise ValueError(f"{self.device} holds {self._used_bytes()} bytes of experts; unload some first")
@@ -253,7 +253,7 @@ class SlotPool:
         return sum(slot.size_bytes for slot in self._kept)
 
     def _copy(self, slot: Slot, spec: ExpertSpec, source: "SlotPool") -> bool:
-        """Copy another pool's slot of the same weights; False where it holds others."""
+        """Copy another pool's slot of the same weights; False if it holds others."""
         origin = source.slot(spec.expert)
         if (origin.spec.sha256, origin.spec.layout) != (spec.sha256, spec.layout):
             return False

@@ -50,7 +50,7 @@ def try_pairs(
 ) -> list[Pair]:
     """Images per second of each pair on one expert, medians of interleaved rounds, fastest first.
 
-    Pairs whose batches the device has no memory for are left out. Raises ProfileError where none is left, ExpertError
+    Pairs whose batches the device has no memory for are left out. Raises ProfileError if none is left, ExpertError
     where their experts do not fit the device.
     """
     candidates = pairs(device, core_count or cores())

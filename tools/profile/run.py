@@ -93,7 +93,7 @@ def profile_line(line: Line, wish: Wish, on_progress: Progress) -> MeasuredProfi
 
 
 def one_of_each(line: Line) -> dict[LayoutId, ExpertSpec]:
-    """An expert for each layout of the catalog, the layout most used first. Raises ProfileError where there is none."""
+    """An expert for each layout of the catalog, the layout most used first. Raises ProfileError if there is none."""
     usage: dict[LayoutId, float] = {}
     examples: dict[LayoutId, ExpertSpec] = {}
     for facts in expert_facts(line.catalog.values(), line.routes):

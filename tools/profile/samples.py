@@ -26,7 +26,7 @@ class Samples:
 
 
 def read_samples(folder: Path) -> Samples:
-    """The first images below a folder, by name. Raises ValueError where none can be decoded."""
+    """The first images below a folder, by name. Raises ValueError if none can be decoded."""
     payloads: list[bytes] = []
     for file in sorted(folder.rglob("*")):
         if len(payloads) == _MAX_IMAGES:

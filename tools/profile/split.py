@@ -63,7 +63,7 @@ def limited_split(plan: Plan) -> tuple[int, int]:
 
 
 def search_split(plan: Plan, *, initial: float, margin: float, pick: str) -> Split | None:
-    """The decaying-window search on simulated throughput; None where not one expert fits beside a batch of one."""
+    """The decaying-window search on simulated throughput; None if not one expert fits beside a batch of one."""
     most = plan.max_experts()
     if not most:
         return None

@@ -12,7 +12,7 @@ _LABELLED_SPANS = 120
 def draw_timeline(outcome: TaskOutcome, path: Path, *, until_s: float | None = None) -> None:
     """Write a PNG (or what else the suffix says). One colour for each expert, the same in every lane.
 
-    Raises ValueError where nothing was recorded.
+    Raises ValueError if nothing was recorded.
     """
     import matplotlib as mpl
 

@@ -91,7 +91,7 @@ def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | Non
     """A device file as it is set up for `policy` (docs/simulating.md).
 
     The paper's policies load the ordinary way, `coserve-plus` into slots, unless `loading` says otherwise.
-    Raises FileError where the device says nothing of an architecture that the task uses.
+    Raises FileError if the device says nothing of an architecture that the task uses.
     """
     rules = preset(policy)
     slots = loading == "slots" if loading is not None else rules.binding == "late"

@@ -3,7 +3,7 @@
 The verdict that counts is a person's newest, else the line's. A false call is a `fail` that a person turned into a
 pass, an escape a `pass` that a person turned into a fail, as in the view `false_calls`. Most images are passes: they
 are counted by board and by component only. Images that were not passed, or that a person decided, are counted in a
-table of their own. That keeps a million images within seconds.
+table of their own. So a million images are counted within seconds.
 """
 
 import csv
@@ -51,7 +51,7 @@ Question = Select[*tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class DefectSpan:
-    """Boards closed from the day `since` to `until` (UTC). An empty filter matches all, the lot or station `-` none."""
+    """Boards closed from the day `since` to `until` (UTC). An empty filter matches all, `-` no lot or station."""
 
     since: date
     until: date
@@ -259,7 +259,7 @@ class DefectTally:
 
     @property
     def final(self) -> dict[str, int]:
-        """Return the images by the verdict that counts."""
+        """Return the number of images by the verdict that counts."""
         others = {verdict: self.not_passed[verdict] for verdict in _VERDICTS[1:]}
         return {"pass": max(0, self.judged - sum(others.values())), **others}
 
@@ -269,7 +269,7 @@ class DefectTally:
 
     @property
     def false_call_rate(self) -> float | None:
-        """Return the share of all judged images that people examined in vain."""
+        """Return the share of all judged images that are false calls."""
         return self.false_calls / self.judged if self.judged else None
 
     def add(self, row: Any) -> None:
@@ -441,7 +441,7 @@ def by_component_question(span: DefectSpan) -> Question:
 
 
 def images_question(span: DefectSpan, only: ImageFilter, before: int | None) -> Question:
-    """Select the images behind a number, the newest first, from before the image `before`."""
+    """Select the images behind a number, the newest first, older than the image `before`."""
     query = _joined(
         select(
             *(inspections.c.inspection_id, inspections.c.board_id, boards.c.completed_at, boards.c.board_type),

@@ -1,7 +1,7 @@
-"""The pages Experts and one expert: memory, rates and loads, and drift from how sure each expert was in training.
+"""The pages Experts and one expert: memory, rates, loads, and drift of confidences since training.
 
-Nothing can be changed here: pinning and unloading decide how fast the line is, and are asked for with `coserve pin` by
-people who may reach the daemon's control socket (docs/decisions.md).
+These pages change nothing. Pinning and unloading affect the speed of the line, so people who have access to the
+daemon's control socket request them with `coserve pin` (docs/decisions.md).
 """
 
 import time
@@ -146,7 +146,7 @@ class ExpertRow:
 
 @dataclass(frozen=True, slots=True)
 class ExpertList:
-    """All experts, and in words what could not be read."""
+    """All experts, and a message for each thing that could not be read."""
 
     rows: Sequence[ExpertRow]
     hit_rate: float | None
@@ -276,15 +276,15 @@ class ExpertOverview:
         return self._catalog.get()
 
     def training(self, name: str) -> Mapping[str, Sequence[int]] | None:
-        """Return how sure an expert was on images held out in training, None if it was not measured."""
+        """Return an expert's confidences on images held out in training, None if they were not measured."""
         return self.catalog()[0].confidences.get(ExpertId(name))
 
     def confidences(self, expert: str | None) -> VersionHistograms:
-        """Return how sure each version was lately, of one expert or of all."""
+        """Return the recent confidences of each version, of one expert or of all."""
         return by_version(self._database.rows(confidences_statement(expert), limit=_MAX_BINS))
 
     def newest_confidences(self, expert: str) -> Mapping[str, Sequence[int]]:
-        """Return how sure the version in force was lately; without a catalog entry, how sure any version was."""
+        """Return the recent confidences of the version in force; without a catalog entry, of any version."""
         spec = self.catalog()[0].get(ExpertId(expert))
         histograms = self.confidences(expert)
         if spec is not None:

@@ -1,7 +1,7 @@
 """The page Machine: executors and queues of the last minutes, temperature, disks, retention, versions, processes.
 
-The timeline is what the daemon itself remembers (control's `timeline` and `waits`): exact to the millisecond, without a
-question to the database, and lost with the daemon. Disks and files are examined by the web process itself.
+The timeline comes from the daemon's memory (control's `timeline` and `waits`): exact to the millisecond, without a
+database query, and lost at a restart. Disks and files are examined by the web process itself.
 """
 
 import os
@@ -179,7 +179,7 @@ class _Machine:
         return self._site.render("_timeline.html", pictures=pictures, totals=_totals(work), work=work, seconds=seconds)
 
     def tiles(self) -> str:
-        """Render the numbers that a technician asks for first."""
+        """Render the numbers that a technician needs first."""
         return self._site.render("_machine_tiles.html", **self._now.get())
 
     def details(self) -> str:
@@ -323,7 +323,7 @@ def disk_uses(config: Config, files: FileSizes, held: DatabaseHoldings | None, n
 
 
 def growth(config: Config, files: FileSizes, held: DatabaseHoldings | None, now: datetime) -> dict[str, float]:
-    """Return by how many bytes a second each place grew today. The journal does not: done segments are deleted."""
+    """Return the growth of each place today in bytes a second. The journal does not grow: done segments are deleted."""
     if held is None or held.since is None:
         return {}
     seconds = max(_MIN_GROWTH_S, (now - datetime.fromisoformat(held.since)).total_seconds())

@@ -66,7 +66,7 @@ Question = Select[*tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ReviewFilter:
-    """The filters in the address, and the end of the queue that comes first."""
+    """The filters in the address, and the choice of the oldest or the newest board first."""
 
     type: ShortText = ""
     lot: ShortText = ""
@@ -349,7 +349,7 @@ class _ReviewPage:
 
 
 def defect_codes(database: Database) -> list[DefectCode]:
-    """Return the rules' codes in their order, then those that people and the line named: their order stays the same."""
+    """Return the rules' codes in their order, then those that people and the line have used, in a stable order."""
     row = database.first(select(rules_versions.c.text).order_by(rules_versions.c.loaded_at.desc()))
     rules = validate(RulesFile, read_yaml_text(row.text, "rules"))[0] if row is not None else None
     labels: dict[str, str] = {}
@@ -374,7 +374,7 @@ def _refusal(status: int, code: str, reason: str) -> JSONResponse:
 
 
 class ReviewOffers:
-    """The images shown on each open page and those skipped, so that two reviewers seldom meet at one image.
+    """The images shown on each open page and those skipped, so that two reviewers seldom get the same image.
 
     It lives in the memory of the web process only, and nothing depends on it: the database itself refuses the second
     decision about an image. A seat is one open page; a page that is reloaded has another seat.
@@ -414,8 +414,7 @@ class ReviewOffers:
     def remember(self, reviewer: str, skipped: Sequence[int]) -> None:
         """Add the images that the reviewer's browser has noted as skipped, the longest ago first.
 
-        A restarted web process has forgotten them, or received the last ones in another order; the browser's order
-        counts.
+        A restarted web process has lost them, or received the last ones in another order: the browser's order prevails.
         """
         with self._lock:
             at_s = time.monotonic()
@@ -431,7 +430,7 @@ class ReviewOffers:
 
     @property
     def excluded(self) -> int:
-        """Return how many of the waiting images may be ranked last: so many more must be read."""
+        """Return how many waiting images may be ranked last: the query must read that many more."""
         return len(self._shown) + len(self._skipped)
 
     def _show(self, inspection_id: int, seat: str, now_s: float) -> None:
@@ -471,7 +470,7 @@ def image_question(inspection_id: int) -> Question:
 
 
 def _of_image(table: Any, inspection_id: int) -> Question:
-    """Select an image's reviews, the oldest first, its stages in order, or its boxes, the surest first."""
+    """Select an image's reviews, the oldest first, its stages in order, or its boxes, the most confident first."""
     order = {
         reviews: (reviews.c.review_id,),
         stages: (stages.c.step,),
@@ -541,7 +540,7 @@ def _last_question(since: str, reviewer: str) -> Question:
 
 
 def _some_waiting() -> Question:
-    """Select some waiting images in any order, for the filters: in order the database would read all of them."""
+    """Select some waiting images in any order, for the filters: sorted, the database would read all of them."""
     return waiting().order_by(None).limit(_FACET_IMAGES)
 
 

@@ -71,7 +71,7 @@ class ExpertPlace:
 
 
 class Groups:
-    """All groups, where their experts are, and the shelves. `settle` before looking into an index."""
+    """All groups, the places of their experts, and the shelves. `settle` before looking into an index."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""The paper's policies and its baselines (CoServe §4): requests are bound to an executor's queue when they arrive."""
+"""The paper's policies and baselines (CoServe §4): `queues` binds requests to an executor when they arrive."""

@@ -13,7 +13,7 @@ NS_PER_S = 1_000_000_000
 class Cost:
     """One expert in one pool: a batch of n takes `each_ns` · n + `start_ns` (K and B); a load, by tier.
 
-    `ram_ns` is None where no host copy can serve the pool.
+    `ram_ns` is None if no host copy can serve the pool.
     """
 
     each_ns: int

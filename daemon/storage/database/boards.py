@@ -295,7 +295,7 @@ def folded(serial: str) -> str:
 def serial_range(prefix: str) -> tuple[str, str | None]:
     """Return the range of lower(serial) for the serials that begin with `prefix`, in either case.
 
-    The second value is behind the range, None where the range has no end.
+    The second value is behind the range, None if the range has no end.
     """
     first = folded(prefix)
     stem = first.rstrip(_LAST_CHARACTER)

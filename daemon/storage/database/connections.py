@@ -101,7 +101,7 @@ def open_for_reading(url: str) -> Engine:
 
 @contextmanager
 def query_timeout(connection: Connection, seconds: float) -> Iterator[None]:
-    """End every query of the block after `seconds`; QueryTimeoutError where one was broken off."""
+    """End every query of the block after `seconds`; QueryTimeoutError if one was broken off."""
     if connection.dialect.name == "sqlite":
         driver = connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)

@@ -73,7 +73,7 @@ def _engine(url: str, **options: Any) -> Engine:
 def _become_writer(connection: Connection, busy_timeout_ms: int) -> None:
     """Set durable commits and take the lock, which ends with its connection.
 
-    OperationalError where another daemon has it.
+    OperationalError if another daemon has it.
     """
     connection.autocommit = True
     connection.execute(

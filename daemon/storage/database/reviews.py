@@ -4,7 +4,7 @@ A decision names the row that its reviewer saw last, so that no decision is over
 well: the decision before the undone one with its reviewer's name, or the line's own verdict, by `daemon`, if there was
 none. The note says what was undone and by whom, since the table has no other place for it.
 
-The second half counts what became of each expert version's answers, for `coserve experts` and the dashboard.
+The second half counts the outcomes of each expert version's answers, for `coserve experts` and the dashboard.
 """
 
 import re
@@ -66,7 +66,7 @@ class Review:
 
     @property
     def writer(self) -> str:
-        """The person who wrote this row: of an undoing not the reviewer, whose earlier decision stands again."""
+        """The person who wrote this row; for an undo not `reviewer`, whose earlier decision stands again."""
         match = _UNDO.fullmatch(self.note or "")
         return match[2] if match else self.reviewer
 
@@ -124,14 +124,14 @@ class ReviewRefusedError(Exception):
 
 
 def is_undo(note: str | None) -> bool:
-    """Return True if `note` reads like the notes of undoing, which no reviewer may write."""
+    """Return True if `note` has the form of an undo's note, which no reviewer may write."""
     return bool(note and _UNDO.fullmatch(note)) or bool(note and note.startswith(_UNDECIDED))
 
 
 def append(tx: Transaction, wanted: ReviewDecision) -> Review:
-    """Write the decision and return its row, also if an attempt whose answer was lost has written it already.
+    """Write the decision and return its row, or the row that an attempt whose answer was lost has written.
 
-    ReviewRefusedError where it may not be written.
+    Raises ReviewRefusedError if it may not be written.
     """
     table = inspections.c
     image = tx.connection.execute(
@@ -266,7 +266,7 @@ def _conflict(wanted: ReviewDecision, newest: Review | None) -> str:
 
 
 def _undoing(past: list[Review], by: str, verdict: str, defect: str | None) -> dict[str, Any]:
-    """Return the row that takes back the standing decision."""
+    """Return the row that undoes the standing decision."""
     standing = decisions(past)
     if not standing:
         raise ReviewRefusedError("no_decision", "this image has no decision: there is nothing to undo")
@@ -361,7 +361,7 @@ def calls_by_version(connection: Connection, expert: str | None = None, after: i
 def confidences_statement(expert: str | None = None, answers: int = RECENT_ANSWERS) -> Select[*tuple[Any, ...]]:
     """Select (expert, expert_version, label, bin, count) of each version's newest `answers` in recent images.
 
-    A picture that came more than once counts once: a version answers it the same each time, which proves no more.
+    A repeated picture counts once: a version gives it the same answer each time, which adds no evidence.
     """
     confidence = stages.c.confidence
     # A CASE instead of arithmetic: databases differ in how they round a division.

@@ -42,7 +42,7 @@ class CopyRequest:
 
 @dataclass(frozen=True, slots=True)
 class ImageCopy:
-    """A durable copy; `image_path` is None where the journal could not give the bytes back."""
+    """A durable copy; `image_path` is None if the journal could not give the bytes back."""
 
     inspection_id: int
     image_path: str | None

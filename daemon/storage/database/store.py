@@ -189,7 +189,7 @@ class Store:
             return generations.unfinished_texts(connection)
 
     def review(self, decision: reviews.ReviewDecision) -> reviews.Review:
-        """Write a person's decision, or its undoing; ReviewRefusedError where it may not be."""
+        """Write a person's decision, or its undoing; ReviewRefusedError if it may not be."""
         with self._transaction() as tx:
             return reviews.append(tx, decision)
 

@@ -58,7 +58,7 @@ class PreparedQuery:
         self._sql, self._values = _prepare(engine.dialect, query)
 
     def first(self, **values: Any) -> Sequence[Any] | None:
-        """Return the first row, None where there is none. OperationalError where the database gives no answer."""
+        """Return the first row, None if there is none. OperationalError if the database gives no answer."""
         try:
             # Giving the connection back ends any transaction that the driver began.
             with closing(self._engine.raw_connection()) as connection, closing(connection.cursor()) as cursor:

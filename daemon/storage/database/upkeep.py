@@ -1,7 +1,7 @@
 """Upkeep of the database file while the line runs: write-ahead log, free pages, statistics, copies, and its check.
 
-Long work runs on a connection of its own, beside the writer; the writer's part is steps of milliseconds. PostgreSQL
-looks after itself: of all this only the check of rows and files applies to it.
+Long work runs on a separate connection beside the writer, which itself takes only steps of milliseconds. PostgreSQL
+needs no upkeep of ours: only the check of rows and files applies to it.
 """
 
 import os
@@ -75,10 +75,10 @@ class WriteAheadLog:
 
 
 class Checkpoints:
-    """Checkpoints on a connection of their own, from one thread: commits go on meanwhile."""
+    """Checkpoints on a separate connection, from one thread: commits continue meanwhile."""
 
     def __init__(self, url: str) -> None:
-        """StoreError where the database cannot be opened."""
+        """Open the database; raise StoreError if that fails."""
         self._path = sqlite_path(url)
         self._connection: sqlite3.Connection | None = None
         if self._path is not None:
@@ -93,7 +93,7 @@ class Checkpoints:
             self._connection.close()
 
     def checkpoint(self) -> WriteAheadLog:
-        """Copy the pages that no reader holds into the database file; OSError or sqlite3.Error where that fails."""
+        """Copy the pages that no reader holds into the database file; OSError or sqlite3.Error if that fails."""
         if self._connection is None or self._path is None:
             return WriteAheadLog(0, 0, 0)
         _, pages, done = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
@@ -119,10 +119,10 @@ def finish_checkpoint(engine: Engine) -> None:
 
 
 def write_log_again(engine: Engine) -> None:
-    """Write the log's bytes once more, and sync them; OSError or SQLAlchemyError where that fails.
+    """Write the log's bytes once more, and sync them; OSError or SQLAlchemyError if that fails.
 
-    After a failed sync the kernel takes the bytes for written, so a restart finds commits that a power cut would undo:
-    from the log, and not from a database file that they were copied into.
+    After a failed sync the kernel treats the bytes as written. A restart then finds commits that a power cut would undo
+    in the log, but not in the database file, if they were copied there.
     """
     path = sqlite_path(engine.url) if engine.dialect.name == "sqlite" else None
     if path is None:
@@ -182,8 +182,8 @@ def copy_database(
 ) -> None:
     """Copy the present state of `path` to `target`, complete and durable or not at all; StoreError says why not.
 
-    A read transaction stays open meanwhile: other writes neither wait for it nor make it start over. `at_snapshot` gets
-    the connection that sees the state, before anything is copied; `on_progress` gets the bytes done and all bytes.
+    A read transaction stays open meanwhile: other writes neither wait for it nor force it to start again. `at_snapshot`
+    gets the connection that sees the state, before anything is copied; `on_progress` gets the bytes done and all bytes.
     """
     try:
         with replacing(target, FILE_MODE) as part:
@@ -266,7 +266,7 @@ def segments_needed(connection: sqlite3.Connection) -> dict[int, int]:
 def check_database(url: str, images: Path, journal: Path, on_step: Callable[[str], None] = lambda _: None) -> list[str]:
     """Check rows and the files they name, read-only, beside a running line.
 
-    Return every problem in one sentence; StoreError where there is no database.
+    Return every problem in one sentence; StoreError if there is no database.
     """
     engine = open_for_reading(url)
     steps: dict[str, Callable[[], Iterator[str]]] = {
@@ -322,7 +322,7 @@ def _check_references(engine: Engine) -> Iterator[str]:
 
 
 def _check_numbers(engine: Engine) -> Iterator[str]:
-    """Check that each `seq` is there once, and none is missing but the pruned ones."""
+    """Check that each `seq` is there once, and only pruned ones are missing."""
     with engine.connect() as connection:
         count, distinct, last = connection.execute(
             text("SELECT count(*), count(DISTINCT seq), coalesce(max(seq), 0) FROM stream")

@@ -104,7 +104,7 @@ class FitProgress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FitInputs:
-    """Inputs of a mode's fit. Raises ModelError where traces or text of the checkpoint are missing."""
+    """Inputs of a mode's fit. Raises ModelError if traces or text of the checkpoint are missing."""
 
     prepared: PreparedFiles
     #: (length, count) to at most `count` windows of the training files of each task, (n, length) int64.

@@ -34,7 +34,7 @@ _MAX_NAME_LENGTH = 60
 class PackageRows:
     """Numbers of rows by table, and what was noted while they were written.
 
-    `rules` are the texts of rules versions, `experts` the sha256 of expert versions, each None where the database has
+    `rules` are the texts of rules versions, `experts` the sha256 of expert versions, each None if the database has
     none any more. `tasks` are those that the daemon has still to do, by image: `judge` or `keep`.
     """
 

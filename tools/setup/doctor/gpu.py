@@ -27,7 +27,7 @@ class Driver:
 
 
 def find_driver() -> Driver | None:
-    """The driver of this machine; None where there is none, or where it does not answer."""
+    """The driver of this machine; None if there is none or it does not answer."""
     try:
         with _nvml():
             cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
