@@ -17,6 +17,7 @@ import structlog
 
 from daemon.policy.fair_queue import Turns
 from daemon.records import Pixels
+from experts.vision import tiff
 
 #: Segments of a JPEG and chunks of a PNG that are walked; real files have tens, a 64 MB PNG some thousands.
 MAX_STEPS = 50_000
@@ -30,13 +31,12 @@ _PACKED_CHUNKS = frozenset({b"iCCP", b"zTXt", b"iTXt"})
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 #: Compressed pixels are never much larger than the pixels; a decoder unfolds all that is there, needed or not.
 _SPARE_PIXEL_BYTES = 64 * 1024
-#: Strips or tiles of a TIFF page that are looked at.
-_MAX_STRIPS = 200_000
-_MAX_IFD_ENTRIES = 4096
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 #: Start-of-frame markers carry the size; C4, C8 and CC are tables and extensions.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_COEFFICIENTS = 64
+_JPEG_SCAN, _JPEG_END = 0xDA, 0xD9
 #: Markers without a length: TEM, RST0 to RST7, SOI.
 _JPEG_STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 #: The next marker: not a stuffed zero, not fill bytes, not the restarts within entropy-coded data.
@@ -101,35 +101,67 @@ def _check_raw(payload: bytes, shape: tuple[int, int, int], max_pixels: int) -> 
     return ImageFacts("raw", width, height)
 
 
+class _JpegFrame:
+    """Size of a JPEG, and the low bits that its scans have not brought yet, by component and coefficient.
+
+    Decoders replace missing ones by zeros without a warning: a progressive JPEG that was cut between two scans.
+    """
+
+    def __init__(self, header: bytes, max_pixels: int) -> None:
+        height, width = struct.unpack_from(">HH", header, 3)
+        _check_size(width, height, max_pixels)
+        self.facts = ImageFacts("jpeg", width, height)
+        self.scans = 0
+        self._missing = {component: bytearray(b"\xff" * _JPEG_COEFFICIENTS) for component in header[8::3]}
+
+    def note_scan(self, header: bytes) -> None:
+        if len(header) < 6 or len(header) != 6 + 2 * header[2]:
+            raise ImageHeaderError("a scan of the JPEG has a header of an impossible length")
+        self.scans += 1
+        if self.scans > _MAX_SCANS:
+            raise ImageHeaderError(f"the JPEG has more than {_MAX_SCANS} scans: save it as an ordinary JPEG")
+        first, last, bits = header[-3:]
+        stop = min(last, _JPEG_COEFFICIENTS - 1) + 1
+        for component in header[3:-3:2]:
+            if component in self._missing:
+                self._missing[component][first:stop] = bytes([bits & 0x0F]) * max(0, stop - first)
+
+    def is_complete(self) -> bool:
+        return not any(any(bits) for bits in self._missing.values())
+
+
 def _walk_jpeg(data: bytes, max_pixels: int, max_steps: int) -> ImageFacts:
     """Segments from SOI to EOI. Thumbnails inside segments and bytes behind EOI are never looked at."""
-    facts: ImageFacts | None = None
-    scans, at = 0, 2
+    frame: _JpegFrame | None = None
+    at = 2
     for _ in range(max_steps):
         match = _JPEG_MARKER.search(data, at)  # also steps over entropy-coded data and padding, as decoders do
         if match is None:
             raise ImageHeaderError("the JPEG has no end marker: it is cut off")
         marker, at = data[match.end() - 1], match.end()
-        if marker == 0xD9:
-            if facts is None or scans == 0:
-                raise ImageHeaderError("the JPEG has no pixels: it ends before its image data")
-            return facts
+        if marker == _JPEG_END:
+            return _whole_jpeg(frame)
         if marker in _JPEG_STANDALONE:
             continue
         (length,) = struct.unpack_from(">H", data, at)
         if length < 2:
             raise ImageHeaderError("a segment of the JPEG has an impossible length")
         if marker in _JPEG_FRAMES:
-            if facts is not None:
+            if frame is not None:
                 raise ImageHeaderError("the JPEG has two frame headers")
-            height, width = struct.unpack_from(">HH", data, at + 3)
-            _check_size(width, height, max_pixels)
-            facts = ImageFacts("jpeg", width, height)
-        scans += marker == 0xDA
-        if scans > _MAX_SCANS:
-            raise ImageHeaderError(f"the JPEG has more than {_MAX_SCANS} scans: save it as an ordinary JPEG")
+            frame = _JpegFrame(data[at : at + length], max_pixels)
+        elif marker == _JPEG_SCAN and frame is not None:
+            frame.note_scan(data[at : at + length])
         at += length
     raise _too_long(f"the JPEG has more than {max_steps} segments", max_steps)
+
+
+def _whole_jpeg(frame: _JpegFrame | None) -> ImageFacts:
+    if frame is None or frame.scans == 0:
+        raise ImageHeaderError("the JPEG has no pixels: it ends before its image data")
+    if not frame.is_complete():
+        raise ImageHeaderError("the JPEG is incomplete: it ends before its last scan")
+    return frame.facts
 
 
 def _walk_png(data: bytes, max_pixels: int, max_steps: int) -> ImageFacts:
@@ -171,97 +203,38 @@ def _walk_bmp(data: bytes, max_pixels: int, _max_steps: int) -> ImageFacts:
         raise ImageHeaderError("the BMP's header has an unknown length")
     height = abs(height)  # negative: rows from the top down
     _check_size(width, height, max_pixels)
-    if compression in (0, 3, 6):
-        row_bytes = (width * depth + 31) // 32 * 4
-        needed = row_bytes * (height - 1) + (width * depth + 7) // 8  # the last row's padding is often left out
-    else:
-        needed = 1
+    if compression not in (0, 3, 6):
+        raise ImageHeaderError(
+            "the BMP is run-length encoded, which hides missing rows: send it uncompressed or as PNG"
+        )
+    row_bytes = (width * depth + 31) // 32 * 4
+    needed = row_bytes * (height - 1) + (width * depth + 7) // 8  # the last row's padding is often left out
     if depth == 0 or pixels_at < 14 or pixels_at + needed > len(data):
         raise ImageHeaderError("the BMP is cut off: its rows lie behind the end of the file")
     return ImageFacts("bmp", width, height)
 
 
-_TIFF_INTEGERS = {1: "B", 3: "H", 4: "I", 16: "Q"}
-_TIFF_WIDTH, _TIFF_HEIGHT = 256, 257
-#: Tags of where the pixels lie, and of how many bytes lie there: strips, or tiles.
-_TIFF_PLACES = ((273, 279), (324, 325))
-
-
 def _walk_tiff(data: bytes, max_pixels: int, max_steps: int) -> ImageFacts:
-    """The first page's size; its strips or tiles must lie inside the file. Both byte orders, classic and BigTIFF."""
-    order = "<" if data[:1] == b"I" else ">"
-    (version,) = struct.unpack_from(order + "H", data, 2)
-    big = version == 43
-    tags = _tiff_tags(data, order, max_steps, big=big)
-    width, height = tags.get(_TIFF_WIDTH, (0,)), tags.get(_TIFF_HEIGHT, (0,))
-    if not width or not height:
-        raise ImageHeaderError("the TIFF's size is not a number")
-    _check_size(width[0], height[0], max_pixels)
-    for offsets_tag, counts_tag in _TIFF_PLACES:
-        offsets = tags.get(offsets_tag)
-        if not offsets:
-            continue
-        counts = tags.get(counts_tag) or (1,) * len(offsets)  # old writers leave out a single strip's length
-        if len(counts) != len(offsets):
-            raise ImageHeaderError("the TIFF's strips and their lengths do not match")
-        if any(offset + count > len(data) for offset, count in zip(offsets, counts, strict=True)):
-            raise ImageHeaderError("the TIFF is cut off: its strips lie behind the end of the file")
-        if not any(counts):
-            raise ImageHeaderError("the TIFF has no pixels: its strips are empty")
-        return ImageFacts("tiff", width[0], height[0])
-    raise ImageHeaderError("the TIFF has no pixels: its first page names no strips or tiles")
-
-
-def _tiff_tags(data: bytes, order: str, max_steps: int, *, big: bool) -> dict[int, tuple[int, ...]]:
-    """Return the integer values of the tags of the first page that this scan needs, by tag."""
-    tag_ids = {_TIFF_WIDTH, _TIFF_HEIGHT, *(tag for pair in _TIFF_PLACES for tag in pair)}
-    first, count_form, entry_form, inline_bytes = (8, "Q", "HHQ", 8) if big else (4, "H", "HHI", 4)
-    offset_form = order + ("Q" if big else "I")
-    (ifd,) = struct.unpack_from(offset_form, data, first)
-    ifd = _inside(data, ifd)
-    (entries,) = struct.unpack_from(order + count_form, data, ifd)
-    if not 0 < entries <= _MAX_IFD_ENTRIES:
-        raise ImageHeaderError(f"the TIFF's first page has {entries} tags")
-    at = ifd + struct.calcsize(order + count_form)
-    tags: dict[int, tuple[int, ...]] = {}
-    if entries > max_steps:
-        raise LongWalkError
-    for _ in range(entries):
-        tag, kind, count = struct.unpack_from(order + entry_form, data, at)
-        at += struct.calcsize(order + entry_form)
-        form = _TIFF_INTEGERS.get(kind)
-        if tag in tag_ids and form is not None:
-            if not 0 < count <= _MAX_STRIPS:
-                raise ImageHeaderError(f"the TIFF's tag {tag} has {count} values")
-            if count > max_steps and max_steps < MAX_STEPS:
-                raise LongWalkError
-            place = at
-            if struct.calcsize(form) * count > inline_bytes:
-                place = _inside(data, struct.unpack_from(offset_form, data, at)[0])
-            tags[tag] = struct.unpack_from(f"{order}{count}{form}", data, place)
-        at += inline_bytes
-    return tags
-
-
-def _inside(data: bytes, offset: int) -> int:
-    """Return `offset` if it lies in the file: struct takes no number beyond a C integer."""
-    if offset >= len(data):
-        raise ImageHeaderError("the TIFF is cut off: an offset lies behind the end of the file")
-    return offset
+    """Both byte orders, classic and BigTIFF; only the first page counts."""
+    try:
+        page = tiff.first_page(data, max_steps)
+        _check_size(page.width, page.height, max_pixels)
+        tiff.parts(data, page)
+    except tiff.TiffError as error:
+        raise ImageHeaderError(str(error)) from None
+    except tiff.ManyPartsError:
+        raise _too_long(f"the TIFF has more than {max_steps} strips or tiles", max_steps) from None
+    return ImageFacts("tiff", page.width, page.height)
 
 
 _FORMATS: tuple[tuple[bytes, Callable[[bytes, int, int], ImageFacts]], ...] = (
     (b"\xff\xd8\xff", _walk_jpeg),
     (_PNG_SIGNATURE, _walk_png),
     (b"BM", _walk_bmp),
-    (b"II\x2a\x00", _walk_tiff),
-    (b"MM\x00\x2a", _walk_tiff),
-    (b"II\x2b\x00", _walk_tiff),
-    (b"MM\x00\x2b", _walk_tiff),
+    *((signature, _walk_tiff) for signature in tiff.SIGNATURES),
 )
 
 
-@dataclass(frozen=True, slots=True)
 class PayloadScan:
     """A payload's sha256 (lower-case hex), and the flaw of its structure; None if it is sound."""
 

@@ -2,46 +2,65 @@
 
 Training, import and the running line prepare images in the same way. Grey is repeated, alpha dropped, CMYK converted,
 16 bits cut to their high byte; orientation marks are ignored; of several pages the first counts. Anything that cannot
-be read completely is an ImageError, never a part of a picture.
+be read completely is an ImageError, never a part of a picture: a warning of a decoder counts as an error.
 """
 
+import ctypes
 import io
 import struct
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import cv2
 import numpy as np
+import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 from PIL import UnidentifiedImageError
 
 from experts.errors import ImageError
 from experts.spec import Box, ExpertSpec, Task
+from experts.vision import tiff
 
 Encoding = Literal["image", "raw"]
 #: Pixels: (H, W, 3) uint8 RGB.
 Image = NDArray[np.uint8]
 
-# Complaints of OpenCV and Pillow about a bad image become an ImageError; nothing goes to the daemon's stderr. The
-# number of pixels is bounded by intake, from headers.
+# Complaints of OpenCV and Pillow about a bad image become an ImageError; nothing goes to the daemon's stderr.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 warnings.filterwarnings("ignore", module=r"PIL\..*")
 Pillow.MAX_IMAGE_PIXELS = None
 
+for _library in {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libtiff" in line}:
+    ctypes.CDLL(_library).TIFFSetErrorHandler(None)  # Pillow raises an error, and leaves libtiff's own output on
+
+#: Pixels of the largest image that is decoded where a caller gives no limit; the default of `limits.max_pixels`.
+MAX_PIXELS = 64_000_000
 _READ = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
-_TIFF_ORIENTATION_TAG = 274
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+#: Where the file says how its rows are packed, and the ways that leave no row out.
+_BMP_COMPRESSION_AT, _BMP_COMPRESSIONS = 30, {b"\0", b"\3", b"\6"}
 
 
-def decode(payload: bytes, encoding: Encoding, shape: tuple[int, int, int] | None = None) -> Image:
-    """(H, W, 3) uint8 RGB. `shape` is (h, w, c) of a raw payload, c being 1 or 3. Raises ImageError."""
+def decode(
+    payload: bytes, encoding: Encoding, shape: tuple[int, int, int] | None = None, max_pixels: int = MAX_PIXELS
+) -> Image:
+    """(H, W, 3) uint8 RGB. `shape` is (h, w, c) of a raw payload, c being 1 or 3. Raises ImageError.
+
+    The number of pixels is compared with `max_pixels` as the decoder itself reads it, before it allocates them.
+    """
     if encoding == "raw":
         return _decode_raw(payload, shape)
-    if payload.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
-        return _decode_tiff(_upright(payload))
-    if payload.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM")):
-        return _decode_opencv(payload)
+    if payload.startswith(b"\xff\xd8\xff"):
+        return _decode_jpeg(payload, max_pixels)
+    if payload.startswith(_PNG_SIGNATURE):
+        return _decode_png(payload, max_pixels)
+    if payload.startswith(b"BM"):
+        return _decode_bmp(payload, max_pixels)
+    if payload.startswith(tiff.SIGNATURES):
+        return _decode_tiff(payload, max_pixels)
     raise ImageError("the payload is neither JPEG, PNG, BMP nor TIFF")
 
 
@@ -50,6 +69,23 @@ def _decode_raw(payload: bytes, shape: tuple[int, int, int] | None) -> Image:
         raise ImageError(f"{len(payload)} raw bytes do not fit the shape {shape}")
     pixels = np.frombuffer(payload, dtype=np.uint8).reshape(shape)
     return np.repeat(pixels, 3, axis=2) if shape[2] == 1 else pixels
+
+
+def _decode_jpeg(payload: bytes, max_pixels: int) -> Image:
+    """`strict` makes warnings errors: libjpeg fills missing pixels with grey and only warns."""
+    try:
+        height, width, *_ = simplejpeg.decode_jpeg_header(payload)
+        _check_size(width, height, max_pixels)
+        return np.asarray(simplejpeg.decode_jpeg(payload, "RGB", strict=True), dtype=np.uint8)
+    except ValueError as error:
+        raise ImageError(f"the JPEG is damaged or incomplete ({error})") from error
+
+
+def _decode_png(payload: bytes, max_pixels: int) -> Image:
+    if len(payload) < 24:
+        raise ImageError("the PNG ends inside its header")
+    _check_size(*struct.unpack_from(">II", payload, 16), max_pixels)
+    return _decode_opencv(payload)
 
 
 def _decode_opencv(payload: bytes) -> Image:
@@ -62,38 +98,55 @@ def _decode_opencv(payload: bytes) -> Image:
     return np.asarray(image, dtype=np.uint8)
 
 
-def _decode_tiff(payload: bytes) -> Image:
-    """Pillow, because OpenCV accepts damaged compressed data; OpenCV for the 16 bits that Pillow would clip."""
+def _decode_bmp(payload: bytes, max_pixels: int) -> Image:
+    old_header = payload[14:15] == b"\x0c"
+    if not old_header and payload[_BMP_COMPRESSION_AT : _BMP_COMPRESSION_AT + 1] not in _BMP_COMPRESSIONS:
+        raise ImageError("the BMP is run-length encoded, which hides missing rows: save it uncompressed")
     try:
-        with Pillow.open(io.BytesIO(payload), formats=("TIFF",)) as page:
+        return _decode_pillow(payload, "BMP", max_pixels)
+    except UnidentifiedImageError as error:
+        raise ImageError("the BMP is damaged or of a kind that cannot be decoded") from error
+
+
+def _decode_tiff(payload: bytes, max_pixels: int) -> Image:
+    """Pillow, because OpenCV accepts damaged compressed data; OpenCV for kinds that Pillow does not know."""
+    try:
+        page = tiff.first_page(payload)
+        _check_size(page.width, page.height, max_pixels)
+        tiff.parts(payload, page)
+    except (tiff.TiffError, tiff.ManyPartsError) as error:
+        raise ImageError(str(error)) from error
+    for jpeg in tiff.jpegs(payload, page):  # Pillow does not pass on libtiff's warnings
+        _decode_jpeg(jpeg, max_pixels)
+    payload = tiff.upright(payload, page)
+    try:
+        return _decode_pillow(payload, "TIFF", max_pixels)
+    except UnidentifiedImageError:  # as 16-bit RGBA
+        return _decode_opencv(payload)
+
+
+def _decode_pillow(payload: bytes, form: Literal["BMP", "TIFF"], max_pixels: int) -> Image:
+    """Decode with Pillow. Raises UnidentifiedImageError for kinds that it does not know, else ImageError."""
+    try:
+        with Pillow.open(io.BytesIO(payload), formats=(form,)) as page:
+            _check_size(*page.size, max_pixels)
             page.load()
             mode = page.mode
-            pixels = None if mode.startswith(("I", "F")) else np.array(page.convert("RGB"), dtype=np.uint8)
-    except UnidentifiedImageError:  # Kinds that Pillow does not know, as 16-bit RGBA.
-        return _decode_opencv(payload)
+            pixels = np.array(page if mode.startswith(("I", "F")) else page.convert("RGB"))
+    except (UnidentifiedImageError, ImageError):
+        raise
     except Exception as error:  # Pillow lets any error through that a damaged file causes.
-        raise ImageError(f"the TIFF is damaged or incomplete ({error})") from error
+        raise ImageError(f"the {form} is damaged or incomplete ({error})") from error
     if mode in {"I", "F"}:
-        raise ImageError(f"a TIFF of 32-bit samples (mode {mode}) is not supported; send 8 or 16 bits")
-    return _decode_opencv(payload) if pixels is None else pixels
+        raise ImageError(f"a {form} of 32-bit samples (mode {mode}) is not supported; send 8 or 16 bits")
+    if pixels.dtype == np.uint16:  # grey
+        return np.repeat((pixels >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
+    return pixels
 
 
-def _upright(payload: bytes) -> bytes:
-    """The payload with the first page's orientation tag set to 1: both decoders would turn the pixels by it."""
-    order = "<" if payload[:2] == b"II" else ">"
-    big = payload[2:4] in {b"+\0", b"\0+"}
-    try:
-        (directory,) = struct.unpack_from(order + ("Q" if big else "I"), payload, 8 if big else 4)
-        (count,) = struct.unpack_from(order + ("Q" if big else "H"), payload, directory)
-        first, size, value = directory + (8 if big else 2), 20 if big else 12, 12 if big else 8
-        for position in range(first, first + min(count, 4096) * size, size):
-            if struct.unpack_from(order + "H", payload, position)[0] == _TIFF_ORIENTATION_TAG:
-                changed = bytearray(payload)
-                struct.pack_into(order + "H", changed, position + value, 1)
-                return bytes(changed)
-    except struct.error as error:
-        raise ImageError("the TIFF is damaged or incomplete (its directory is cut off)") from error
-    return payload
+def _check_size(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise ImageError(f"the image has {width} × {height} pixels, more than {max_pixels}")
 
 
 #: Grey with which ultralytics fills a letterbox.

@@ -60,7 +60,7 @@ EXACT = {
     "packbits TIFF": (encoded(COLOUR, "TIFF", compression="packbits"), PICTURE),
     "TIFF with alpha": (encoded(TRANSPARENT, "TIFF"), PICTURE),
     "palette TIFF": (encoded(COLOUR.quantize(64), "TIFF"), rgb(COLOUR.quantize(64))),
-    "1-bit TIFF": (encoded(COLOUR.convert("1"), "TIFF", compression="group4"), rgb(COLOUR.convert("1"))),
+    "1-bit TIFF": (encoded(COLOUR.convert("1"), "TIFF", compression="tiff_lzw"), rgb(COLOUR.convert("1"))),
     "CMYK TIFF": (encoded(COLOUR.convert("CMYK"), "TIFF"), rgb(COLOUR.convert("CMYK"))),
     "BigTIFF": (encoded(COLOUR, "TIFF", big_tiff=True), PICTURE),
     "big-endian TIFF": (big_endian_tiff(1), np.array([[[10] * 3, [200] * 3]], dtype=np.uint8)),
