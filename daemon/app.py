@@ -219,6 +219,7 @@ class App:
                     self._journal.read,
                     config.devices[device_of(each.pool)].threads,
                     self._decode_marks.place(),
+                    config.limits.max_pixels,
                 )
                 for each in executors
             ],

@@ -18,7 +18,7 @@ from daemon.records import JournalKey
 from daemon.storage.journal import JournalError
 from experts.errors import ExpertError, ImageError
 from experts.spec import Answer, ExpertId
-from experts.vision.preprocess import Prepared, prepare
+from experts.vision.preprocess import MAX_PIXELS, Prepared, prepare
 
 #: Accepting images goes before inference: publishers wait, verdicts have a queue (docs/decisions.md, measured).
 _NICENESS = 5
@@ -58,7 +58,8 @@ class ExecutorThread(Generic[S]):
 
     `slot(expert)` gives the resident expert's slot, `read(key)` an image's bytes (Journal.read). `infer(slot, images)`
     is the forward pass: an answer for each image, in order. `enter` prepares the thread. `mark(key)` notes the image
-    that is being decoded, None when none is: for the start after a crash (storage/suspect_images.py).
+    that is being decoded, None when none is: for the start after a crash (storage/suspect_images.py). A decoder
+    refuses more than `max_pixels`.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class ExecutorThread(Generic[S]):
         enter: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         mark: Callable[[JournalKey | None], None] = lambda _key: None,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.facts = facts
         self._slot = slot
@@ -79,6 +81,7 @@ class ExecutorThread(Generic[S]):
         self._prepare_thread = enter
         self._clock = clock
         self._mark = mark
+        self._max_pixels = max_pixels
         self._work: _RunningBatch | None = None
         self._report: Callable[[BatchReport], None] = _unheard
         self._worker: Worker[BatchOrder] = Worker(f"executor {facts.executor}", self._carry_out, self._enter)
@@ -183,7 +186,7 @@ class ExecutorThread(Generic[S]):
         work.preparing = image.request_id
         self._mark(image.key)
         try:
-            return prepare(payload, image.pixels.encoding, image.pixels.shape, work.order.spec)
+            return prepare(payload, image.pixels.encoding, image.pixels.shape, work.order.spec, self._max_pixels)
         finally:
             work.preparing = None
             if not work.is_given_up:  # else the mark belongs to the thread that took over

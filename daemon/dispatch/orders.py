@@ -195,8 +195,9 @@ class Devices(Protocol):
         read: Callable[[JournalKey], bytes],
         threads: int,
         mark: Callable[[JournalKey | None], None],
+        max_pixels: int,
     ) -> Executor:
-        """Return an executor over `pool`, one of this object's.
+        """Return an executor over `pool`, one of this object's; it decodes images of up to `max_pixels`.
 
         `read(key)` gives an image's bytes; `threads` are its intra-op threads; `mark(key)` notes the image that is
         being decoded, None when none is: for the start after a crash (storage/suspect_images.py).

@@ -396,8 +396,9 @@ class SimulatedDevices:
         read: Callable[[JournalKey], bytes],
         threads: int,  # noqa: ARG002  the function that answers takes one
         mark: Callable[[JournalKey | None], None],
+        max_pixels: int,
     ) -> ExecutorThread:
-        return ExecutorThread(facts, pool.slot, read, self._infer, mark=mark)
+        return ExecutorThread(facts, pool.slot, read, self._infer, mark=mark, max_pixels=max_pixels)
 
     def _infer(self, slot: SimulatedSlot, images: Sequence[Prepared]) -> list[Answer]:
         return [self._answer(slot.spec, image) for image in images]

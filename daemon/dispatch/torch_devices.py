@@ -30,8 +30,11 @@ class TorchDevices:
         read: Callable[[JournalKey], bytes],
         threads: int,
         mark: Callable[[JournalKey | None], None],
+        max_pixels: int,
     ) -> ExecutorThread[Slot]:
-        return ExecutorThread(facts, pool.slot, read, infer, enter=lambda: _set_threads(threads), mark=mark)
+        return ExecutorThread(
+            facts, pool.slot, read, infer, enter=lambda: _set_threads(threads), mark=mark, max_pixels=max_pixels
+        )
 
 
 def _set_threads(threads: int) -> None:

@@ -235,6 +235,7 @@ _FORMATS: tuple[tuple[bytes, Callable[[bytes, int, int], ImageFacts]], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
 class PayloadScan:
     """A payload's sha256 (lower-case hex), and the flaw of its structure; None if it is sound."""
 

@@ -36,8 +36,8 @@ Pillow.MAX_IMAGE_PIXELS = None
 for _library in {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libtiff" in line}:
     ctypes.CDLL(_library).TIFFSetErrorHandler(None)  # Pillow raises an error, and leaves libtiff's own output on
 
-#: Pixels of the largest image that is decoded where a caller gives no limit; the default of `limits.max_pixels`.
-MAX_PIXELS = 64_000_000
+#: Pixels of the largest image that OpenCV decodes, the limit if a caller gives none.
+MAX_PIXELS = 2**30
 _READ = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 #: Where the file says how its rows are packed, and the ways that leave no row out.
@@ -75,7 +75,7 @@ def _decode_jpeg(payload: bytes, max_pixels: int) -> Image:
     """`strict` makes warnings errors: libjpeg fills missing pixels with grey and only warns."""
     try:
         height, width, *_ = simplejpeg.decode_jpeg_header(payload)
-        _check_size(width, height, max_pixels)
+        _check_size(int(width), int(height), max_pixels)
         return np.asarray(simplejpeg.decode_jpeg(payload, "RGB", strict=True), dtype=np.uint8)
     except ValueError as error:
         raise ImageError(f"the JPEG is damaged or incomplete ({error})") from error
@@ -100,12 +100,13 @@ def _decode_opencv(payload: bytes) -> Image:
 
 def _decode_bmp(payload: bytes, max_pixels: int) -> Image:
     old_header = payload[14:15] == b"\x0c"
+    if len(payload) < 26:
+        raise ImageError("the BMP ends inside its header")
     if not old_header and payload[_BMP_COMPRESSION_AT : _BMP_COMPRESSION_AT + 1] not in _BMP_COMPRESSIONS:
         raise ImageError("the BMP is run-length encoded, which hides missing rows: save it uncompressed")
-    try:
-        return _decode_pillow(payload, "BMP", max_pixels)
-    except UnidentifiedImageError as error:
-        raise ImageError("the BMP is damaged or of a kind that cannot be decoded") from error
+    width, height = struct.unpack_from("<HH" if old_header else "<ii", payload, 18)
+    _check_size(width, abs(height), max_pixels)
+    return _decode_opencv(payload)
 
 
 def _decode_tiff(payload: bytes, max_pixels: int) -> Image:
@@ -120,15 +121,15 @@ def _decode_tiff(payload: bytes, max_pixels: int) -> Image:
         _decode_jpeg(jpeg, max_pixels)
     payload = tiff.upright(payload, page)
     try:
-        return _decode_pillow(payload, "TIFF", max_pixels)
+        return _decode_pillow(payload, max_pixels)
     except UnidentifiedImageError:  # as 16-bit RGBA
         return _decode_opencv(payload)
 
 
-def _decode_pillow(payload: bytes, form: Literal["BMP", "TIFF"], max_pixels: int) -> Image:
-    """Decode with Pillow. Raises UnidentifiedImageError for kinds that it does not know, else ImageError."""
+def _decode_pillow(payload: bytes, max_pixels: int) -> Image:
+    """Decode a TIFF with Pillow. Raises UnidentifiedImageError for kinds that it does not know, else ImageError."""
     try:
-        with Pillow.open(io.BytesIO(payload), formats=(form,)) as page:
+        with Pillow.open(io.BytesIO(payload), formats=("TIFF",)) as page:
             _check_size(*page.size, max_pixels)
             page.load()
             mode = page.mode
@@ -136,9 +137,9 @@ def _decode_pillow(payload: bytes, form: Literal["BMP", "TIFF"], max_pixels: int
     except (UnidentifiedImageError, ImageError):
         raise
     except Exception as error:  # Pillow lets any error through that a damaged file causes.
-        raise ImageError(f"the {form} is damaged or incomplete ({error})") from error
+        raise ImageError(f"the TIFF is damaged or incomplete ({error})") from error
     if mode in {"I", "F"}:
-        raise ImageError(f"a {form} of 32-bit samples (mode {mode}) is not supported; send 8 or 16 bits")
+        raise ImageError(f"a TIFF of 32-bit samples (mode {mode}) is not supported; send 8 or 16 bits")
     if pixels.dtype == np.uint16:  # grey
         return np.repeat((pixels >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
     return pixels
@@ -183,9 +184,15 @@ class Prepared:
     placement: Placement
 
 
-def prepare(payload: bytes, encoding: Encoding, shape: tuple[int, int, int] | None, spec: ExpertSpec) -> Prepared:
+def prepare(
+    payload: bytes,
+    encoding: Encoding,
+    shape: tuple[int, int, int] | None,
+    spec: ExpertSpec,
+    max_pixels: int = MAX_PIXELS,
+) -> Prepared:
     """Decode a payload and fit it to the expert's input. `shape` is (h, w, c) of raw pixels. Raises ImageError."""
-    return fit(decode(payload, encoding, shape), spec.task, spec.input_size)
+    return fit(decode(payload, encoding, shape, max_pixels), spec.task, spec.input_size)
 
 
 def fit(image: Image, task: Task, size: int) -> Prepared:

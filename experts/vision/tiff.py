@@ -50,7 +50,7 @@ class Page:
     tags: Mapping[int, tuple[int, ...]]
     orientation_at: int | None
 
-    def one(self, tag: int, default: int) -> int:
+    def first(self, tag: int, default: int) -> int:
         return self.tags.get(tag, (default,))[0]
 
 
@@ -66,7 +66,7 @@ def first_page(data: bytes, max_values: int = _MAX_VALUES) -> Page:
         raise TiffError("the TIFF is cut off: it ends inside its directory") from None
     orientation = places.get(_ORIENTATION)
     page = Page(0, 0, order, tags, orientation.at if orientation is not None else None)
-    page = replace(page, width=page.one(_WIDTH, 0), height=page.one(_HEIGHT, 0))
+    page = replace(page, width=page.first(_WIDTH, 0), height=page.first(_HEIGHT, 0))
     if page.width <= 0 or page.height <= 0:
         raise TiffError(f"the TIFF has no pixels ({page.width} × {page.height})")
     return page
@@ -74,12 +74,12 @@ def first_page(data: bytes, max_values: int = _MAX_VALUES) -> Page:
 
 def parts(data: bytes, page: Page) -> list[tuple[int, int]]:
     """Return the offset and bytes of each strip or tile. Raises TiffError if the page needs more than the file has."""
-    compression, samples, bits = page.one(_COMPRESSION, 1), page.one(_SAMPLES, 1), max(page.tags.get(_BITS, (1,)))
+    compression, samples, bits = page.first(_COMPRESSION, 1), page.first(_SAMPLES, 1), max(page.tags.get(_BITS, (1,)))
     if compression not in _COMPRESSIONS:
         raise TiffError(f"the TIFF's compression {compression} is not supported: use none, LZW, deflate or PackBits")
     if not 0 < samples <= _MAX_SAMPLES or not 0 < bits <= _MAX_BITS:
         raise TiffError(f"the TIFF has {samples} samples of {bits} bits a pixel")
-    planes = samples if page.one(_PLANES, 1) == _SEPARATE_PLANES else 1
+    planes = samples if page.first(_PLANES, 1) == _SEPARATE_PLANES else 1
     tiled = _TILES[0] in page.tags
     width, height = _part_size(page, tiled=tiled)
     down = -(-page.height // height)
@@ -94,10 +94,10 @@ def parts(data: bytes, page: Page) -> list[tuple[int, int]]:
     places: list[tuple[int, int]] = []
     for number, offset in enumerate(offsets[:needed]):
         rows = height if tiled or (number + 1) % down else page.height - (down - 1) * height
-        least_bytes = rows * row_bytes if compression == _UNCOMPRESSED else 1
-        size = sizes[number] if sizes is not None else least_bytes  # old writers leave out a single strip's length
-        if size < least_bytes:
-            raise TiffError(f"the TIFF is incomplete: strip or tile {number + 1} has {size} of {least_bytes} bytes")
+        min_bytes = rows * row_bytes if compression == _UNCOMPRESSED else 1
+        size = sizes[number] if sizes is not None else min_bytes  # old writers leave out a single strip's length
+        if size < min_bytes:
+            raise TiffError(f"the TIFF is incomplete: strip or tile {number + 1} has {size} of {min_bytes} bytes")
         if offset < 0 or offset + size > len(data):
             raise TiffError("the TIFF is cut off: its strips lie behind the end of the file")
         places.append((offset, size))
@@ -107,9 +107,9 @@ def parts(data: bytes, page: Page) -> list[tuple[int, int]]:
 def _part_size(page: Page, *, tiled: bool) -> tuple[int, int]:
     """Return the width and height of a strip or tile in pixels."""
     if not tiled:
-        rows = page.one(_ROWS_PER_STRIP, page.height)
+        rows = page.first(_ROWS_PER_STRIP, page.height)
         return page.width, min(rows, page.height) if rows > 0 else page.height
-    width, height = page.one(_TILE_WIDTH, 0), page.one(_TILE_HEIGHT, 0)
+    width, height = page.first(_TILE_WIDTH, 0), page.first(_TILE_HEIGHT, 0)
     max_width, max_height = max(2 * page.width, _MAX_TILE_SIDE), max(2 * page.height, _MAX_TILE_SIDE)
     if not (0 < width <= max_width and 0 < height <= max_height):
         raise TiffError(f"the TIFF's tiles have {width} × {height} pixels")
@@ -127,7 +127,7 @@ def upright(data: bytes, page: Page) -> bytes:
 
 def jpegs(data: bytes, page: Page) -> Iterator[bytes]:
     """Yield each strip or tile of a JPEG-compressed page as a JPEG of its own; nothing for other pages."""
-    if page.one(_COMPRESSION, 1) == _JPEG:
+    if page.first(_COMPRESSION, 1) == _JPEG:
         tables = bytes(page.tags.get(_JPEG_TABLES, ()))
         for offset, size in parts(data, page):
             yield tables[:-2] + data[offset + 2 * bool(tables) : offset + size]

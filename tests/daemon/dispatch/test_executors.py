@@ -248,7 +248,9 @@ def test_each_executor_keeps_its_own_number_of_threads(
     monkeypatch.setattr("daemon.dispatch.torch_devices.infer", run)
     devices, reports = TorchDevices(), queue.SimpleQueue[BatchReport]()
     executors = [
-        devices.executor(ExecutorFacts(ExecutorId(name), PoolId("cpu")), pool, reader_of(), threads, lambda _key: None)
+        devices.executor(
+            ExecutorFacts(ExecutorId(name), PoolId("cpu")), pool, reader_of(), threads, lambda _key: None, 1_000_000
+        )
         for name, threads in (("first", 1), ("second", 2))
     ]
     for executor in executors:
