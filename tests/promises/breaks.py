@@ -372,6 +372,20 @@ BREAKS = (
         (f"{_ACCESS}::test_wrong_tokens_wait_and_the_right_one_does_not_wait_for_them",),
     ),
     Break(
+        "silent, slow or many clients",
+        "daemon/dashboard/site/server.py",
+        "not self._is_answering or self.cycle.more_body",
+        "not self._is_answering",
+        (f"{_ACCESS}::test_half_sent_bodies_and_unread_answers_without_a_token_reset_no_honest_request",),
+    ),
+    Break(
+        "silent, slow or many clients",
+        "daemon/dashboard/site/server.py",
+        "_KEPT_FOR_PROBES = 16",
+        "_KEPT_FOR_PROBES = 0",
+        (f"{_ACCESS}::test_pages_that_are_being_answered_leave_connections_for_probes",),
+    ),
+    Break(
         "a serial, lot or label",
         "daemon/dashboard/site/access.py",
         "\"default-src 'self'; img-src",

@@ -1,6 +1,7 @@
 """uvicorn with limits on clients that are slow, silent or too many, and a check that the page threads progress."""
 
 import asyncio
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -8,13 +9,18 @@ from typing import Any
 
 import anyio
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from daemon.dashboard.site.live import MAX_LISTENERS, LiveTopics
+from daemon.monitor.answers import PATHS
 
 #: Every listener, and as many other connections.
 _MAX_CONNECTIONS = 2 * MAX_LISTENERS
+#: Of these: pages are refused when no other is free, so that `/healthz` and `/metrics` are answered.
+_KEPT_FOR_PROBES = 16
 _REQUEST_S = 5.0
 #: After this long a client that leaves sent bytes unread is cut off.
 _UNREAD_S = 5.0
@@ -30,6 +36,11 @@ _MAX_PAGE_S = 60.0
 class _HttpConnection(H11Protocol):
     """One client's connection, with the times by which `PageServer` finds the late ones."""
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._is_answering = False
+        self._pages, self.app = self.app, self._answer
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._quiet_s = time.monotonic()
         self._unread_s: float | None = None
@@ -38,14 +49,27 @@ class _HttpConnection(H11Protocol):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         super().connection_made(transport)
         if len(self.connections) > _MAX_CONNECTIONS:
-            idle = [other for other in self.connections if isinstance(other, _HttpConnection) and other.is_idle]
-            oldest = min(idle, key=lambda other: other._quiet_s, default=self)
+            waiting = [other for other in _connections(self.server_state) if other.waits_for_client]
+            oldest = min(waiting, key=lambda other: other._quiet_s, default=self)
             oldest.transport.abort()
 
     @property
-    def is_idle(self) -> bool:
-        """Return True while it waits for a request, the first or the next."""
-        return self.cycle is None or self.cycle.response_complete
+    def waits_for_client(self) -> bool:
+        """Return True while it waits for a request, for the rest of a body, or for its client to read an answer."""
+        return self._unread_s is not None or not self._is_answering or self.cycle.more_body
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse a page where only the connections kept for probes are left."""
+        answering = sum(not other.waits_for_client for other in _connections(self.server_state))
+        app = self._pages
+        if answering >= _MAX_CONNECTIONS - _KEPT_FOR_PROBES and scope["path"] not in PATHS:
+            text = "too many pages are being answered: try again in a moment\n"
+            app = PlainTextResponse(text, 503, headers={"Retry-After": "2", "Connection": "close"})
+        self._is_answering = app is self._pages
+        try:
+            await app(scope, receive, send)
+        finally:
+            self._is_answering = False
 
     def on_response_complete(self) -> None:
         self._quiet_s = time.monotonic()
@@ -66,8 +90,7 @@ class _HttpConnection(H11Protocol):
             return now_s - self._closing_s > _CLOSING_S
         if self._unread_s is not None:
             return now_s - self._unread_s > _UNREAD_S
-        waits_for_request = self.is_idle or self.cycle.more_body
-        return waits_for_request and now_s - self._quiet_s > _REQUEST_S
+        return self.waits_for_client and now_s - self._quiet_s > _REQUEST_S
 
 
 class PageServer(uvicorn.Server):
@@ -98,15 +121,19 @@ class PageServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the event streams first: they never end by themselves."""
+        """End what does not end by itself first: event streams, and requests that wait for their clients."""
         self._live.close()
+        self._sweep(math.inf)
         await super().shutdown(sockets)
 
     def _sweep(self, now_s: float) -> None:
-        connections: list[Any] = list(self.server_state.connections)
-        for connection in connections:
-            if isinstance(connection, _HttpConnection) and connection.is_late(now_s):
+        for connection in _connections(self.server_state):
+            if connection.is_late(now_s):
                 connection.transport.abort()
+
+
+def _connections(state: ServerState) -> list[_HttpConnection]:
+    return [connection for connection in state.connections if isinstance(connection, _HttpConnection)]
 
 
 class PageThreads:

@@ -1,5 +1,7 @@
 """Access to the pages, over real sockets, with the headers that browsers and others send."""
 
+import asyncio
+import http.client
 import re
 import signal
 import socket
@@ -10,7 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from daemon.dashboard.site.live import LiveTopics
+from daemon.dashboard.site.server import PageServer
 from daemon.wire.keys import Token
 from tests.daemon.dashboard.web import Stream, Web, WebAnswer, a_token
 from tests.waiting import PATIENCE_S, until
@@ -233,6 +241,70 @@ def test_clients_that_hold_connections_keep_nobody_out(open_web: Web) -> None:
     finally:
         for peer in peers:
             peer.close()
+
+
+@pytest.mark.parametrize("way", ["half a body", "unread answers"])
+def test_half_sent_bodies_and_unread_answers_without_a_token_reset_no_honest_request(shut_web: Web, way: str) -> None:
+    head = f"POST /login HTTP/1.1\r\nHost: {shut_web.host}\r\nOrigin: {shut_web.origin}\r\nContent-Length: 1000\r\n"
+    form = "Content-Type: application/x-www-form-urlencoded\r\n\r\ntoken="
+    page = f"GET /static/uPlot.iife.min.js HTTP/1.1\r\nHost: {shut_web.host}\r\n\r\n"
+    request = (head + form if way == "half a body" else page * 100).encode()
+    peers: list[socket.socket] = []
+    try:
+        for _ in range(160):
+            peer = socket.socket()
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peers.append(peer)
+            peer.settimeout(PATIENCE_S)
+            peer.connect(("127.0.0.1", shut_web.port))
+            with suppress(OSError):
+                peer.sendall(request)
+        for path in ("/healthz", "/metrics") * 5:
+            assert "no answer from the daemon" in shut_web.get(path, Authorization=BEARER).text
+        until(lambda: shut_web.get("/boards", Authorization=BEARER).status == 200)  # 503 while files are still sent
+        for _ in range(5):
+            assert shut_web.get("/boards", Authorization=BEARER).status == 200
+            assert log_in(shut_web).status == 303
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+def test_pages_that_are_being_answered_leave_connections_for_probes() -> None:
+    under_way: list[Request] = []
+    is_over = threading.Event()
+
+    async def slow(request: Request) -> Response:
+        under_way.append(request)
+        while not is_over.is_set():
+            await asyncio.sleep(0.01)
+        return Response("at last")
+
+    def ask(path: str) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection(*listener.getsockname(), timeout=PATIENCE_S)
+        connections.append(connection)
+        connection.request("GET", path)
+        return connection
+
+    connections: list[http.client.HTTPConnection] = []
+    app = Starlette(routes=[Route("/", slow), Route("/healthz", lambda _request: Response("alive"))])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = PageServer(app, LiveTopics())
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            pages = [ask("/") for _ in range(112)]
+            until(lambda: len(under_way) == len(pages))
+            assert {ask("/").getresponse().status for _ in range(50)} == {503}
+            assert {ask("/healthz").getresponse().status for _ in range(50)} == {200}
+            is_over.set()
+            assert {page.getresponse().status for page in pages} == {200}
+        finally:
+            is_over.set()
+            for connection in connections:
+                connection.close()
+            server.should_exit = True
+            thread.join()
 
 
 def test_a_request_that_trickles_is_cut(open_web: Web) -> None:
