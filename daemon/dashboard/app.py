@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,6 +57,7 @@ def make_app(site: Site, keyring: Keyring, heart: int | None) -> AccessGuard:
             task.cancel()
         site.database.close()
 
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # malformed forms are answered, not logged
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=life, redirect_slashes=False)
     _add_login(app, site, keyring)
     _add_events_and_probes(app, site)

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from daemon.errors import StartError
 from daemon.monitor.answers import PATHS, http_answer
 from daemon.wire.keys import TokenError, no_token_text, read_token
-from daemon.wire.sockets import is_open_host
+from daemon.wire.sockets import is_loopback_name, is_open_host
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -122,6 +122,8 @@ class HttpServer:
         self._server = self._thread = None
 
     def _answer(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        if self._token is None and not is_loopback_name(environ.get("HTTP_HOST", "localhost")):
+            return _say(start_response, "421 Misdirected Request", "only loopback names are answered: http://127.0.0.1")
         if self._stands_in and environ["PATH_INFO"] not in PATHS:
             again = ("Retry-After", "30")
             return _say(start_response, "503 Service Unavailable", _PAGES_AWAY, again)

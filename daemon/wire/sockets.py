@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import zmq
 
@@ -62,6 +63,19 @@ def is_open_host(host: str) -> bool:
         return True  # "*", an interface, a name, 127.1 or 2130706433: what it means is not for us to guess
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return not (mapped or address).is_loopback
+
+
+def is_loopback_name(host: str) -> bool:
+    """Return True if a `Host` header has a name or address that means this machine wherever it is resolved."""
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        if name == "localhost":
+            return True
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def _is_here(name: str) -> bool:

@@ -8,12 +8,11 @@ something are refused if another site's page sends them.
 
 import asyncio
 import hmac
-import ipaddress
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,6 +21,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from daemon.wire.keys import Token, TokenError, no_token_text, read_token
+from daemon.wire.sockets import is_loopback_name
 
 #: Enough for a form of a few fields; nothing else is sent here.
 MAX_BODY_BYTES = 64 * 1024
@@ -163,7 +163,7 @@ class AccessGuard:
         if "authorization" in headers:
             return not self._keyring.is_open
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        if origin is not None and urlsplit(origin).netloc.lower() != headers["host"].lower():
+        if origin is not None and origin.partition("://")[2].lower() != headers["host"].lower():
             return False
         if site is not None and site != "same-origin":
             return False
@@ -181,19 +181,6 @@ def _ask_for_token(scope: Scope, headers: Headers) -> Response:
     return _plain(
         401, no_token_text(headers.get("authorization", "")), **{"WWW-Authenticate": 'Bearer realm="coserve"'}
     )
-
-
-def is_loopback_name(host: str) -> bool:
-    """Return True if a `Host` header has a name or address that means this machine wherever it is resolved."""
-    try:
-        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
-        if name == "localhost":
-            return True
-        address = ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
 
 
 def safe_path(path: str) -> str:

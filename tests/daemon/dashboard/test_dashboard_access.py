@@ -156,7 +156,7 @@ def test_the_login_leads_to_this_site_only(shut_web: Web, target: str) -> None:
 def test_nothing_is_taken_from_another_sites_page(open_web: Web, shut_web: Web) -> None:
     for web, extra in ((open_web, {}), (shut_web, {"Cookie": cookie(log_in(shut_web))})):
         refused: tuple[dict[str, str], ...] = (
-            *({}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": ""}),
+            *({}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": ""}, {"Origin": "http://[x"}),
             *({"Sec_Fetch_Site": "same-site"}, {"Sec_Fetch_Site": "none"}, {"Origin": "http://127.0.0.1:1"}),
             {"Origin": "http://evil.example", "Sec_Fetch_Site": "same-origin"},
             {"Origin": web.origin, "Sec_Fetch_Site": "cross-site"},
@@ -170,6 +170,65 @@ def test_nothing_is_taken_from_another_sites_page(open_web: Web, shut_web: Web) 
             assert web.get("/boards", method, **extra).status == 405
     assert shut_web.post("/logout", Authorization=BEARER).status == 303
     assert open_web.post("/logout", Authorization="Bearer anything").status == 403
+
+
+MALFORMED = (
+    *(
+        b"http://[x",
+        b"[x",
+        b"http://]",
+        b"[::1",
+        b"[::1]x:1",
+        b"//[",
+        b"http://a:b",
+        b":99999",
+        b"\xff\xfe",
+        b"=;=",
+        b",",
+    ),
+    *(b"x" * 8000, b"9" * 5000, b"-1", b"1e9", b"\xb2", b"0x10", b"1, 2", b"null", b"%00", b"%ED%A0%80", b"{" * 500),
+    *(b"bytes=0-", b"bytes=-", b"bytes=9-1", b"bytes=" + b"0-1," * 999, b"bytes=" + b"9" * 5000 + b"-", b"bytes=a-b"),
+    *(b"multipart/form-data", b"multipart/form-data; boundary=", b"application/x-www-form-urlencoded; charset=nothing"),
+    *(
+        b"application/json; charset=utf-16",
+        b"Mon, 99 Foo 99999 99:99:99 GMT",
+        b'"' * 99,
+        b"W/",
+        b'coserve="\\777',
+        b"Bearer",
+    ),
+)
+HEADERS = (
+    *("Host", "Origin", "Cookie", "Content-Length", "Range", "If-Range", "If-None-Match", "If-Modified-Since"),
+    *("Content-Type", "Authorization", "Accept", "Accept-Encoding", "Last-Event-ID", "Sec-Fetch-Site", "Referer"),
+    *("HX-Request", "HX-Current-URL", "X-Forwarded-Proto", "X-Forwarded-For", "Forwarded", "Expect", "Upgrade", "TE"),
+    *("Transfer-Encoding", "Connection"),
+)
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_no_header_breaks_an_answer(open_web: Web, shut_web: Web, header: str) -> None:
+    for web, cookies in ((open_web, "a=b"), (shut_web, cookie(log_in(shut_web)))):
+        usual = {"Host": web.host, "Origin": web.origin, "Content-Type": "application/x-www-form-urlencoded"}
+        usual |= {"Cookie": cookies, "Accept": "text/html", "Connection": "close"}
+        before = web.log()
+        for first in ("POST /login", "GET /login?next=/", "GET /boards", "GET /static/app.js", "GET /readyz"):
+            for value in MALFORMED:
+                body = b"token=x" if first.startswith("POST") else b""
+                lines = {name.encode(): text.encode() for name, text in usual.items()}
+                lines |= {b"Content-Length": str(len(body)).encode(), header.encode(): value}
+                head = b"".join(name + b": " + text + b"\r\n" for name, text in lines.items())
+                with socket.create_connection(("127.0.0.1", web.port), timeout=PATIENCE_S) as peer:
+                    peer.sendall(f"{first} HTTP/1.1\r\n".encode() + head + b"\r\n" + body)
+                    peer.shutdown(socket.SHUT_WR)
+                    with suppress(ConnectionResetError):
+                        answer = peer.recv(65536)
+                        assert answer[9:12] in (b"", b"200", b"206", b"303", b"304", b"503") or answer[9:10] == b"4", (
+                            first,
+                            value,
+                            answer,
+                        )
+        assert web.log() == before, "a request fills the log"
 
 
 def test_another_sites_page_may_link_here_and_not_make_us_work(open_web: Web) -> None:

@@ -70,6 +70,60 @@ def test_loopback_needs_no_token_and_tells_metrics_health_and_readiness(host: st
         assert get(where, "/metrics", method="OPTIONS")[0] == 405
 
 
+def ask(where: tuple[str, int], request: bytes) -> bytes:
+    with socket.create_connection(where, timeout=60) as peer:
+        peer.sendall(request)
+        peer.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: peer.recv(4096), b""))
+
+
+@pytest.mark.parametrize("stands_in", [False, True])
+def test_a_site_that_points_its_own_name_at_the_probes_is_refused(stands_in: bool) -> None:
+    server = HttpServer("http://127.0.0.1:0", Metrics().registry, stands_in=stands_in)
+    where = ("127.0.0.1", int(server.start(lambda: health(WELL)).rsplit(":", 1)[1]))
+    try:
+        for path in PATHS:
+            for name in (
+                "evil.example",
+                "127.0.0.1.evil.example",
+                "192.168.1.5:9470",
+                "",
+                "[",
+                "localhost, evil.example",
+            ):
+                assert b" 421 " in ask(where, f"GET {path} HTTP/1.1\r\nHost: {name}\r\n\r\n".encode()), (path, name)
+        twice = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
+        assert b" 421 " in ask(where, twice)
+        for host in (b"", b"Host: localhost:9470\r\n", b"Host: 127.0.0.1\r\n", b"Host: [::1]:1\r\n"):
+            assert b" 200 " in ask(where, b"GET /healthz HTTP/1.1\r\n" + host + b"\r\n")
+    finally:
+        server.stop()
+
+
+def test_no_header_breaks_an_answer_of_the_probes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    values = (
+        b"http://[x",
+        b"[x",
+        b"[::1",
+        b"\xff\xfe",
+        b"-1",
+        b"9" * 5000,
+        b"\xb2",
+        b"Bearer \xff",
+        b"Bearer",
+        b"=;",
+        b"\x00",
+    )
+    names = (b"Host", b"Authorization", b"Content-Length", b"Content-Type", b"Cookie", b"Origin", b"Range", b"Expect")
+    for token in (None, a_token(tmp_path)):
+        with a_server(token) as where:
+            for name in names:
+                for value in values:
+                    answer = ask(where, b"GET /healthz HTTP/1.1\r\n" + name + b": " + value + b"\r\n\r\n")
+                    assert answer[9:12] in (b"200", b"400", b"401", b"421"), (name, value, answer)
+    assert capfd.readouterr().err == ""
+
+
 NO_ANSWER = "stuck: the writer thread has not answered for 12 s; the log says more"
 
 
@@ -264,7 +318,7 @@ def test_a_stop_finishes_the_requests_in_hand(monkeypatch: pytest.MonkeyPatch) -
         assert get(("127.0.0.1", port), "/healthz")[0] == 200, "a later request was answered: this one is in hand"
         stopping.start()
         until(lambda: all(thread.name != "http" for thread in threading.enumerate()), lambda: "it still takes requests")
-        peer.sendall(b"Host: x\r\n\r\n")
+        peer.sendall(b"Host: localhost\r\n\r\n")
         answer = b"".join(iter(lambda: peer.recv(4096), b""))
     stopping.join(60)
     assert answer.startswith(b"HTTP/1.0 200 ")
