@@ -208,6 +208,11 @@ class Config(_ConfigSection):
         """Folder of the consumers' positions, beside the journal."""
         return self.journal.parent / "consumers"
 
+    @property
+    def logged_out(self) -> Path:
+        """File of the web pages' sessions that were logged out, beside the journal."""
+        return self.journal.parent / "logged_out"
+
 
 def load_config(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
     """Read, override, validate and resolve `path`; ConfigError names every mistake with its line."""

@@ -44,7 +44,7 @@ def main() -> int:
 def serve(path: Path, fd: int | None, heart: int | None) -> None:
     """Serve the pages until SIGTERM. SIGHUP reads the token again."""
     config = load_config(path)
-    keyring = Keyring(config.security.http_token)
+    keyring = Keyring(config.security.http_token, config.logged_out)
     if fd is not None:
         listener = socket.socket(fileno=fd)
     elif config.endpoints.http is not None:

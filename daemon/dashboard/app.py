@@ -93,7 +93,9 @@ def _add_login(app: FastAPI, site: Site, keyring: Keyring) -> None:
         return response
 
     @app.post("/logout")
-    def leave() -> Response:
+    async def leave(request: Request) -> Response:
+        await anyio.to_thread.run_sync(keyring.log_out, request.headers.get("cookie", ""))
+        site.live.close()  # also the streams of this session; the other pages connect again by themselves
         response = RedirectResponse("/login", 303)
         response.delete_cookie(keyring.cookie_name, httponly=True, samesite="strict")
         return response

@@ -8,6 +8,8 @@ something are refused if another site's page sends them.
 
 import asyncio
 import hmac
+import secrets
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -22,10 +24,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from daemon.wire.keys import Token, TokenError, no_token_text, read_token
 from daemon.wire.sockets import is_loopback_name
+from experts.durable import replace_durably
 
 #: Enough for a form of a few fields; nothing else is sent here.
 MAX_BODY_BYTES = 64 * 1024
 _COOKIE_S = 30 * 86400
+_ENDED_MODE = 0o600
 #: A wrong token waits this long for its answer, and so many may wait at once: eight guesses a second in all.
 _WRONG_TOKEN_WAIT_S = 1.0
 _MAX_WRONG_TOKENS = 8
@@ -46,11 +50,24 @@ _HEADERS = {
 
 
 class Keyring:
-    """The token in force (None on loopback without one) and the cookies that are signed with it."""
+    """The token in force (None on loopback without one) and the cookies that are signed with it.
 
-    def __init__(self, token_file: Path | None) -> None:
-        """Read the token; TokenError if its file cannot be used."""
+    A cookie is `SESSION.SIGNATURE`, its session `UNTIL.NUMBER`. Sessions that were logged out are kept in a file, so
+    that a restart does not bring them back.
+    """
+
+    def __init__(self, token_file: Path | None, ended_file: Path) -> None:
+        """Read the token and the sessions; TokenError if one of the files cannot be used."""
         self._file = token_file
+        self._ended_file = ended_file
+        self._ended: set[str] = set()
+        self._ending = threading.Lock()
+        try:
+            self._ended.update(ended_file.read_text("ascii", "replace").split())
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise TokenError(f"{ended_file} cannot be read: {error.strerror}: give it to the daemon's user") from None
         self._token: Token | None = read_token(token_file) if token_file else None
         self._waiting = 0
         self._log: Any = structlog.get_logger("dashboard_access")
@@ -74,14 +91,33 @@ class Keyring:
         return f"coserve_{self._token.sign('name of the cookie')[:8]}" if self._token else "coserve"
 
     def set_cookie(self, response: Response, *, secure: bool) -> None:
-        until = str(int(time.time()) + _COOKIE_S)
-        value = f"{until}.{self._sign(until)}"
+        session = f"{int(time.time()) + _COOKIE_S}.{secrets.token_hex(8)}"
+        value = f"{session}.{self._sign(session)}"
         response.set_cookie(self.cookie_name, value, _COOKIE_S, httponly=True, samesite="strict", secure=secure)
 
     def has_cookie(self, header: str) -> bool:
-        until, _, signature = cookie_parser(header).get(self.cookie_name, "").partition(".")
-        is_ours = hmac.compare_digest(signature.encode("utf-8", "replace"), self._sign(until).encode())
-        return is_ours and until.isdecimal() and int(until) > time.time()
+        return self._session_of(header) is not None
+
+    def log_out(self, header: str) -> None:
+        """End the session of a `Cookie` header for every holder of that cookie."""
+        session = self._session_of(header)
+        if session is None:
+            return
+        now = str(int(time.time()))
+        with self._ending:
+            self._ended = {each for each in self._ended if each > now} | {session}
+            try:
+                replace_durably(self._ended_file, "\n".join(self._ended), _ENDED_MODE)
+            except OSError as error:
+                self._log.error("logout_not_kept", file=str(self._ended_file), error=error.strerror)
+
+    def _session_of(self, header: str) -> str | None:
+        """Return the session of a `Cookie` header; None if it is not ours, too old or logged out."""
+        session, _, signature = cookie_parser(header).get(self.cookie_name, "").rpartition(".")
+        is_ours = hmac.compare_digest(signature.encode("utf-8", "replace"), self._sign(session).encode())
+        is_ours &= not self.is_open
+        is_valid = is_ours and int(session.partition(".")[0]) > time.time() and session not in self._ended
+        return session if is_valid else None
 
     def is_bearer(self, authorization: str) -> bool:
         return self._token is not None and self._token.matches(authorization)
@@ -97,8 +133,8 @@ class Keyring:
             self._waiting -= 1
         return True
 
-    def _sign(self, until: str) -> str:
-        return self._token.sign(f"cookie until {until}") if self._token else ""
+    def _sign(self, session: str) -> str:
+        return self._token.sign(f"session {session}") if self._token else ""
 
 
 class AccessGuard:

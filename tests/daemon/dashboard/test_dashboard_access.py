@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -115,13 +115,43 @@ def test_the_cookie_is_not_the_token_and_neither_scripts_nor_other_sites_get_it(
 
 def test_a_cookie_that_somebody_made_or_changed_or_kept_too_long_is_worth_nothing(shut_web: Web) -> None:
     name, value = cookie(log_in(shut_web)).split("=")
-    until, mark = value.split(".")
-    bad = (f"{int(until) + 1}.{mark}", f"{until}.{mark[:-1]}", f"{until}.{'0' * 64}", f".{mark}", until, TOKEN)
-    for wrong in (*(f"{name}={text}" for text in (*bad, f"1.{mark}", "ü.ü")), "coserve=1"):
+    until, number, mark = value.split(".")
+    session = f"{until}.{number}"
+    bad = (
+        f"{int(until) + 1}.{number}.{mark}",
+        f"{until}.{'0' * 16}.{mark}",
+        f"{session}.{mark[:-1]}",
+        f".{mark}",
+        until,
+    )
+    bad += (f"{session}.{'0' * 64}", f"{session}.", TOKEN, f"1.{number}.{mark}", "ü.ü.ü")
+    for wrong in (*(f"{name}={text}" for text in bad), "coserve=1"):
         assert shut_web.get("/boards", Cookie=wrong.encode().decode("latin-1")).status == 303, wrong
     for end, status in ((int(time.time()) + 60, 200), (int(time.time()) - 60, 303)):
-        signed = f"{name}={end}.{Token(TOKEN.encode()).sign(f'cookie until {end}')}"
+        signed = f"{name}={end}.{number}.{Token(TOKEN.encode()).sign(f'session {end}.{number}')}"
         assert shut_web.get("/boards", Cookie=signed).status == status
+
+
+def test_a_logout_ends_its_session_and_no_other_also_across_a_restart(tmp_path: Path) -> None:
+    web = Web(tmp_path / "line", a_token(tmp_path, TOKEN))
+    with web.running():
+        ended, other = cookie(log_in(web)), cookie(log_in(web))
+        with closing(Stream(web.host, Cookie=ended)) as ended_stream:
+            assert web.post("/logout", Cookie=ended, Origin=web.origin).status == 303
+            assert ended_stream.is_ended()
+        assert web.get("/events?topic=line", Cookie=ended).status == 303
+        assert [web.get("/boards", Cookie=each).status for each in (ended, other)] == [303, 200]
+    with web.running():
+        assert [web.get("/boards", Cookie=each).status for each in (ended, other)] == [303, 200]
+        file = web.folder / "logged_out"
+        assert (len(file.read_text().split()), file.stat().st_mode & 0o777) == (1, 0o600)
+        assert cookie(log_in(web)) != cookie(log_in(web))
+        assert "logout_not_kept" not in web.log()
+        file.unlink()
+        file.mkdir()
+        assert web.post("/logout", Cookie=other, Origin=web.origin).status == 303
+        assert web.get("/boards", Cookie=other).status == 303
+        assert "logout_not_kept" in web.log()
 
 
 def test_wrong_tokens_wait_and_the_right_one_does_not_wait_for_them(shut_web: Web) -> None:
