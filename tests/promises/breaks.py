@@ -444,6 +444,22 @@ BREAKS = (
     ),
     # Processes beside the line, cameras
     Break(
+        "A broker that sends packets of any size",
+        "daemon/consumers/mqtt/broker.py",
+        "        if bufsize > _MAX_PACKET_BYTES or unreleased > _MAX_UNRELEASED:",
+        "        if False:",
+        ("daemon/consumers/test_mqtt.py::test_a_broker_that_floods_its_client_is_cut_and_named",),
+    ),
+    Break(
+        "A broker that sends packets of any size",
+        "daemon/delivery/__main__.py",
+        "(_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES)",
+        "(-1, -1)",
+        (
+            "daemon/consumers/test_mqtt.py::test_the_process_of_a_consumer_limits_its_memory_and_outlives_a_broker_that_floods_it",
+        ),
+    ),
+    Break(
         "A web process or consumer that hangs",
         "daemon/host/children.py",
         "        process.kill()\n        self._say()\n\n    def ask_to_end",

@@ -23,6 +23,9 @@ from daemon.consumers.protocol import DeliveryError
 #: down, a quota, a rate. Every other one is for a person.
 _MAY_PASS = frozenset({0x80, 0x83, 0x88, 0x89, 0x8B, 0x97, 0x9F})
 _FIRST_FAILURE = 0x80
+#: Nothing is subscribed: a broker answers with a few bytes, and may send some messages that nobody asked for.
+_MAX_PACKET_BYTES = 64 * 1024
+_MAX_UNRELEASED = 16
 
 
 class BrokerClient(Client):
@@ -31,8 +34,13 @@ class BrokerClient(Client):
     receive_maximum = 65_535
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+        limits = Properties(PacketTypes.CONNECT)
+        limits.MaximumPacketSize, limits.ReceiveMaximum = _MAX_PACKET_BYTES, _MAX_UNRELEASED
+        super().__init__(*arguments, properties=limits, **named)
         self._answers: dict[int, tuple[str, asyncio.Future[int]]] = {}
+        #: Set when the broker sent too much, and was therefore cut.
+        self.excess: TooMuchReceivedError | None = None
+        self._read_socket, self._client._sock_recv = self._client._sock_recv, self._read_bounded
 
     def hand_over(
         self, topic: str, body: bytes, *, retain: bool, properties: Properties | None = None
@@ -53,6 +61,15 @@ class BrokerClient(Client):
         """Let go of the socket of a connection that came to nothing, or to no orderly end."""
         with contextlib.suppress(OSError, ValueError):
             self._client._sock_close()  # paho does so at the end of its client, which aiomqtt still holds
+
+    def _read_bounded(self, bufsize: int) -> bytes:
+        """Read for paho, which asks for a whole packet at once; ConnectionError if a broker ignores our limits."""
+        unreleased = len(self._client._in_messages)  # of QoS 2: paho keeps them until the broker releases them
+        if bufsize > _MAX_PACKET_BYTES or unreleased > _MAX_UNRELEASED:
+            text = f"it sends a packet of {bufsize} bytes" if unreleased <= _MAX_UNRELEASED else "it floods us"
+            self.excess = TooMuchReceivedError(f"{text}, although nothing is subscribed: is this the right broker?")
+            raise ConnectionAbortedError(str(self.excess))
+        return self._read_socket(bufsize)
 
     def _on_publish(
         self, client: Any, userdata: Any, mid: int, reason_code: ReasonCode, properties: Properties
@@ -75,12 +92,18 @@ class BrokerClient(Client):
         self, client: Any, userdata: Any, flags: Any, reason_code: ReasonCode, properties: Properties | None = None
     ) -> None:
         if not self._connected.done():
-            self._connected.set_exception(ClosedEarlyError)
+            self._connected.set_exception(self.excess or ClosedEarlyError())
         super()._on_disconnect(client, userdata, flags, reason_code, properties)
+        if self._disconnected.done():
+            self._disconnected.exception()  # aiomqtt forgets it if the connection was lost at once: asyncio would log
 
 
 class ClosedEarlyError(MqttError):
     """The broker closed a connection before it had answered."""
+
+
+class TooMuchReceivedError(MqttError):
+    """The broker sent more than we announced to take."""
 
 
 class PublishRefusedError(MqttError):

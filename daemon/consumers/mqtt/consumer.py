@@ -156,8 +156,10 @@ class Mqtt:
         return kind not in self._listened or time.monotonic() > self._listeners_by_s
 
     def _must_stand(self) -> None:
-        lost = self._lost
-        if lost is not None and lost.done():
+        client, lost = self._client, self._lost
+        if client is not None and lost is not None and lost.done():
+            if client.excess is not None:
+                raise self._trouble(client.excess)
             if self._refusal is not None:  # some brokers give a reason and hang up
                 raise self._trouble(self._refusal)
             error = None if lost.cancelled() else lost.exception()
@@ -171,7 +173,7 @@ class Mqtt:
         try:
             await client.publish_and_hear(self._status_topic, body, retain=True)
         except MqttError as error:
-            raise self._trouble(error) from None
+            raise self._trouble(client.excess or error) from None
         self._reported = self._position
 
     def _trouble(self, error: BaseException) -> DeliveryError:

@@ -21,7 +21,10 @@ class ScriptedBroker:
         answer: Answer = lambda _: 0,
         close_after: int | None = None,
         receive_maximum: int | None = None,
+        flood: bytes | None = None,
     ) -> None:
+        """`flood` is sent right after the answer to CONNECT, which is left out where `connack` is None."""
+        self.flood, self.flooded_bytes = flood, 0
         self.connack, self.answer = connack, answer
         self.close_after, self.receive_maximum = close_after, receive_maximum
         self.connections = 0
@@ -68,6 +71,11 @@ class ScriptedBroker:
                     if self.connack == "close":
                         return
                     connection.sendall(self._connack(int(self.connack)))
+                if kind == CONNECT and self.flood is not None:
+                    connection.settimeout(60)
+                    for place in range(0, len(self.flood), 65536):
+                        connection.sendall(self.flood[place : place + 65536])
+                        self.flooded_bytes = max(self.flooded_bytes, place)
                 elif kind == PINGREQ:
                     connection.sendall(b"\xd0\x00")
                 elif kind == PUBLISH:

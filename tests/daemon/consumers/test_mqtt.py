@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import shutil
 import signal
 import subprocess
@@ -307,6 +308,60 @@ async def test_a_broker_that_misbehaves_is_named_and_costs_no_file_and_no_messag
             broker.connack, broker.answer, broker.close_after = 0, lambda _: 0, None
             await bringing.reached(60)
         assert {f"coserve/board/pair/S{number}" for number in range(1, 21)} <= set(broker.topics)
+
+
+GIANT = b"\x30\x80\xc2\xd7\x2f" + bytes(100_000_000)  # one message of 100 MB
+UNRELEASED = b"".join(b"\x34\xeb\x07\0\1a" + number.to_bytes(2, "big") + bytes(998) for number in range(1, 40_000))
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ({"flood": GIANT}, "sends a packet of 100000000 bytes, although nothing is subscribed"),
+        ({"flood": GIANT, "connack": None}, "sends a packet of 100000000 bytes"),
+        ({"flood": UNRELEASED}, "floods us, although nothing is subscribed"),
+    ],
+    ids=["giant", "giant at once", "never released"],
+)
+@in_a_loop
+async def test_a_broker_that_floods_its_client_is_cut_and_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    script: dict[str, Any],
+    words: str,
+) -> None:
+    monkeypatch.setattr(mqtt_module, "_ANSWER_S", 1.0)
+    with ScriptedBroker(**script) as broker:
+        bringing = Bringing(tmp_path, broker.port)
+        bringing.database.grow(20)
+        async with bringing.running():
+            await bringing.reports("waiting", words)
+            await bringing.keeps_no_file_open()
+            assert 0 < broker.flooded_bytes < len(broker.flood or b"") / 2, "what sockets hold, and no more"
+            broker.connack, broker.flood = 0, None
+            await bringing.reached(60)
+    assert "never retrieved" not in caplog.text
+
+
+def test_the_process_of_a_consumer_limits_its_memory_and_outlives_a_broker_that_floods_it(tmp_path: Path) -> None:
+    with ScriptedBroker(flood=GIANT) as broker:
+        database = ResultsDatabase(tmp_path / "inspection.db")
+        database.grow(20)
+        consumers = {"plant": {"kind": "mqtt", "host": "127.0.0.1", "port": broker.port}}
+        config = {"rules": "r", "catalog": "c", "devices": {"cpu": {"expert_memory": "1GB"}}, "consumers": consumers}
+        (tmp_path / "coserve.yaml").write_text(json.dumps(config), encoding="utf-8")
+        command = [sys.executable, "-m", "daemon.delivery", str(tmp_path / "coserve.yaml"), "plant"]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        until(lambda: broker.connections > 1)
+        assert resource.prlimit(process.pid, resource.RLIMIT_DATA) == (512 * 2**20, 512 * 2**20)
+        lines = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii").splitlines()
+        (peak_kb,) = (int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+        assert peak_kb < 200_000
+        broker.flood = None
+        until(lambda: len(set(broker.topics)) > 20)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize(("receive_maximum", "limit"), [(1, 1), (7, 7), (None, 100)])
