@@ -56,7 +56,6 @@ class RunningWork:
         self.executors = {executor.facts.executor: executor for executor in executors}
         self.loaders = {loader.pool: loader for loader in loaders}
         self._clock = clock
-        self._hang_after_s = hang_after_s
         self.running: dict[ExecutorId, Running] = {}
         self._busy = {name: BusyShare(clock()) for name in self.executors}
         self._batches: Watch[ExecutorId] = Watch(hang_after_s)
@@ -167,7 +166,7 @@ class RunningWork:
         """Return when to check for hangs at the latest."""
         due = [self._batches.next_s(), self._loads.next_s()]
         if self._loading.total():
-            due.append(now + self._hang_after_s)  # a transfer that begins meanwhile is not watched yet
+            due.append(now + self._loads.check_every_s)  # a transfer that begins meanwhile is not watched yet
         return min((time_s for time_s in due if time_s is not None), default=None)
 
 

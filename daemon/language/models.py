@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from daemon.language.served_model import ServedModel
 
 _LOOK_S = 0.2
+#: The longest time between two looks that counts as time in which this process ran: it may have been suspended.
+_MAX_BETWEEN_LOOKS_S = 5.0
 _ANSWER_S = 2.0
 #: The pools may accept later what they refused: pins go, a device comes back.
 _REFUSED_FOR_S = 30.0
@@ -121,6 +123,7 @@ class LanguageModels:
         """`pools` are those of the images."""
         self._config = config
         self._clock = clock
+        self._looked_s, self._ran_s = clock(), 0.0
         self._drive = drive
         self._pools = pools
         self._stopping = threading.Event()
@@ -135,6 +138,7 @@ class LanguageModels:
                 images_under_way=self._images_under_way,
                 hang_after_s=config.limits.hang_after,
                 clock=clock,
+                ran=lambda: self._ran_s,
             )
             for name, model in config.models.items()
         }
@@ -246,6 +250,8 @@ class LanguageModels:
                 self._log.exception("language_defect")
 
     def _look_for_hangs(self) -> None:
+        before_s, self._looked_s = self._looked_s, self._clock()
+        self._ran_s += min(self._looked_s - before_s, _MAX_BETWEEN_LOOKS_S)
         for thread in self.threads.values():
             seconds = thread.hangs_s()
             if seconds is not None:

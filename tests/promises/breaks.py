@@ -256,6 +256,16 @@ BREAKS = (
         ("daemon/dispatch/test_drive_trouble.py", "daemon/dispatch/test_watchdog_of_executors.py"),
     ),
     Break(
+        "Time in which the whole process stood still",
+        "daemon/policy/watch.py",
+        "min(now - self._checked_s, 2 * self.check_every_s)",
+        "now - self._checked_s",
+        (
+            "daemon/dispatch/test_watchdog_of_executors.py::test_a_process_that_stood_still_makes_no_batch_hang",
+            "daemon/dispatch/test_watchdog_of_executors.py::test_a_daemon_that_was_suspended_takes_no_batch_for_hung",
+        ),
+    ),
+    Break(
         "Weights that changed",
         "experts/weights.py",
         "    if digest != spec.sha256:",

@@ -1,8 +1,13 @@
 """Batches and loads that do not end: others are served, images are tried once more, and the log names what hangs."""
 
+import multiprocessing
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -30,6 +35,7 @@ from experts.vision.preprocess import Prepared
 from experts.vision.slot import Slot, SlotPool
 from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_mix, a_spec, an_image, reports_to, routes
 from tests.experts.samples import a_picture, an_expert_file, encoded
+from tests.waiting import PATIENCE_S
 
 FOREVER_S = 1e6
 
@@ -63,26 +69,35 @@ def heal(line: Line) -> None:
 # Time
 
 
+def overdue(watch: Watch[str], until_s: float) -> list[tuple[str, float]]:
+    """Check as often as the watch asks to, until then; return all that was overdue, with its seconds rounded."""
+    late: list[tuple[str, float]] = []
+    while (now := watch.next_s()) is not None and now < until_s:
+        late += watch.overdue(now)
+    return [(key, round(seconds, 3)) for key, seconds in (*late, *watch.overdue(until_s))]
+
+
 def test_what_takes_twenty_times_longer_than_predicted_hangs_and_nothing_before_the_least_patience() -> None:
     watch: Watch[str] = Watch(30.0)
     watch.begin("short", 0.0, 0.1)
     watch.begin("long", 0.0, 4.0)
     watch.begin("unknown", 0.0, None, pieces=8)
-    assert watch.next_s() == 30.0
-    assert watch.overdue(29.9) == []
-    assert watch.overdue(30.0) == [("short", 30.0)]
-    assert watch.overdue(80.5) == [("long", 80.5)]
-    assert watch.next_s() == 240.0
+    assert overdue(watch, 29.9) == []
+    assert overdue(watch, 30.0) == [("short", 30.0)]
+    assert overdue(watch, 79.9) == []
+    assert overdue(watch, 80.5) == [("long", 80.0)]
     watch.end("unknown")
     assert (watch.next_s(), watch.overdue(1e9)) == (None, [])
 
 
-def test_a_machine_that_stood_still_makes_no_batch_hang() -> None:
+@pytest.mark.parametrize("stands_s", [29.5, 30.0, 31.0, 40.0, 3600.0])
+def test_a_process_that_stood_still_makes_no_batch_hang(stands_s: float) -> None:
     watch: Watch[str] = Watch(30.0)
-    watch.begin("batch", 0.0, 0.1)
-    assert watch.overdue(3600.0) == []
-    assert watch.next_s() == 3630.0
-    assert watch.overdue(3630.5) == [("batch", 3630.5)]
+    watch.begin("batch", 100.0, 0.1)
+    assert overdue(watch, 105.0) == []
+    assert watch.overdue(105.0 + stands_s) == []
+    assert overdue(watch, 127.0 + stands_s) == []
+    assert overdue(watch, 131.0 + stands_s) != []
 
 
 def test_parked_requests_end_at_their_deadline_or_after_the_longest_stay() -> None:
@@ -324,7 +339,7 @@ HANG_AFTER_S = 1000.0
 class HangingBench:
     """A drive over a real pool, a real executor thread and a real loader; the first forward pass waits for `go_on`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hang_after_s: float = HANG_AFTER_S) -> None:
         spec = an_expert_file(folder)
         self.go_on, self.begun, self.threads = threading.Event(), threading.Event(), list[threading.Thread]()
         rules = f"""
@@ -354,7 +369,7 @@ classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_bel
                 )
             ],
             [PoolLoader(name, pool, Channels())],
-            hang_after_s=HANG_AFTER_S,
+            hang_after_s=hang_after_s,
             clock=self.now_s,
         )
         self.drive.start(reports_to(finished=self.outcomes.append))
@@ -374,8 +389,9 @@ classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_bel
 
     def hang(self) -> None:
         """Move the clock until the batch that runs now has run for too long; wait for its second try."""
-        self._stands_at_s += HANG_AFTER_S + 1.0
-        self.drive.ask_later("status", {})  # so that it checks now, not when its timer ends
+        for _ in range(31):
+            self._stands_at_s += HANG_AFTER_S / 30.0
+            self.drive.ask_later("status", {}).result(60.0)  # so that it checks now, not when its timer ends
         self.wait(lambda: self.drive.is_failing)
         self._goes_since_s = time.monotonic()
         self.wait(lambda: len(self.outcomes) == 1)
@@ -409,3 +425,37 @@ def test_a_stop_does_not_wait_for_what_hangs(tmp_path: Path) -> None:
     assert bench.threads[0].is_alive()
     bench.go_on.set()
     bench.threads[0].join(60.0)
+
+
+class SuspendedBench(HangingBench):
+    """In a process of its own, on the real clock; the first forward pass waits for `go_on` of the test."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+
+def judge_one_image(folder: Path, begun: Event, go_on: Event, results: "Queue[tuple[str, int, bool]]") -> None:
+    bench = SuspendedBench(folder, hang_after_s=4.0)
+    begun.set()
+    go_on.wait(60.0)
+    bench.go_on.set()
+    bench.wait(lambda: len(bench.outcomes) == 1)
+    results.put((bench.outcomes[0].verdict, len(bench.threads), bench.drive.is_failing))
+    bench.drive.stop(60.0)
+
+
+def test_a_daemon_that_was_suspended_takes_no_batch_for_hung(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    begun, go_on, results = context.Event(), context.Event(), context.Queue()
+    process = context.Process(target=judge_one_image, args=(tmp_path, begun, go_on, results))
+    process.start()
+    assert process.pid
+    assert begun.wait(PATIENCE_S)
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(5.0)
+    os.kill(process.pid, signal.SIGCONT)
+    time.sleep(0.5)
+    go_on.set()
+    assert results.get(timeout=PATIENCE_S) == ("pass", 1, False)
+    process.join(PATIENCE_S)
+    assert process.exitcode == 0

@@ -133,6 +133,21 @@ def line(tmp_path: Path) -> Iterator[Line]:
     line.language.stop(60.0)
 
 
+def test_a_process_that_stood_still_makes_no_step_hang(line: Line) -> None:
+    stood_s = 0.0
+    line.language._clock = lambda: time.monotonic() + stood_s
+    thread = line.language.threads["m"]
+    thread._working(30.0)
+    stood_s = 3600.0
+    until(lambda: line.language._looked_s > time.monotonic() + 3000.0)
+    assert thread.hangs_s() is None
+    thread.give_up = lambda _reason: None  # type: ignore[method-assign]
+    while stood_s < 3640.0:
+        stood_s += 4.0
+        until(lambda stood_s=stood_s: line.language._looked_s > time.monotonic() + stood_s - 1.0)
+    assert (thread.hangs_s() or 0.0) > 30.0
+
+
 def test_images_that_lack_room_get_memory_of_the_model_which_gets_it_back(line: Line) -> None:
     line.drive.lacks_room = True
     until(lambda: (line.model.budget_bytes, line.drive.budget_bytes) == (MIN, DEVICE - MIN))
