@@ -76,10 +76,11 @@ def wall_seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-#: A spreadsheet takes text that begins with one of these for a formula, and would run it on the reader's PC.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+#: A spreadsheet takes text that begins so for a formula, and would run it on the reader's PC. In countries with a
+#: decimal comma it divides a CSV file at semicolons too, and then does not see the quotes around a line break.
+_FORMULA = re.compile(r"(^|[;\r\n])(?=\s*[=+@\uff1d\uff0b\uff0d\uff20-]|[\t\r])")
 
 
 def spreadsheet_cell(value: Any) -> Any:
     """Return a value for a CSV file: text that a spreadsheet would run gets an apostrophe in front."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value

@@ -1,8 +1,11 @@
-"""Sizes as people read them: one style, and three digits however large."""
+"""Sizes as people read them, and cells of a CSV file that no spreadsheet runs."""
+
+import csv
+import io
 
 import pytest
 
-from daemon.units import size_text
+from daemon.units import size_text, spreadsheet_cell
 
 
 @pytest.mark.parametrize(
@@ -24,3 +27,21 @@ from daemon.units import size_text
 )
 def test_a_size_has_three_digits_and_never_a_thousand_of_a_unit(size_bytes: float, said: str) -> None:
     assert size_text(size_bytes) == said
+
+
+@pytest.mark.parametrize("delimiter", [",", ";"])
+@pytest.mark.parametrize("before", ["", " ", "\t", "\r", "\n", "\r\n", "x;", "x; ", "x;y\n", ";;", "'"])
+@pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20"])
+def test_no_spreadsheet_runs_a_cell(sign: str, before: str, delimiter: str) -> None:
+    text = io.StringIO()
+    csv.writer(text).writerow(["1", spreadsheet_cell(f"{before}{sign}cmd|' /C calc'!A0;y"), "2"])
+    lines = [text.getvalue()] if delimiter == "," else text.getvalue().splitlines()
+    for row in csv.reader(lines, delimiter=delimiter):
+        for cell in row:
+            assert not cell.lstrip(" ").startswith((sign, "\t", "\r")), cell
+            assert not cell.strip().startswith(sign), cell
+
+
+@pytest.mark.parametrize("value", [None, 1, -1.5, "", "R0402", "a-b", "a=b", "1+1", "x;y", "x\ny", "a@b"])
+def test_a_cell_that_nothing_would_run_is_itself(value: object) -> None:
+    assert spreadsheet_cell(value) == value

@@ -448,9 +448,9 @@ BREAKS = (
     Break(
         "A filter is a value",
         "daemon/units.py",
-        "isinstance(value, str) and value.startswith(_FORMULA) else value",
+        "isinstance(value, str) else value",
         "False else value",
-        ("tools/query/test_results_command.py",),
+        ("tools/query/test_results_command.py", "daemon/test_units.py"),
     ),
     # Processes beside the line, cameras
     Break(

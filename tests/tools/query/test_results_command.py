@@ -199,7 +199,7 @@ def test_csv_runs_nothing_in_a_spreadsheet_and_json_is_exact(results: Callable[.
     for serial in NASTY:
         options = [f"--serial={serial}", "--limit", "1"]
         (row,) = csv.DictReader(io.StringIO(results(*options, "--csv").stdout))
-        assert row["serial"] == (f"'{serial}" if serial[0] in "=+-@" else serial)
+        assert row["serial"] == (f"'{serial}" if serial[0] in "=+-@" else serial.replace("; --", ";' --"))
         assert float(row["latency_ms"]) > 0
         assert rows(results, *options)[0]["serial"] == serial
 
