@@ -81,11 +81,9 @@ def _add_login(app: FastAPI, site: Site, keyring: Keyring) -> None:
         token: Annotated[str, Form(max_length=4096)] = "",
         next: Annotated[str, Form(max_length=2048)] = "/",  # noqa: A002
     ) -> Response:
-        if not keyring.is_open and not keyring.is_bearer(f"Bearer {token}"):
-            has_waited = await keyring.slow_down()
-            problem = "This is not the token." if has_waited else "Too many wrong tokens at once: wait a moment."
-            status = 401 if has_waited else 429
-            return site.page(request, "login.html", status_code=status, next=safe_path(next), problem=problem)
+        if not keyring.is_open and not await keyring.admits(f"Bearer {token}", request.scope["state"]):
+            problem = "This is not the token."
+            return site.page(request, "login.html", status_code=401, next=safe_path(next), problem=problem)
         response = RedirectResponse(safe_path(next), 303)
         if not keyring.is_open:
             is_https = request.headers.get("x-forwarded-proto") == "https"

@@ -398,15 +398,15 @@ BREAKS = (
     Break(
         "guessing the token",
         "daemon/dashboard/site/access.py",
-        "            await asyncio.sleep(_WRONG_TOKEN_WAIT_S)\n",
-        "            pass\n",
-        (f"{_ACCESS}::test_wrong_tokens_wait_and_the_right_one_does_not_wait_for_them",),
+        "                await asyncio.sleep(_WRONG_TOKEN_WAIT_S)\n",
+        "                pass\n",
+        (f"{_ACCESS}::test_wrong_tokens_wait_and_cost_no_honest_user_the_login",),
     ),
     Break(
         "silent, slow or many clients",
         "daemon/dashboard/site/server.py",
-        "not self._is_answering or self.cycle.more_body",
-        "not self._is_answering",
+        "not self._is_answering or self.cycle.more_body or",
+        "not self._is_answering or",
         (f"{_ACCESS}::test_half_sent_bodies_and_unread_answers_without_a_token_reset_no_honest_request",),
     ),
     Break(

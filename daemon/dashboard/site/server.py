@@ -55,8 +55,9 @@ class _HttpConnection(H11Protocol):
 
     @property
     def waits_for_client(self) -> bool:
-        """Return True while it waits for a request, for the rest of a body, or for its client to read an answer."""
-        return self._unread_s is not None or not self._is_answering or self.cycle.more_body
+        """Return True while it waits for a request, the rest of a body, the reading of an answer, or after a guess."""
+        is_guess = self.scope is not None and self.scope.get("state", {}).get("is_guess", False)
+        return self._unread_s is not None or not self._is_answering or self.cycle.more_body or is_guess
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse a page where only the connections kept for probes are left."""
