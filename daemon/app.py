@@ -19,6 +19,7 @@ from daemon.dispatch.orders import Devices, device_of
 from daemon.dispatch.trace import Makeup
 from daemon.errors import ConfigError, StartError, install_with
 from daemon.host.children import Children, ChildSpec
+from daemon.host.handles import handle_shares, possible_handles
 from daemon.host.lock import claim
 from daemon.host.own_address import reachable
 from daemon.intake.admission import Admission
@@ -116,6 +117,7 @@ class App:
         self._metrics = Metrics(self._catalogs.architecture_of)
         self._timeline = WorkTimeline(time.time)
         self._context: zmq.Context[Any] = zmq.Context()
+        self._handles = handle_shares(possible_handles())
         keys = curve_keys(config.security)
         self._gate = Gate(self._context, keys) if keys else None
         self._backlog = Backlog(backlog_limits(config.limits))
@@ -232,7 +234,9 @@ class App:
 
     def _make_sockets(self, config: Config) -> None:
         keys = self._gate.keys if self._gate else None
-        self._results = ResultsStream(self._context, config.endpoints.results, self._recovery.last_seq, keys)
+        self._results = ResultsStream(
+            self._context, config.endpoints.results, self._recovery.last_seq, keys, self._handles.results
+        )
         self._intake = Intake(
             self._context,
             config.endpoints.intake,
@@ -241,6 +245,7 @@ class App:
             keys,
             self._metrics.answered,
             self._gate.is_allowed if self._gate else None,
+            self._handles.intake,
         )
         self._http = self._make_http(config)
         self._http_url = ""
@@ -282,7 +287,9 @@ class App:
             settings=StartSettings(self._path),
             on_catalog=self._catalogs.replace,
         )
-        self._control = ControlServer(self._context, config.endpoints.control, self.operations.handlers())
+        self._control = ControlServer(
+            self._context, config.endpoints.control, self.operations.handlers(), self._handles.control
+        )
 
     def _stations(self) -> list[tuple[str, Station]]:
         """Return the threads on the way of an image, for a probe to go through (pipeline_probe.py)."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -29,12 +30,20 @@ Page = Mapping[str, Any]
 ResultsReader = Callable[[int, int], Page]
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    peer: str
+    message: ResultsSince
+    is_reading: Callable[[], bool]
+    done: Callable[[Page | None], None]
+
+
 class CatchUps:
     """`ask` is called from one thread; `done` in this one's, with the page, or None if it could not be read."""
 
     def __init__(self, results_since: ResultsReader) -> None:
         self._results_since = results_since
-        self._waiting: Turns[tuple[str, ResultsSince, Callable[[Page | None], None]]] = Turns()
+        self._waiting: Turns[_Question] = Turns()
         self._by_peer: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._stopping = False
@@ -52,29 +61,34 @@ class CatchUps:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def ask(self, peer: str, question: ResultsSince, done: Callable[[Page | None], None]) -> bool:
-        """Put a question into the queue; return False if too many wait already."""
+    def ask(
+        self, peer: str, message: ResultsSince, is_reading: Callable[[], bool], done: Callable[[Page | None], None]
+    ) -> bool:
+        """Put a question into the queue; return False if too many wait already.
+
+        A peer that then is not reading its answers gets no page.
+        """
         with self._changed:
             if self._by_peer[peer] >= _QUESTIONS_PER_PEER or len(self._waiting) >= _QUESTIONS:
                 return False
             self._by_peer[peer] += 1
-            self._waiting.add((peer,), (peer, question, done), 0)
+            self._waiting.add((peer,), _Question(peer, message, is_reading, done), 0)
             self._changed.notify()
         return True
 
     def _run(self) -> None:
-        while (turn := self._next()) is not None:
-            peer, question, done = turn
+        while (question := self._next()) is not None:
             began_s = time.monotonic()
             try:
-                done(self._page(question, self._by_peer[peer]))
+                is_reading = question.is_reading()
+                question.done(self._page(question.message, self._by_peer[question.peer]) if is_reading else None)
             except Exception:  # noqa: BLE001 - a failed query is the asker's to repeat
-                self._log.exception("results_since_failed", seq=question.seq)
-                done(None)
-            self._finish(peer)
+                self._log.exception("results_since_failed", seq=question.message.seq)
+                question.done(None)
+            self._finish(question.peer)
             self._rest(time.monotonic() - began_s)
 
-    def _next(self) -> tuple[str, ResultsSince, Callable[[Page | None], None]] | None:
+    def _next(self) -> _Question | None:
         with self._changed:
             while not self._stopping and not len(self._waiting):
                 self._changed.wait()

@@ -4,6 +4,7 @@ Other threads do what takes long, so that no image waits for it: answers to cons
 scans of large payloads (payload_scan.py).
 """
 
+import termios
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +16,10 @@ import zmq
 from daemon.intake.admission import Admission, Posted, Scanned, Settled
 from daemon.intake.backlog import Peer
 from daemon.intake.catch_up import CatchUps, Page, ResultsReader
-from daemon.intake.connection_guard import ConnectionGuard
 from daemon.intake.payload_scan import PayloadScanner, ScanRequest
 from daemon.intake.text_requests import TextSettled
 from daemon.policy.fair_queue import FairQueue
+from daemon.wire.connection_guard import ConnectionLimits, waiting_bytes
 from daemon.wire.messages import MAGIC, Answer, Generate, Hello, Inspect, ResultsSince, results_answer, split_envelope
 from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
 from daemon.wire.sockets import ServerKeys, keep_alive, receive
@@ -39,12 +40,19 @@ _PACED_POLL_MS = 1
 _CROWDED = "too many messages wait before this one"
 _CROWDED_RETRY_MS = 100
 _STOPPED_RETRY_MS = 1000
+_NO_PAGE = "the results cannot be read now, or answers to earlier questions have not been read: read those first"
+_NO_PAGE_RETRY_MS = 500
+#: A peer with more bytes of answers unread in the kernel gets no more pages: they would fill the memory. Of an ipc
+#: socket the kernel takes 53 kB at a time.
+_UNREAD_BYTES = 32 * 1024
 #: A pause, so that repeated failures do not fill the log.
 _FAILED_TURN_S = 0.05
 #: Answers that may wait for a peer that does not read. Further ones are dropped; that peer sends again or is gone.
 _ANSWERS_PER_PEER = 10_000
 #: Messages of one peer that libzmq reads ahead of the intake. Few, because one may be four payloads long.
 _MESSAGES_PER_PEER = 2
+#: A connection may send at least so much of a message that it has not finished.
+_MIN_UNFINISHED_BYTES = 64 * 2**20
 #: Clients that have not finished their handshake by then are disconnected: a connection costs a file handle.
 _HANDSHAKE_MS = 5000
 
@@ -82,6 +90,7 @@ class Intake:
         keys: ServerKeys | None = None,
         on_answer: Callable[[str, str | None], None] = lambda _kind, _code: None,
         is_allowed: Callable[[str], bool] | None = None,
+        max_connections: int = 256,
     ) -> None:
         """`results_since(seq, limit)` is called in a thread of its own; `on_answer` counts answers by type and code.
 
@@ -93,7 +102,6 @@ class Intake:
         self._mailbox: Mailbox[Posted | _CaughtUp | Callable[[], None]] = Mailbox()
         self._catch_ups = CatchUps(results_since)
         self._scanner = PayloadScanner()
-        self._connection_guard = ConnectionGuard(context, 4 * admission.limits.max_payload_bytes)
         self._waiting: FairQueue[_Waiting] = FairQueue()
         self._refusals: FairQueue[tuple[Peer, Answer]] = FairQueue()
         self._may_refuse = float(_REFUSALS_AT_ONCE)
@@ -101,16 +109,14 @@ class Intake:
         self._stop_by_s: float | None = None
         self._dropped_answers = 0
         self._log = structlog.get_logger("intake")
-        binding = Binding(context, zmq.ROUTER, list(endpoints), keys)
+        unfinished_bytes = max(4 * admission.limits.max_payload_bytes, _MIN_UNFINISHED_BYTES)
+        limits = ConnectionLimits(max_connections, unfinished_bytes)
+        binding = Binding(context, zmq.ROUTER, list(endpoints), limits, keys)
         self._thread = SocketThread("intake", binding, self._mailbox, self._configure, self._run)
 
     def start(self) -> list[str]:
         """Bind and begin to answer. Return the endpoints as bound, ports filled in; StartError if that fails."""
-        try:
-            return self._thread.start()
-        except BaseException:
-            self._connection_guard.abandon()
-            raise
+        return self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Take no more messages, wait at most `timeout_s` for the writer's replies to those taken, and close."""
@@ -142,16 +148,13 @@ class Intake:
         router.router_mandatory = True  # an answer that cannot be sent raises, and is counted
         router.router_handover = True  # a camera that comes back under its name is not locked out by its old self
         keep_alive(router)
-        self._connection_guard.watch(router)
 
     def _run(self, router: Socket) -> None:
         self._catch_ups.start()
         self._scanner.start()
-        self._connection_guard.start()
         try:
             self._serve(router)
         finally:
-            self._connection_guard.stop(router)
             self._catch_ups.stop()
             self._scanner.stop()
 
@@ -183,16 +186,17 @@ class Intake:
         room = _BYTES_PER_TURN
         for _ in range(_MESSAGES_PER_TURN):
             try:
-                frames = receive(router, self._is_allowed, self._connection_guard.delivered)
+                frames, fd = receive(router, self._is_allowed)
             except zmq.Again:
                 return
+            self._thread.guard.delivered(fd)
             if frames is not None:
-                self._read(router, frames)
+                self._read(router, frames, fd)
                 room -= len(frames[-1])
             if room < 0:
                 return
 
-    def _read(self, router: Socket, frames: list[bytes]) -> None:
+    def _read(self, router: Socket, frames: list[bytes], fd: int) -> None:
         envelope, body = split_envelope(frames[1:])
         peer = Peer(frames[0], tuple(envelope))
         read = self._admission.read(body)
@@ -201,7 +205,7 @@ class Intake:
             return
         message, payload = read
         if isinstance(message, ResultsSince):
-            self._catch_up(router, peer, message)
+            self._catch_up(router, peer, message, fd)
             return
         waiting = _Waiting(peer, message, payload)
         self._waiting.add(waiting.names, waiting, len(payload))
@@ -286,15 +290,18 @@ class Intake:
         except zmq.ZMQError:  # the peer is gone, or does not read: it will send again
             self._dropped_answers += 1
 
-    def _catch_up(self, router: Socket, peer: Peer, question: ResultsSince) -> None:
+    def _catch_up(self, router: Socket, peer: Peer, question: ResultsSince, fd: int) -> None:
+        def is_reading() -> bool:
+            return waiting_bytes(fd, termios.TIOCOUTQ) <= _UNREAD_BYTES
+
         def done(page: Page | None) -> None:
             if page is None:
-                answer = self._admission.busy(question, "the results cannot be read now", 500)
+                answer = self._admission.busy(question, _NO_PAGE, _NO_PAGE_RETRY_MS)
             else:
                 answer = results_answer(question, page, self._admission.credit(question.source))
             self._mailbox.put(_CaughtUp(peer, answer))
 
-        if not self._catch_ups.ask(peer.identity.hex(), question, done):
+        if not self._catch_ups.ask(peer.identity.hex(), question, is_reading, done):
             self._send(
                 router, peer, self._admission.busy(question, "too many results_since wait for their answers", 50)
             )

@@ -15,6 +15,7 @@ import zmq
 from daemon.records import Published
 from daemon.storage.database.rows import topic
 from daemon.units import utc_text
+from daemon.wire.connection_guard import ConnectionLimits
 from daemon.wire.messages import encode
 from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
 from daemon.wire.sockets import ServerKeys, keep_alive
@@ -25,6 +26,10 @@ _HEARTBEAT_S = 1.0
 _MESSAGES_PER_SUBSCRIBER = 10_000
 #: A subscriber sends subscriptions only.
 _MAX_SUBSCRIPTION_BYTES = 4096
+#: What a subscriber may send in all; libzmq keeps fifty bytes and more for each byte of a subscription.
+_SUBSCRIPTION_BYTES = 64 * 1024
+#: ZMTP heartbeats of a subscriber, which are not counted.
+_HEARTBEAT_BYTES_PER_S = 32
 #: Connections that have not finished their handshake by then are closed: each costs a file handle.
 _HANDSHAKE_MS = 5000
 
@@ -45,7 +50,12 @@ class ResultsStream:
     _heartbeat: Callable[[], tuple[str, int]]
 
     def __init__(
-        self, context: "zmq.Context[Any]", endpoint: str, last_seq: int, keys: ServerKeys | None = None
+        self,
+        context: "zmq.Context[Any]",
+        endpoint: str,
+        last_seq: int,
+        keys: ServerKeys | None = None,
+        max_connections: int = 64,
     ) -> None:
         #: The newest `seq` that was sent, or that was in the database at the start.
         self.last_seq = last_seq
@@ -53,7 +63,8 @@ class ResultsStream:
         self._stopping = False
         self._started_at_s = time.monotonic()
         self._log = structlog.get_logger("publish")
-        binding = Binding(context, zmq.PUB, [endpoint], keys)
+        limits = ConnectionLimits(max_connections, _SUBSCRIPTION_BYTES, _HEARTBEAT_BYTES_PER_S)
+        binding = Binding(context, zmq.PUB, [endpoint], limits, keys)
         self._thread = SocketThread("publish", binding, self._mailbox, _configure, self._serve)
 
     def start(self, heartbeat: Callable[[], tuple[str, int]]) -> str:

@@ -9,12 +9,15 @@ import structlog
 import zmq
 
 from daemon.errors import StartError
+from daemon.wire.connection_guard import ConnectionLimits
 from daemon.wire.messages import MAGIC, MAX_HEADER_BYTES, MessageError, encode, read_header, split_envelope
 from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
 
 Handler = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 _REQUESTS_PER_PEER = 64
+#: Clients that have not finished their handshake by then are disconnected: a connection costs a file handle.
+_HANDSHAKE_MS = 5000
 
 
 class ControlError(Exception):
@@ -32,13 +35,15 @@ class ControlServer:
     It refuses by raising ControlError; other exceptions are logged and answered as `internal`.
     """
 
-    def __init__(self, context: "zmq.Context[Any]", endpoint: str, handlers: Mapping[str, Handler]) -> None:
+    def __init__(
+        self, context: "zmq.Context[Any]", endpoint: str, handlers: Mapping[str, Handler], max_connections: int = 64
+    ) -> None:
         self._endpoint = endpoint
         self._handlers = dict(handlers)
         self._mailbox: Mailbox[None] = Mailbox()
         self._stopping = False
         self._log = structlog.get_logger("control")
-        binding = Binding(context, zmq.ROUTER, [endpoint])
+        binding = Binding(context, zmq.ROUTER, [endpoint], ConnectionLimits(max_connections))
         self._thread = SocketThread("control", binding, self._mailbox, _configure, self._serve)
 
     def start(self) -> str:
@@ -96,6 +101,7 @@ class ControlServer:
 def _configure(router: Socket) -> None:
     router.maxmsgsize = 4 * MAX_HEADER_BYTES
     router.rcvhwm = _REQUESTS_PER_PEER
+    router.handshake_ivl = _HANDSHAKE_MS
 
 
 def ask(endpoint: str, kind: str, /, *, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
@@ -131,6 +137,8 @@ def must_listen(endpoint: str) -> None:
         probe.settimeout(1.0)
         try:
             probe.connect(path)
+        except BlockingIOError:
+            return  # it listens, and many others connect
         except PermissionError:
             reason = f"{path} may not be opened: become a member of the group that owns it"
             raise ControlError("not_allowed", reason) from None

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import zmq
 
 from daemon.errors import StartError
+from daemon.wire.connection_guard import ConnectionGuard, ConnectionLimits, Socket
 from daemon.wire.sockets import ServerKeys, bind, rebind, remove_files
 
 T = TypeVar("T")
@@ -67,8 +68,6 @@ class Mailbox(Generic[T]):
 _LINGER_MS = 500
 _REBOUND_WITHIN_S = 10.0
 
-Socket = zmq.Socket[bytes]
-
 
 @dataclass(frozen=True, slots=True)
 class Binding:
@@ -77,13 +76,14 @@ class Binding:
     context: "zmq.Context[Any]"
     kind: int
     endpoints: Sequence[str]
+    limits: ConnectionLimits
     keys: ServerKeys | None = None
 
 
 class SocketThread:
     """`configure` sets the socket's options before it is bound; `serve` runs until `stop` and must then return.
 
-    `mailbox` wakes `serve`'s poller, and is closed with the socket.
+    `mailbox` wakes `serve`'s poller, and is closed with the socket. `guard` keeps the limits of its connections.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class SocketThread:
         serve: Callable[[Socket], None],
     ) -> None:
         self._binding = binding
+        self.guard = ConnectionGuard(name, binding.context, binding.limits)
         self._mailbox = mailbox
         self._configure = configure
         self._serve = serve
@@ -155,16 +156,19 @@ class SocketThread:
             self._serve(sock)
         finally:
             self._mailbox.close()
+            self.guard.stop(sock)
             remove_files(self._binding.endpoints)
             sock.close(linger=_LINGER_MS)
 
     def _open(self) -> Socket:
         sock: Socket = self._binding.context.socket(self._binding.kind)
+        self.guard.watch(sock)
         try:
             self._configure(sock)
             self._sock = sock
             self._bound.set_result(bind(sock, self._binding.endpoints, self._binding.keys))
         except BaseException:
+            self.guard.stop(sock)
             sock.close(linger=0)
             raise
         return sock

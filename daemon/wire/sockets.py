@@ -26,6 +26,9 @@ TCP = re.compile(r"tcp://(?P<host>\[[^\]]+\]|[^:\[\]]+):(?P<port>\d{1,9}|\*)")
 #: The ZAP domain of CURVE sockets. It is enforced: a client is refused if the authenticator does not answer.
 ZAP_DOMAIN = b"coserve"
 _IPC_MODE = 0o660
+#: Connections that may wait for libzmq: of a burst TCP drops the rest, and their clients try again after a second. Few
+#: enough that the guard of the connections keeps up with them (connection_guard.py).
+_TCP_BACKLOG, _IPC_BACKLOG = 256, 100
 _REBIND_S = 5.0
 _NO_ADVICE = "is another program using it? coserve doctor names it"
 _BIND_ADVICE: dict[int | None, str] = {
@@ -150,6 +153,7 @@ def _close_door(sock: "zmq.Socket[Any]", keys: ServerKeys) -> None:
 
 def _bind_tcp(sock: "zmq.Socket[Any]", endpoint: str) -> str:
     sock.ipv6 = "[" in endpoint
+    sock.backlog = _TCP_BACKLOG
     try:
         sock.bind(endpoint)
     except zmq.ZMQError as error:
@@ -171,6 +175,7 @@ def _bind_ipc(sock: "zmq.Socket[Any]", endpoint: str) -> str:
     try:
         make_folder(path.parent)
         _remove_stale(path)
+        sock.backlog = _IPC_BACKLOG
         sock.bind(endpoint)
         path.chmod(_IPC_MODE)
     except zmq.ZMQError as error:
@@ -202,25 +207,25 @@ def _remove_stale(path: Path) -> None:
     raise StartError(f"cannot bind ipc://{path}: another process listens there")
 
 
-def receive(
-    sock: "zmq.Socket[Any]", is_allowed: Callable[[str], bool] | None, delivered: Callable[[int], None]
-) -> list[bytes] | None:
-    """Return the next message (zmq.Again without one), or None if its sender's key is no longer allowed.
+def receive(sock: "zmq.Socket[Any]", is_allowed: Callable[[str], bool] | None) -> tuple[list[bytes] | None, int]:
+    """Return the next message (zmq.Again without one), and the file descriptor of its connection, -1 if it has ended.
 
-    A key is checked when a connection is made; `is_allowed` (of the client's public key) is called for each message.
-    `delivered` gets the file descriptor of each message's connection.
+    The message is None if its sender's key is no longer allowed: a key is checked when a connection is made, and
+    `is_allowed` (of the client's public key) is called for each message.
     """
     first = sock.recv(zmq.NOBLOCK, copy=False)
     frames = [first.bytes, *(sock.recv_multipart() if first.more else ())]
-    with contextlib.suppress(zmq.ZMQError):  # libzmq no longer knows where it came from
-        delivered(int(first.get(zmq.SRCFD)))
+    try:
+        fd = int(first.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        fd = -1
     if is_allowed is None:
-        return frames
+        return frames, fd
     try:
         client = first.get("User-Id")
     except zmq.ZMQError:
-        return frames  # it came over a local endpoint
-    return frames if is_allowed(str(client)) else None
+        return frames, fd  # it came over a local endpoint
+    return (frames if is_allowed(str(client)) else None), fd
 
 
 def remove_files(endpoints: Sequence[str]) -> None:

@@ -7,9 +7,12 @@ from typing import Self
 #: Signature, version 3.0, mechanism NULL, not a server, filler: 64 bytes.
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
 _LONG, _COMMAND = 2, 4
-_READY_BODY = b"\x05READY\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
-#: The command that ends the handshake.
-_READY = bytes([_COMMAND, len(_READY_BODY)]) + _READY_BODY
+
+
+def _ready(kind: bytes) -> bytes:
+    """Return the command that ends the handshake."""
+    body = b"\x05READY\x0bSocket-Type" + len(kind).to_bytes(4, "big") + kind
+    return bytes([_COMMAND, len(body)]) + body
 
 
 def frame(body: bytes, *, more: bool) -> bytes:
@@ -25,7 +28,7 @@ def frame_head(size_bytes: int, *, more: bool) -> bytes:
 
 
 class RawPeer:
-    """A connection to `ipc://…` or `tcp://host:port`; the daemon's bytes are left unread."""
+    """A connection to `ipc://…` or `tcp://host:port`; the daemon's bytes after the handshake are left unread."""
 
     def __init__(self, endpoint: str) -> None:
         scheme, _, address = endpoint.partition("://")
@@ -45,9 +48,13 @@ class RawPeer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def greet(self) -> Self:
-        """Send the whole handshake of a DEALER, so that frames may follow."""
-        self.send(GREETING + _READY)
+    def greet(self, kind: bytes = b"DEALER") -> Self:
+        """Finish the handshake as a socket of this kind, so that frames may follow."""
+        with contextlib.suppress(OSError):  # libzmq ends a connection whose handshake comes before it has answered
+            self.socket.sendall(GREETING)
+            self.socket.recv(len(GREETING), socket.MSG_WAITALL)
+            self.socket.sendall(_ready(kind))
+            self.socket.recv(1)
         return self
 
     def send(self, data: bytes) -> bool:

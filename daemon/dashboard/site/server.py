@@ -21,6 +21,8 @@ from daemon.monitor.answers import PATHS
 _MAX_CONNECTIONS = 2 * MAX_LISTENERS
 #: Of these: pages are refused when no other is free, so that `/healthz` and `/metrics` are answered.
 _KEPT_FOR_PROBES = 16
+#: asyncio accepts as many before it looks at any of them: more could use up the file handles.
+_ACCEPTED_AT_ONCE = 128
 _REQUEST_S = 5.0
 #: After this long a client that leaves sent bytes unread is cut off.
 _UNREAD_S = 5.0
@@ -111,6 +113,7 @@ class PageServer(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 timeout_graceful_shutdown=_GRACE_S,
+                backlog=_ACCEPTED_AT_ONCE,
                 h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
             )
         )

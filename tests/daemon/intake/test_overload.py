@@ -201,12 +201,30 @@ def test_a_consumer_that_asks_and_never_reads_is_bounded_and_others_are_answered
 
 def test_the_answers_that_wait_for_a_peer_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("daemon.intake.intake._ANSWERS_PER_PEER", 10)
-    items = [{"seq": seq, "topic": "board/a/b/", "text": "x" * 5000} for seq in range(1, 100)]
-    with a_line(tmp_path, items=items) as line, Peer(line.tcp, rcvhwm=1) as deaf, Peer(line.tcp) as honest:
-        for _ in range(900):  # pages of 50 KB: more than the sockets' own buffers hold
-            deaf.send({"type": "results_since", "seq": 0, "limit": 1000})
-        until(lambda: line.intake.dropped_answers > 100)
+    with a_line(tmp_path) as line, Peer(line.tcp, rcvhwm=1) as deaf, Peer(line.tcp) as honest:
+
+        def has_dropped() -> bool:
+            for _ in range(1000):
+                deaf.send({"type": "hello"})
+            return line.intake.dropped_answers > 100
+
+        until(has_dropped)  # once the sockets' own buffers are full
         assert honest.ask({"type": "hello"})["type"] == "welcome"
+
+
+@pytest.mark.parametrize("way", ["tcp", "ipc"])
+def test_pages_of_results_that_a_consumer_never_reads_do_not_fill_the_memory(way: str, tmp_path: Path) -> None:
+    items = [{"seq": seq, "topic": "board/a/b/", "text": "x" * 500} for seq in range(1, 200)]
+    question = json.dumps({"type": "results_since", "seq": 0, "limit": 1000}).encode()
+    with a_line(tmp_path, items=items) as line, RawPeer(getattr(line, way)) as deaf, Peer(line.tcp) as honest:
+        deaf.greet()
+        before_bytes = psutil.Process().memory_info().rss
+        for asked in range(10, 2001, 10):  # a page has about 60 KB
+            assert deaf.send(10 * (frame(b"CS1", more=True) + frame(question, more=False)))
+            until(lambda asked=asked: len(line.counts) >= asked)
+        assert psutil.Process().memory_info().rss - before_bytes < 40 * 2**20
+        assert line.counts.count("busy") > 1000
+        assert honest.ask({"type": "results_since", "seq": 0, "limit": 10})["type"] == "results"
 
 
 def test_every_frame_that_a_thousand_part_message_has_is_one_message_and_has_one_answer(tmp_path: Path) -> None:
@@ -289,11 +307,8 @@ def test_one_who_sends_much_in_whole_messages_is_not_cut(tmp_path: Path) -> None
         assert {peer.take()["code"] for peer in (local, remote) for _ in range(60)} == {"bad_image"}
 
 
-def test_connections_beyond_the_most_are_cut_and_those_before_them_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("daemon.intake.connection_guard._MAX_CONNECTIONS", 10)
-    with a_line(tmp_path) as line, Peer(line.tcp) as peer:
+def test_connections_beyond_the_most_are_cut_and_those_before_them_stay(tmp_path: Path) -> None:
+    with a_line(tmp_path, max_connections=10) as line, Peer(line.tcp) as peer:
         assert peer.ask({"type": "hello"})["type"] == "welcome"
         before = handles()
         crowd = [RawPeer((line.ipc, line.tcp)[n % 2]).greet() for n in range(30)]

@@ -181,6 +181,7 @@ def a_line(
     in_memory_bytes: int = 10**8,
     quota: QuotaLimits | None = None,
     curve: CurveKeys | None = None,
+    max_connections: int = 256,
 ) -> Iterator[Line]:
     """Start an intake, which `curve` opens to other machines.
 
@@ -209,6 +210,7 @@ def a_line(
         gate.keys if gate else None,
         on_answer=lambda kind, _code: counts.append(kind),
         is_allowed=gate.is_allowed if gate else None,
+        max_connections=max_connections,
     )
     try:
         if gate:

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from daemon.host.handles import handle_shares, possible_handles
 from daemon.units import size_text
 from tools.setup.doctor.context import DoctorContext, Finding, clocks, ok, warn, wrong
 
@@ -29,7 +30,7 @@ _LIBRARIES_S = 60.0
 _BASE_BYTES = 10**9
 _SWAPPED_BYTES = 256 * 10**6
 _CPU_POLICIES = Path("/sys/devices/system/cpu/cpufreq")
-_FILES = 1024
+_FILES = 4096
 _CLOCK_STEP_S = 0.5
 _FUTURE_S = 60.0
 _STA_UNSYNC, _TIME_ERROR = 0x0040, 5  # adjtimex(2)
@@ -254,7 +255,6 @@ def user_limits(context: DoctorContext) -> Iterator[Finding]:
     if context.is_service:
         yield ok("limits", "the service's unit sets its own limits")
         return
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     bad = [
         name
         for name, limit in (
@@ -267,8 +267,11 @@ def user_limits(context: DoctorContext) -> Iterator[Finding]:
         yield wrong(
             "limits", f"this shell limits {' and '.join(bad)}", "ulimit with `unlimited`, or start as a service"
         )
-    if 0 <= files < _FILES:
-        so = f"this shell allows {files} open files"
-        yield warn("limits", so, f"ulimit -n {_FILES * 4}: each camera and each expert being loaded takes some")
+    handles = possible_handles()
+    shares = handle_shares(handles)
+    so = f"{handles} open files: {shares.intake} connections of cameras, {shares.results} of programs that read results"
+    if handles < _FILES:
+        remedy = f"ulimit -n {_FILES} before the start (as root, if that is refused), or start as a service"
+        yield warn("limits", f"this shell allows {so}", remedy)
     elif not bad:
-        yield ok("limits", f"{'unlimited' if files < 0 else files} open files, files and memory of any size")
+        yield ok("limits", f"{so}; files and memory of any size")

@@ -6,12 +6,12 @@ message; elsewhere a connection is suspected if it sends without a pause while t
 may connect again.
 """
 
-import contextlib
 import ctypes
 import fcntl
 import os
 import socket
 import struct
+import sys
 import termios
 import threading
 import time
@@ -22,19 +22,25 @@ from typing import Any
 
 import structlog
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
-from daemon.wire.socket_thread import Socket
+Socket = zmq.Socket[bytes]
+
+_LIBC = ctypes.CDLL(None)
+#: Kind and value of an event, as libzmq sends them: the value is a file descriptor for those that are watched.
+_MONITOR_EVENT = struct.Struct("=Hi")
 
 _CHECK_S = 0.1
 #: libzmq takes a while to free an unfinished message, and not every disconnection is worth a trim.
 _TRIM_AFTER_S = 5.0
-_MAX_CONNECTIONS = 2048
+#: An older connection has finished its handshake: the sockets end others after five seconds.
+_HANDSHAKE_S = 6.0
+#: Connections that were too many are counted in one entry of the log.
+_TELL_AGAIN_S = 10.0
 #: tcpi_bytes_received of Linux' struct tcp_info (since 4.1).
 _TCP_INFO_BYTES, _RECEIVED_AT = 192, 128
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 #: Smaller growth does not endanger the memory, and may have other causes.
-_MIN_BYTES = 64 * 2**20
+_MIN_GROWTH_BYTES = 64 * 2**20
 #: A connection whose bytes the kernel does not count is suspected after data waited at this many checks in a row.
 _SUSPICIOUS_CHECKS = 5
 
@@ -45,38 +51,51 @@ class _Connection:
 
     received_bytes: int
     grown_from_bytes: int
+    accepted_s: float
     checks_waiting: int = 0
 
 
-class ConnectionGuard:
-    """Cut connections with more than `max_bytes` of unfinished messages; together they may have four times that.
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of a socket's connections: their number, and the bytes of unfinished messages that each may send.
 
-    `watch`, `start` and `delivered` are called by the thread that owns the socket.
+    `idle_bytes_per_s` are not counted: a subscriber finishes no message, and may send a heartbeat.
     """
 
-    def __init__(self, context: "zmq.Context[Any]", max_bytes: int) -> None:
+    connections: int = 64
+    unfinished_bytes: int = 64 * 2**20
+    idle_bytes_per_s: int = 0
+
+
+class ConnectionGuard:
+    """Cut connections beyond the limits; together they may have four times the unfinished bytes of one.
+
+    A connection too many costs the oldest one that has not sent anything yet; itself if all have.
+    `watch`, `delivered` and `stop` are called by the thread that owns the socket.
+    """
+
+    def __init__(self, name: str, context: "zmq.Context[Any]", limits: ConnectionLimits) -> None:
         self._context = context
-        self._events: zmq.Socket[bytes] | None = None
-        self._max_bytes = max(max_bytes, _MIN_BYTES)
+        self._limits = limits
         self._connections: dict[int, _Connection] = {}
+        self._silent: dict[int, None] = {}  # may have sent nothing, oldest first
         self._delivered: set[int] = set()
+        self._too_many = 0  # cut since the last entry in the log
+        self._tell_at_s = 0.0
         self._trim_at_s: float | None = None
-        self._trimmed_bytes = _resident_bytes()
+        self._resident_bytes = self._trimmed_bytes = _resident_bytes()
         self._stopping = threading.Event()
-        self._log = structlog.get_logger("intake")
-        self._thread = threading.Thread(target=self._run, name="connection-guard")
+        self._log = structlog.get_logger(name)
+        self._thread = threading.Thread(target=self._run, name=f"{name}-connections")
 
     def watch(self, sock: Socket) -> None:
         """Watch `sock`, which is not bound yet: no connection is missed."""
         address = f"inproc://connection-guard-{id(self)}"
-        self._events = events = self._context.socket(zmq.PAIR)
-        events.rcvhwm = 0  # a full queue of events would stop libzmq's own thread
-        events.linger = 0
-        events.connect(address)
-        sock.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
-
-    def start(self) -> None:
-        """Begin to check connections."""
+        self._events: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        self._events.rcvhwm = 0  # a full queue of events would stop libzmq's own thread
+        self._events.linger = 0
+        self._events.connect(address)
+        sock.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._thread.start()
 
     def delivered(self, fd: int) -> None:
@@ -89,20 +108,14 @@ class ConnectionGuard:
         self._stopping.set()
         self._thread.join()
 
-    def abandon(self) -> None:
-        """Release what `watch` opened if `sock` could not be bound."""
-        if self._events is not None:
-            self._events.close()
-
     def _run(self) -> None:
-        assert self._events is not None
         with self._events as events:
             check_at_s = time.monotonic()
             while not self._stopping.is_set():
                 left_ms = max(0, int((check_at_s - time.monotonic()) * 1000))
                 try:
                     while events.poll(left_ms):
-                        self._take(recv_monitor_message(events))
+                        self._take(*_MONITOR_EVENT.unpack(events.recv_multipart()[0]))
                         left_ms = 0
                     if time.monotonic() >= check_at_s:
                         check_at_s = time.monotonic() + _CHECK_S
@@ -111,19 +124,33 @@ class ConnectionGuard:
                     self._log.exception("connection_check_failed")
                     self._stopping.wait(_CHECK_S)
 
-    def _take(self, event: Any) -> None:
-        fd = int(event["value"])
-        if event["event"] != zmq.EVENT_ACCEPTED:
+    def _take(self, event: int, fd: int) -> None:
+        self._silent.pop(fd, None)
+        self._delivered.discard(fd)
+        if event != zmq.EVENT_ACCEPTED:
             self._connections.pop(fd, None)
             self._trim_at_s = self._trim_at_s or time.monotonic() + _TRIM_AFTER_S
             return
-        self._connections[fd] = _Connection(0, _resident_bytes())
-        if len(self._connections) > _MAX_CONNECTIONS:
-            self._cut(fd, "too many connections")
+        self._connections[fd] = _Connection(0, self._resident_bytes, time.monotonic())
+        self._silent[fd] = None
+        if len(self._connections) > self._limits.connections:
+            self._cut(self._oldest_silent(fd))
+            self._too_many += 1
+
+    def _oldest_silent(self, newest: int) -> int:
+        for fd in list(self._silent):
+            age_s = time.monotonic() - self._connections[fd].accepted_s
+            if fd not in self._delivered and age_s < _HANDSHAKE_S and not _received_bytes(fd):
+                return fd
+            del self._silent[fd]
+        return newest
 
     def _check(self) -> None:
-        resident_bytes = _resident_bytes()
+        self._resident_bytes = resident_bytes = _resident_bytes()
         self._trim(resident_bytes)
+        if self._too_many and time.monotonic() >= self._tell_at_s:
+            self._log.warning("connections_cut", reason=f"more than {self._limits.connections}", count=self._too_many)
+            self._too_many, self._tell_at_s = 0, time.monotonic() + _TELL_AGAIN_S
         unfinished: dict[int, int] = {}
         for fd, connection in list(self._connections.items()):
             if fd in self._delivered:
@@ -134,65 +161,59 @@ class ConnectionGuard:
             unfinished[fd] = self._unfinished_bytes(fd, connection, resident_bytes)
         total_bytes = sum(unfinished.values())
         for fd, size_bytes in sorted(unfinished.items(), key=lambda item: -item[1]):
-            if size_bytes <= self._max_bytes and total_bytes <= 4 * self._max_bytes:
+            if max(size_bytes, total_bytes // 4) <= self._limits.unfinished_bytes:
                 return
             total_bytes -= size_bytes
-            self._cut(fd, "a message that does not end", size_bytes)
+            self._cut(fd)
+            self._log.warning("connection_cut", reason="a message that does not end", bytes=size_bytes)
 
     def _trim(self, resident_bytes: int) -> None:
         """Return free memory to the system after a connection has ended whose messages may have filled it."""
         now_s = time.monotonic()
         if self._trim_at_s is None or now_s < self._trim_at_s:
             return
-        if resident_bytes > self._trimmed_bytes + self._max_bytes:
+        if resident_bytes > self._trimmed_bytes + _MIN_GROWTH_BYTES:
             _give_memory_back()
             resident_bytes = _resident_bytes()
         self._trim_at_s, self._trimmed_bytes = None, resident_bytes
 
-    @staticmethod
-    def _unfinished_bytes(fd: int, connection: _Connection, resident_bytes: int) -> int:
+    def _unfinished_bytes(self, fd: int, connection: _Connection, resident_bytes: int) -> int:
         """Return the bytes since its last whole message; over ipc, by how much the process has grown since."""
         received_bytes = _received_bytes(fd)
         if received_bytes is not None:
-            return received_bytes - connection.received_bytes
-        if not _has_waiting_data(fd):
+            idle_bytes = int((time.monotonic() - connection.accepted_s) * self._limits.idle_bytes_per_s)
+            return received_bytes - connection.received_bytes - idle_bytes
+        if not waiting_bytes(fd, termios.FIONREAD):
             connection.grown_from_bytes, connection.checks_waiting = resident_bytes, 0
             return 0
         connection.checks_waiting += 1
-        if connection.checks_waiting < _SUSPICIOUS_CHECKS:
-            return 0
-        return max(0, resident_bytes - connection.grown_from_bytes)
+        grown_bytes = resident_bytes - connection.grown_from_bytes
+        return grown_bytes if connection.checks_waiting >= _SUSPICIOUS_CHECKS and grown_bytes > _MIN_GROWTH_BYTES else 0
 
-    def _cut(self, fd: int, why: str, size_bytes: int = 0) -> None:
+    def _cut(self, fd: int) -> None:
         self._connections.pop(fd, None)
-        self._log.warning("connection_cut", reason=why, bytes=size_bytes)
-        with contextlib.suppress(OSError), _socket_of(fd) as connection:
-            connection.shutdown(socket.SHUT_RDWR)
-
-
-def _socket_of(fd: int) -> socket.socket:
-    """Return the connection behind libzmq's descriptor, with a descriptor of our own; OSError if it is closed."""
-    return socket.socket(fileno=os.dup(fd))
+        self._silent.pop(fd, None)
+        _LIBC.shutdown(fd, socket.SHUT_RDWR)  # quicker than socket.socket: connections may come faster than they go
 
 
 def _received_bytes(fd: int) -> int | None:
     """Return the bytes that came over a TCP connection so far; None if it is not TCP, or is closed."""
     try:
-        with _socket_of(fd) as connection:
+        with socket.socket(fileno=os.dup(fd)) as connection:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         return int(struct.unpack_from("=Q", info, _RECEIVED_AT)[0])
     except (OSError, struct.error):
         return None
 
 
-def _has_waiting_data(fd: int) -> bool:
-    """Return True if bytes wait in the kernel: they are sent faster than they are read."""
-    waiting = bytearray(4)
+def waiting_bytes(fd: int, direction: int) -> int:
+    """Return the bytes of a connection that wait in the kernel, to be read (FIONREAD) or to be taken (TIOCOUTQ)."""
+    answer = bytearray(4)
     try:
-        fcntl.ioctl(fd, termios.FIONREAD, waiting)
+        fcntl.ioctl(fd, direction, answer)
     except OSError:
-        return False
-    return any(waiting)
+        return 0
+    return int.from_bytes(answer, sys.byteorder)
 
 
 def _resident_bytes() -> int:
@@ -201,6 +222,6 @@ def _resident_bytes() -> int:
 
 def _give_memory_back() -> None:
     """Return free memory to the system: glibc keeps what lies between used blocks; other libraries do not."""
-    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim: Callable[[int], int] | None = getattr(_LIBC, "malloc_trim", None)
     if trim is not None:
         trim(0)

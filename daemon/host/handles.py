@@ -1,0 +1,37 @@
+"""File handles: raise this process' limit, and divide it between connections and everything else."""
+
+import resource
+from dataclasses import dataclass
+
+#: More is never needed, and some systems have no limit at all.
+MAX_HANDLES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class HandleShares:
+    """Numbers of connections that each socket takes; most handles stay for everything else.
+
+    That is the database, the journal, weights, child processes, and connections that come faster than they are cut.
+    """
+
+    intake: int
+    results: int
+    control: int
+
+
+def possible_handles() -> int:
+    """Return the number of open files that `raise_handle_limit` allows this process, and its child processes."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_HANDLES if hard == resource.RLIM_INFINITY else min(hard, MAX_HANDLES)
+
+
+def raise_handle_limit() -> None:
+    """Raise the soft limit of open files, often 1,024, as far as the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < possible_handles():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (possible_handles(), hard))
+
+
+def handle_shares(handles: int) -> HandleShares:
+    """Return the connections that a process with so many handles takes."""
+    return HandleShares(min(2048, handles // 8), min(1024, handles // 16), min(64, handles // 32))
