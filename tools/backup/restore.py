@@ -106,9 +106,13 @@ class _Unpacking:
             raise BackupError(f"{self._archive} is damaged at {HEAD}: take another archive") from error
         known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
         if number != FORMAT or (schema is not None and schema not in known):
+            here = version("coserve")
+            remedy = f"install CoServe {writer} or newer"
+            if writer == here:
+                remedy = "a development version made it, and only that version restores it"
             raise BackupError(
                 f"{self._archive} was made by CoServe {writer} (format {number}, schema {schema}), and this is"
-                f" {version('coserve')}: install CoServe {writer} or newer"
+                f" {here}: {remedy}"
             )
         return head
 

@@ -85,10 +85,14 @@ if (_CHECKOUT / "tests" / "commands.py").is_file():
 
 
 def main() -> Any:
-    """Entry point: a person sees a sentence, not a traceback, when a pipe closes or a line does not start."""
+    """Entry point: a person sees a sentence, not a traceback, when a pipe closes or a file cannot be used."""
     try:
         return app()
     except ServiceError as error:
         fail(str(error), status=1)
     except BrokenPipeError:
         raise SystemExit(0) from None
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), status=1)
+    except OverflowError:  # sqlite3's, for a number that was given as an option
+        fail("a number is too large: the results have numbers below 2^63", status=2)

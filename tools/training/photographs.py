@@ -47,7 +47,7 @@ def read_yolo_data(file: Path) -> YoloData:
         document: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise TrainingError(f"{file}: cannot be read ({error.strerror})") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise TrainingError(f"{file}: is not YAML ({error})") from error
     missing = {"train", "val", "names"} - set(document if isinstance(document, Mapping) else ())
     if missing:

@@ -111,21 +111,29 @@ def _schema(engine: Engine) -> str | None:
 
 
 def _require_known(engine: Engine, schema: str | None, scripts: ScriptDirectory) -> None:
-    """Raise StoreError for a newer version's schema; it names the version to install or the copy to put back."""
+    """Raise StoreError for a schema that this version does not know; it names what to install, put back or leave."""
     known = {script.revision for script in scripts.walk_revisions()}
     if schema is None or schema in known:
         return
     path = sqlite_path(engine.url)
-    writer, copy = "that version", "a dump from before"
+    name, writer, copy = redacted_url(engine.url), "that version", "a dump from before"
+    head = scripts.get_current_head()
     if path is not None:
+        name = f"sqlite:///{path}"  # the reader's own URL has more in it
         with closing(sqlite3.connect(path)) as database:
             (number,) = database.execute("PRAGMA user_version").fetchone()
-        writer = f"CoServe {_version_text(number)} or newer" if number else writer
         usable = next((copy for copy in copies_of(path) if _schema_of_file(copy) in known), None)
+        if not usable and number and number <= _version_number(version("coserve")):
+            raise StoreError(
+                f"{name} was written by a development version of CoServe (schema {schema}; this one knows up to"
+                f" {head}), which cannot be upgraded: start with a new one, as docs/retention.md says under"
+                f' "Starting over"; any SQLite tool still reads the old one'
+            )
+        writer = f"CoServe {_version_text(number)} or newer" if number else writer
         copy = f"the copy {usable}" if usable else f"the copy that it made, *.before-{schema}"
     raise StoreError(
-        f"{redacted_url(engine.url)} was written by a newer version of CoServe (schema {schema}; this one knows up"
-        f" to {scripts.get_current_head()}): install {writer} again, or put back {copy}, as docs/upgrading.md says"
+        f"{name} was written by a newer version of CoServe (schema {schema}; this one knows up"
+        f" to {head}): install {writer} again, or put back {copy}, as docs/upgrading.md says"
     )
 
 

@@ -72,6 +72,17 @@ def test_wrong_use_is_status_2() -> None:
     assert coserve("nonsense").returncode == 2
 
 
+def test_a_path_that_the_system_refuses_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for words, reason in (
+        (("check", "x" * 300), "File name too long"),
+        (("results", "--config", "x" * 300), "File name too long"),
+        (("demo", "--dir", str(tmp_path / "file")), "File exists"),
+    ):
+        done = coserve(*words)
+        assert (done.returncode, done.stderr) == (1, f"coserve: {words[-1]}: {reason}\n")
+
+
 def test_a_daemon_that_does_not_run_is_status_1_with_what_to_do(tmp_path: Path) -> None:
     config = tmp_path / "coserve.yaml"
     config.write_text("rules: r.yaml\ncatalog: c.yaml\ndevices: {cpu: {expert_memory: 1MB}}\n", encoding="utf-8")
@@ -128,10 +139,11 @@ def test_check_refuses_the_database_of_a_newer_version(tmp_path: Path, experts_f
     assert coserve("check", str(config)).returncode == 0
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.execute("PRAGMA user_version = 99000000")
     before = database.read_bytes()
     done = coserve("check", str(config))
     assert done.returncode == 1
-    assert "was written by a newer version of CoServe (schema 9999" in done.stdout
+    assert f"sqlite:///{database} was written by a newer version of CoServe (schema 9999" in done.stdout
     assert database.read_bytes() == before
 
 

@@ -231,6 +231,17 @@ def test_a_database_of_a_newer_version_says_which_version_or_copy_to_go_back_to(
     assert old.read_bytes() == before
 
 
+def test_a_database_of_a_development_version_says_to_start_with_a_new_one(old: Path) -> None:
+    with closing(sqlite3.connect(old)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0004'")
+    before = old.read_bytes()
+    advice = r"development version of CoServe \(schema 0004; .* cannot be upgraded: start with a new one"
+    with pytest.raises(StoreError, match=advice):
+        migrated(old)
+    assert old.read_bytes() == before
+    assert "## Starting over" in (ROOT / "docs" / "retention.md").read_text(encoding="utf-8")
+
+
 def test_another_programs_database_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "inspection.db")) as connection, connection:
         connection.execute("CREATE TABLE recipes_of_my_grandmother (id INTEGER)")
