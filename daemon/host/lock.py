@@ -15,11 +15,11 @@ class Lock:
     def __init__(self, path: Path, guards: str) -> None:
         """Take the lock or raise StartError naming the process that has it; `guards` says what it protects."""
         make_folder(path.parent)
-        self._file: IO[str] = path.open("a+", encoding="ascii")
+        self._file: IO[str] = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
+        os.fchmod(self._file.fileno(), 0o600)  # whoever may read a file may lock it too
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._file.seek(0)
             owner = self._file.read().strip() or "unknown"
             self._file.close()
             raise StartError(

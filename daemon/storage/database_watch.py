@@ -216,9 +216,10 @@ def _was_folded_in(file: Path, link: Path, database: Path) -> bool:
     """Return True if `file` is there, or is a log that another program has written into the database after the crash.
 
     Closing the database deletes the log. The database is the younger file then, and the old log over it would undo
-    what was written since.
+    what was written since, or damage a backup that was copied over it: the copy keeps the inode, and `cp -p` sets the
+    modification time back, but not the time of change.
     """
-    return file.exists() or link.stat().st_mtime_ns < database.stat().st_mtime_ns
+    return file.exists() or link.stat().st_mtime_ns < database.stat().st_ctime_ns
 
 
 def _stat(file: Path) -> os.stat_result | None:

@@ -13,3 +13,15 @@ def test_a_second_daemon_hears_the_first_ones_process_number(tmp_path: Path) -> 
         Lock(tmp_path / "inspection.db.lock", "the database inspection.db")
     first.release()
     Lock(tmp_path / "inspection.db.lock", "the database inspection.db").release()
+
+
+def test_nobody_else_can_take_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "journal" / "lock"
+    path.parent.mkdir()
+    path.touch(0o666)
+    path.chmod(0o666)
+    lock = Lock(path, "the journal")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_text() == str(os.getpid())
+    lock.release()
+    assert path.read_text() == ""

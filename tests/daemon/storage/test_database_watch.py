@@ -1,9 +1,11 @@
 """The files of a running line's database get lost names back, while it runs and at the start after a kill."""
 
+import os
 import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -149,6 +151,24 @@ def test_rows_that_another_program_wrote_between_a_kill_and_the_next_start_stay(
         database.execute("INSERT INTO t VALUES (50)")
     DatabaseFiles(killed).settle()
     assert rows_of(killed) == list(range(51))
+
+
+@pytest.mark.parametrize("copy", [shutil.copyfile, shutil.copy2])
+def test_a_backup_that_was_copied_over_the_database_of_a_killed_line_is_taken_as_it_is(
+    killed: Path, tmp_path: Path, copy: Callable[[Path, Path], object]
+) -> None:
+    backup = tmp_path / "backup.db"
+    with closing(sqlite3.connect(backup)) as database, database:
+        database.execute("CREATE TABLE t (n)")
+        database.execute("CREATE TABLE other (text)")
+        database.executemany("INSERT INTO other VALUES (?)", [("x" * 3000,)] * 20)
+    os.utime(backup, (0, 0))
+    for suffix in SUFFIXES[1:]:
+        killed.with_name(f"rows.db{suffix}").unlink()
+    copy(backup, killed)
+    DatabaseFiles(killed).settle()
+    assert rows_of(killed) == []
+    assert not list(killed.parent.glob(".*"))
 
 
 def test_a_database_that_was_replaced_before_a_kill_is_kept_under_another_name(killed: Path) -> None:
