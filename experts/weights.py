@@ -25,6 +25,9 @@ ALIGNMENT_BYTES = 64
 FORMAT_VERSION = "1"
 PADDING_PREFIX = "_pad."
 _MAX_HEADER_BYTES = 16 << 20
+_MAX_DIMENSIONS = 8
+#: Bytes or elements: larger than any file.
+_MAX_NUMBER = 2**60
 ITEM_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 
 
@@ -133,11 +136,8 @@ def _parse_header(text: bytes, data_start: int, path: Path) -> WeightsHeader:
     try:
         table = json.loads(text)
         metadata = {str(key): str(value) for key, value in table.pop("__metadata__", {}).items()}
-        entries = [
-            Entry(name, item["dtype"], tuple(map(int, item["shape"])), *map(int, item["data_offsets"]))
-            for name, item in table.items()
-        ]
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        entries = [_parse_entry(name, item) for name, item in table.items()]
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise WeightsError(path, "has a damaged header; import the expert again") from error
     entries.sort(key=lambda entry: (entry.begin, entry.end))
     position = 0
@@ -157,6 +157,25 @@ def _parse_header(text: bytes, data_start: int, path: Path) -> WeightsHeader:
         raise WeightsError(path, "was rewritten by another program; import the original model file again")
     tensors = tuple(entry for entry in entries if not entry.name.startswith(PADDING_PREFIX))
     return WeightsHeader(data_start, position, tensors, metadata)
+
+
+def _parse_entry(name: str, item: Mapping[str, Any]) -> Entry:
+    if not isinstance(item["dtype"], str):
+        raise TypeError(name)
+    return Entry(name, item["dtype"], *tensor_place(item))
+
+
+def tensor_place(item: Mapping[str, Any]) -> tuple[tuple[int, ...], int, int]:
+    """Return the shape of a tensor in a safetensors header, and its begin and end in bytes.
+
+    Raises ValueError, TypeError or KeyError if they are not numbers that a file can have: their product takes no time.
+    """
+    shape, (begin, end) = item["shape"], item["data_offsets"]
+    if len(shape) > _MAX_DIMENSIONS:
+        raise ValueError("too many dimensions")
+    if not all(type(number) is int and 0 <= number <= _MAX_NUMBER for number in (*shape, begin, end)):
+        raise ValueError("not a number of bytes or elements")
+    return tuple(shape), begin, end
 
 
 def file_sha256(path: Path) -> str:

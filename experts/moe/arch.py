@@ -136,7 +136,7 @@ def load_config(folder: Path) -> Any:
     except FileNotFoundError:
         problem = "there is no config.json" if folder.is_dir() else "there is no such folder"
         raise ModelError(folder, f"{problem}; give the folder of a checkpoint in Hugging Face format") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(file, f"cannot be read as JSON ({error}); restore the file of the checkpoint") from error
     family = table.get("model_type") if isinstance(table, dict) else None
     if not isinstance(family, str) or family not in FAMILIES:

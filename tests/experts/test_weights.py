@@ -1,5 +1,6 @@
 import hashlib
 import json
+import random
 import struct
 from pathlib import Path
 
@@ -78,6 +79,86 @@ def test_a_damaged_file_is_refused_with_its_name_and_what_to_do(tmp_path: Path, 
     with pytest.raises(WeightsError, match=r"w\.safetensors.*import") as caught:
         read_header(file)
     assert caught.value.file == file
+
+
+def with_header(file: Path, text: bytes) -> None:
+    """Give a weights file another header, in the room that the old one has."""
+    data = bytearray(file.read_bytes())
+    (length,) = struct.unpack("<Q", data[:8])
+    text = text.ljust(length)
+    file.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+
+def a_header(**changes: str) -> bytes:
+    item = {"dtype": '"F32"', "shape": "[2, 3]", "data_offsets": "[0, 24]"} | changes
+    fields = ", ".join(f'"{name}": {value}' for name, value in item.items())
+    return f'{{"__metadata__": {{"coserve_format": "1"}}, "first": {{{fields}}}}}'.encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        a_header(shape="[1e400, 1]"),
+        a_header(data_offsets="[0, 1e400]"),
+        a_header(data_offsets="[0, NaN]"),
+        a_header(dtype='["F32"]'),
+        a_header(dtype='{"a": 1}'),
+        a_header(shape="[-2, -3]"),
+        a_header(shape="[true, 6]"),
+        a_header(shape=f"[{'9' * 4000}, 1]"),
+        a_header(shape=f"[{'9' * 5000}, 1]"),
+        a_header(shape=f"[{','.join(['9' * 4000] * 4000)}]"),
+        a_header(shape="[" * 100_000 + "]" * 100_000),
+        b"[" * 100_000,
+        b'{"a": ' * 100_000,
+        b"[1, 2]",
+        b"7",
+    ],
+    ids=range(15),
+)
+def test_a_header_of_impossible_values_is_refused_at_once(tmp_path: Path, text: bytes):
+    file = tmp_path / "w.safetensors"
+    write_weights(file, some_blocks(), {})
+    with_header(file, text)
+    with pytest.raises(WeightsError, match=r"w\.safetensors.*import"):
+        read_header(file)
+
+
+def test_whatever_a_header_says_the_file_is_read_or_refused(tmp_path: Path):
+    file = tmp_path / "w.safetensors"
+    write_weights(file, some_blocks(), {})
+    whole = file.read_bytes()
+    (length,) = struct.unpack("<Q", whole[:8])
+    end = len(whole[8 : 8 + length].rstrip())
+    dice = random.Random(5)
+    pieces = [
+        b"1e400",
+        b"-1",
+        b"null",
+        b"[]",
+        b"{}",
+        b'"F32"',
+        b"9" * 30,
+        b"true",
+        b'"',
+        b",",
+        b"[[",
+        b"]",
+        b"\xff",
+        b":",
+    ]
+    refused = 0
+    for _ in range(3000):
+        data = bytearray(whole)
+        for _ in range(dice.choice((1, 1, 2, 3))):
+            at, piece = 8 + dice.randrange(end), dice.choice(pieces)
+            data[at : at + len(piece)] = piece
+        file.write_bytes(data)
+        try:
+            read_header(file)
+        except WeightsError:
+            refused += 1
+    assert refused > 2000
 
 
 def test_a_missing_file_says_so(tmp_path: Path):

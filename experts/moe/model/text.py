@@ -122,7 +122,7 @@ def read_json(file: Path) -> dict[str, Any]:
         table = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(file, f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(file, f"is not JSON: {error}") from error
     if not isinstance(table, dict):
         raise ModelError(file, "expected a JSON object")

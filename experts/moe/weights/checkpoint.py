@@ -22,7 +22,7 @@ from experts.moe.arch import FAMILIES, ModelFamily, MoeArch
 from experts.moe.errors import ModelError
 from experts.moe.weights.folder import MAX_HEADER_BYTES
 from experts.reading import CachedReader, FileReader
-from experts.weights import describe_os_error
+from experts.weights import describe_os_error, tensor_place
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -93,7 +93,7 @@ def _indexed(index: Path) -> dict[Path, set[str] | None]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         names = {str(name): str(file) for name, file in weight_map.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(index, "is not an index of weights files (no `weight_map`); restore the file") from error
     files: dict[Path, set[str] | None] = {}
     for name, written in names.items():
@@ -130,7 +130,7 @@ def _read_header(file: Path) -> dict[str, TensorLocation]:
         table = json.loads(text)
         table.pop("__metadata__", None)
         tensors = {name: _tensor(name, item, file, 8 + length) for name, item in table.items()}
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise ModelError(file, "has a damaged header; fetch the file again") from error
     for tensor in tensors.values():
         if tensor.offset + tensor.size_bytes > size:
@@ -141,13 +141,12 @@ def _read_header(file: Path) -> dict[str, TensorLocation]:
 
 
 def _tensor(name: str, item: Any, file: Path, data_start: int) -> TensorLocation:
-    shape = tuple(int(length) for length in item["shape"])
-    begin, end = (int(offset) for offset in item["data_offsets"])
+    shape, begin, end = tensor_place(item)
     dtype = _DTYPES.get(item["dtype"])
     if dtype is None:
         message = f"tensor {name} is {item['dtype']}; expected one of {', '.join(_DTYPES)}"
         raise ModelError(file, f"{message}: this runtime takes checkpoints that are not quantised")
-    if end - begin != math.prod(shape) * dtype.itemsize or begin < 0:
+    if end - begin != math.prod(shape) * dtype.itemsize:
         message = f"tensor {name} has {end - begin} bytes where its shape {list(shape)} takes"
         raise ModelError(file, f"{message} {math.prod(shape) * dtype.itemsize}; fetch the file again")
     return TensorLocation(name, file, dtype, shape, data_start + begin, end - begin)

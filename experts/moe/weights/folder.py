@@ -5,6 +5,7 @@ import struct
 from pathlib import Path
 
 from experts.moe.errors import ModelError
+from experts.weights import tensor_place
 
 MAX_HEADER_BYTES = 256 << 20
 
@@ -25,9 +26,9 @@ def _dense_bytes(file: Path) -> int:
             (length,) = struct.unpack("<Q", opened.read(8))
             header = json.loads(opened.read(min(length, MAX_HEADER_BYTES)))
         header.pop("__metadata__", None)
-        spans = [tensor["data_offsets"] for name, tensor in header.items() if ".experts." not in name]
-        return sum(end - begin for begin, end in spans)
-    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        places = [tensor_place(tensor) for name, tensor in header.items() if ".experts." not in name]
+        return sum(end - begin for _, begin, end in places)
+    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(file, f"is not a safetensors file ({error}); fetch it again") from error
 
 

@@ -102,7 +102,7 @@ class PreparedFiles:
         file = self._existing(name, ".json")
         try:
             value = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise self._make_again(name, file, f"cannot be read ({error})") from error
         if not isinstance(value, dict) or value.pop("stamp", None) != self.stamp:
             raise self._make_again(name, file, "made from other weights")

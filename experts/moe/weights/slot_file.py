@@ -249,7 +249,7 @@ def _read_header(layout: _SlotLayout, file: Path) -> tuple[int, list[str]]:
     except FileNotFoundError:
         message = f"there is no such file; run `coserve moe import --storage {layout.storage}`"
         raise ModelError(file, f'{message}, or choose storage "checkpoint"') from None
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
         raise ModelError(file, f"is not a slot file (its header is damaged); {again}") from error
     if facts.get("stamp") != layout.stamp:
         raise ModelError(file, f"was made from other weights than those of {file.parent.parent}; {again}")
