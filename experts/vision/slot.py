@@ -74,7 +74,7 @@ class LayoutShelf:
                 try:
                     layout = build_layout(spec.layout, self.recorders)
                 except (KeyError, ValueError) as error:
-                    message = "its weights file could not be read when the catalog was; correct it and reload"
+                    message = "its weights file is missing or damaged: `coserve check` says more; correct it and reload"
                     raise ExpertError(spec.expert, message, spec.file) from error
                 self._layouts[spec.layout] = layout
             return layout

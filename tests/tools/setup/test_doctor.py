@@ -108,11 +108,15 @@ def test_without_a_line_it_looks_at_the_machine_alone(tmp_path: Path) -> None:
 
 
 def test_a_mistake_in_the_line_is_named_with_what_to_do(config: Path) -> None:
+    rules = config.with_name("rules.yaml").read_text()
     config.with_name("rules.yaml").write_text("boards: {a: {components: {R9: 1}}}\n")
     done = doctor(str(config))
     assert done.returncode == 1
     assert "✗ configuration" in done.stdout
     assert re.search(r"→ correct it, then: \S*coserve check ", done.stdout)
+    config.with_name("rules.yaml").write_text(rules)
+    (config.parent / "experts" / "R0402.safetensors").unlink()
+    assert "there is no such weights file" in doctor(str(config)).stdout
     config.write_text("rules: [\n")
     assert "configuration" in wrongs(line.configuration(examine_line(config)))
 

@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config.settings import Config
 from daemon.errors import ConfigError, install_with
-from daemon.line.line import load_rules_and_catalog, settings_problems
+from daemon.line.line import load_catalog, load_rules_and_catalog, settings_problems, weights_folders
 from daemon.storage.database.connections import StoreError, open_for_reading
 from daemon.storage.database.schema import inspections
 from daemon.storage.database.upkeep import quick_check
@@ -29,7 +29,7 @@ _SYSTEMD_RUNS = Path("/run/systemd/system")
 
 
 def configuration(context: DoctorContext) -> Iterator[Finding]:
-    """Mistakes in coserve.yaml, the rules and the catalog; the weights themselves are left to `coserve check`."""
+    """Find mistakes in coserve.yaml, rules and catalog, and weights that cannot be used; `coserve check` reads them."""
     if context.path is None:
         yield warn(
             "configuration", "no line is named and none is here", f"{as_typed('init')}, or name its coserve.yaml"
@@ -40,6 +40,8 @@ def configuration(context: DoctorContext) -> Iterator[Finding]:
         mistakes += [*settings_problems(context.config), *storage_problems(context.config)]
         try:
             load_rules_and_catalog(context.config)
+            _, _, unusable = load_catalog(context.config.catalog, weights_folders(context.config))
+            mistakes += map(str, unusable)
         except ConfigError as error:
             mistakes += map(str, error.problems)
     for problem in mistakes[:_SHOWN]:
@@ -48,7 +50,7 @@ def configuration(context: DoctorContext) -> Iterator[Finding]:
         more = f"and {len(mistakes) - _SHOWN} mistakes more"
         yield wrong("configuration", more, f"{as_typed(f'check {context.path}')} names all")
     if not mistakes:
-        yield ok("configuration", f"{context.path}: coserve.yaml, rules and catalog fit together")
+        yield ok("configuration", f"{context.path}: coserve.yaml, rules, catalog and weights files fit together")
 
 
 def _remedy(problem: str, path: Path) -> str:
