@@ -3,6 +3,7 @@
 The daemon and the tools use these functions too; they stand here because `experts` imports nothing of the daemon.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,10 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
 
     Readers, and a start after a power cut, find the old file or the whole new one. Where the block raises the old file
     stays. What a killed process left is overwritten. Without `mode` the umask decides who may read the file.
+    FileExistsError if `path` is no file, such as /dev/null, which root could replace.
     """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "is not a file, and is never replaced: name another", str(path))
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else mode)
