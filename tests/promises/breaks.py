@@ -335,8 +335,8 @@ BREAKS = (
     Break(
         "no key, a key that is not allowed",
         "daemon/wire/sockets.py",
-        "    return frames if is_allowed(str(client)) else None",
-        "    return frames",
+        "    return (frames if is_allowed(str(client)) else None), fd",
+        "    return frames, fd",
         (f"{_KEYS}::test_what_a_revoked_client_had_sent_before_is_not_taken_either",),
     ),
     Break(
