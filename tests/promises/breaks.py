@@ -197,7 +197,7 @@ BREAKS = (
         (f"{_OVERLOAD}::test_a_message_that_never_ends_is_cut_and_others_go_on",),
     ),
     Break(
-        "Ten thousand connections that send nothing",
+        "The soft limit of open files",
         "daemon/serve.py",
         "    raise_handle_limit()\n",
         "",
