@@ -25,7 +25,7 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
 
     Readers, and a start after a power cut, find the old file or the whole new one. Where the block raises the old file
     stays. What a killed process left is overwritten. Without `mode` the umask decides who may read the file.
-    FileExistsError if `path` is no file, such as /dev/null, which root could replace.
+    Raises FileExistsError for a device such as /dev/null, which root could replace.
     """
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "is not a file, and is never replaced: name another", str(path))

@@ -4,7 +4,7 @@ import resource
 from dataclasses import dataclass
 
 #: More is never needed, and some systems have no limit at all.
-MAX_HANDLES = 65_536
+_MAX_HANDLES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class HandleShares:
 def possible_handles() -> int:
     """Return the number of open files that `raise_handle_limit` allows this process, and its child processes."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_HANDLES if hard == resource.RLIM_INFINITY else min(hard, MAX_HANDLES)
+    return _MAX_HANDLES if hard == resource.RLIM_INFINITY else min(hard, _MAX_HANDLES)
 
 
 def raise_handle_limit() -> None:

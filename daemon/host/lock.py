@@ -16,7 +16,7 @@ class Lock:
         """Take the lock or raise StartError naming the process that has it; `guards` says what it protects."""
         make_folder(path.parent)
         self._file: IO[str] = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
-        os.fchmod(self._file.fileno(), 0o600)  # whoever may read a file may lock it too
+        os.fchmod(self._file.fileno(), 0o600)  # reading is enough to lock a file
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

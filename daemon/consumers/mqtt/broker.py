@@ -23,7 +23,7 @@ from daemon.consumers.protocol import DeliveryError
 #: down, a quota, a rate. Every other one is for a person.
 _MAY_PASS = frozenset({0x80, 0x83, 0x88, 0x89, 0x8B, 0x97, 0x9F})
 _FIRST_FAILURE = 0x80
-#: Nothing is subscribed: a broker answers with a few bytes, and may send some messages that nobody asked for.
+#: A broker sends answers of a few bytes, since nothing is subscribed.
 _MAX_PACKET_BYTES = 64 * 1024
 _MAX_UNRELEASED = 16
 
