@@ -7,6 +7,7 @@ import io
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,17 @@ from daemon.records import Accepted
 from tests.bench.intake_camera import BOARD_IMAGES
 from tools.setup.service import READY
 
-_RULES = f"""\
+_RULES = """\
 boards:
-  bench: {{components: {{part: {BOARD_IMAGES}}}}}
+  bench: {{components: {{part: {images}}}}}
 classifiers:
-  "*": {{expert: part, pass: [ok], review_below: 0.0}}
+  "*": {{expert: {expert}, pass: [ok], review_below: 0.0}}
 """
 _MAX_COMMENT_BYTES = 65_533
 
 
-def make_line(folder: Path, *, executors: int) -> Path:
-    """Write a `coserve.yaml` in `folder` with everything it names; ResNet-18 with random weights judges."""
+def make_expert(folder: Path) -> None:
+    """Write a catalog of one expert, `part`: ResNet-18 with random weights."""
     import torch
 
     from experts.catalog import write_catalog
@@ -39,9 +40,16 @@ def make_line(folder: Path, *, executors: int) -> Path:
 
     torch.manual_seed(3)
     network = frameworks.torchvision().models.resnet18(num_classes=2)
-    report = import_model(network, "resnet18", ["ok", "odd"], 96, folder / "experts", expert="part")
-    write_catalog(folder / "experts" / "catalog.yaml", {"part": report.entry})
-    (folder / "rules.yaml").write_text(_RULES, encoding="utf-8")
+    report = import_model(network, "resnet18", ["ok", "odd"], 96, folder, expert="part")
+    write_catalog(folder / "catalog.yaml", {"part": report.entry})
+
+
+def make_line(
+    folder: Path, *, executors: int, make: Callable[[Path], None] = make_expert, expert: str = "part"
+) -> Path:
+    """Write a `coserve.yaml` in `folder` with everything it names; `expert`, of those that `make` writes, judges."""
+    make(folder / "experts")
+    (folder / "rules.yaml").write_text(_RULES.format(images=BOARD_IMAGES, expert=expert), encoding="utf-8")
     config: dict[str, Any] = {
         "endpoints": {
             "intake": [f"ipc://{folder}/intake.sock"],
@@ -66,11 +74,12 @@ def make_line(folder: Path, *, executors: int) -> Path:
     return path
 
 
-def a_jpeg_of(size_bytes: int) -> bytes:
-    """Return a JPEG of exactly so many bytes: noise, as many pixels as fit, and comments behind the header."""
-    side, best = 8, b""
-    while len(jpeg := _noise(side)) <= size_bytes - 4:
-        best, side = jpeg, side + 8
+def a_jpeg_of(size_bytes: int, side: int | None = None) -> bytes:
+    """Return a JPEG of exactly so many bytes: noise, `side` pixels or as many as fit, comments behind the header."""
+    best = _noise(side) if side else b""
+    next_side = 8
+    while not side and len(jpeg := _noise(next_side)) <= size_bytes - 4:
+        best, next_side = jpeg, next_side + 8
     if not best:
         raise ValueError(f"a JPEG has {len(_noise(8)) + 4} bytes at least, not {size_bytes}")
     comments = b""

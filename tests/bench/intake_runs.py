@@ -94,7 +94,7 @@ class Bench:
             self._advance(f"{size // 1000} KB, {disk}")
             raw = [self._raw(size, rows=rows, environ=faults) for rows in (False, True)]
             with self._daemon("idle", faults) as endpoint:
-                answers = _Camera(Order(endpoint, "flood", self._image(size), self._plan.seconds, _WARM_S)).answers()
+                answers = Camera(Order(endpoint, "flood", self._image(size), self._plan.seconds, _WARM_S)).answers()
             rounds.append((answers.accepted / answers.seconds, raw[0], raw[1]))
         return Flood(
             size,
@@ -111,7 +111,7 @@ class Bench:
         for _ in range(self._plan.rounds):
             self._advance(f"{size // 1000} KB at {self._plan.rate:g} a second, idle")
             with self._daemon("idle", {}) as endpoint:
-                answers = _Camera(self._steady_order(endpoint, size)).answers()
+                answers = Camera(self._steady_order(endpoint, size)).answers()
             latency_ms += answers.latency_ms
             rates.append(answers.accepted / answers.seconds)
         return Steady(size, "idle", round(median(rates), 1), *_p50_p99(latency_ms))
@@ -129,7 +129,7 @@ class Bench:
             for _ in range(self._plan.rounds):
                 self._advance(f"{size // 1000} KB at {self._plan.rate:g} a second, saturated")
                 alone.append(self._completed_per_s(self._plan.seconds))
-                camera = _Camera(order)
+                camera = Camera(order)
                 time.sleep(_WARM_S)
                 beside.append(self._completed_per_s(self._plan.seconds))
                 answers = camera.answers()
@@ -147,10 +147,10 @@ class Bench:
     def _fill(self, endpoint: str, size: int) -> None:
         """Queue so many images that the executors will not run out: their speed is measured on the first of them."""
         order = Order(endpoint, "backlog", self._image(size), images=500)
-        _Camera(order).answers()
+        Camera(order).answers()
         per_s = self._completed_per_s(self._plan.seconds)
         windows_s = (self._plan.rounds + 2) * (2 * self._plan.seconds + 4 * _WARM_S)
-        _Camera(replace(order, images=int(max(per_s, 50.0) * windows_s))).answers()
+        Camera(replace(order, images=int(max(per_s, 50.0) * windows_s))).answers()
         time.sleep(self._plan.seconds)
 
     def _completed_per_s(self, seconds: float) -> float:
@@ -194,7 +194,7 @@ class Bench:
             shutil.rmtree(run, ignore_errors=True)
 
 
-class _Camera:
+class Camera:
     """A camera process, connected; `answers` waits for its end."""
 
     def __init__(self, order: Order) -> None:

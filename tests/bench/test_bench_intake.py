@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from daemon.intake.payload_scan import check_image
 from daemon.records import Pixels
+from tests.bench import image_cost
 from tests.bench.intake import register
 from tests.bench.intake_line import a_jpeg_of
 from tests.bench.raw_disk import Loop, raw_rate
@@ -64,3 +65,16 @@ def test_accepted_images_stand_beside_the_raw_disk_and_a_steady_rate_beside_infe
 def test_wrong_use_is_said(tmp_path: Path):
     assert run("--kilobytes", "many").exit_code == 2
     assert run("--folder", str(tmp_path / "none")).exit_code == 2
+
+
+def test_the_processor_time_of_an_image_is_told_thread_by_thread():
+    app = typer.Typer()
+    image_cost.register(app)
+    app.callback()(lambda: None)
+    result = CliRunner().invoke(
+        app, ["image-cost", "--rates", "50", "--seconds", "1.5", "--rounds", "1", "--json"], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.stderr
+    (cost,) = json.loads(result.stdout)["costs"]
+    assert {"writer", "intake", "journal"} <= set(cost["threads_ms"])
+    assert 0 < cost["threads_ms"]["writer"] < cost["total_ms"]
