@@ -1,11 +1,12 @@
 """Inspections as rows: accepted images with the attempts that open with them, verdicts with the boards they close."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, Table, bindparam, delete, select, update
+from sqlalchemy import Delete, Select, Update, delete, select, update
 
 from daemon.records import Accepted, Arrival, ExpertVersion, JournalKey, Outcome
 from daemon.storage.database import rows
@@ -21,7 +22,7 @@ from daemon.storage.database.schema import (
     rules_versions,
     stages,
 )
-from daemon.storage.database.transaction import Transaction, chunks
+from daemon.storage.database.transaction import Transaction, among, run_for_each, update_rows
 from daemon.units import wall_seconds
 from routing_rules.routes import Routes, Verdict
 
@@ -124,11 +125,7 @@ class ResultsBatch:
 
     def judge(self, outcomes: Sequence[Outcome]) -> None:
         """Finish images, each once: one that is finished already, or unknown, stays as it is."""
-        waiting = {
-            row["inspection_id"]: row
-            for ids in chunks([outcome.inspection_id for outcome in outcomes])
-            for row in map(dict, self._tx.connection.execute(pending_images("judge", ids)).mappings())
-        }
+        waiting = {row["inspection_id"]: row for row in self._rows(_waiting, [one.inspection_id for one in outcomes])}
         for outcome in outcomes:
             row = waiting.pop(outcome.inspection_id, None)
             if row is not None:
@@ -145,29 +142,27 @@ class ResultsBatch:
     def note_copies(self, copies: Iterable[ImageCopy]) -> None:
         """Note durable copies in `images/`: the journal's bytes may go."""
         paths = {copy.inspection_id: copy.image_path for copy in copies}
-        for ids in chunks(list(paths)):
-            waiting = self._tx.connection.execute(select(pending).where(pending.c.inspection_id.in_(ids))).mappings()
-            for row in waiting:
-                self._drop(dict(row))
-        _update(
-            self._tx, inspections, [{"inspection_id": key, "image_path": path} for key, path in paths.items() if path]
-        )
+        for row in self._rows(_copied, list(paths)):
+            self._drop(row)
+        copied = [{"inspection_id": key, "image_path": path} for key, path in paths.items() if path]
+        update_rows(self._tx.connection, inspections, ("image_path",), copied)
 
     def flush(self) -> None:
         """Write the collected rows."""
         tx = self._tx
-        _update(
-            tx, inspections, [{name: row[name] for name in ("inspection_id", *_RESULT)} for row in self._inspections]
-        )
+        update_rows(tx.connection, inspections, _RESULT, self._inspections)
         tx.add(stages, self._stages)
         tx.add(detections, self._detections)
         for attempt, row in self._boards.values():
             row["inspected"] = row["inspected"] if attempt.closed else attempt.inspected
-        _update(tx, boards, [{name: row[name] for name in ("board_id", *_CLOSING)} for _, row in self._boards.values()])
-        for ids in chunks(self._to_keep):
-            tx.connection.execute(update(pending).where(pending.c.inspection_id.in_(ids)).values(task="keep"))
-        for ids in chunks(self._to_drop):
-            tx.connection.execute(delete(pending).where(pending.c.inspection_id.in_(ids)))
+        update_rows(tx.connection, boards, _CLOSING, [row for _, row in self._boards.values()])
+        for statement, ids in ((_keep, self._to_keep), (_drop, self._to_drop)):
+            run_for_each(tx.connection, statement, ids)
+
+    def _rows(self, query: Callable[[int], Select[Any]], ids: Sequence[int]) -> Iterator[Row]:
+        for cursor in run_for_each(self._tx.connection, query, ids):
+            names = query(1).selected_columns.keys()
+            yield from (dict(zip(names, row, strict=True)) for row in cursor)
 
     def _finish(self, row: Row, outcome: Outcome) -> None:
         tx = self._tx
@@ -243,12 +238,12 @@ class ResultsBatch:
         self._tx.add_once(expert_versions, {"expert": expert, "expert_version": expert_version}, row)
 
 
-def pending_images(task: str, ids: Sequence[int] | None = None) -> Select[Any]:
+def pending_images(task: str) -> Select[Any]:
     """Select the images whose bytes are in the journal for `task`, with their board and the place of the bytes.
 
     The oldest come first.
     """
-    query = (
+    return (
         select(
             inspections,
             *(boards.c.board_type, boards.c.serial, boards.c.attempt),
@@ -259,16 +254,23 @@ def pending_images(task: str, ids: Sequence[int] | None = None) -> Select[Any]:
         .where(pending.c.task == task)
         .order_by(inspections.c.inspection_id)
     )
-    return query if ids is None else query.where(inspections.c.inspection_id.in_(ids))
 
 
-def _update(tx: Transaction, table: Table, changed: Sequence[Row]) -> None:
-    """Update rows in one statement; the first name in each row is the table's key."""
-    if not changed:
-        return
-    key, *names = changed[0]
-    statement = update(table).where(table.c[key] == bindparam(f"at_{key}"))
-    statement = statement.values({name: bindparam(f"new_{name}") for name in names})
-    tx.connection.execute(
-        statement, [{f"at_{key}": row[key]} | {f"new_{name}": row[name] for name in names} for row in changed]
-    )
+@cache
+def _waiting(count: int) -> Select[Any]:
+    return pending_images("judge").where(among(inspections.c.inspection_id, count))
+
+
+@cache
+def _copied(count: int) -> Select[Any]:
+    return select(pending).where(among(pending.c.inspection_id, count))
+
+
+@cache
+def _keep(count: int) -> Update:
+    return update(pending).where(among(pending.c.inspection_id, count)).values(task="keep")
+
+
+@cache
+def _drop(count: int) -> Delete:
+    return delete(pending).where(among(pending.c.inspection_id, count))

@@ -22,9 +22,10 @@ from daemon.storage.database.transaction import (
     TimeLimit,
     Transaction,
     WriterMemory,
+    among,
     begin,
     read_numbers,
-    select_for_each,
+    run_for_each,
 )
 from daemon.units import wall_seconds
 from routing_rules.routes import Routes, Verdict
@@ -44,9 +45,8 @@ class TaskRunner(Protocol):
 @cache
 def _known(count: int) -> Executable:
     table = schema.inspections.c
-    ids = [bindparam(f"each_{number}") for number in range(count)]
     return select(table.image_id, table.inspection_id, table.image_sha256).where(
-        table.source == bindparam("source"), table.image_id.in_(ids)
+        table.source == bindparam("source"), among(table.image_id, count)
     )
 
 
@@ -120,7 +120,8 @@ class Store:
             return {
                 (source, image_id): KnownImage(inspection_id, sha256)
                 for source, ids in by_source.items()
-                for image_id, inspection_id, sha256 in select_for_each(connection, _known, ids, source=source)
+                for cursor in run_for_each(connection, _known, ids, source=source)
+                for image_id, inspection_id, sha256 in cursor
             }
 
     def recover(self) -> Recovery:

@@ -5,7 +5,14 @@ from sqlalchemy import Column, Integer, MetaData, Table, Text, bindparam, create
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import IntegrityError
 
-from daemon.storage.database.transaction import PreparedQuery, add_rows, run_prepared, select_for_each
+from daemon.storage.database.transaction import (
+    PreparedQuery,
+    add_rows,
+    among,
+    run_for_each,
+    run_prepared,
+    update_rows,
+)
 
 PARTS = Table(
     "parts", MetaData(), Column("number", Integer, primary_key=True), Column("name", Text), Column("place", Text)
@@ -51,10 +58,22 @@ def test_questions_and_changes_take_their_values_by_name(engine: Engine):
 
 def test_many_are_asked_for_in_few_statements(engine: Engine):
     def named(count: int):
-        return select(PARTS.c.number).where(PARTS.c.name.in_([bindparam(f"each_{n}") for n in range(count)]))
+        return select(PARTS.c.number).where(among(PARTS.c.name, count))
 
     with engine.begin() as connection:
         add_rows(connection, PARTS, [a_part(number) for number in range(300)])
         names = [f"n{number}" for number in range(0, 300, 3)]
-        matches = {number for (number,) in select_for_each(connection, named, [*names, "missing"])}
+        cursors = run_for_each(connection, named, [*names, "missing"])
+        matches = {number for cursor in cursors for (number,) in cursor}
     assert matches == set(range(0, 300, 3))
+
+
+@pytest.mark.parametrize("count", [0, 1, 65])
+def test_rows_change_in_the_named_columns_alone(engine: Engine, count: int):
+    with engine.begin() as connection:
+        add_rows(connection, PARTS, [a_part(number) for number in range(70)])
+        changed = [{"number": number, "place": f"new {number}", "name": "not asked"} for number in range(count)]
+        update_rows(connection, PARTS, ("place",), changed)
+    with engine.connect() as connection:
+        rows = [dict(row) for row in connection.execute(select(PARTS).order_by(PARTS.c.number)).mappings()]
+    assert rows == [a_part(number) | ({"place": f"new {number}"} if number < count else {}) for number in range(70)]
