@@ -17,7 +17,6 @@ import struct
 import threading
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,10 +46,10 @@ _BUFFERS_PER_WRITE = 1024
 #: The bounds of a group, so that no image waits long behind another sender's; a larger image makes a group of its own.
 GROUP_IMAGES = 32
 GROUP_BYTES = 2 * 2**20
-#: A smaller group waits for more: as long as the group before took from here to its answers, within these bounds. So a
-#: busy processor or a slow disk makes larger groups, and not more work.
-_MIN_WAIT_S = 0.002
-_MAX_WAIT_S = 0.010
+#: A smaller group begins so long after the one before, so that many images share the price of a sync and a transaction.
+_GROUP_EVERY_S = 0.010
+#: It looks for more images meanwhile, because waiting at the queue would wake its thread for each.
+_LOOK_EVERY_S = 0.005
 #: Groups between the journal and the database: one that is synced, one whose rows are committed.
 _GROUPS_AHEAD = 2
 
@@ -97,6 +96,7 @@ class Journal:
         self._lock = threading.Lock()
         self._writing: int | None = None
         self._end = 0
+        self._active_path = folder
         make_folder(folder)
         self._sizes = {number: self._path(number).stat().st_size for number in self._numbers()}
         self._active = max(self._sizes, default=0)
@@ -239,14 +239,18 @@ class Journal:
                 self._active = number  # a file that is there keeps its number, and the next group gets another
             raise JournalError(number, 0, f"cannot begin a segment: {error.strerror or error}") from error
         self._writing, self._active, self._end = fd, number, 0
+        self._active_path = path
         self._sizes[number] = 0
         return fd
 
     def _check_place(self, writing: int) -> None:
         """Raise OSError if the file was deleted or moved away: a restart would not find it."""
-        path = self._path(self._active)
-        if not path.exists() or not os.path.samestat(path.stat(), os.fstat(writing)):
-            raise OSError(errno.ENOENT, f"{path} was deleted or moved away; the images in it are lost at a restart")
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self._active_path.stat(), os.fstat(writing)):
+                return
+        raise OSError(
+            errno.ENOENT, f"{self._active_path} was deleted or moved away; the images in it are lost at a restart"
+        )
 
     def _retire(self) -> None:
         """Leave the failed segment for good; free the bytes of the failed group, or the file if it has no others."""
@@ -334,8 +338,7 @@ class JournalThread:
         self._queue: queue.SimpleQueue[WaitingArrival | Callable[[], None] | None] = queue.SimpleQueue()
         self._turns: Turns[WaitingArrival] = Turns()
         self._ahead = threading.Semaphore(_GROUPS_AHEAD)
-        self._begun_s: deque[float] = deque()
-        self._took_s = 0.0
+        self._begun_s = 0.0
         self._stopping = False
         self._log = structlog.get_logger("journal")
         self._thread = threading.Thread(target=self._run, name="journal")
@@ -364,7 +367,6 @@ class JournalThread:
 
     def settled(self) -> None:
         """Note that a group is answered; the next may follow."""
-        self._took_s = time.monotonic() - self._begun_s.popleft()
         self._ahead.release()
 
     def _run(self) -> None:
@@ -376,14 +378,14 @@ class JournalThread:
                 self._ahead.acquire()
                 self._drain()
                 images = self._turns.take(GROUP_IMAGES, GROUP_BYTES)
-                self._begun_s.append(time.monotonic())
+                self._begun_s = time.monotonic()
                 self._hand_on(self._append(images))
                 self._drain()
 
     def _wait_for_more(self) -> None:
-        until_s = time.monotonic() + min(max(_MIN_WAIT_S, self._took_s), _MAX_WAIT_S)
-        while len(self._turns) < GROUP_IMAGES and not self._stopping and time.monotonic() < until_s:
-            time.sleep(_MIN_WAIT_S)  # waiting at the queue would wake this thread for each image
+        until_s = self._begun_s + _GROUP_EVERY_S
+        while len(self._turns) < GROUP_IMAGES and not self._stopping and (wait_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(wait_s, _LOOK_EVERY_S))
             self._drain()
 
     def _drain(self) -> None:

@@ -42,6 +42,8 @@ T = TypeVar("T")
 
 #: Results of one transaction; more wait for the next, so that arrivals are not kept waiting behind them.
 _BATCH_RESULTS = 256
+#: Batches of results begin so far apart: each is a transaction and a sync, whose price many results share.
+_RESULTS_EVERY_S = 0.020
 _FIRST_RETRY_S = 0.05
 _MAX_RETRY_S = 5.0
 #: Loads that wait for a database that cannot be written; older ones are forgotten first.
@@ -91,7 +93,7 @@ class Writer:
         self._copies: deque[ImageCopy] = deque()
         self._tasks: deque[_Task] = deque()
         self._retry_s = 0.0
-        self._retry_at_s = 0.0
+        self._results_at_s = 0.0
         self._stopping = False
         #: Reason of the last write that failed.
         self.last_error: str | None = None
@@ -232,7 +234,7 @@ class Writer:
         if self._tasks or self._groups:
             return 0.0
         wait_s = 0.0 if self._has_results else self._store.wait_s()
-        return None if wait_s is None else max(wait_s, self._retry_at_s - time.monotonic(), 0.0)
+        return None if wait_s is None else max(wait_s, self._results_at_s - time.monotonic(), 0.0)
 
     @property
     def _has_results(self) -> bool:
@@ -243,16 +245,17 @@ class Writer:
     def _write_results(self, *, last: bool = False) -> None:
         """Write a batch of results and close boards; after a failure the batch is kept and tried again later."""
         due = self._store.wait_s() == 0.0
-        if not (self._has_results or due) or (time.monotonic() < self._retry_at_s and not last):
+        if not (self._has_results or due) or (time.monotonic() < self._results_at_s and not last):
             return
         more = True
         while more:
+            self._results_at_s = time.monotonic() + _RESULTS_EVERY_S
             try:
                 self._write_batch()
             except Exception as error:  # noqa: BLE001 - every failure is tried again
                 self._wait_for_disk(error)
                 return
-            self._retry_s = self._retry_at_s = 0.0
+            self._retry_s = 0.0
             more = last and self._has_results
 
     def _write_batch(self) -> None:
@@ -325,7 +328,7 @@ class Writer:
         self._note(error)
         self.is_failing = True
         self._retry_s = min(max(_FIRST_RETRY_S, self._retry_s * 2), _MAX_RETRY_S)
-        self._retry_at_s = time.monotonic() + self._retry_s
+        self._results_at_s = time.monotonic() + self._retry_s
         self._log.warning("results_wait", outcomes=len(self._outcomes), retry_s=self._retry_s, error=_reason(error))
 
     # -- arrivals
