@@ -41,6 +41,9 @@ _HEADER = struct.Struct("<4sQI")
 _MAGIC = b"CSJ1"
 _LENGTH = struct.Struct("<Q")
 _NAME = re.compile(r"segment-(\d{8,})\.journal")
+#: More bytes at once, and `crc32` would release the interpreter lock: for 0.02 ms of work, the thread would wait much
+#: longer to get it back from the intake.
+_CRC_BYTES = 5 * 1024
 #: writev(2) takes at most IOV_MAX buffers a call: 1024 on Linux.
 _BUFFERS_PER_WRITE = 1024
 #: The bounds of a group, so that no image waits long behind another sender's; a larger image makes a group of its own.
@@ -268,7 +271,11 @@ class Journal:
 
 def _header(payload: bytes) -> bytes:
     length = len(payload)
-    return _HEADER.pack(_MAGIC, length, zlib.crc32(payload, zlib.crc32(_LENGTH.pack(length))))
+    crc = zlib.crc32(_LENGTH.pack(length))
+    view = memoryview(payload)
+    for start in range(0, length, _CRC_BYTES):
+        crc = zlib.crc32(view[start : start + _CRC_BYTES], crc)
+    return _HEADER.pack(_MAGIC, length, crc)
 
 
 def _write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:
