@@ -20,7 +20,6 @@ from daemon.dispatch.trace import Makeup
 from daemon.errors import ConfigError, StartError, install_with
 from daemon.host.children import Children, ChildSpec
 from daemon.host.handles import handle_shares, possible_handles
-from daemon.host.lock import claim
 from daemon.host.own_address import reachable
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog, backlog_limits, intake_limits
@@ -44,11 +43,11 @@ from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
 from daemon.records import AcceptedText, Outcome
 from daemon.reports import Reports
-from daemon.storage.database.connections import StoreError, sqlite_path
+from daemon.storage.database.connections import StoreError
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import open_store
 from daemon.storage.database_watch import DatabaseWatch, watched_database
-from daemon.storage.disk_space import DiskSpace, SpaceClaims, places, segment_bytes
+from daemon.storage.disk_space import DiskSpace, SpaceClaims, claim, places, segment_bytes
 from daemon.storage.journal import Journal
 from daemon.storage.quarantine import BadImages, Quarantine
 from daemon.storage.results_stream import ResultsStream
@@ -111,7 +110,7 @@ class App:
         _raise_problems(path, start_problems(line, devices.gpu_count()))
         for warning in line.warnings:
             self._log.warning("profile_incomplete", problem=warning)
-        self._locks = as_start_error(claim, sqlite_path(config.database), config.journal)
+        self._locks = as_start_error(claim, path, config)
         self._catalogs = Catalogs(line.catalog)
         self._rulebook = Rulebook(line.routes)
         self._metrics = Metrics(self._catalogs.architecture_of)
@@ -413,8 +412,7 @@ class App:
         self._journal.close()
         if not end_context(self._context):
             self._log.warning("context_left_behind", why="libzmq waits for subscribers that are gone")
-        for lock in self._locks:
-            lock.release()
+        self._locks.close()
 
     def describe(self) -> str:
         """Return the message that the line is ready."""

@@ -17,7 +17,7 @@ from daemon.line.line import (
     weights_folders,
 )
 from daemon.line.profile import this_machine
-from daemon.storage.disk_space import storage_problems
+from daemon.storage.disk_space import claim_problems, storage_problems
 from daemon.wire.endpoints import check_allowed_clients
 from experts.catalog import Catalog
 from experts.errors import WeightsError
@@ -37,7 +37,7 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
     config, measured, found = complete(path, config, this_machine())
     problems = [*map(str, mistakes), *map(str, found), *at_their_keys(path, settings_problems(config, touched))]
     are_settings_sound = not problems
-    problems += at_their_keys(path, storage_problems(config))
+    problems += at_their_keys(path, storage_problems(config) or claim_problems(path, config))
     problems += at_their_keys(path, check_allowed_clients(curve_keys(config.security)))
     folders = () if "security" in touched else weights_folders(config)
     catalog, mistakes, unusable = load_catalog(config.catalog, folders)

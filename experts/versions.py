@@ -376,3 +376,4 @@ def _make_folders(folder: Path, root: Path) -> None:
     for path in reversed(missing):
         path.mkdir(exist_ok=True)
         shutil.copymode(root, path)
+        sync(path.parent)

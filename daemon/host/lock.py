@@ -1,49 +1,47 @@
-"""One daemon per database and per journal (PROTOCOL.md, Sockets): exclusive locks that die with their process."""
+"""One line per database, journal and images (PROTOCOL.md, Sockets): exclusive locks that die with their process."""
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from daemon.errors import StartError
 from daemon.host.folders import make_folder
 
 
 class Lock:
-    """An exclusive lock on `path`, which holds the owner's process number while it is taken."""
+    """An exclusive lock on `path`. The file has the owner's process number and, after its release too, its `line`."""
 
-    def __init__(self, path: Path, guards: str) -> None:
+    def __init__(self, path: Path, guards: str, line: Path) -> None:
         """Take the lock or raise StartError naming the process that has it; `guards` says what it protects."""
         make_folder(path.parent)
-        self._file: IO[str] = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
-        os.fchmod(self._file.fileno(), 0o600)  # reading is enough to lock a file
+        self._line = line
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.fchmod(self._fd, 0o600)  # reading is enough to lock a file
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = self._file.read().strip() or "unknown"
-            self._file.close()
+            os.close(self._fd)
             raise StartError(
-                f"{guards} is in use by another daemon, process {owner}: stop it first, or name another in coserve.yaml"
+                f"{guards} is in use by another daemon, process {owner(path)[0] or 'unknown'}: stop it first, or name"
+                " another in coserve.yaml"
             ) from None
-        self._file.truncate(0)
-        self._file.write(str(os.getpid()))
-        self._file.flush()
+        self._write(f"{os.getpid()}\n{line}")
 
     def release(self) -> None:
         """Release the lock; the file stays, since removing it would let two daemons lock two different inodes."""
-        self._file.truncate(0)
-        self._file.close()
+        self._write(f"\n{self._line}")
+        os.close(self._fd)
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):  # a full disk: the lock holds without its text
+            os.ftruncate(self._fd, os.pwrite(self._fd, os.fsencode(text), 0))
 
 
-def claim(database: Path | None, journal: Path) -> list[Lock]:
-    """Take the locks of a line, on its database (if that is a file) and its journal: all of them or none."""
-    locks: list[Lock] = []
+def owner(path: Path) -> tuple[int, str]:
+    """Return the process (0: none) and the coserve.yaml ("": unknown) in a lock file; the process may have ended."""
     try:
-        if database is not None:
-            locks.append(Lock(database.with_name(database.name + ".lock"), f"the database {database}"))
-        locks.append(Lock(journal / "lock", f"the journal {journal}"))
-    except (StartError, OSError):
-        for lock in locks:
-            lock.release()
-        raise
-    return locks
+        process, _, line = path.read_bytes().partition(b"\n")
+    except OSError:
+        return 0, ""
+    return int(process) if process.isdigit() else 0, os.fsdecode(line)

@@ -16,6 +16,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.storage.database.connections import open_for_reading, sqlite_path
+from experts.durable import sync
 
 _LOOK_INTERVAL_S = 1.0
 _HOLD_CAUSE = "files"
@@ -113,6 +114,7 @@ class DatabaseFiles:
             part.unlink(missing_ok=True)
             os.link(link, part)
             part.replace(file)
+            sync(file.parent)
         except OSError as error:
             self._log.error("database_not_put_back", file=str(file), error=str(error))
             return False
@@ -124,6 +126,7 @@ class DatabaseFiles:
         aside = database.with_name(f"{database.name}.aside-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
         for file, link in links.items():
             link.rename(aside.with_name(aside.name + file.name.removeprefix(database.name)))
+        sync(database.parent)
         advice = (
             "`aside` has what the line wrote until another file was put in its database's place, or came with a copy of"
             f" another line's folder: delete it, or stop the daemon and move it to {database}"

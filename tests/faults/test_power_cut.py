@@ -16,6 +16,8 @@ from daemon.records import JournalKey
 from daemon.storage.journal import Journal, JournalError
 from tests.faults.powercut import Disk, Unsynced
 from tests.faults.shim import read_log, shim_environment
+from tests.tools.backup.test_backup import a_folder
+from tools.backup.archive import write_backup
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: apt-get install gcc")
 
@@ -185,12 +187,12 @@ file.save(DeliveryPosition(8)); file.save(DeliveryPosition(9))
     assert "disk" in synced_folders(tmp_path)
 
 
-@pytest.mark.parametrize("first", ["locks = claim(None, folder)", "pass"])
+@pytest.mark.parametrize("first", ["lock = Lock(folder / 'lock', '', folder)", "pass"])
 def test_the_folders_that_a_first_start_makes_are_durable_before_its_first_image_is(tmp_path: Path, first: str) -> None:
     """The lock makes the journal's folder in a daemon; a journal alone makes it itself."""
     code = f"""
 from pathlib import Path
-from daemon.host.lock import claim
+from daemon.host.lock import Lock
 from daemon.storage.journal import Journal
 folder = Path('data/line/journal')
 {first}
@@ -198,6 +200,52 @@ Journal(folder).append([b'an image'])
 """
     after_a_power_cut(tmp_path, code)
     assert synced_folders(tmp_path) >= {"disk", "disk/data", "disk/data/line", "disk/data/line/journal"}
+
+
+def test_the_folders_of_a_journal_that_is_made_anew_under_a_running_line_are_durable(tmp_path: Path) -> None:
+    code = """
+import shutil
+from pathlib import Path
+from daemon.storage.journal import Journal
+journal = Journal(Path('data/line/journal'), segment_bytes=1)
+journal.append([b'before'])
+shutil.rmtree('data')
+journal.append([b'an image'])
+"""
+    folder = after_a_power_cut(tmp_path, code)
+    assert [path.read_bytes()[-8:] for path in (folder / "data/line/journal").iterdir()] == [b"an image"]
+
+
+@pytest.mark.parametrize("moment", ["look", "settle"])
+def test_a_database_that_was_put_back_has_its_name_after_a_power_cut(tmp_path: Path, moment: str) -> None:
+    (tmp_path / "disk").mkdir()
+    with closing(sqlite3.connect(tmp_path / "disk" / "rows.db", isolation_level=None)) as db:
+        db.execute("CREATE TABLE t (n)")
+    code = f"""
+from pathlib import Path
+from daemon.storage.database_watch import DatabaseFiles
+files = DatabaseFiles(Path('rows.db'))
+files.hold()
+os.unlink('rows.db')
+sync_names()
+files.{moment}()
+"""
+    assert (after_a_power_cut(tmp_path, code) / "rows.db").exists()
+
+
+def test_a_restored_line_is_whole_after_a_power_cut(tmp_path: Path) -> None:
+    line, archive = tmp_path / "line", tmp_path / "line.tar"
+    a_folder(line)
+    write_backup(line / "coserve.yaml", archive)
+    code = f"""
+from pathlib import Path
+from tools.backup.restore import unpack
+unpack(Path({str(archive)!r}), Path('new'))
+"""
+    folder = after_a_power_cut(tmp_path, code) / ".new.part"  # the replay does not follow a renamed folder
+    assert {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()} == {
+        path.relative_to(line): path.read_bytes() for path in line.rglob("*") if path.is_file()
+    }
 
 
 def synced_folders(tmp_path: Path) -> set[str]:

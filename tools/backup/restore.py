@@ -88,6 +88,8 @@ class _Unpacking:
                         f"{self._archive} is damaged or cut off behind {self._last}: take another archive"
                     )
                 self._compare(self._read(tar, member).decode(errors="replace"))
+            for folder in {(self._part / name).parent for name in self._sums if name != HEAD}:
+                sync(folder)
         except (tarfile.TarError, EOFError) as error:
             raise BackupError(f"{self._archive} is damaged at {self._last}: {error}; take another archive") from error
         return {**head, "files": len(self._sums)}

@@ -91,7 +91,7 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
     except ControlError as error:
         if error.code != "no_daemon":
             fail(str(error), status=1)
-        pruned = _prune_here(settings)
+        pruned = _prune_here(config, settings)
     if as_json:
         print_json(pruned)
         return
@@ -114,21 +114,20 @@ def _prune_by_daemon(control: str) -> dict[str, Any]:
     return {count.name: now[count.name] - before[count.name] for count in fields(PruneCounts)}
 
 
-def _prune_here(settings: Any) -> dict[str, Any]:
+def _prune_here(config: Path, settings: Any) -> dict[str, Any]:
     """No daemon runs: the line's locks keep it so until this is done."""
-    from daemon.errors import StartError
-    from daemon.host.lock import claim
-    from daemon.storage.database.connections import StoreError, sqlite_path
+    from daemon.errors import ConfigError
+    from daemon.storage.database.connections import StoreError
+    from daemon.storage.disk_space import claim
     from daemon.storage.pruning import prune_alone
 
     try:
-        locks = claim(sqlite_path(settings.database), settings.journal)
-    except (StartError, StoreError) as error:
+        locks = claim(config, settings)
+    except (ConfigError, StoreError) as error:
         fail(str(error), status=1)
     try:
         return asdict(prune_alone(settings.database, settings.images, settings.retention))
     except StoreError as error:
         fail(str(error), status=1)
     finally:
-        for lock in locks:
-            lock.release()
+        locks.close()

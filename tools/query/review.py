@@ -10,11 +10,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config.settings import Config
-from daemon.errors import StartError
-from daemon.host.lock import claim
+from daemon.errors import ConfigError
 from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.storage.database.reviews import Review, ReviewRefusedError, history, waiting
 from daemon.storage.database.store import open_store
+from daemon.storage.disk_space import claim
 from daemon.storage.review_requests import decision, not_stored
 from daemon.wire.control import ControlError, ask
 from tools.query.reading import read_defect
@@ -59,7 +59,7 @@ def decide(config: Path, settings: Config, fields: Mapping[str, Any]) -> Mapping
         code, reason = error.code, error.reason
     try:
         if code == "no_daemon":
-            return _write_here(settings, request)
+            return _write_here(config, settings, request)
     except ReviewRefusedError as error:
         code, reason = error.code, error.reason
     if code == "conflict" and "verdict" in request:
@@ -68,14 +68,14 @@ def decide(config: Path, settings: Config, fields: Mapping[str, Any]) -> Mapping
     raise DecisionError(reason)
 
 
-def _write_here(settings: Config, request: Mapping[str, Any]) -> Mapping[str, Any]:
+def _write_here(config: Path, settings: Config, request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Write to the database. The line's locks keep a daemon from starting meanwhile."""
     path = sqlite_path(settings.database)
     if path is not None and not path.is_file():
         raise DecisionError(f"there is no database at {path}: has this line run?")
     try:
-        locks = claim(path, settings.journal)
-    except (StartError, OSError) as error:
+        locks = claim(config, settings)
+    except (ConfigError, OSError) as error:
         raise DecisionError(f"{error}: and it does not answer at {settings.endpoints.control}") from None
     try:
         store = open_store(settings.database)
@@ -88,8 +88,7 @@ def _write_here(settings: Config, request: Mapping[str, Any]) -> Mapping[str, An
     except (SQLAlchemyError, OSError) as error:
         raise DecisionError(not_stored(error)) from None
     finally:
-        for lock in locks:
-            lock.release()
+        locks.close()
 
 
 def _command(config: Path, request: Mapping[str, Any], newest: Review) -> str:

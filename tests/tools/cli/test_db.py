@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from coserve_client import Publisher
-from daemon.host.lock import claim
+from daemon.config.settings import load_config
 from daemon.storage.database.upkeep import check_database
+from daemon.storage.disk_space import claim
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
 from tests.simulated import a_service
@@ -127,7 +128,7 @@ def test_pruning_a_line_at_rest_frees_files_and_pages(line: Path) -> None:
     settings(line, keep=["fail"], images_bytes="1B")
     pruned = db("prune", "--config", line / "coserve.yaml", "--json")
     assert json.loads(pruned.stdout)["images"] == 12
-    assert list((line / "images").iterdir()) == []
+    assert list((line / "images").rglob("*.*g")) == []
     assert ask_sql(line / "inspection.db", "SELECT count(*), count(image_path) FROM inspections") == [(12, 0)]
     execute(
         line / "inspection.db",
@@ -141,10 +142,9 @@ def test_pruning_a_line_at_rest_frees_files_and_pages(line: Path) -> None:
 
 
 def test_pruning_keeps_away_from_a_line_that_somebody_holds(line: Path) -> None:
-    locks = claim(line / "inspection.db", line / "journal")
+    locks = claim(line / "coserve.yaml", load_config(line / "coserve.yaml"))
     refused = db("prune", "--config", line / "coserve.yaml")
-    for lock in locks:
-        lock.release()
+    locks.close()
     assert refused.returncode == 1
     assert "in use" in refused.stderr
 

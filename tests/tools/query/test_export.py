@@ -21,6 +21,7 @@ from daemon.config.settings import load_config
 from daemon.storage.database.connections import open_for_reading
 from daemon.units import spreadsheet_cell
 from tests.contract.client import Line
+from tests.faults.shim import read_log, shim_environment
 from tests.small_disk import small_disk
 from tests.tools.query.judged_line import SERIALS
 from tests.tools.run_commands import coserve, paused_coserve, start_coserve
@@ -280,6 +281,23 @@ def test_a_full_disk_is_named_and_leaves_nothing(judged: Line, tmp_path: Path) -
             assert "No space left on device; make room" in done.stderr or "are free: make room" in done.stderr
             assert str(disk) in done.stderr
             assert list(disk.iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: apt-get install gcc")
+def test_every_folder_of_a_package_is_synced_after_its_last_file(judged: Line, tmp_path: Path) -> None:
+    out, log = tmp_path / "L1", tmp_path / "calls"
+    words = ("--lot", "L1", "--out", out, "--config", judged.config)
+    done = start_coserve("export", *words, env={**os.environ, **shim_environment((), log)})
+    assert done.returncode == 0, done.stderr
+    made, synced = dict[Path, int](), dict[Path, int]()
+    for number, call in enumerate(read_log(log)):
+        if call.call == "open" and call.other == "created":
+            made[Path(call.path).parent] = number
+        elif call.call == "sync" and call.result == 0:
+            synced[Path(call.path)] = number
+    part = tmp_path / "L1.part"
+    folders = {part / path.relative_to(out) for path in (out, *out.rglob("*")) if path.is_dir()}
+    assert folders == {folder for folder in folders if synced.get(folder, -1) > made.get(folder, 0)}
 
 
 #: The command waits before its checksums.

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from daemon.host.lock import claim
+from daemon.config.settings import load_config
+from daemon.storage.disk_space import claim
 from tests.contract.client import running
 from tests.daemon.dashboard.web import Web
 from tools.cli.main import app
@@ -126,12 +127,11 @@ def test_wrong_use_is_2_and_a_no_is_1_each_with_its_reason(
 
 
 def test_a_line_that_somebody_holds_without_answering_is_left_alone(line: Path) -> None:
-    locks = claim(line.parent / "inspection.db", line.parent / "journal")
+    locks = claim(line, load_config(line))
     try:
         refused = review(line, 1, "pass")
     finally:
-        for lock in locks:
-            lock.release()
+        locks.close()
     assert refused.exit_code == 1
     assert "in use by another daemon" in refused.stderr
     assert rows(line.parent) == []

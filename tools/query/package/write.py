@@ -207,5 +207,6 @@ def _write_sums(package: Path) -> tuple[int, int]:
             sums.write(f"{file_sha256(path)}  {path.relative_to(package).as_posix()}\n")
             size_bytes += path.stat().st_size
             sync(path)
-    sync(package / SUMS)
+    for path in (package / SUMS, *filter(Path.is_dir, package.rglob("*"))):
+        sync(path)
     return len(files) + 1, size_bytes

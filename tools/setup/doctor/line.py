@@ -15,7 +15,7 @@ from daemon.line.line import load_catalog, load_rules_and_catalog, settings_prob
 from daemon.storage.database.connections import StoreError, open_for_reading
 from daemon.storage.database.schema import inspections
 from daemon.storage.database.upkeep import quick_check
-from daemon.storage.disk_space import storage_problems
+from daemon.storage.disk_space import claim_problems, storage_problems
 from daemon.units import size_text, wall_seconds
 from tools.setup.doctor.context import DoctorContext, Finding, database_of, ok, warn, wrong
 from tools.setup.service_files import NAME, exec_words
@@ -37,7 +37,8 @@ def configuration(context: DoctorContext) -> Iterator[Finding]:
         return
     mistakes = list(context.mistakes)
     if context.config is not None:
-        mistakes += [*settings_problems(context.config), *storage_problems(context.config)]
+        mistakes += settings_problems(context.config)
+        mistakes += storage_problems(context.config) or claim_problems(context.path, context.config)
         try:
             load_rules_and_catalog(context.config)
             _, _, unusable = load_catalog(context.config.catalog, weights_folders(context.config))
