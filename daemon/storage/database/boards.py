@@ -7,12 +7,12 @@ those rows were written.
 import json
 import string
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, bindparam, func, select
 
 from daemon.storage.database.schema import boards, inspections, recipes
 from routing_rules.routes import Verdict, worst
@@ -23,11 +23,32 @@ ClosingReason = Literal["complete", "time_limit"]
 
 #: The largest number that a message and a row can hold.
 MAX_ATTEMPT = 2**63 - 1
-#: Boards whose attempts stay in memory; a line has a few at a time, and a forgotten one costs two queries.
+#: Boards, and attempts at one, that stay in memory; a line has a few at a time, and a forgotten one costs two queries.
 _CACHED_BOARDS = 1024
+_CACHED_ATTEMPTS = 256
 _FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _LAST_CHARACTER = chr(0x10FFFF)
 _SURROGATES = range(0xD800, 0xE000)
+
+_OF_BOARD = (
+    select(boards, recipes.c.positions, recipes.c.time_limit_s)
+    .join(
+        recipes,
+        (recipes.c.rules_version == boards.c.rules_version) & (recipes.c.board_type == boards.c.board_type),
+        isouter=True,
+    )
+    .where(boards.c.board_type == bindparam("board_type"), boards.c.serial == bindparam("serial"))
+)
+_NEWEST = _OF_BOARD.order_by(boards.c.attempt.desc()).limit(1)
+_NUMBERED = _OF_BOARD.where(boards.c.attempt == bindparam("number"))
+_IMAGES = (
+    select(
+        *(inspections.c.inspection_id, inspections.c.component, inspections.c.designator),
+        *(inspections.c.verdict, inspections.c.defect),
+    )
+    .where(inspections.c.board_id == bindparam("board_id"))
+    .order_by(inspections.c.inspection_id)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +203,9 @@ class AttemptChoice:
 
 
 def choose_attempt(
-    attempts: Mapping[int, Attempt], named: int | None, component: str, designator: str
+    attempts: Mapping[int, Attempt], named: int | None, component: str, designator: str, free: int = 1
 ) -> AttemptChoice:
-    """Choose the attempt of an image among all attempts at its board; `named` is its publisher's choice, if any."""
+    """Choose the attempt of an image: `attempts` has the newest one and `named`, its publisher's choice, if any."""
     if named is not None:
         attempt = attempts.get(named)
         if attempt is None:
@@ -196,8 +217,7 @@ def choose_attempt(
         return choice
     if newest < MAX_ATTEMPT:
         return AttemptChoice(newest + 1, opens=True)
-    # A publisher named the largest number: the first free one follows.
-    return AttemptChoice(next(number for number in count(1) if number not in attempts), opens=True)
+    return AttemptChoice(free, opens=True)  # a publisher named the largest number
 
 
 def _joins(attempt: Attempt, component: str, designator: str) -> AttemptChoice | None:
@@ -208,13 +228,18 @@ def _joins(attempt: Attempt, component: str, designator: str) -> AttemptChoice |
 
 @dataclass(slots=True)
 class BoardAttempts:
-    """The attempts at one board (type, serial), with their rows in `boards` by attempt number."""
+    """Attempts at one board (type, serial), with their rows in `boards`, by attempt number.
+
+    The newest attempt is always here, others once an image or a time limit names them: a serial that a scanner reports
+    for weeks has a hundred thousand. `free` is a number that no attempt has, for use after MAX_ATTEMPT.
+    """
 
     attempts: dict[int, Attempt] = field(default_factory=dict[int, Attempt])
     rows: dict[int, Row] = field(default_factory=dict[int, Row])
+    free: int = 1
 
     def choose(self, named: int | None, component: str, designator: str) -> AttemptChoice:
-        return choose_attempt(self.attempts, named, component, designator)
+        return choose_attempt(self.attempts, named, component, designator, self.free)
 
     def add(self, row: Row, plan: BoardPlan) -> Attempt:
         """Add the attempt of a row: open, or closed if the row has a verdict."""
@@ -223,6 +248,13 @@ class BoardAttempts:
         self.rows[attempt.number] = row
         return attempt
 
+    def trim(self) -> None:
+        """Drop the oldest attempts beyond the bound; they are read again when they are named."""
+        if len(self.attempts) > 2 * _CACHED_ATTEMPTS:
+            for number in sorted(self.attempts)[:-_CACHED_ATTEMPTS]:
+                del self.attempts[number], self.rows[number]
+            self.free = 1  # to be looked up again
+
 
 class BoardCache:
     """The boards in use. After a failed transaction `forget` its boards: memory must not know more than the disk."""
@@ -230,56 +262,63 @@ class BoardCache:
     def __init__(self) -> None:
         self._boards: OrderedDict[BoardKey, BoardAttempts] = OrderedDict()
 
-    def get(self, connection: Connection, board_type: str, serial: str) -> BoardAttempts:
-        key = (board_type, serial)
-        board = self._boards.get(key)
+    def get(self, connection: Connection, board_type: str, serial: str, number: int | None) -> BoardAttempts:
+        """Return the board with its newest attempt and, if it exists, attempt `number`."""
+        key: Row = {"board_type": board_type, "serial": serial}
+        board = self._boards.get((board_type, serial))
         if board is None:
-            board = self._boards[key] = _load(connection, board_type, serial)
-        self._boards.move_to_end(key)
+            board = self._boards[board_type, serial] = BoardAttempts()
+            _load(connection, board, connection.execute(_NEWEST, key).fetchone())
+        if number is not None and number not in board.attempts:
+            _load(connection, board, connection.execute(_NUMBERED, key | {"number": number}).fetchone())
+        if MAX_ATTEMPT in board.attempts and (board.free == 1 or board.free in board.attempts):
+            board.free = _free_number(
+                lambda number: (
+                    number in board.attempts
+                    or connection.execute(_NUMBERED, key | {"number": number}).fetchone() is not None
+                )
+            )
+        self._boards.move_to_end((board_type, serial))
         return board
 
     def forget(self, keys: Iterable[BoardKey]) -> None:
         for key in keys:
             self._boards.pop(key, None)
 
-    def trim(self) -> None:
-        """Drop the least used beyond the bound; between transactions only, so that none is loaded twice in one."""
+    def trim(self, touched: Iterable[BoardKey]) -> None:
+        """Drop the least used beyond the bounds; between transactions only, so that none is loaded twice in one."""
+        for key in touched:
+            if board := self._boards.get(key):
+                board.trim()
         while len(self._boards) > _CACHED_BOARDS:
             self._boards.popitem(last=False)
 
 
-def _load(connection: Connection, board_type: str, serial: str) -> BoardAttempts:
-    board = BoardAttempts()
-    rows = connection.execute(
-        select(boards, recipes.c.positions, recipes.c.time_limit_s)
-        .join(
-            recipes,
-            (recipes.c.rules_version == boards.c.rules_version) & (recipes.c.board_type == boards.c.board_type),
-            isouter=True,
-        )
-        .where(boards.c.board_type == board_type, boards.c.serial == serial)
-        .order_by(boards.c.attempt)
-    ).mappings()
-    by_id: dict[int, Attempt] = {}
-    for row in rows:
-        plan = BoardPlan.of_row(row["positions"], row["time_limit_s"])
-        attempt = board.add({name: row[name] for name in boards.c.keys()}, plan)  # noqa: SIM118  # a column collection
-        by_id[attempt.board_id] = attempt
-    if not by_id:
-        return board
-    images = connection.execute(
-        select(
-            *(inspections.c.inspection_id, inspections.c.board_id, inspections.c.component),
-            *(inspections.c.designator, inspections.c.verdict, inspections.c.defect),
-        )
-        .where(inspections.c.board_id.in_(by_id))
-        .order_by(inspections.c.inspection_id)
-    )
-    for inspection_id, board_id, component, designator, verdict, defect in images:
-        by_id[board_id].take(component, designator)
+def _load(connection: Connection, board: BoardAttempts, found: Sequence[Any] | None) -> None:
+    """Add an attempt with its images from its row, if there is one."""
+    if found is None:
+        return
+    *values, positions, time_limit_s = found
+    row = dict(zip(boards.c.keys(), values, strict=True))
+    attempt = board.add(row, BoardPlan.of_row(positions, time_limit_s))
+    images = connection.execute(_IMAGES, {"board_id": attempt.board_id})
+    for inspection_id, component, designator, verdict, defect in images:
+        attempt.take(component, designator)
         if verdict is not None:
-            by_id[board_id].judge(inspection_id, component, designator, verdict, defect)
-    return board
+            attempt.judge(inspection_id, component, designator, verdict, defect)
+
+
+def _free_number(is_taken: Callable[[int], bool]) -> int:
+    """Return the number behind a row of attempts from 1 on, in steps that double: the row may be long."""
+    last, step = 0, 1
+    while is_taken(last + step):
+        last, step = last + step, 2 * step
+        if last == MAX_ATTEMPT:  # each number that the steps come to was named
+            return next(number for number in count(1) if not is_taken(number))
+    while step > 1:
+        step //= 2
+        last += step if is_taken(last + step) else 0
+    return last + 1
 
 
 # Serials are found over the index on lower(serial). Only the case of A to Z is folded, here and in the database:

@@ -53,7 +53,7 @@ def accept_images(tx: Transaction, group: Sequence[tuple[Arrival, JournalKey]], 
 
 def _assign(tx: Transaction, arrival: Arrival, routes: Routes, new_boards: list[Row]) -> tuple[Row, bool]:
     """Return the row of the attempt that takes `arrival`, and True if the attempt is closed already."""
-    board = tx.board(arrival.board.type, arrival.board.serial)
+    board = tx.board(arrival.board.type, arrival.board.serial, arrival.board.attempt)
     choice = board.choose(arrival.board.attempt, arrival.component, arrival.designator)
     if choice.opens:
         new_boards.append(_open(tx, board, arrival, routes, choice.number))
@@ -134,7 +134,7 @@ class ResultsBatch:
     def close_due(self) -> None:
         """Close the attempts whose time limit has passed."""
         for board_type, serial, number in self._tx.take_due():
-            board = self._tx.board(board_type, serial)
+            board = self._tx.board(board_type, serial, number)
             attempt = board.attempts.get(number)
             if attempt is not None and not attempt.closed:
                 self._close(attempt, board.rows[number], "time_limit")
@@ -166,7 +166,7 @@ class ResultsBatch:
 
     def _finish(self, row: Row, outcome: Outcome) -> None:
         tx = self._tx
-        board = tx.board(row["board_type"], row["serial"])
+        board = tx.board(row["board_type"], row["serial"], row["attempt"])
         attempt, board_row = board.attempts[row["attempt"]], board.rows[row["attempt"]]
         latency_ms = self._latency_ms(row)
         if outcome.reason is None and row["deadline_ms"] is not None and latency_ms > row["deadline_ms"]:
@@ -252,7 +252,7 @@ def pending_images(task: str) -> Select[Any]:
         .join(boards, boards.c.board_id == inspections.c.board_id)
         .join(pending, pending.c.inspection_id == inspections.c.inspection_id)
         .where(pending.c.task == task)
-        .order_by(inspections.c.inspection_id)
+        .order_by(pending.c.inspection_id)
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Protocol, TypeVar
 
-from sqlalchemy import Engine, Executable, bindparam, func, select, update
+from sqlalchemy import Connection, Engine, Executable, bindparam, func, select, update
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from daemon.records import Accepted, AcceptedText, Arrival, ExpertSwitch, JournalKey, Outcome, TextOutcome, TextRequest
@@ -24,6 +24,7 @@ from daemon.storage.database.transaction import (
     WriterMemory,
     among,
     begin,
+    chunks,
     read_numbers,
     run_for_each,
 )
@@ -126,20 +127,21 @@ class Store:
 
     def recover(self) -> Recovery:
         """Return the work that the last run left, oldest first."""
-        boards, texts, stages = schema.boards.c, schema.rules_versions.c, schema.stages.c
+        boards, texts = schema.boards.c, schema.rules_versions.c
         with self.engine.connect() as connection:
             waiting = [
                 rows.accepted_image(row, row, row["board_type"])
                 for row in map(dict, connection.execute(inspections.pending_images("judge")).mappings())
             ]
-            still_open = select(boards.rules_version).where(boards.verdict.is_(None)).distinct()
+            # Open attempts are those without `completed_at`, which has an index.
+            still_open = select(boards.rules_version).where(boards.completed_at.is_(None)).distinct()
             versions = {*connection.execute(still_open).scalars(), *(image.rules_version for image in waiting)}
             all_rules = connection.execute(select(texts.rules_version, texts.text))
             return Recovery(
                 pending=waiting,
                 rules_texts={version: text for version, text in all_rules if version in versions},
                 last_seq=read_numbers(connection).seq,
-                last_batch_id=connection.execute(select(func.max(stages.batch_id))).scalar() or 0,
+                last_batch_id=_last_batch_id(connection),
             )
 
     def copies_to_make(self) -> list[CopyRequest]:
@@ -222,6 +224,18 @@ class Store:
         return begin(self.engine, self._boards, self._memory, self._clock)
 
 
+def _last_batch_id(connection: Connection) -> int:
+    """Return the highest batch number: of the newest results, and of all only if those had no batch."""
+    images, stages = schema.inspections.c, schema.stages.c
+    newest = select(images.inspection_id).where(images.seq.is_not(None)).order_by(images.seq.desc()).limit(1000)
+    ids = connection.execute(newest).scalars().all()
+    of_newest = [
+        connection.execute(select(func.max(stages.batch_id)).where(stages.inspection_id.in_(chunk))).scalar() or 0
+        for chunk in chunks(ids)
+    ]
+    return max(of_newest, default=0) or connection.execute(select(func.max(stages.batch_id))).scalar() or 0
+
+
 def _open_time_limits(tx: Transaction) -> list[TimeLimit]:
     """Return the time limits of open attempts, downtime included, on today's monotonic clock."""
     boards, recipes = schema.boards.c, schema.recipes.c
@@ -230,7 +244,7 @@ def _open_time_limits(tx: Transaction) -> list[TimeLimit]:
         .join(
             schema.recipes, (recipes.rules_version == boards.rules_version) & (recipes.board_type == boards.board_type)
         )
-        .where(boards.verdict.is_(None), recipes.time_limit_s.is_not(None))
+        .where(boards.completed_at.is_(None), recipes.time_limit_s.is_not(None))
     )
     return [
         # After a wall clock was set back an attempt gets the whole time again, and no more.

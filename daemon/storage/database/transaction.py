@@ -246,10 +246,10 @@ class Transaction:
     checked_once: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
     written_once: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
 
-    def board(self, board_type: str, serial: str) -> BoardAttempts:
-        """Return the board, to be changed by this transaction."""
+    def board(self, board_type: str, serial: str, number: int | None) -> BoardAttempts:
+        """Return the board with its newest attempt and attempt `number`, to be changed by this transaction."""
         self.touched.add((board_type, serial))
-        return self.boards.get(self.connection, board_type, serial)
+        return self.boards.get(self.connection, board_type, serial, number)
 
     def next_seq(self) -> int:
         self.numbers.seq += 1
@@ -301,7 +301,7 @@ class Transaction:
                 del memory.segments[segment]
         for inspection_id in self.finished:
             memory.accepted_s.pop(inspection_id, None)
-        self.boards.trim()
+        self.boards.trim(self.touched)
 
     def forget(self) -> None:
         """Undo the changes to memory: the transaction failed, and its boards are read again from the rows."""

@@ -140,7 +140,7 @@ def test_after_the_last_number_there_is_an_attempt_still_finds_one():
     last = Images(number=MAX_ATTEMPT).complete().closed()
     assert choose_attempt({MAX_ATTEMPT: last}, None, "R0402", "c") == AttemptChoice(1, opens=True)
     both = {MAX_ATTEMPT: last, 1: Images().complete().closed()}
-    assert choose_attempt(both, None, "R0402", "c") == AttemptChoice(2, opens=True)
+    assert choose_attempt(both, None, "R0402", "c", free=2) == AttemptChoice(2, opens=True)
 
 
 def test_a_closed_verdict_never_changes():

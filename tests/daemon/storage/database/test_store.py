@@ -4,17 +4,19 @@ import json
 import os
 import sqlite3
 import stat
+from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 from sqlalchemy import update
+from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.records import ExpertSwitch, ExpertVersion, JournalKey, Outcome, Pixels
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.schema import boards
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store, open_store
 from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, an_arrival, an_outcome, some_rules
 
 
@@ -247,3 +249,81 @@ def test_rules_are_recorded_once_when_they_come_into_force(line):
     (row,) = rows(line, "SELECT rules_version, loaded_at, text FROM rules_versions")
     assert row["loaded_at"] == "2026-11-21T09:08:11.123Z"
     assert row["text"] == line.rulebook.current.text
+
+
+def many_attempts(line, attempts: int) -> None:
+    """Close one attempt at board NOREAD, and copy it until there are `attempts`, all of them with one image."""
+    line.inspect("R0402", "R1", type="tiny", serial="NOREAD")
+    for table, changed in (
+        ("boards", {"board_id": "n", "attempt": "n", "seq": "-n"}),
+        ("inspections", {"inspection_id": "n", "image_id": "'copy-' || n", "board_id": "n", "seq": "-n - 9e8"}),
+        ("stages", {"inspection_id": "n"}),
+    ):
+        columns = [row[1] for row in line.rows(f"PRAGMA table_info({table})")]
+        values = ", ".join(changed.get(name, name) for name in columns)
+        line.rows(
+            f"WITH RECURSIVE numbers(n) AS (SELECT 2 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?) "
+            f"INSERT INTO {table} SELECT {values} FROM numbers, {table} WHERE {columns[0]} = 1",
+            attempts,
+        )
+    line.rows("UPDATE stream_position SET last_inspection_id = ?, last_board_id = ?", attempts, attempts)
+    line.reopen()
+
+
+def steps_of(store, work: Callable[[], object]) -> int:
+    """Return how many thousand instructions SQLite executes for `work`."""
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+
+    with store.engine.connect() as connection:
+        driver = connection.connection.driver_connection
+    driver.set_progress_handler(step, 1000)
+    try:
+        work()
+    finally:
+        driver.set_progress_handler(None, 0)
+    return steps
+
+
+def test_a_serial_with_many_attempts_costs_the_writer_no_more_than_one_with_few(line):
+    many_attempts(line, 20_000)
+    images = []
+
+    def accept() -> None:
+        images.extend(line.accept(an_arrival(f"new-{len(images)}", type="tiny", serial="NOREAD")))
+
+    def fail() -> None:
+        line.rows("CREATE TRIGGER fault BEFORE INSERT ON pending BEGIN SELECT RAISE(ABORT, 'fault'); END")
+        with pytest.raises(SQLAlchemyError):
+            accept()
+        line.rows("DROP TRIGGER fault")
+
+    clock = line.clock.clock
+    assert steps_of(line.store, lambda: Store(line.store.engine, frozenset(), lambda *_: None, clock)) <= 20
+    assert steps_of(line.store, line.store.recover) <= 100  # the newest 2000 results
+    assert steps_of(line.store, accept) <= 20
+    assert steps_of(line.store, fail) <= 20
+    assert steps_of(line.store, accept) <= 20
+    assert steps_of(line.store, lambda: line.judge(*(an_outcome(image.inspection_id) for image in images))) <= 20
+    assert rows(line, "SELECT max(attempt) AS newest FROM boards") == [{"newest": 20_001}]
+
+
+def test_attempts_that_left_memory_take_their_verdicts_and_late_images(line):
+    images = [line.accept(an_arrival(f"i{n}", type="tiny", serial="NOREAD", attempt=n))[0] for n in range(1, 700)]
+    messages = line.judge(*(an_outcome(image.inspection_id) for image in images))
+    closed = [message.body["board"]["attempt"] for message in messages if message.topic.startswith("board/")]
+    assert closed == list(range(1, 700))
+    line.accept(an_arrival("next", type="tiny", serial="NOREAD"))
+    assert rows(line, "SELECT max(attempt) AS newest FROM boards") == [{"newest": 700}]
+
+
+def test_after_the_largest_attempt_free_numbers_are_found_among_many(line):
+    many_attempts(line, 5000)
+    line.inspect("R0402", "R1", type="tiny", serial="NOREAD", attempt=2**63 - 1)
+    for _ in range(600):
+        line.inspect("R0402", "R1", type="tiny", serial="NOREAD")
+    expected = [{"attempt": 2**63 - 1}, *({"attempt": number} for number in range(5600, 4998, -1))]
+    assert rows(line, "SELECT attempt FROM boards ORDER BY attempt DESC LIMIT 603") == expected
