@@ -23,6 +23,7 @@ from daemon.host.logs import configure_logs, is_journal
 from daemon.host.package_owners import foreign_owners
 from daemon.host.service_manager import Notifier
 from daemon.line.line import load_line
+from daemon.units import printable
 
 _STARTING_POLL_S = 0.02
 _POLL_S = 0.2
@@ -81,7 +82,7 @@ def _start(config: Path, notifier: Notifier, devices: Devices | None, record: Pa
         return app
     more = len(problems) - 1
     rest = f" (and {more} more: coserve check {config})" if more else ""
-    first = problems[0].replace("\n", " ")
+    first = printable(problems[0].replace("\n", " "))
     notifier.status(f"cannot start: {first}")
     priority = "<3>" if is_journal(os.environ, sys.stderr.fileno()) else ""
     print(f"{priority}coserve: cannot start: {first}{rest}", file=sys.stderr)

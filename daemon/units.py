@@ -84,3 +84,8 @@ _FORMULA = re.compile(r"(^|[;\r\n])(?=\s*[=+@\uff1d\uff0b\uff0d\uff20-]|[\t\r])"
 def spreadsheet_cell(value: Any) -> Any:
     """Return a value for a CSV file: text that a spreadsheet would run gets an apostrophe in front."""
     return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
+
+
+def printable(text: str) -> str:
+    """Return `text` without characters that steer a terminal or turn its writing: names come from outside."""
+    return "".join(sign if sign.isprintable() else "�" for sign in text)

@@ -21,6 +21,7 @@ from daemon.errors import ConfigError, StartError
 from daemon.host.children import live_with_parent
 from daemon.host.logs import configure_logs
 from daemon.monitor.http_server import bind_http
+from daemon.units import printable
 from daemon.wire.keys import TokenError
 
 
@@ -36,7 +37,7 @@ def main() -> int:
     try:
         serve(arguments.config, arguments.fd, arguments.heart)
     except (ConfigError, NoDatabase, StartError, TokenError) as error:
-        print(f"coserve dashboard: cannot start: {error}", file=sys.stderr)
+        print(f"coserve dashboard: cannot start: {printable(str(error))}", file=sys.stderr)
         return 2
     return 0
 

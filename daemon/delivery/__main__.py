@@ -18,6 +18,7 @@ from daemon.errors import ConfigError, MissingExtraError
 from daemon.host.children import live_with_parent
 from daemon.host.logs import configure_logs
 from daemon.storage.database.connections import StoreError
+from daemon.units import printable
 
 #: It takes about 70 MB. Beyond this it fails and is started again, and the unit's MemoryMax= stays the line's.
 _MAX_MEMORY_BYTES = 512 * 2**20
@@ -42,7 +43,7 @@ def main() -> int:
     except (ConfigError, StoreError, MissingExtraError) as error:
         if status_page is not None:
             status_page.write({**status_page.read(), "state": "refused", "last_error": str(error)})
-        print(f"coserve: consumer {arguments.name} cannot run: {error}", file=sys.stderr)
+        print(f"coserve: consumer {arguments.name} cannot run: {printable(str(error))}", file=sys.stderr)
         return 2
     return 0
 

@@ -9,6 +9,8 @@ from typing import Any, TextIO
 import structlog
 from logging_journald import JournaldTransport
 
+from daemon.units import printable
+
 JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
 _SEND_WITHIN_S = 1.0
 #: syslog(3)
@@ -36,6 +38,7 @@ def configure_logs(environ: Mapping[str, str], stderr: TextIO, journal_socket: P
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             common[1],
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False),
+            lambda _logger, _method, text: printable(str(text)),
         ],
         logger_factory=structlog.PrintLoggerFactory(stderr),
         cache_logger_on_first_use=True,

@@ -90,7 +90,7 @@ def restore(
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that moves a bar on a terminal (name, bytes done, bytes in all); elsewhere it does nothing."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda name, done, total: bar.update(task, description=name[-40:], completed=done, total=total)

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 
 from coserve_client import CameraImage, CoserveError, CurveClient, Publisher, SpoolingPublisher, publish_images
 from daemon.errors import ConfigError
-from tools.terminal.console import AsJson, errors, fail, print_json, print_table
+from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
 from tools.terminal.open_line import settings_of
 from tools.terminal.progress import Bars
 
@@ -205,7 +205,12 @@ class _LineOptions:
     def publish(self, images: Iterable[CameraImage], total: int, rate: float | None) -> NoReturn:
         """Publish `images` with a progress bar."""
         endpoint = self.endpoint()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         with (
             _failing(status=1),
             Bars(*columns, console=errors) as bar,
@@ -269,7 +274,7 @@ def _render(
         options.publish(rendered.rendered_images(boards, seed, prefix, options.lot), total, rate)
     with _failing(status=2):
         layout, serials = rendered.write_video(video, boards, seed, prefix)
-    print(f"{video}: {boards} boards; layout {layout}, serials {serials}")
+    console.print(f"{video}: {boards} boards; layout {layout}, serials {serials}")
     raise SystemExit(0)
 
 

@@ -91,7 +91,7 @@ def run_checks(context: "DoctorContext") -> "Iterator[Finding]":
 
 def _show(finding: "Finding") -> None:
     sign, colour = _SIGNS[finding.grade]
-    console.print(f"[{colour}]{sign}[/] [bold]{finding.check:<13}[/] ", end="")
+    console.print(f"[{colour}]{sign}[/] [bold]{finding.check:<13}[/] ", end="", markup=True)
     console.print(finding.so, markup=False)
     if finding.do:
         console.print(f"  {'':<13} → {finding.do}", markup=False, style=colour)

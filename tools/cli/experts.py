@@ -247,7 +247,7 @@ def _switch(config: Path, name: str, version: str | None, *, as_json: bool) -> N
 
 def _print_facts(facts: dict[str, Any]) -> None:
     entry, serving = facts["entry"], facts["serving"]
-    console.print(f"[bold]{facts['expert']}[/bold], version {facts['version'] or 'none'} in force")
+    console.print(f"{facts['expert']}, version {facts['version'] or 'none'} in force", style="bold")
     if entry:
         console.print(
             f"{entry['architecture']}, {entry['input_size']} pixels, classes {', '.join(entry['classes'])}",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from daemon.units import printable
 from tools.terminal.console import AsJson, as_typed, console, fail, print_json
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class _Asking:
             try:
                 return parse(typed)
             except AnswerError as error:
-                raise typer.BadParameter(str(error)) from None
+                raise typer.BadParameter(printable(str(error))) from None
 
         try:
             return typer.prompt(text, default=proposal, value_proc=checked)

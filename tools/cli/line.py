@@ -105,7 +105,7 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         print_json(answer)
         return
     console.print(
-        f"CoServe {answer['version']}, [bold]{answer['state']}[/bold], up for {answer['uptime_s']:.0f} s, policy"
+        f"CoServe {answer['version']}, {answer['state']}, up for {answer['uptime_s']:.0f} s, policy"
         f" {answer['policy']}, rules {answer['rules_version']}\n"
         f"accepted {answer['accepted']}, completed {answer['completed']}, backlog {answer['backlog']},"
         f" {answer['images_per_s']:.1f} images/s, {answer['expert_switches']} expert switches,"

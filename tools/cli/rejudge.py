@@ -53,7 +53,7 @@ def rejudge(
     os.nice(_NICENESS)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     request = RejudgeRequest(rules, tuple(expert or ()), lot, since, component, verdict, limit)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(*columns, console=errors, transient=True) as bars:
         task = bars.add_task("judging again", total=None)
         report = rejudge_line(

@@ -199,5 +199,5 @@ def _two_processes() -> Iterator[ProcessPoolExecutor]:
 
 
 def _bars() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     return Bars(*columns, console=console)

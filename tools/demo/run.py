@@ -89,7 +89,7 @@ def _publish_and_wait(config: Path, boards: int, seed: int, prefix: str) -> None
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=quiet_start()
     )
     endpoint = load_config(config).endpoints.control
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Bars(*columns, console=console) as bar:
         task = bar.add_task(f"{boards} boards through the line", total=total)
         while True:

@@ -10,12 +10,13 @@ from sqlalchemy import Engine
 from daemon.config.settings import Config
 from daemon.storage.database.reviews import DAEMON
 from daemon.storage.image_archive import as_sent
+from daemon.units import printable
 from experts.errors import ImageError
 from experts.vision.preprocess import decode
 from tools.experts.look import CatalogVersions
 from tools.query.reading import InspectionName, InspectionRecord, Row, read_inspection, similar_pictures
 from tools.query.retrace import PictureSize, RetracedStep, RetracedVerdict, RulesPath, read_rules_path, retrace
-from tools.terminal.console import console, print_json, printable
+from tools.terminal.console import console, print_json
 from tools.terminal.open_line import opened
 
 _REASONS = {

@@ -48,9 +48,8 @@ class JsonLinesWriter(RowWriter):
         self._file, self._names = file, names
 
     def add(self, batch: Batch) -> None:
-        self._file.writelines(
-            json.dumps(dict(zip(self._names, row, strict=True)), ensure_ascii=False) + "\n" for row in batch
-        )
+        for row in batch:
+            self._file.write(json.dumps(dict(zip(self._names, row, strict=True)), ensure_ascii=False) + "\n")
 
 
 class JsonWriter(RowWriter):

@@ -5,7 +5,9 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import Engine
@@ -107,7 +109,9 @@ def _write(engine: Engine, query: ResultsQuery, output: RowOutput) -> int:
     count = 0
     with ExitStack() as stack:
         if output.out is None:
-            writer: RowWriter = TEXT_WRITERS[output.format](sys.stdout, query.columns)
+            # Rows for a program are exact; a terminal gets no text that steers it.
+            file: Any = SimpleNamespace(write=partial(console.print, end="")) if sys.stdout.isatty() else sys.stdout
+            writer: RowWriter = TEXT_WRITERS[output.format](file, query.columns)
         else:
             clean_up_on_sigterm()
             part = stack.enter_context(replacing(output.out, FILE_MODE))

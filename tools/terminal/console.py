@@ -12,12 +12,26 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-console = Console(highlight=False, soft_wrap=True, emoji=False)
-errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+from daemon.units import printable
+
+
+class _Printer(Console):
+    """A console of which text from outside is no markup, and on which it does not steer the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Render as rich does; its own control codes alone reach the terminal."""
+        for segment in super().render(renderable, options):
+            text = segment.text if segment.control else "\n".join(map(printable, segment.text.split("\n")))
+            yield segment._replace(text=text)
+
+
+console = _Printer(markup=False, highlight=False, soft_wrap=True, emoji=False)
+errors = _Printer(markup=False, stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 PROGRAM = "coserve"
 #: A wider cell is folded before a column is left out.
@@ -66,8 +80,9 @@ def exit_on(*errors: type[Exception], status: int = 1) -> Iterator[None]:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on stdout, non-ASCII as it is."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print one JSON document on stdout, non-ASCII as it is if it is printable."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    print("".join(sign if sign == "\n" or sign.isprintable() else json.dumps(sign)[1:-1] for sign in text))
 
 
 def print_table(
@@ -104,11 +119,6 @@ def _columns_that_fit(columns: Sequence[str], cells: Sequence[Sequence[str]]) ->
         if width > console.width:
             return max(1, at)
     return len(columns)
-
-
-def printable(text: str) -> str:
-    """Return `text` without characters that steer a terminal: serials and notes come from outside."""
-    return "".join(sign if sign.isprintable() else "�" for sign in text)
 
 
 def as_typed(words: str) -> str:

@@ -68,7 +68,7 @@ class Bars(Progress):
 @contextmanager
 def share_bar(title: str) -> Iterator[tuple[Bars, TaskID]]:
     """Yield a bar on stderr and its task, whose `completed` is a share from 0 to 1."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Bars(*columns, console=errors) as bar:
         yield bar, bar.add_task(title, total=1.0)
 

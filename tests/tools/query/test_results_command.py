@@ -22,6 +22,7 @@ from typer.testing import CliRunner, Result
 from daemon.errors import install_with
 from daemon.storage.database.connections import open_for_reading
 from tests.small_disk import small_disk
+from tests.tools.cli.test_terminal_text import on_a_terminal
 from tests.tools.query.sample_results import CONFIG, NEW, OLD, RULES, make
 from tests.tools.run_commands import coserve, paused_coserve
 from tools.cli.main import app
@@ -218,6 +219,13 @@ def test_no_serial_steers_the_terminal(results: Callable[..., Result]) -> None:
         shown = results(f"--serial={serial}", "--limit", "1", COLUMNS="120").stdout
         assert "\x1b" not in shown
         assert serial.replace("\x1b", "�") in shown
+
+
+@pytest.mark.parametrize("form", ["--csv", "--json", "--jsonl"])
+def test_rows_for_programs_do_not_steer_a_terminal_either(line: Path, form: str) -> None:
+    words = (sys.executable, "-m", "tools", "results", form, "--config", line / "coserve.yaml", f"--serial={NASTY[-1]}")
+    shown = on_a_terminal(*words, folder=line)
+    assert "a\\u001b[31mb" in shown if form != "--csv" else "a�[31mb" in shown
 
 
 def test_files_are_complete_or_not_there(results: Callable[..., Result], tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""No text from outside (rules, folders, archives, rows, logs) steers the terminal or breaks the output."""
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.progress import Progress, TextColumn
+
+from tests import ROOT
+from tests.tools.backup.test_backup import a_folder
+from tools.backup.archive import write_backup
+from tools.terminal.console import errors, print_json
+
+#: Sets the window's title, and colours all that follows; as C1 characters too. Brackets look like rich's markup.
+NASTY = "\x1b]0;pwned\x07\x1b[31m\x9b31m\u202e[/red]"
+#: What our own colours, bars and screens need.
+OWN_CODES = re.compile(rb"\x1b\[\??[0-9;]*[A-Za-z]")
+
+
+def on_a_terminal(*command: object, folder: Path) -> str:
+    """Return what a command shows on a terminal, without its own colours; fail if anything else steers it."""
+    ours, theirs = pty.openpty()
+    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200"}
+    words = [os.fsencode(str(word)) for word in command]
+    with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environ) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while piece := os.read(ours, 65536):
+                shown += piece
+        except OSError:  # the last writer has ended
+            pass
+        process.wait()
+    os.close(ours)
+    assert b"\x1b]0" not in shown
+    assert b"\x1b[31mpwned" not in shown
+    text = OWN_CODES.sub(b"", shown).decode()
+    assert not [sign for sign in text if not sign.isprintable() and sign not in "\r\n"], text
+    assert "Traceback" not in text
+    return text
+
+
+def coserve(*words: object, folder: Path) -> str:
+    return on_a_terminal(sys.executable, "-m", "tools", *words, folder=folder)
+
+
+def rules(folder: Path) -> str:
+    boards = {NASTY: {"components": {f"R{NASTY}": 1}}}
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"boards": boards, "classifiers": {f"a{NASTY}": {"x": 1}}}))
+    return coserve("rules", "check", "rules.yaml", folder=folder)
+
+
+def settings(folder: Path) -> str:
+    (folder / "coserve.yaml").write_text(yaml.safe_dump({"rules": NASTY, "devices": {NASTY: 1}, NASTY: 2}))
+    return coserve("check", "coserve.yaml", folder=folder)
+
+
+def doctor(folder: Path) -> str:
+    (folder / "coserve.yaml").write_text(yaml.safe_dump({"rules": NASTY, "devices": {NASTY: 1}, NASTY: 2}))
+    return coserve("doctor", "coserve.yaml", folder=folder)
+
+
+def start(folder: Path) -> str:
+    (folder / "coserve.yaml").write_text(
+        yaml.safe_dump({"rules": NASTY, "catalog": NASTY, "devices": {"cpu": {"expert_memory": "1MB"}}})
+    )
+    return coserve("run", "coserve.yaml", folder=folder)
+
+
+def training(folder: Path) -> str:
+    for label in (NASTY.replace("/", ""), "ok"):
+        (folder / "images" / label).mkdir(parents=True)
+        (folder / "images" / label / f"{NASTY.replace('/', '')}.png").write_bytes(b"no picture")
+    return coserve("train", "classifier", "images", "--id", "R0402", "--out", "experts", folder=folder)
+
+
+def importing(folder: Path) -> str:
+    name = f"{NASTY.replace('/', '')}.safetensors"
+    (folder / name).write_bytes(b"no weights")
+    return coserve("import", name, "--id", "R", "--architecture", "resnet18", "--out", "experts", folder=folder)
+
+
+def restored(folder: Path) -> str:
+    a_folder(folder / "line")
+    write_backup(folder / "line" / "coserve.yaml", folder / "line.tar")
+    with tarfile.open(folder / "line.tar") as tar, tarfile.open(folder / "bad.tar", "w") as bad:
+        for member in tar.getmembers()[:-1]:
+            bad.addfile(member, tar.extractfile(member))
+        for name in (f"a{NASTY}", f"../{NASTY}"):
+            member = tarfile.TarInfo(name)
+            member.size = 10 * 2**20
+            bad.addfile(member, io.BytesIO(bytes(member.size)))
+    return coserve("restore", "bad.tar", f"to{NASTY.replace('/', '')}", folder=folder)
+
+
+def backed_up(folder: Path) -> str:
+    config = a_folder(folder / "line")
+    name = f"{NASTY.replace('/', '')}.safetensors"
+    catalog = yaml.safe_load((folder / "line" / "experts" / "catalog.yaml").read_text())
+    for expert in catalog["experts"].values():
+        expert["file"] = name
+    (folder / "line" / "experts" / "catalog.yaml").write_text(yaml.safe_dump(catalog))
+    return coserve("backup", config, f"{NASTY.replace('/', '')}.tar", folder=folder)
+
+
+def unreadable_names(folder: Path) -> str:
+    name = os.fsdecode(b"caf\xe9-\x1b]0;x\x07")
+    (folder / name).mkdir()
+    (folder / name / "rules.yaml").write_text("boards: [")
+    return coserve("rules", "check", f"{name}/rules.yaml", folder=folder)
+
+
+@pytest.mark.parametrize(
+    "show", [rules, settings, doctor, start, training, importing, restored, backed_up, unreadable_names]
+)
+def test_no_name_from_outside_steers_the_terminal(tmp_path: Path, show: Callable[[Path], str]) -> None:
+    assert "�" in show(tmp_path)
+
+
+def test_json_is_exact_and_steers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"serial": NASTY, "file": os.fsdecode(b"caf\xe9"), "label": "gelötet 部品", "tag": "\U000e0041"}
+    print_json(value)
+    text = capsys.readouterr().out
+    assert json.loads(text) == value
+    assert "gelötet 部品" in text
+    assert text.replace("\n", "").isprintable()
+
+
+def test_a_bar_shows_a_name_with_brackets_as_it_is() -> None:
+    with Progress(TextColumn("{task.description}", markup=False), console=errors, disable=True) as bar:
+        bar.update(bar.add_task(""), description=NASTY)
+        errors.print(bar.get_renderable())
+
+
+def test_all_that_a_person_reads_goes_through_one_printer() -> None:
+    """Another console, or a column that reads markup, would show names from outside as they are."""
+    pattern = re.compile(r"(?<!\w)Console\(|typer\.secho|TextColumn\((?!.*markup=False)")
+    files = [file for file in (ROOT / "tools").rglob("*.py") if pattern.search(file.read_text(encoding="utf-8"))]
+    assert files == []
