@@ -4,7 +4,9 @@ A crash between the two leaves a file that no row names, and `sweep` deletes it.
 name nothing.
 """
 
+import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -13,16 +15,18 @@ import structlog
 from sqlalchemy import Connection
 
 from daemon.config.settings import Retention
+from daemon.host.folders import make_folder
 from daemon.policy.retain import KeptImage, excess_bytes, images_to_prune
 from daemon.storage.database import upkeep
-from daemon.storage.database.connections import StoreError, open_for_reading, sqlite_path
-from daemon.storage.database.prune import OldBoard, kept_bytes, newest_at, old_boards, oldest_kept, strays
+from daemon.storage.database.connections import FILE_MODE, StoreError, open_for_reading, sqlite_path
+from daemon.storage.database.prune import Cutoff, OldBoard, kept_bytes, old_boards, oldest_kept, strays
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.store import Store, open_store
 from daemon.storage.database.transaction import Clock
 from daemon.storage.disk_space import RESUME_FACTOR, DiskSpace
 from daemon.storage.image_archive import images_by_folder, remove_images
-from daemon.units import utc_text, wall_seconds
+from daemon.units import utc_text
+from experts.durable import replace_durably
 
 T = TypeVar("T")
 
@@ -33,8 +37,12 @@ _BOARDS_PER_QUERY = 50
 #: Between two turns intake and verdicts have the writer and the disk.
 _PAUSE_S = 0.05
 _PAUSE_SHARE = 0.25
-#: A clock that is ahead of all results may be wrong. It has this long to be corrected before it is trusted.
+#: A wrong clock has this long to be corrected before it is trusted.
 _TRUSTED_AFTER_S = 86400.0
+#: The state of AgeClock, in the folder of the images.
+AGES_FILE = ".retention.json"
+_PROPOSED_EVERY_S = 3600.0
+_SAVED_EVERY_S = 300.0
 
 
 class RunTask(Protocol):
@@ -44,22 +52,56 @@ class RunTask(Protocol):
 
 
 class AgeClock:
-    """The time from which ages count, `now_s`: a clock that is ahead at a start, or is set forward, prunes nothing.
+    """The time and the `seq` that ages count from: both as they were a day of running time ago, or more.
 
-    For a day it is at most the time of the newest image plus the time since the start; then it is the clock's own.
+    Each hour the clock's time and the last `seq` are proposed. A proposal is in force after the daemon has run for a
+    day; a clock that is put right in this day lowers it. Proposals and the running time are kept in `file`.
     """
 
-    def __init__(self, clock: Clock, newest_s: float | None) -> None:
-        """`newest_s` is the time of the newest image of earlier runs, if there is one."""
-        self._clock = clock
-        self._start_s = clock.monotonic_s()
-        self._claimed_s = clock.wall_s()
-        self._proven_s = self._claimed_s if newest_s is None else min(newest_s, self._claimed_s)
+    def __init__(self, clock: Clock, file: Path, last_seq: Callable[[], int]) -> None:
+        self._clock, self._file, self._last_seq = clock, file, last_seq
+        #: Running time, wall clock, `seq`; oldest first.
+        self._proposals: list[tuple[float, float, int]] = []
+        self._saved_ran_s = 0.0
+        try:
+            kept = json.loads(file.read_bytes())
+            self._proposals = [(float(ran_s), float(wall_s), int(seq)) for ran_s, wall_s, seq in kept["proposals"]]
+            self._saved_ran_s = float(kept["ran_s"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            self._proposals = []
+            structlog.get_logger("retention").warning("ages_begin_anew", file=str(file), error=str(error))
+        self._ran_before_s = self._saved_ran_s - clock.monotonic_s()
 
-    def now_s(self) -> float:
-        up_s = self._clock.monotonic_s() - self._start_s
-        start_s = self._proven_s if up_s < _TRUSTED_AFTER_S else self._claimed_s
-        return min(start_s + up_s, self._clock.wall_s())
+    def cutoff(self, age_s: float) -> Cutoff | None:
+        """Return the cutoff of results older than `age_s`; None while nothing may be pruned by age."""
+        if (past := self.look()) is None:
+            return None
+        return Cutoff(utc_text(max(0.0, min(past[1], self._clock.wall_s()) - age_s)), past[2])
+
+    def look(self) -> tuple[float, float, int] | None:
+        """Compare the clock with the proposals; return the one in force. To be called every minute or so."""
+        ran_s, now_s = self._ran_before_s + self._clock.monotonic_s(), self._clock.wall_s()
+        past = [proposal for proposal in self._proposals if ran_s - proposal[0] >= _TRUSTED_AFTER_S]
+        open_ = self._proposals[len(past) :]
+        if not past or now_s >= past[-1][1]:  # an earlier time shows that the clock is behind, or was ahead for long
+            open_ = [(at_s, min(wall_s, now_s), seq) for at_s, wall_s, seq in open_]
+        proposals = past[-1:] + open_
+        if not proposals or ran_s - proposals[-1][0] >= _PROPOSED_EVERY_S:
+            proposals.append((ran_s, now_s, self._last_seq()))
+        if proposals != self._proposals or ran_s - self._saved_ran_s >= _SAVED_EVERY_S:
+            self._proposals = proposals
+            self._save(ran_s)
+        return past[-1] if past else None
+
+    def _save(self, ran_s: float) -> None:
+        """Replace the file. A disk that is full must not end pruning: a restart then waits for longer."""
+        self._saved_ran_s = ran_s
+        with suppress(OSError):
+            make_folder(self._file.parent)
+            text = json.dumps({"ran_s": ran_s, "proposals": self._proposals})
+            replace_durably(self._file, text.encode(), FILE_MODE)
 
 
 @dataclass(slots=True)
@@ -86,12 +128,10 @@ class Pruner:
         run_task: RunTask,
         rest: Callable[[float], bool],
         clock: Clock,
+        cutoff: Callable[[float], Cutoff | None],
         on_pruned: Callable[[str, int], None] = lambda _what, _count: None,
     ) -> None:
-        """Ages count from `clock.wall_s`: one that jumps forward would prune everything (AgeClock).
-
-        `on_pruned` gets `images` or `boards`, and their number.
-        """
+        """`cutoff` returns where an age in seconds ends (AgeClock); `on_pruned` gets `images` or `boards`, and how many."""
         self._engine = open_for_reading(url)
         self._images = images
         self._settings = settings
@@ -99,6 +139,7 @@ class Pruner:
         self._run_task = run_task
         self._rest = rest
         self._clock = clock
+        self._cutoff = cutoff
         self._on_pruned = on_pruned
         self.counts = PruneCounts()
         self._log = structlog.get_logger("retention")
@@ -125,25 +166,26 @@ class Pruner:
 
     def prune_results(self) -> None:
         """Prune closed boards with all their rows, loads, and answers of language models."""
-        before = self._before(self._settings.results_for)
-        if before is None:
+        cutoff = self._before(self._settings.results_for)
+        if cutoff is None:
             return
         after = ""
         while boards := self._query(
-            lambda connection, after=after: old_boards(connection, before, after, _BOARDS_PER_QUERY)
+            lambda connection, after=after: old_boards(connection, cutoff, after, _BOARDS_PER_QUERY)
         ):
             for group in _groups(boards):
-                if not self._forget(group, before):
+                if not self._forget(group, cutoff):
                     return
             if len(boards) < _BOARDS_PER_QUERY or after == boards[-1].completed_at:
                 break
             after = boards[-1].completed_at
-        while self._run_task(lambda store: store.forget_others(before, _ROWS_PER_TURN)) and self._rest(_PAUSE_S):
+        while self._run_task(lambda store: store.forget_others(cutoff, _ROWS_PER_TURN)) and self._rest(_PAUSE_S):
             pass
 
     def sweep(self) -> None:
         """Delete the files that an interrupted pruning left behind."""
-        before = self._before(self._settings.results_for)
+        cutoff = self._before(self._settings.results_for)
+        before = None if cutoff is None else cutoff.before
         for files in images_by_folder(self._images):
             left = self._query(lambda connection, files=files: strays(connection, files, before))
             if left:
@@ -156,12 +198,14 @@ class Pruner:
     def _next_images(self, total_bytes: int) -> list[KeptImage]:
         """Return the images of the next turn in their order; `total_bytes` are there in all."""
         settings = self._settings
-        before = self._before(settings.images_for)
+        cutoff = self._before(settings.images_for)
+        if cutoff and (old := self._query(lambda connection: oldest_kept(connection, _IMAGES_PER_TURN, cutoff))):
+            return old[:_IMAGES_PER_TURN]
         excess = excess_bytes(total_bytes, settings.images_bytes, *self._free())
-        if before is None and not excess:
+        if not excess:
             return []
-        oldest = self._query(lambda connection: oldest_kept(connection, _IMAGES_PER_TURN, None if excess else before))
-        return images_to_prune(oldest, before=before, excess=excess)[:_IMAGES_PER_TURN]
+        oldest = self._query(lambda connection: oldest_kept(connection, _IMAGES_PER_TURN, None))
+        return images_to_prune(oldest, excess)[:_IMAGES_PER_TURN]
 
     def _free(self) -> tuple[int | None, int | None]:
         """Return the free bytes of the images' disk, and the bytes that have to be free; None if none have to."""
@@ -171,9 +215,9 @@ class Pruner:
         min_bytes = int(RESUME_FACTOR * self._disk_space.reserve_bytes(space))
         return space.free_bytes, max(min(self._settings.free, space.total_bytes // 2), min_bytes)
 
-    def _forget(self, boards: list[OldBoard], before: str) -> bool:
+    def _forget(self, boards: list[OldBoard], cutoff: Cutoff) -> bool:
         ids = [board.board_id for board in boards]
-        pruned = self._run_task(lambda store: store.forget_boards(ids, before))
+        pruned = self._run_task(lambda store: store.forget_boards(ids, cutoff))
         remove_images(self._images, pruned.image_paths)
         self.counts.boards += pruned.boards
         self.counts.inspections += pruned.inspections
@@ -193,24 +237,17 @@ class Pruner:
         path, error = next(iter(failures.items()))
         self._log.error("images_not_pruned", files=len(failures), example=path, error=error)
 
-    def _before(self, age_s: float | None) -> str | None:
-        """Return the time before which results are older than `age_s`."""
-        return None if age_s is None else utc_text(max(0.0, self._clock.wall_s() - age_s))
+    def _before(self, age_s: float | None) -> Cutoff | None:
+        return None if age_s is None else self._cutoff(age_s)
 
     def _query(self, query: Callable[[Connection], T]) -> T:
         with self._engine.connect() as connection:
             return query(connection)
 
 
-def newest_s(url: str) -> float | None:
-    """Return the time of the newest image, for AgeClock. StoreError if the database cannot be opened."""
-    engine = open_for_reading(url)
-    try:
-        with engine.connect() as connection:
-            at = newest_at(connection)
-    finally:
-        engine.dispose()
-    return None if at is None else wall_seconds(at)
+def trusting(clock: Clock) -> Callable[[float], Cutoff]:
+    """Return cutoffs by the clock's present time."""
+    return lambda age_s: Cutoff(utc_text(max(0.0, clock.wall_s() - age_s)))
 
 
 def prune_alone(url: str, images: Path, settings: Retention) -> PruneCounts:
@@ -225,6 +262,7 @@ def prune_alone(url: str, images: Path, settings: Retention) -> PruneCounts:
             run_task=lambda task: task(store),
             rest=lambda _seconds: True,
             clock=Clock(),
+            cutoff=trusting(Clock()),
         )
         try:
             pruner.prune_images()

@@ -35,6 +35,17 @@ class OldBoard:
 
 
 @dataclass(frozen=True, slots=True)
+class Cutoff:
+    """The end of the results that are too old: completed before `before`, with a `seq` up to `last_seq`.
+
+    A result that was written under a wrong clock is young by its `seq`.
+    """
+
+    before: str
+    last_seq: int = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
 class PrunedBoards:
     """The effects of one transaction: removed attempts and inspections, and files that no row names any more."""
 
@@ -43,33 +54,27 @@ class PrunedBoards:
     image_paths: list[str]
 
 
-def newest_at(connection: Connection) -> str | None:
-    """Return the time when the newest image was accepted; None if there is none."""
-    query = select(inspections.c.accepted_at).order_by(inspections.c.inspection_id.desc()).limit(1)
-    return connection.execute(query).scalar()
-
-
 def kept_bytes(connection: Connection) -> int:
     """Return the bytes of all kept images, as they came in."""
     query = select(func.coalesce(func.sum(inspections.c.image_bytes), 0)).where(inspections.c.image_path.is_not(None))
     return connection.execute(query).scalar() or 0
 
 
-def oldest_kept(connection: Connection, limit: int, before: str | None) -> list[KeptImage]:
-    """Return enough kept images to know the `limit` that go next, of those completed before `before` if that is given.
+def oldest_kept(connection: Connection, limit: int, cutoff: Cutoff | None) -> list[KeptImage]:
+    """Return enough kept images to know the `limit` that go next, of those that are too old if `cutoff` is given.
 
     A row has an `image_path` only once its verdict and its copy are durable.
     """
     images: list[KeptImage] = []
     for verdict in ("pass", "unknown"):
-        images += _oldest(connection, limit, before, inspections.c.verdict == verdict, ~_IS_REVIEWED)
+        images += _oldest(connection, limit, cutoff, inspections.c.verdict == verdict, ~_IS_REVIEWED)
     if len(images) >= limit:
         return images
     for verdict in ("fail", "review"):
-        images += _oldest(connection, limit, before, inspections.c.verdict == verdict)
+        images += _oldest(connection, limit, cutoff, inspections.c.verdict == verdict)
     reviewed = select(reviews.c.inspection_id).distinct()
     of_reviewed = inspections.c.inspection_id.in_(reviewed), inspections.c.verdict.in_(("pass", "unknown"))
-    return images + _oldest(connection, limit, before, *of_reviewed)
+    return images + _oldest(connection, limit, cutoff, *of_reviewed)
 
 
 def forget_images(tx: Transaction, ids: Sequence[int]) -> None:
@@ -77,24 +82,24 @@ def forget_images(tx: Transaction, ids: Sequence[int]) -> None:
     tx.connection.execute(update(inspections).where(inspections.c.inspection_id.in_(ids)).values(image_path=None))
 
 
-def old_boards(connection: Connection, before: str, after: str, limit: int) -> list[OldBoard]:
-    """Return the oldest attempts that may go, closed at or after `after` and before `before`."""
+def old_boards(connection: Connection, cutoff: Cutoff, after: str, limit: int) -> list[OldBoard]:
+    """Return the oldest attempts that may go, closed at or after `after`."""
     of_board = select(func.count()).where(inspections.c.board_id == boards.c.board_id)
     boxes = of_board.where(detections.c.inspection_id == inspections.c.inspection_id)
     query = (
         select(boards.c.board_id, boards.c.completed_at, of_board.scalar_subquery() + boxes.scalar_subquery())
-        .where(_may_go(before), boards.c.completed_at >= after)
+        .where(_may_go(cutoff), boards.c.completed_at >= after)
         .order_by(boards.c.completed_at)
         .limit(limit)
     )
     return [OldBoard(*row) for row in connection.execute(query)]
 
 
-def forget_boards(tx: Transaction, board_ids: Sequence[int], before: str) -> PrunedBoards:
+def forget_boards(tx: Transaction, board_ids: Sequence[int], cutoff: Cutoff) -> PrunedBoards:
     """Remove those of `board_ids` that still may go, with all their rows. Their `seq` is never given again."""
     rows = tx.connection.execute(
         select(boards.c.board_id, boards.c.board_type, boards.c.serial).where(
-            boards.c.board_id.in_(board_ids), _may_go(before)
+            boards.c.board_id.in_(board_ids), _may_go(cutoff)
         )
     ).all()
     going = [row.board_id for row in rows]
@@ -111,13 +116,17 @@ def forget_boards(tx: Transaction, board_ids: Sequence[int], before: str) -> Pru
     return PrunedBoards(len(going), len(ids), [row.image_path for row in images if row.image_path])
 
 
-def forget_others(tx: Transaction, before: str, limit: int) -> int:
-    """Remove at most `limit` loads and `limit` answers of language models from before `before`; return the count."""
+def forget_others(tx: Transaction, cutoff: Cutoff, limit: int) -> int:
+    """Remove at most `limit` loads and `limit` answers of language models that are too old; return the count."""
     oldest = select(expert_switches.c.switch_id).order_by(expert_switches.c.switch_id).limit(limit)
     table = expert_switches.c
-    switches = tx.connection.execute(delete(expert_switches).where(table.switch_id.in_(oldest), table.at < before))
+    switches = tx.connection.execute(
+        delete(expert_switches).where(table.switch_id.in_(oldest), table.at < cutoff.before)
+    )
     table = generations.c
-    old = select(table.generation_id).where(table.completed_at < before, table.seq.is_not(None)).limit(limit)
+    old = (
+        select(table.generation_id).where(table.completed_at < cutoff.before, table.seq <= cutoff.last_seq).limit(limit)
+    )
     answers = tx.connection.execute(delete(generations).where(table.generation_id.in_(old)))
     _count_pruned(tx, answers.rowcount)
     return switches.rowcount + answers.rowcount
@@ -150,18 +159,18 @@ def strays(connection: Connection, files: Iterable[tuple[int, str]], before: str
     return left
 
 
-def _oldest(connection: Connection, limit: int, before: str | None, *where: ColumnElement[bool]) -> list[KeptImage]:
+def _oldest(connection: Connection, limit: int, cutoff: Cutoff | None, *where: ColumnElement[bool]) -> list[KeptImage]:
     table = inspections.c
     columns = (table.inspection_id, table.image_path, table.image_bytes, table.verdict)
     query = select(*columns, _IS_REVIEWED, table.completed_at).where(table.image_path.is_not(None), *where)
-    if before is not None:
-        query = query.where(table.completed_at < before)
+    if cutoff is not None:
+        query = query.where(table.completed_at < cutoff.before, table.seq <= cutoff.last_seq)
     rows = connection.execute(query.order_by(table.completed_at).limit(limit))
     return [KeptImage(*row[:4], is_reviewed=bool(row[4]), completed_at=row[5]) for row in rows]
 
 
-def _may_go(before: str) -> ColumnElement[bool]:
-    """Return the condition that a board closed before `before` and has no younger, waiting or reviewed image."""
+def _may_go(cutoff: Cutoff) -> ColumnElement[bool]:
+    """Return the condition that a board is too old and has no younger, waiting or reviewed image."""
     table = inspections.c
     stays = (
         exists()
@@ -169,14 +178,15 @@ def _may_go(before: str) -> ColumnElement[bool]:
         .where(
             or_(
                 table.status != literal("done"),
-                table.completed_at >= before,
+                table.completed_at >= cutoff.before,
+                table.seq > cutoff.last_seq,
                 _IS_REVIEWED,
                 exists().where(pending.c.inspection_id == table.inspection_id),
             )
         )
     )
     answers = exists().where(generations.c.board_id == boards.c.board_id)
-    return boards.c.verdict.is_not(None) & (boards.c.completed_at < before) & ~stays & ~answers
+    return (boards.c.seq <= cutoff.last_seq) & (boards.c.completed_at < cutoff.before) & ~stays & ~answers
 
 
 def _count_pruned(tx: Transaction, rows: int) -> None:

@@ -144,6 +144,11 @@ class Store:
                 last_batch_id=_last_batch_id(connection),
             )
 
+    def last_seq(self) -> int:
+        """Return the last `seq` given out."""
+        with self._transaction() as tx:
+            return tx.numbers.seq
+
     def copies_to_make(self) -> list[CopyRequest]:
         """Return the copies into `images/` that the last run did not finish."""
         with self.engine.connect() as connection:
@@ -208,17 +213,17 @@ class Store:
         with self._transaction() as tx:
             prune.forget_images(tx, ids)
 
-    def forget_boards(self, board_ids: Sequence[int], before: str) -> prune.PrunedBoards:
-        """Prune those of these attempts that closed before `before` and that nothing keeps, with all their rows."""
+    def forget_boards(self, board_ids: Sequence[int], cutoff: prune.Cutoff) -> prune.PrunedBoards:
+        """Prune those of these attempts that are too old and that nothing keeps, with all their rows."""
         with self._transaction() as tx:
-            forgotten = prune.forget_boards(tx, board_ids, before)
+            forgotten = prune.forget_boards(tx, board_ids, cutoff)
         self._boards.forget(tx.touched)
         return forgotten
 
-    def forget_others(self, before: str, limit: int) -> int:
-        """Prune at most `limit` loads and `limit` answers of language models from before `before`; return the count."""
+    def forget_others(self, cutoff: prune.Cutoff, limit: int) -> int:
+        """Prune at most `limit` loads and `limit` answers of language models that are too old; return the count."""
         with self._transaction() as tx:
-            return prune.forget_others(tx, before, limit)
+            return prune.forget_others(tx, cutoff, limit)
 
     def _transaction(self) -> AbstractContextManager[Transaction]:
         return begin(self.engine, self._boards, self._memory, self._clock)

@@ -24,20 +24,13 @@ def test_passed_images_go_first_then_unknown_then_evidence_the_oldest_first_with
         a_kept_image(5, "pass", "2026-01-03"),
         a_kept_image(6, "pass", "2026-01-01", is_reviewed=True),
     ]
-    assert ids(images_to_prune(images, before=None, excess=10**9)) == [5, 2, 4, 1, 6, 3]
+    assert ids(images_to_prune(images, excess=10**9)) == [5, 2, 4, 1, 6, 3]
 
 
 def test_no_more_images_go_than_the_excess_needs():
     images = [a_kept_image(n, completed_at=f"2026-01-0{n}") for n in range(1, 6)]
-    assert ids(images_to_prune(images, before=None, excess=101)) == [1, 2]
-    assert images_to_prune(images, before=None, excess=0) == []
-
-
-def test_an_image_that_is_too_old_goes_and_counts_toward_the_excess():
-    images = [a_kept_image(1, "fail", "2026-01-01"), a_kept_image(2, "pass", "2026-03-01")]
-    assert ids(images_to_prune(images, before="2026-02-01", excess=0)) == [1]
-    assert ids(images_to_prune(images, before="2026-02-01", excess=100)) == [1]
-    assert ids(images_to_prune(images, before="2026-02-01", excess=150)) == [2, 1]
+    assert ids(images_to_prune(images, excess=101)) == [1, 2]
+    assert images_to_prune(images, excess=0) == []
 
 
 def test_a_limit_that_is_not_set_asks_for_nothing():
@@ -58,7 +51,7 @@ def test_no_image_goes_while_one_of_less_worth_stays(kinds, excess):
         a_kept_image(n, verdict, f"2026-01-0{day}", is_reviewed=reviewed)
         for n, (verdict, day, reviewed) in enumerate(kinds)
     ]
-    gone = images_to_prune(images, before=None, excess=excess)
+    gone = images_to_prune(images, excess=excess)
     stays = [image for image in images if image not in gone]
     worth = [(rank(image), image.completed_at) for image in images]
     assert all((rank(g), g.completed_at) <= (rank(s), s.completed_at) for g in gone for s in stays), worth

@@ -8,9 +8,8 @@ import pytest
 from daemon.config.settings import Retention
 from daemon.records import ExpertSwitch
 from daemon.storage.database.rows import ImageCopy
-from daemon.storage.database.transaction import Clock
 from daemon.storage.disk_space import DiskSpace
-from daemon.storage.pruning import AgeClock, Pruner, newest_s
+from daemon.storage.pruning import AGES_FILE, AgeClock, Pruner, trusting
 from tests.daemon.storage.database.store_parts import Line, a_box, a_line, a_stage, an_arrival, an_outcome
 
 DAY_S = 86400.0
@@ -50,7 +49,8 @@ class Kit:
             DiskSpace({"images": self.images}, 1),
             run_task=lambda task: task(self.line.store),
             rest=lambda _seconds: True,
-            clock=Clock(ages.now_s, clock.monotonic_s) if ages else clock,
+            clock=clock,
+            cutoff=ages.cutoff if ages else trusting(clock),
         )
         try:
             self.pruner.prune_images()
@@ -98,39 +98,120 @@ def test_images_that_are_too_old_go_and_their_rows_stay(kit):
     ]
 
 
+LIMITS = {"images_for": "9d", "results_for": "90d"}
+
+
+class RunningLine:
+    """A line that prunes every hour, with ages as the daemon counts them; `kill` ends it at any time."""
+
+    def __init__(self, kit: Kit) -> None:
+        self.kit, self.clock = kit, kit.line.clock
+        self.boot()
+
+    def boot(self) -> None:
+        self.ages = AgeClock(self.clock.clock, self.kit.images / AGES_FILE, self.kit.line.store.last_seq)
+        self.kit.prune(ages=self.ages, **LIMITS)
+
+    def kill(self, down_s: float = 0.0) -> None:
+        """Begin again as after a reboot: the monotonic clock starts anew."""
+        self.clock.pass_s(down_s)
+        self.clock.set_s, self.clock.now_s = self.clock.set_s + self.clock.now_s - 10.0, 10.0
+        self.boot()
+
+    def run(self, hours: float) -> None:
+        while hours > 0:
+            self.clock.pass_s(min(hours, 1.0) * 3600)
+            hours -= 1.0
+            self.kit.prune(ages=self.ages, **LIMITS)
+
+
+@pytest.fixture
+def running(kit):
+    """A line that has run for two days, so that a proposal is in force."""
+    line = RunningLine(kit)
+    line.run(48)
+    return line
+
+
 @pytest.mark.parametrize("is_put_right", [True, False])
-def test_a_clock_that_stands_in_the_future_at_a_start_has_a_day_to_be_put_right(kit, is_put_right):
-    clock = kit.line.clock
+@pytest.mark.parametrize("ahead_s", [60 * DAY_S, 1000 * DAY_S])
+def test_a_clock_that_is_ahead_at_a_boot_deletes_nothing_for_a_day_of_running_time(running, ahead_s, is_put_right):
+    kit, clock = running.kit, running.clock
     evidence = kit.add("fail", serial="S1")
-    clock.set_s += 1000 * DAY_S  # the battery of a PC that was switched off
-    clock.pass_s(3600)
-    ages = AgeClock(clock.clock, newest_s(kit.line.url))
-    new = kit.add(serial="S2")
-    kit.prune(ages=ages, images_for="9d", results_for="90d")
-    assert kit.files == [evidence, new]
-    clock.pass_s(DAY_S - 1)
-    kit.prune(ages=ages, images_for="9d", results_for="90d")
+    clock.set_s += ahead_s
+    running.kill(down_s=3600.0)
+    new = kit.add(serial="S2")  # once an image is accepted, its time proves nothing
+    running.kill()
+    for _ in range(4):  # with a kill every six hours
+        running.run(5.9)
+        running.kill()
     assert kit.files == [evidence, new]
     if is_put_right:
-        clock.set_s -= 1000 * DAY_S
-    clock.pass_s(2)
-    kit.prune(ages=ages, images_for="9d", results_for="90d")
+        clock.set_s -= ahead_s
+    running.run(30)
     assert kit.files == ([evidence, new] if is_put_right else [new])
-    clock.pass_s(9 * DAY_S)
-    kit.prune(ages=ages, images_for="9d", results_for="90d")
-    assert kit.files == ([new] if is_put_right else [])
+    assert len(kit.column("SELECT seq FROM boards")) == (2 if is_put_right else 1)
 
 
-def test_a_clock_that_is_set_while_the_line_runs_prunes_nothing(kit):
-    kit.add(serial="S1")
-    clock = kit.line.clock
-    ages = AgeClock(clock.clock, newest_s(kit.line.url))
-    clock.set_s += 1000 * DAY_S
-    kit.prune(ages=ages, images_for="9d", results_for="90d")
-    assert len(kit.files) == 1
-    clock.pass_s(10 * DAY_S)
-    kit.prune(ages=ages, images_for="9d")
+def test_a_clock_that_is_ahead_again_and_again_for_less_than_a_day_deletes_nothing(running):
+    evidence = running.kit.add("fail", serial="S1")
+    for _ in range(6):
+        running.clock.set_s += 60 * DAY_S
+        running.kill()
+        running.run(8)
+        running.clock.set_s -= 60 * DAY_S
+        running.run(8)
+    assert running.kit.files == [evidence]
+
+
+def test_a_clock_that_is_set_forward_while_the_line_runs_deletes_nothing_for_a_day(running):
+    evidence = running.kit.add("fail", serial="S1")
+    running.clock.set_s += 1000 * DAY_S
+    running.run(23.5)
+    assert running.kit.files == [evidence]
+    running.kill()
+    assert running.kit.files == [evidence]
+    running.run(3)
+    assert running.kit.files == []
+
+
+def test_images_that_were_written_under_a_clock_far_behind_stay_for_a_day_after_it_is_put_right(running):
+    kit, clock = running.kit, running.clock
+    now_s = clock.clock.wall_s()
+    clock.set_s -= now_s - 86400.0  # a PC without a battery begins in 1970
+    running.kill()
+    images = [kit.add("fail", serial="S1"), kit.add(serial="S2")]
+    running.run(1)
+    clock.set_s += now_s - 86400.0
+    running.run(22)
+    running.kill()
+    assert kit.files == images
+    assert len(kit.column("SELECT seq FROM boards")) == 2
+
+
+def test_a_pc_that_begins_each_day_in_1970_prunes_what_is_old(running):
+    kit, clock = running.kit, running.clock
+    kit.add("fail", serial="S1")
+    for _ in range(16):
+        now_s = clock.clock.wall_s()
+        clock.set_s -= now_s
+        running.kill()
+        running.run(0.02)
+        clock.set_s += now_s
+        running.run(8)
+        clock.pass_s(16 * 3600.0)
     assert kit.files == []
+
+
+def test_a_damaged_file_of_ages_and_a_lost_one_prune_nothing_for_a_day(running):
+    file = running.kit.images / AGES_FILE
+    evidence = running.kit.add("fail", serial="S1")
+    for content in ("{", "[]", '{"ran_s": 1e9, "proposals": [[0, 4e9]]}', None):
+        running.clock.set_s += 60 * DAY_S
+        file.unlink() if content is None else file.write_text(content)
+        running.kill()
+        running.run(22)
+        assert running.kit.files == [evidence]
 
 
 def test_beyond_the_bytes_that_images_may_have_passed_ones_go_first(kit):
