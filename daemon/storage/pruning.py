@@ -118,7 +118,7 @@ class PruneCounts:
 class Pruner:
     """Prunes as `settings` allow. `rest(seconds)` pauses and returns False to stop. One thread calls."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  retention.py names each part it wires
         self,
         url: str,
         images: Path,
@@ -131,7 +131,7 @@ class Pruner:
         cutoff: Callable[[float], Cutoff | None],
         on_pruned: Callable[[str, int], None] = lambda _what, _count: None,
     ) -> None:
-        """`cutoff` returns where an age in seconds ends (AgeClock); `on_pruned` gets `images` or `boards`, and how many."""
+        """`cutoff` returns the end of an age in seconds (AgeClock); `on_pruned` gets `images` or `boards`, and a number."""
         self._engine = open_for_reading(url)
         self._images = images
         self._settings = settings
