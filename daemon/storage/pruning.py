@@ -131,7 +131,7 @@ class Pruner:
         cutoff: Callable[[float], Cutoff | None],
         on_pruned: Callable[[str, int], None] = lambda _what, _count: None,
     ) -> None:
-        """`cutoff` returns the end of an age in seconds (AgeClock); `on_pruned` gets `images` or `boards`, and a number."""
+        """`cutoff` returns the end of an age (AgeClock); `on_pruned` gets `images` or `boards`, and their number."""
         self._engine = open_for_reading(url)
         self._images = images
         self._settings = settings

@@ -1,6 +1,7 @@
 """A line for the upkeep benchmark: a database with years of results, and a camera whose waits are measured."""
 
 import hashlib
+import json
 import sqlite3
 import threading
 import time
@@ -16,6 +17,7 @@ from daemon.records import Accepted, Arrival, BoardRef, Outcome, Pixels, Stage
 from daemon.storage.database.store import open_store
 from daemon.storage.disk_space import DiskSpace
 from daemon.storage.journal import Journal
+from daemon.storage.pruning import AGES_FILE
 from daemon.storage.retention import RetentionThread
 from daemon.storage.writer import Writer
 from routing_rules.compile import compile_rules
@@ -116,6 +118,9 @@ class BenchLine:
     @contextmanager
     def retention(self, **settings: object) -> Iterator[RetentionThread]:
         """Run the thread with these settings. Its disk is never full, and what it holds up shows as a wait."""
+        ages = self.folder / "images" / AGES_FILE  # as after a day
+        ages.parent.mkdir(exist_ok=True)
+        ages.write_text(json.dumps({"ran_s": 1e5, "proposals": [[0.0, time.time(), 2**62]]}))
         thread = RetentionThread(
             *(self.url, self.folder / "images", Retention.model_validate(settings), self._disk_space),
             writer=self._writer,
