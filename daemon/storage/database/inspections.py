@@ -10,7 +10,7 @@ from sqlalchemy import Delete, Select, Update, delete, select, update
 
 from daemon.records import Accepted, Arrival, ExpertVersion, JournalKey, Outcome
 from daemon.storage.database import rows
-from daemon.storage.database.boards import Attempt, BoardAttempts, BoardPlan, ClosingReason, ExpectedPosition
+from daemon.storage.database.boards import Attempt, BoardAttempts, BoardPlan, ClosingReason, ExpectedPosition, folded
 from daemon.storage.database.rows import ImageCopy, Row, WrittenResults
 from daemon.storage.database.schema import (
     boards,
@@ -28,6 +28,8 @@ from routing_rules.routes import Routes, Verdict
 
 VersionOf = Callable[[str, str], ExpertVersion | None]
 
+#: Serials of scanners that read nothing, in lower case; so are those without a letter or digit, such as `???`.
+_SCANNER_DEFAULTS = {"noread", "no read", "no_read", "no-read", "error", "err", "null", "none", "nan", "unknown", "0"}
 _RESULT = ("status", "completed_at", "verdict", "defect", "reason", "late", "latency_ms", "seq")
 _CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", "failed", "missing")
 
@@ -57,8 +59,16 @@ def _assign(tx: Transaction, arrival: Arrival, routes: Routes, new_boards: list[
     choice = board.choose(arrival.board.attempt, arrival.component, arrival.designator)
     if choice.opens:
         new_boards.append(_open(tx, board, arrival, routes, choice.number))
+        if arrival.board.attempt is None and choice.number == _attempts_told(arrival.board.serial):
+            tx.suspect_serials.append((arrival.board.serial, choice.number, arrival.source))
     board.attempts[choice.number].take(arrival.component, arrival.designator)
     return board.rows[choice.number], choice.late
+
+
+def _attempts_told(serial: str) -> int:
+    """Return the attempt that shows that `serial` belongs to no single board: each number opens once."""
+    is_default = not any(map(str.isalnum, serial)) or folded(serial) in _SCANNER_DEFAULTS
+    return 20 if is_default else 1000
 
 
 def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Routes, number: int) -> Row:
