@@ -8,14 +8,13 @@ from routing_rules.routes import Verdict
 
 @dataclass(frozen=True, slots=True)
 class KeptImage:
-    """An image that has its verdict and a durable copy; `completed_at` sorts by time."""
+    """An image that has its verdict and a durable copy; `inspection_id` sorts by acceptance."""
 
     inspection_id: int
     path: str
     size_bytes: int
     verdict: Verdict
     is_reviewed: bool
-    completed_at: str
 
 
 def rank(image: KeptImage) -> int:
@@ -32,17 +31,12 @@ def excess_bytes(kept: int, max_kept: int | None, free: int | None, min_free: in
     return max(0, over, lacking)
 
 
-def images_to_prune(images: Iterable[KeptImage], *, before: str | None, excess: int) -> list[KeptImage]:
-    """Return the images completed before `before`, and others until `excess` bytes are covered, in pruning order."""
+def images_to_prune(images: Iterable[KeptImage], excess: int) -> list[KeptImage]:
+    """Return images until `excess` bytes are covered, in pruning order."""
     pruned: list[KeptImage] = []
-    ordered = sorted(images, key=lambda image: (rank(image), image.completed_at, image.inspection_id))
-    expired = [image for image in ordered if before is not None and image.completed_at < before]
-    excess -= sum(image.size_bytes for image in expired)
-    gone = {image.inspection_id for image in expired}
-    for image in ordered:
-        if image.inspection_id in gone:
-            pruned.append(image)
-        elif excess > 0:
-            pruned.append(image)
-            excess -= image.size_bytes
+    for image in sorted(images, key=lambda image: (rank(image), image.inspection_id)):
+        if excess <= 0:
+            break
+        pruned.append(image)
+        excess -= image.size_bytes
     return pruned

@@ -4,6 +4,7 @@ A crash between the two leaves a file that no row names, and `sweep` deletes it.
 name nothing.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,22 @@ from daemon.config.settings import Retention
 from daemon.policy.retain import KeptImage, excess_bytes, images_to_prune
 from daemon.storage.database import upkeep
 from daemon.storage.database.connections import StoreError, open_for_reading, sqlite_path
-from daemon.storage.database.prune import OldBoard, kept_bytes, newest_at, old_boards, oldest_kept, strays
+from daemon.storage.database.prune import (
+    AgeLimit,
+    AgeMark,
+    OldBoard,
+    kept_bytes,
+    old_boards,
+    oldest_kept,
+    read_age_marks,
+    strays,
+)
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.store import Store, open_store
 from daemon.storage.database.transaction import Clock
 from daemon.storage.disk_space import RESUME_FACTOR, DiskSpace
 from daemon.storage.image_archive import images_by_folder, remove_images
-from daemon.units import utc_text, wall_seconds
+from daemon.units import utc_text
 
 T = TypeVar("T")
 
@@ -33,8 +43,8 @@ _BOARDS_PER_QUERY = 50
 #: Between two turns intake and verdicts have the writer and the disk.
 _PAUSE_S = 0.05
 _PAUSE_SHARE = 0.25
-#: A clock that is ahead of all results may be wrong. It has this long to be corrected before it is trusted.
-_TRUSTED_AFTER_S = 86400.0
+#: A wrong clock has this long to be put right, in time during which the daemon runs.
+_DAY_S = 86400.0
 
 
 class RunTask(Protocol):
@@ -43,23 +53,46 @@ class RunTask(Protocol):
     def __call__(self, task: Callable[[Store], T], /) -> T: ...
 
 
-class AgeClock:
-    """The time from which ages count, `now_s`: a clock that is ahead at a start, or is set forward, prunes nothing.
+#: Tells what is older than so many seconds; None if nothing is yet.
+Ages = Callable[[float], AgeLimit | None]
 
-    For a day it is at most the time of the newest image plus the time since the start; then it is the clock's own.
+
+class RunningAges:
+    """Ages by the earliest of all clocks of the last 24 hours in which a daemon ran with this database.
+
+    Nothing that came later than that is old, whatever its time says. So a clock that is wrong for less than that,
+    in either direction, at a start or later, makes nothing old.
     """
 
-    def __init__(self, clock: Clock, newest_s: float | None) -> None:
-        """`newest_s` is the time of the newest image of earlier runs, if there is one."""
+    def __init__(self, url: str, clock: Clock, run_task: RunTask) -> None:
+        """Raise StoreError if the database cannot be opened."""
+        self._engine = open_for_reading(url)
         self._clock = clock
-        self._start_s = clock.monotonic_s()
-        self._claimed_s = clock.wall_s()
-        self._proven_s = self._claimed_s if newest_s is None else min(newest_s, self._claimed_s)
+        self._run_task = run_task
+        marks = self._marks()
+        self._start_s = clock.monotonic_s() - (marks[-1].running_s if marks else 0)
 
-    def now_s(self) -> float:
-        up_s = self._clock.monotonic_s() - self._start_s
-        start_s = self._proven_s if up_s < _TRUSTED_AFTER_S else self._claimed_s
-        return min(start_s + up_s, self._clock.wall_s())
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def note(self) -> None:
+        """Note the clock and the newest rows; every few minutes, because a restart loses the time since."""
+        running_s, wall_s = int(self._clock.monotonic_s() - self._start_s), self._clock.wall_s()
+        self._run_task(lambda store: store.note_age(running_s, wall_s, _DAY_S))
+
+    def __call__(self, age_s: float) -> AgeLimit | None:
+        running_s = self._clock.monotonic_s() - self._start_s
+        marks = self._marks()
+        day_old = [mark for mark in marks if mark.running_s <= running_s - _DAY_S]
+        if not day_old:
+            return None
+        clocks_s = (mark.wall_s + running_s - mark.running_s for mark in marks[len(day_old) - 1 :])
+        before = utc_text(max(0.0, min(self._clock.wall_s(), *clocks_s) - age_s))
+        return AgeLimit(before, day_old[-1].seq)
+
+    def _marks(self) -> list[AgeMark]:
+        with self._engine.connect() as connection:
+            return read_age_marks(connection)
 
 
 @dataclass(slots=True)
@@ -85,20 +118,17 @@ class Pruner:
         *,
         run_task: RunTask,
         rest: Callable[[float], bool],
-        clock: Clock,
+        ages: Ages,
         on_pruned: Callable[[str, int], None] = lambda _what, _count: None,
     ) -> None:
-        """Ages count from `clock.wall_s`: one that jumps forward would prune everything (AgeClock).
-
-        `on_pruned` gets `images` or `boards`, and their number.
-        """
+        """`on_pruned` gets `images` or `boards`, and their number."""
         self._engine = open_for_reading(url)
         self._images = images
         self._settings = settings
         self._disk_space = disk_space
         self._run_task = run_task
         self._rest = rest
-        self._clock = clock
+        self._ages = ages
         self._on_pruned = on_pruned
         self.counts = PruneCounts()
         self._log = structlog.get_logger("retention")
@@ -110,7 +140,7 @@ class Pruner:
         """Prune until no image is too old, and images need no more room than they may."""
         total_bytes = self._query(kept_bytes) if self._settings.images_bytes is not None else 0
         while images := self._next_images(total_bytes):
-            began_s = self._clock.monotonic_s()
+            began_s = time.monotonic()
             self._run_task(lambda store, images=images: store.forget_images([image.inspection_id for image in images]))
             failures = remove_images(self._images, [image.path for image in images])
             removed_bytes = sum(image.size_bytes for image in images if image.path not in failures)
@@ -120,30 +150,31 @@ class Pruner:
                 self._restore_paths(images, failures)
                 return
             # A disk that deletes slowly is a disk that others wait for.
-            if not self._rest(max(_PAUSE_S, _PAUSE_SHARE * (self._clock.monotonic_s() - began_s))):
+            if not self._rest(max(_PAUSE_S, _PAUSE_SHARE * (time.monotonic() - began_s))):
                 return
 
     def prune_results(self) -> None:
         """Prune closed boards with all their rows, loads, and answers of language models."""
-        before = self._before(self._settings.results_for)
-        if before is None:
+        old = self._old(self._settings.results_for)
+        if old is None:
             return
         after = ""
         while boards := self._query(
-            lambda connection, after=after: old_boards(connection, before, after, _BOARDS_PER_QUERY)
+            lambda connection, after=after: old_boards(connection, old, after, _BOARDS_PER_QUERY)
         ):
             for group in _groups(boards):
-                if not self._forget(group, before):
+                if not self._forget(group, old):
                     return
             if len(boards) < _BOARDS_PER_QUERY or after == boards[-1].completed_at:
                 break
             after = boards[-1].completed_at
-        while self._run_task(lambda store: store.forget_others(before, _ROWS_PER_TURN)) and self._rest(_PAUSE_S):
+        while self._run_task(lambda store: store.forget_others(old, _ROWS_PER_TURN)) and self._rest(_PAUSE_S):
             pass
 
     def sweep(self) -> None:
         """Delete the files that an interrupted pruning left behind."""
-        before = self._before(self._settings.results_for)
+        old = self._old(self._settings.results_for)
+        before = None if old is None else old.before
         for files in images_by_folder(self._images):
             left = self._query(lambda connection, files=files: strays(connection, files, before))
             if left:
@@ -155,13 +186,16 @@ class Pruner:
 
     def _next_images(self, total_bytes: int) -> list[KeptImage]:
         """Return the images of the next turn in their order; `total_bytes` are there in all."""
-        settings = self._settings
-        before = self._before(settings.images_for)
-        excess = excess_bytes(total_bytes, settings.images_bytes, *self._free())
-        if before is None and not excess:
+        old = self._old(self._settings.images_for)
+        if old is not None and (
+            images := self._query(lambda connection: oldest_kept(connection, _IMAGES_PER_TURN, old))
+        ):
+            return images[:_IMAGES_PER_TURN]
+        excess = excess_bytes(total_bytes, self._settings.images_bytes, *self._free())
+        if not excess:
             return []
-        oldest = self._query(lambda connection: oldest_kept(connection, _IMAGES_PER_TURN, None if excess else before))
-        return images_to_prune(oldest, before=before, excess=excess)[:_IMAGES_PER_TURN]
+        oldest = self._query(lambda connection: oldest_kept(connection, _IMAGES_PER_TURN, None))
+        return images_to_prune(oldest, excess)[:_IMAGES_PER_TURN]
 
     def _free(self) -> tuple[int | None, int | None]:
         """Return the free bytes of the images' disk, and the bytes that have to be free; None if none have to."""
@@ -171,9 +205,9 @@ class Pruner:
         min_bytes = int(RESUME_FACTOR * self._disk_space.reserve_bytes(space))
         return space.free_bytes, max(min(self._settings.free, space.total_bytes // 2), min_bytes)
 
-    def _forget(self, boards: list[OldBoard], before: str) -> bool:
+    def _forget(self, boards: list[OldBoard], old: AgeLimit) -> bool:
         ids = [board.board_id for board in boards]
-        pruned = self._run_task(lambda store: store.forget_boards(ids, before))
+        pruned = self._run_task(lambda store: store.forget_boards(ids, old))
         remove_images(self._images, pruned.image_paths)
         self.counts.boards += pruned.boards
         self.counts.inspections += pruned.inspections
@@ -193,28 +227,19 @@ class Pruner:
         path, error = next(iter(failures.items()))
         self._log.error("images_not_pruned", files=len(failures), example=path, error=error)
 
-    def _before(self, age_s: float | None) -> str | None:
-        """Return the time before which results are older than `age_s`."""
-        return None if age_s is None else utc_text(max(0.0, self._clock.wall_s() - age_s))
+    def _old(self, age_s: float | None) -> AgeLimit | None:
+        return None if age_s is None else self._ages(age_s)
 
     def _query(self, query: Callable[[Connection], T]) -> T:
         with self._engine.connect() as connection:
             return query(connection)
 
 
-def newest_s(url: str) -> float | None:
-    """Return the time of the newest image, for AgeClock. StoreError if the database cannot be opened."""
-    engine = open_for_reading(url)
-    try:
-        with engine.connect() as connection:
-            at = newest_at(connection)
-    finally:
-        engine.dispose()
-    return None if at is None else wall_seconds(at)
-
-
 def prune_alone(url: str, images: Path, settings: Retention) -> PruneCounts:
-    """Prune a line whose daemon does not run: the caller holds its locks. StoreError if there is no database."""
+    """Prune a line whose daemon does not run, and trust the clock; the caller holds the line's locks.
+
+    Raises StoreError if there is no database.
+    """
     path = sqlite_path(url)
     if path is not None and not path.is_file():
         raise StoreError(f"there is no database at {path}: has this line run?")
@@ -224,7 +249,7 @@ def prune_alone(url: str, images: Path, settings: Retention) -> PruneCounts:
             *(url, images, settings, DiskSpace({"images": images}, settings.reserve)),
             run_task=lambda task: task(store),
             rest=lambda _seconds: True,
-            clock=Clock(),
+            ages=lambda age_s: AgeLimit(utc_text(max(0.0, time.time() - age_s))),
         )
         try:
             pruner.prune_images()

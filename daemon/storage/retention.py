@@ -21,7 +21,7 @@ from daemon.storage.database.store import Store
 from daemon.storage.database.transaction import Clock
 from daemon.storage.database.upkeep import Checkpoints, WriteAheadLog
 from daemon.storage.disk_space import RESUME_FACTOR, DiskSpace, FreeSpace
-from daemon.storage.pruning import AgeClock, Pruner, newest_s
+from daemon.storage.pruning import Pruner, RunningAges
 from daemon.storage.writer import Writer
 from daemon.units import utc_text
 
@@ -33,6 +33,7 @@ _TICK_S = 0.25
 _WRITER_S = 1.0
 _CHECKPOINT_S = 1.0
 _IMAGES_S = 5.0
+_MARK_S = 300.0
 _HOUR_S = 3600.0
 _DAY_S = 86400.0
 #: After a start the line has other things to do first.
@@ -76,12 +77,12 @@ class RetentionThread:
         self._hold, self._resume, self._on_pruned = hold, resume, on_pruned
         self._writer = writer
         self._checkpoints = Checkpoints(url)
-        ages = AgeClock(self._clock, newest_s(url))
+        self._ages = RunningAges(url, self._clock, self._run_task)
         self._pruner = Pruner(
             *(url, images, settings, disk_space),
             run_task=self._run_task,
             rest=self._rest,
-            clock=Clock(ages.now_s, self._clock.monotonic_s),
+            ages=self._ages,
             on_pruned=self._count_pruned,
         )
         self._pruned_at_s: float | None = None
@@ -116,6 +117,7 @@ class RetentionThread:
             self._thread.join()
         self._checkpoints.close()
         self._pruner.close()
+        self._ages.close()
 
     def prune(self, *, begin: bool) -> dict[str, Any]:
         """Begin a round (unless one runs), and return the totals of all rounds since the start."""
@@ -134,6 +136,7 @@ class RetentionThread:
             _PeriodicTask(self._pruner.sweep, now_s + _IMAGES_S, _NEVER),
             self._prune_images,
             _PeriodicTask(self._pruner.prune_results, now_s, _HOUR_S),
+            _PeriodicTask(self._ages.note, now_s + _MARK_S, _MARK_S),
             _PeriodicTask(self._vacuum, now_s + _CHECKPOINT_S, _CHECKPOINT_S),
             _PeriodicTask(self._optimize, now_s + _FIRST_OPTIMIZE_S, _DAY_S),
         ]

@@ -127,6 +127,13 @@ Index(
     sqlite_where=_is_kept,
     postgresql_where=_is_kept,
 )
+#: The same in the order of acceptance, which no clock can spoil: what goes when space is needed.
+Index(
+    "ix_inspections_kept_in_order",
+    *(inspections.c.verdict, inspections.c.inspection_id),
+    sqlite_where=_is_kept,
+    postgresql_where=_is_kept,
+)
 
 #: Bytes that still lie in the journal: `task` is `judge` until the verdict, then `keep` until the copy in `images/`
 #: is durable. A segment that no row names can go.
@@ -352,3 +359,7 @@ VIEWS: dict[str, str] = {
         WHERE inspections.status = 'done'
     """,
 }
+
+#: The clock and `last_seq` every few minutes of the last day in which a daemon ran (pruning.py, RunningAges).
+_age_columns = Column("running_s", _Big, primary_key=True), *_columns(_Real, "wall_s"), *_columns(_Big, "seq")
+age_marks = Table("age_marks", metadata, *_age_columns)

@@ -208,17 +208,22 @@ class Store:
         with self._transaction() as tx:
             prune.forget_images(tx, ids)
 
-    def forget_boards(self, board_ids: Sequence[int], before: str) -> prune.PrunedBoards:
-        """Prune those of these attempts that closed before `before` and that nothing keeps, with all their rows."""
+    def forget_boards(self, board_ids: Sequence[int], old: prune.AgeLimit) -> prune.PrunedBoards:
+        """Prune those of these attempts that are closed and old and that nothing keeps, with all their rows."""
         with self._transaction() as tx:
-            forgotten = prune.forget_boards(tx, board_ids, before)
+            forgotten = prune.forget_boards(tx, board_ids, old)
         self._boards.forget(tx.touched)
         return forgotten
 
-    def forget_others(self, before: str, limit: int) -> int:
-        """Prune at most `limit` loads and `limit` answers of language models from before `before`; return the count."""
+    def forget_others(self, old: prune.AgeLimit, limit: int) -> int:
+        """Prune at most `limit` old loads and `limit` old answers of language models; return the count."""
         with self._transaction() as tx:
-            return prune.forget_others(tx, before, limit)
+            return prune.forget_others(tx, old, limit)
+
+    def note_age(self, running_s: int, wall_s: float, keep_s: float) -> None:
+        """Note the clock and the newest rows, for pruning by age (pruning.py, RunningAges)."""
+        with self._transaction() as tx:
+            prune.note_age(tx, running_s, wall_s, keep_s)
 
     def _transaction(self) -> AbstractContextManager[Transaction]:
         return begin(self.engine, self._boards, self._memory, self._clock)

@@ -7,10 +7,11 @@ import pytest
 
 from daemon.config.settings import Retention
 from daemon.records import ExpertSwitch
+from daemon.storage.database.prune import AgeLimit
 from daemon.storage.database.rows import ImageCopy
-from daemon.storage.database.transaction import Clock
 from daemon.storage.disk_space import DiskSpace
-from daemon.storage.pruning import AgeClock, Pruner, newest_s
+from daemon.storage.pruning import Ages, Pruner, RunningAges
+from daemon.units import utc_text
 from tests.daemon.storage.database.store_parts import Line, a_box, a_line, a_stage, an_arrival, an_outcome
 
 DAY_S = 86400.0
@@ -43,14 +44,14 @@ class Kit:
         self.line.store.write(copies=[ImageCopy(inspection_id, path.relative_to(self.line.folder).as_posix())])
         return path
 
-    def prune(self, *, ages: AgeClock | None = None, **settings) -> Pruner:
+    def prune(self, *, ages: Ages | None = None, **settings) -> Pruner:
         clock = self.line.clock.clock
         self.pruner = Pruner(
             *(self.line.url, self.images, Retention(**settings)),
             DiskSpace({"images": self.images}, 1),
             run_task=lambda task: task(self.line.store),
             rest=lambda _seconds: True,
-            clock=Clock(ages.now_s, clock.monotonic_s) if ages else clock,
+            ages=ages or (lambda age_s: AgeLimit(utc_text(clock.wall_s() - age_s))),
         )
         try:
             self.pruner.prune_images()
@@ -98,39 +99,103 @@ def test_images_that_are_too_old_go_and_their_rows_stay(kit):
     ]
 
 
-@pytest.mark.parametrize("is_put_right", [True, False])
-def test_a_clock_that_stands_in_the_future_at_a_start_has_a_day_to_be_put_right(kit, is_put_right):
-    clock = kit.line.clock
-    evidence = kit.add("fail", serial="S1")
-    clock.set_s += 1000 * DAY_S  # the battery of a PC that was switched off
-    clock.pass_s(3600)
-    ages = AgeClock(clock.clock, newest_s(kit.line.url))
-    new = kit.add(serial="S2")
-    kit.prune(ages=ages, images_for="9d", results_for="90d")
-    assert kit.files == [evidence, new]
-    clock.pass_s(DAY_S - 1)
-    kit.prune(ages=ages, images_for="9d", results_for="90d")
-    assert kit.files == [evidence, new]
-    if is_put_right:
-        clock.set_s -= 1000 * DAY_S
-    clock.pass_s(2)
-    kit.prune(ages=ages, images_for="9d", results_for="90d")
-    assert kit.files == ([evidence, new] if is_put_right else [new])
-    clock.pass_s(9 * DAY_S)
-    kit.prune(ages=ages, images_for="9d", results_for="90d")
-    assert kit.files == ([new] if is_put_right else [])
+@dataclass
+class RunningLine:
+    """A line whose daemon runs for hours and prunes, as RetentionThread does it; `prune` tells how much is left."""
+
+    kit: Kit
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.ages = RunningAges(self.kit.line.url, self.kit.line.clock.clock, lambda task: task(self.kit.line.store))
+
+    def run(self, hours: float) -> None:
+        for _ in range(int(hours * 2)):
+            self.kit.line.clock.pass_s(1800)
+            self.ages.note()
+
+    def prune(self) -> tuple[int, int]:
+        self.kit.prune(ages=self.ages, images_for="9d", results_for="90d")
+        return len(self.kit.files), self.kit.column("SELECT count(*) FROM boards")[0]
+
+    def set_clock(self, days: float, *, at_start: bool) -> None:
+        self.kit.line.clock.set_s += days * DAY_S
+        if at_start:
+            self.restart()
 
 
-def test_a_clock_that_is_set_while_the_line_runs_prunes_nothing(kit):
-    kit.add(serial="S1")
-    clock = kit.line.clock
-    ages = AgeClock(clock.clock, newest_s(kit.line.url))
-    clock.set_s += 1000 * DAY_S
-    kit.prune(ages=ages, images_for="9d", results_for="90d")
-    assert len(kit.files) == 1
-    clock.pass_s(10 * DAY_S)
-    kit.prune(ages=ages, images_for="9d")
-    assert kit.files == []
+@pytest.mark.parametrize("at_start", [True, False], ids=["at a start", "while it runs"])
+def test_a_clock_that_goes_ahead_deletes_nothing_within_a_day(kit, at_start):
+    line = RunningLine(kit)
+    line.run(30)
+    kit.add("fail", serial="S1")
+    line.set_clock(1000, at_start=at_start)
+    kit.add("fail", serial="S2")  # accepted with the wrong time
+    line.restart()
+    for _ in range(23):
+        line.run(1)
+        assert line.prune() == (2, 2)
+    line.set_clock(-1000, at_start=at_start)
+    line.run(30)
+    assert line.prune() == (2, 2)
+
+
+@pytest.mark.parametrize("at_start", [True, False], ids=["at a start", "while it runs"])
+def test_what_was_accepted_while_the_clock_was_behind_is_not_old_when_it_is_put_right(kit, at_start):
+    line = RunningLine(kit)
+    line.run(30)
+    line.set_clock(-1000, at_start=at_start)
+    kit.add("fail", serial="S1")
+    line.run(5)
+    line.set_clock(1000, at_start=at_start)
+    for _ in range(23):
+        line.run(1)
+        assert line.prune() == (1, 1)
+
+
+def test_a_clock_that_is_ahead_again_at_every_start_makes_nothing_old(kit):
+    line = RunningLine(kit)
+    line.run(30)
+    kit.add("fail", serial="S1")
+    for _ in range(5):
+        line.set_clock(1000, at_start=True)
+        line.run(2)
+        assert line.prune() == (1, 1)
+        line.set_clock(-1000, at_start=False)  # the time server has answered
+        line.run(8)
+        assert line.prune() == (1, 1)
+
+
+def test_with_a_right_clock_images_go_at_their_age_and_results_at_theirs(kit):
+    line = RunningLine(kit)
+    kit.add("fail", serial="S1")
+    line.run(9 * 24 - 1)
+    assert line.prune() == (1, 1)
+    line.run(2)
+    assert line.prune() == (0, 1)
+    line.run(81 * 24)
+    assert line.prune() == (0, 0)
+
+
+def test_marks_are_kept_for_a_day_of_running(kit):
+    line = RunningLine(kit)
+    line.run(60)
+    line.restart()
+    assert kit.column("SELECT count(*) FROM age_marks") == [49]
+    assert kit.column("SELECT min(running_s) FROM age_marks") == [36 * 3600]
+    line.run(1)
+    assert kit.column("SELECT max(running_s) FROM age_marks") == [61 * 3600]
+
+
+def test_room_is_made_in_the_order_of_acceptance_whatever_the_clock_said(kit):
+    first = kit.add(serial="S1")
+    kit.line.clock.set_s -= 1000 * DAY_S
+    second = kit.add(serial="S2")
+    size_bytes = kit.column("SELECT image_bytes FROM inspections")[0]
+    kit.prune(images_bytes=size_bytes)
+    assert (kit.files, first) == ([second], 1)
 
 
 def test_beyond_the_bytes_that_images_may_have_passed_ones_go_first(kit):
