@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import structlog
 from sqlalchemy import Delete, Select, Update, delete, select, update
 
 from daemon.records import Accepted, Arrival, ExpertVersion, JournalKey, Outcome
@@ -26,9 +27,12 @@ from daemon.storage.database.transaction import Transaction, among, run_for_each
 from daemon.units import wall_seconds
 from routing_rules.routes import Routes, Verdict
 
+#: After so many attempts, or images that changed nothing, and ten times as many, a serial is logged as suspicious.
+_MANY_ATTEMPTS = 100
+_MUCH_SURPLUS = 1000
 VersionOf = Callable[[str, str], ExpertVersion | None]
 
-_RESULT = ("status", "completed_at", "verdict", "defect", "reason", "late", "latency_ms", "seq")
+_RESULT = ("status", "completed_at", "verdict", "defect", "reason", "late", "latency_ms", "seq", "surplus")
 _CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", "failed", "missing")
 
 
@@ -53,12 +57,13 @@ def accept_images(tx: Transaction, group: Sequence[tuple[Arrival, JournalKey]], 
 
 def _assign(tx: Transaction, arrival: Arrival, routes: Routes, new_boards: list[Row]) -> tuple[Row, bool]:
     """Return the row of the attempt that takes `arrival`, and True if the attempt is closed already."""
-    board = tx.board(arrival.board.type, arrival.board.serial, arrival.board.attempt)
-    choice = board.choose(arrival.board.attempt, arrival.component, arrival.designator)
+    board = tx.board(arrival.board.type, arrival.board.serial)
+    choice = board.choose(tx.connection, arrival.board.attempt, arrival.component, arrival.designator)
     if choice.opens:
         new_boards.append(_open(tx, board, arrival, routes, choice.number))
-    board.attempts[choice.number].take(arrival.component, arrival.designator)
-    return board.rows[choice.number], choice.late
+    attempt, row = tx.attempt(arrival.board.type, arrival.board.serial, choice.number)
+    attempt.take(arrival.component, arrival.designator)
+    return row, choice.late
 
 
 def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Routes, number: int) -> Row:
@@ -78,9 +83,20 @@ def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Route
         **dict.fromkeys(("completed_at", "verdict", "reason", "seq", "failed", "missing")),
     }
     board.add(row, plan)
+    _suspect(row, "attempts", number, _MANY_ATTEMPTS)
     if plan.time_limit_s is not None:
         tx.due_added.append((tx.now_s + plan.time_limit_s, arrival.board.type, arrival.board.serial, number))
     return row
+
+
+def _suspect(board: Row, what: str, count: int, least: int) -> None:
+    """Log that a serial comes too often for a board: at `least`, 10 x `least` and so on."""
+    if count >= least and f"{count}".rstrip("0") == f"{least}".rstrip("0"):
+        structlog.get_logger("boards").warning(
+            "serial_repeats",
+            **{"board_type": board["board_type"], "serial": board["serial"], what: count},
+            hint="boards may be mixed up under one serial: does a scanner report a default when it reads no code?",
+        )
 
 
 def _plan(routes: Routes, board_type: str) -> BoardPlan:
@@ -134,10 +150,9 @@ class ResultsBatch:
     def close_due(self) -> None:
         """Close the attempts whose time limit has passed."""
         for board_type, serial, number in self._tx.take_due():
-            board = self._tx.board(board_type, serial, number)
-            attempt = board.attempts.get(number)
-            if attempt is not None and not attempt.closed:
-                self._close(attempt, board.rows[number], "time_limit")
+            found = self._tx.board(board_type, serial).get(self._tx.connection, number)
+            if found is not None and not found[0].closed:
+                self._close(*found, "time_limit")
 
     def note_copies(self, copies: Iterable[ImageCopy]) -> None:
         """Note durable copies in `images/`: the journal's bytes may go."""
@@ -166,13 +181,15 @@ class ResultsBatch:
 
     def _finish(self, row: Row, outcome: Outcome) -> None:
         tx = self._tx
-        board = tx.board(row["board_type"], row["serial"], row["attempt"])
-        attempt, board_row = board.attempts[row["attempt"]], board.rows[row["attempt"]]
+        attempt, board_row = tx.attempt(row["board_type"], row["serial"], row["attempt"])
         latency_ms = self._latency_ms(row)
         if outcome.reason is None and row["deadline_ms"] is not None and latency_ms > row["deadline_ms"]:
             # Judged in time, but durable too late, so heard too late.
             outcome = replace(outcome, verdict="unknown", defect=None, reason="deadline")
-        attempt.judge(outcome.inspection_id, row["component"], row["designator"], outcome.verdict, outcome.defect)
+        place = row["component"], row["designator"]
+        matters = attempt.judge(outcome.inspection_id, *place, outcome.verdict, outcome.defect)
+        if not matters:
+            _suspect(board_row, "images_of_judged_positions", attempt.surplus, _MUCH_SURPLUS)
         row |= {
             "status": "done",
             "completed_at": tx.at,
@@ -183,6 +200,7 @@ class ResultsBatch:
             "late": int(bool(row["late"]) or attempt.closed),
             "latency_ms": latency_ms,
             "seq": tx.next_seq(),
+            "surplus": None if matters else 1,
         }
         stage_rows, box_rows = rows.stage_rows(outcome), rows.detection_rows(outcome)
         self._inspections.append(row)

@@ -98,7 +98,7 @@ inspections = Table(
     metadata,
     Column("inspection_id", _Big, primary_key=True),
     *_columns(Text, "source", "image_id"),
-    Column("board_id", _Big, ForeignKey("boards.board_id"), nullable=False, index=True),
+    Column("board_id", _Big, ForeignKey("boards.board_id"), nullable=False),
     *_columns(Text, "component", "designator"),
     Column("captured_at", Text),
     Column("accepted_at", Text, nullable=False),
@@ -113,11 +113,15 @@ inspections = Table(
     Column("latency_ms", _Real),
     Column("seq", _Big, unique=True),
     *_columns(Text, "lot", "station", nullable=True),
+    Column("surplus", Integer),
     UniqueConstraint("source", "image_id"),
     CheckConstraint("status IN ('accepted', 'done')", name="status"),
     CheckConstraint(f"verdict IN {_VERDICTS}", name="verdict"),
     CheckConstraint("late IN (0, 1)", name="late"),
 )
+
+#: By board, and of these the images that an attempt is rebuilt from (boards.py): those that changed something.
+Index(None, inspections.c.board_id, inspections.c.surplus)
 
 _is_kept = inspections.c.image_path.is_not(None)
 #: The images that are there, oldest first within each verdict, with their bytes: what pruning asks for.

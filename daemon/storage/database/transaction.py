@@ -33,7 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from daemon.storage.database.boards import BoardAttempts, BoardCache, BoardKey
+from daemon.storage.database.boards import Attempt, BoardAttempts, BoardCache, BoardKey
 from daemon.storage.database.schema import stream_position
 from daemon.units import utc_text
 
@@ -246,10 +246,17 @@ class Transaction:
     checked_once: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
     written_once: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
 
-    def board(self, board_type: str, serial: str, number: int | None) -> BoardAttempts:
-        """Return the board with its newest attempt and attempt `number`, to be changed by this transaction."""
+    def board(self, board_type: str, serial: str) -> BoardAttempts:
+        """Return the board, to be changed by this transaction."""
         self.touched.add((board_type, serial))
-        return self.boards.get(self.connection, board_type, serial, number)
+        return self.boards.get(self.connection, board_type, serial)
+
+    def attempt(self, board_type: str, serial: str, number: int) -> tuple[Attempt, Row]:
+        """Return an attempt that there is, and its row in `boards`, to be changed by this transaction."""
+        found = self.board(board_type, serial).get(self.connection, number)
+        if found is None:
+            raise KeyError((board_type, serial, number))
+        return found
 
     def next_seq(self) -> int:
         self.numbers.seq += 1

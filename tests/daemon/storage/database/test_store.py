@@ -261,11 +261,9 @@ def many_attempts(line, attempts: int) -> None:
     ):
         columns = [row[1] for row in line.rows(f"PRAGMA table_info({table})")]
         values = ", ".join(changed.get(name, name) for name in columns)
-        line.rows(
-            "WITH RECURSIVE numbers(n) AS (SELECT 2 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?) "
-            f"INSERT INTO {table} SELECT {values} FROM numbers, {table} WHERE {columns[0]} = 1",  # noqa: S608
-            attempts,
-        )
+        numbers = "WITH RECURSIVE numbers(n) AS (SELECT 2 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?)"
+        copies = f"INSERT INTO {table} SELECT {values} FROM numbers, {table} WHERE {columns[0]} = 1"  # noqa: S608
+        line.rows(f"{numbers} {copies}", attempts)
     line.rows("UPDATE stream_position SET last_inspection_id = ?, last_board_id = ?", attempts, attempts)
     line.reopen()
 
