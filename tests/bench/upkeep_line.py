@@ -74,6 +74,9 @@ def make_database(folder: Path, rows: int, files: int) -> None:
             "UPDATE stream_position SET last_seq = ?, last_inspection_id = ?, last_board_id = ?",
             (boards * (_ROWS_PER_BOARD + 1), rows, boards),
         )
+        # As after a day of running: only then is anything old.
+        marks = [(0, time.time(), 2**62), (90_000, time.time(), 2**62)]
+        database.executemany("INSERT INTO age_marks VALUES (?, ?, ?)", marks)
         database.execute("COMMIT")
         paths = database.execute("SELECT image_path FROM inspections WHERE image_path IS NOT NULL").fetchall()
     for (path,) in paths:

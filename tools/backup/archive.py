@@ -31,7 +31,7 @@ from daemon.storage.database.upkeep import (
 )
 from daemon.storage.journal import segment_file
 from experts.durable import sync
-from tools.backup.contents import BackupError, Contents, Part, contents_of
+from tools.backup.contents import BackupError, Contents, Part, contents_of, not_written
 from tools.backup.gentle import PIECE_BYTES, GentleReader, GentleWriter
 
 FORMAT = 1
@@ -92,7 +92,7 @@ def write_backup(
             os.fchmod(out, 0o600 if any(member.mode == 0o600 for member in members) else 0o640)
         sync(archive.parent)
     except OSError as error:
-        raise BackupError(f"{error.filename or archive}: {error.strerror or error}") from error
+        raise not_written(error, archive) from error
     state = snapshot.state
     return BackupReport(
         len(members),
@@ -264,7 +264,7 @@ def _write(out: GentleWriter, members: list[_Member], warnings: list[str], progr
             sums.append(f"{reader.sha256}  {member.name}\n")
             if member.sha256 not in (None, reader.sha256):
                 warnings.append(f"{member.source}: not what the catalog says: its sha256 is {reader.sha256}")
-        text = "".join(sums).encode()
+        text = os.fsencode("".join(sums))
         tar.addfile(_entry(_Member(SUMS, text, len(text)), len(text)), io.BytesIO(text))
     out.flush()
 

@@ -1,5 +1,6 @@
 """The parts of a line and their places in its backup: relative paths that work wherever it is restored."""
 
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,13 @@ _NOTE = "# Written by `coserve backup`: paths lie inside this folder now. The fi
 
 class BackupError(Exception):
     """The backup failed; the text says why and what to do."""
+
+
+def not_written(error: OSError, target: Path) -> BackupError:
+    """Return the error of a backup or a restore into `target`; a full disk names no file of its own."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return BackupError(f"{target}: {error.strerror}; make room, or name another disk")
+    return BackupError(f"{error.filename or target}: {error.strerror or error}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from daemon.storage.database.migrate import alembic_config
 from daemon.storage.database.upkeep import room_problem
 from experts.durable import sync
 from tools.backup.archive import FORMAT, HEAD, SUMS, forget_members
-from tools.backup.contents import CONFIG, BackupError
+from tools.backup.contents import CONFIG, BackupError, not_written
 from tools.backup.gentle import PIECE_BYTES
 
 Progress = Callable[[str, int, int], None]
@@ -58,7 +58,7 @@ def unpack(archive: Path, folder: Path, progress: Progress = lambda _what, _done
         part.replace(folder)
         sync(folder.parent)
     except OSError as error:
-        raise BackupError(f"{error.filename or archive}: {error.strerror or error}") from error
+        raise not_written(error, folder) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return Restored(folder / CONFIG, head["files"], head["made"], head["last_seq"], head["waiting"])
@@ -87,7 +87,7 @@ class _Unpacking:
                     raise BackupError(
                         f"{self._archive} is damaged or cut off behind {self._last}: take another archive"
                     )
-                self._compare(self._read(tar, member).decode(errors="replace"))
+                self._compare(self._read(tar, member).decode(errors="surrogateescape"))
             for folder in {(self._part / name).parent for name in self._sums if name != HEAD}:
                 sync(folder)
         except (tarfile.TarError, EOFError) as error:

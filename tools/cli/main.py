@@ -94,5 +94,7 @@ def main() -> Any:
         raise SystemExit(0) from None
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), status=1)
+    except UnicodeEncodeError as error:
+        fail(f"{error.object}: names of files and folders must be UTF-8: rename it", status=2)
     except OverflowError:  # sqlite3's, for a number that was given as an option
         fail("a number is too large: the results have numbers below 2^63", status=2)

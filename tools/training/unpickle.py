@@ -46,7 +46,7 @@ def unpickle_elsewhere(file: Path, squares: Sequence[NDArray[np.uint8]]) -> Unpi
             text=True,
             check=False,
         )
-        if finished.returncode:
+        if finished.returncode or not answer_file.is_file():
             lines = finished.stderr.strip().splitlines() or [f"exit status {finished.returncode}"]
             raise ValueError(f"could not be opened: {lines[-1]}")
         with safe_open(answer_file, "pt") as answer:

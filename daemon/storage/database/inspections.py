@@ -6,12 +6,11 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import structlog
 from sqlalchemy import Delete, Select, Update, delete, select, update
 
 from daemon.records import Accepted, Arrival, ExpertVersion, JournalKey, Outcome
 from daemon.storage.database import rows
-from daemon.storage.database.boards import Attempt, BoardAttempts, BoardPlan, ClosingReason, ExpectedPosition
+from daemon.storage.database.boards import Attempt, BoardAttempts, BoardPlan, ClosingReason, ExpectedPosition, folded
 from daemon.storage.database.rows import ImageCopy, Row, WrittenResults
 from daemon.storage.database.schema import (
     boards,
@@ -27,11 +26,12 @@ from daemon.storage.database.transaction import Transaction, among, run_for_each
 from daemon.units import wall_seconds
 from routing_rules.routes import Routes, Verdict
 
-#: After so many attempts, or images that changed nothing, and ten times as many, a serial is logged as suspicious.
-_MANY_ATTEMPTS = 100
+#: So many images that changed nothing about their attempt show that its serial belongs to no single board.
 _MUCH_SURPLUS = 1000
 VersionOf = Callable[[str, str], ExpertVersion | None]
 
+#: Serials of scanners that read nothing, in lower case; so are those without a letter or digit, such as `???`.
+_SCANNER_DEFAULTS = {"noread", "no read", "no_read", "no-read", "error", "err", "null", "none", "nan", "unknown", "0"}
 _RESULT = ("status", "completed_at", "verdict", "defect", "reason", "late", "latency_ms", "seq", "surplus")
 _CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", "failed", "missing")
 
@@ -61,9 +61,17 @@ def _assign(tx: Transaction, arrival: Arrival, routes: Routes, new_boards: list[
     choice = board.choose(tx.connection, arrival.board.attempt, arrival.component, arrival.designator)
     if choice.opens:
         new_boards.append(_open(tx, board, arrival, routes, choice.number))
+        if arrival.board.attempt is None and choice.number == _attempts_told(arrival.board.serial):
+            tx.suspect_serials.append((arrival.board.serial, choice.number, arrival.source))
     attempt, row = tx.attempt(arrival.board.type, arrival.board.serial, choice.number)
     attempt.take(arrival.component, arrival.designator)
     return row, choice.late
+
+
+def _attempts_told(serial: str) -> int:
+    """Return the attempt that shows that `serial` belongs to no single board: each number opens once."""
+    is_default = not any(map(str.isalnum, serial)) or folded(serial) in _SCANNER_DEFAULTS
+    return 20 if is_default else 1000
 
 
 def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Routes, number: int) -> Row:
@@ -83,20 +91,9 @@ def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Route
         **dict.fromkeys(("completed_at", "verdict", "reason", "seq", "failed", "missing")),
     }
     board.add(row, plan)
-    _suspect(row, "attempts", number, _MANY_ATTEMPTS)
     if plan.time_limit_s is not None:
         tx.due_added.append((tx.now_s + plan.time_limit_s, arrival.board.type, arrival.board.serial, number))
     return row
-
-
-def _suspect(board: Row, what: str, count: int, least: int) -> None:
-    """Log that a serial comes too often for a board: at `least`, 10 x `least` and so on."""
-    if count >= least and f"{count}".rstrip("0") == f"{least}".rstrip("0"):
-        structlog.get_logger("boards").warning(
-            "serial_repeats",
-            **{"board_type": board["board_type"], "serial": board["serial"], what: count},
-            hint="boards may be mixed up under one serial: does a scanner report a default when it reads no code?",
-        )
 
 
 def _plan(routes: Routes, board_type: str) -> BoardPlan:
@@ -188,8 +185,8 @@ class ResultsBatch:
             outcome = replace(outcome, verdict="unknown", defect=None, reason="deadline")
         place = row["component"], row["designator"]
         matters = attempt.judge(outcome.inspection_id, *place, outcome.verdict, outcome.defect)
-        if not matters:
-            _suspect(board_row, "images_of_judged_positions", attempt.surplus, _MUCH_SURPLUS)
+        if not matters and attempt.surplus == _MUCH_SURPLUS:
+            tx.suspect_serials.append((row["serial"], attempt.surplus, row["source"]))
         row |= {
             "status": "done",
             "completed_at": tx.at,

@@ -17,6 +17,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
+import structlog
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -245,6 +246,8 @@ class Transaction:
     finished: list[int] = field(default_factory=list[int])
     checked_once: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
     written_once: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
+    #: Serial, number of its attempts or images, source of the last image.
+    suspect_serials: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
 
     def board(self, board_type: str, serial: str) -> BoardAttempts:
         """Return the board, to be changed by this transaction."""
@@ -309,6 +312,10 @@ class Transaction:
         for inspection_id in self.finished:
             memory.accepted_s.pop(inspection_id, None)
         self.boards.trim(self.touched)
+        for serial, times, source in self.suspect_serials:
+            advice = "its scanner may report this text when it reads nothing: configure it to send no image then"
+            log = structlog.get_logger("database")
+            log.warning("serial_repeats", serial=serial, times=times, source=source, advice=advice)
 
     def forget(self) -> None:
         """Undo the changes to memory: the transaction failed, and its boards are read again from the rows."""

@@ -30,6 +30,7 @@ from tests import ROOT
 from tests.contract.client import Line
 from tests.lines import a_jpeg
 from tests.simulated import a_service
+from tests.small_disk import small_disk
 from tests.tools.run_commands import paused_coserve, start_coserve
 from tests.waiting import PATIENCE_S
 from tools.backup import archive as archive_module
@@ -458,6 +459,81 @@ def test_a_backup_that_fails_leaves_the_last_one_and_nothing_else(tmp_path: Path
         unpack(archive, tmp_path / "restored")
     assert archive.read_bytes() == good
     assert sorted(path.name for path in tmp_path.iterdir()) == ["line", "line.tar"]
+
+
+#: The disk fills after the room was looked at.
+NO_LOOK = """
+from tools.backup import archive, restore
+archive._need_room = restore.room_problem = lambda *_: None
+from tools.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("size", ["12k", "100k", "190k", "300k"])
+def test_a_full_disk_ends_a_backup_and_a_restore_in_a_sentence_and_leaves_nothing(tmp_path: Path, size: str):
+    """While the copy of the database is made, while the archive is written, and while it is unpacked."""
+    config = a_folder(tmp_path / "line")
+    open_store(f"sqlite:///{tmp_path}/line/inspection.db").close()
+    archive = backed_up(tmp_path / "line")
+    with small_disk(tmp_path / "disk", size=size) as disk:
+        for words in (("backup", config, disk / "line.tar"), ("restore", archive, disk / "line")):
+            command = [sys.executable, "-c", NO_LOOK, *map(str, words)]
+            run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+            if size in {"190k", "300k"} and words[0] == "restore":
+                assert run.returncode == 0, "it fits: nothing but the size ends the others"
+                continue
+            assert run.returncode == 1
+            assert run.stderr.startswith("coserve: ")
+            assert f"{words[-1]}: No space left on device; make room" in run.stderr or "disk is full" in run.stderr
+            assert list(disk.iterdir()) == []
+
+
+@pytest.mark.parametrize("device", ["/dev/null", "/dev/full"])
+def test_a_device_is_neither_written_nor_replaced(tmp_path: Path, device: str):
+    config = a_folder(tmp_path / "line")
+    backed_up(tmp_path / "line")
+    for words in (("backup", config, device), ("restore", tmp_path / "line.tar", device), ("restore", device, "new")):
+        run = start_coserve(*words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert run.returncode in {1, 2}
+        assert device in run.stderr
+        assert "Traceback" not in run.stderr
+    assert Path(device).is_char_device()
+    assert not (tmp_path / "new").exists()
+
+
+def test_names_that_are_not_utf_8_are_kept_or_refused_in_a_sentence(tmp_path: Path):
+    name = os.fsdecode(b"caf\xe9")
+    config = a_folder(tmp_path / "line", CONFIG + "security: {server_key: s, allowed_clients: keys}\n")
+    (tmp_path / "line" / "keys").mkdir()
+    (tmp_path / "line" / "keys" / f"{name}.key").write_text("a key")
+    unpack(backed_up(tmp_path / "line"), tmp_path / "new")
+    assert (tmp_path / "new" / "keys" / f"{name}.key").read_text() == "a key"
+    open_store(f"sqlite:///{tmp_path}/line/inspection.db").close()
+    config.write_text(CONFIG)
+    refused = [("backup", config, tmp_path / f"{name}.tar")]
+    refused.append(("results", "--parquet", tmp_path / f"{name}.parquet", "--config", config))
+    shutil.copytree(tmp_path / "line", tmp_path / name)
+    refused.append(("check", tmp_path / name / "coserve.yaml"))
+    before = sorted(tmp_path.iterdir())
+    for words in refused:
+        run = start_coserve(*words)
+        assert (run.returncode, "names of files and folders must be UTF-8" in run.stderr) == (2, True), run.stderr
+        assert "Traceback" not in run.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_restore_over_a_running_line_is_refused(tmp_path: Path, experts_folder: Path):
+    line = Line(tmp_path / "line", experts_folder, memory="100MB")
+    with line.service():
+        line.result(line.send())
+        backed_up(line.folder)
+        before = {path for path in line.folder.rglob("*") if path.is_dir()}
+        for folder in (line.folder, line.folder / "journal", line.folder / "images"):
+            run = start_coserve("restore", tmp_path / "line.tar", folder)
+            assert (run.returncode, "is not an empty folder" in run.stderr) == (2, True)
+        line.result(line.send())
+        assert before <= {path for path in line.folder.rglob("*") if path.is_dir()}
 
 
 #: The command waits in the midst of its archive.

@@ -1,3 +1,4 @@
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -131,6 +132,19 @@ def test_a_pickled_program_does_not_run_unless_it_is_trusted(tmp_path: Path):
     with pytest.raises(ImportRefusedError, match="not an ultralytics detection model"):
         import_file(file, a_target(tmp_path, "yolo11n"), trust=True)
     assert trace.exists()
+
+
+class _Ends:
+    """A program that ends its process as if all were well, and answers nothing."""
+
+    def __reduce__(self):
+        return os._exit, (0,)
+
+
+def test_a_trusted_program_that_ends_without_an_answer_is_refused_in_a_sentence(tmp_path: Path):
+    file = tmp_path / "ends.pt"
+    torch.save(_Ends(), file)
+    assert "could not be opened: exit status 0" in refusal(file, a_target(tmp_path, "yolo11n"), trust=True)
 
 
 def refusal(file: Path, target: ImportTarget, *, trust: bool = False) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 import pytest
+import structlog
 from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -307,6 +308,25 @@ def test_a_serial_with_many_attempts_costs_the_writer_no_more_than_one_with_few(
     assert steps_of(line.store, accept) <= 20
     assert steps_of(line.store, lambda: line.judge(*(an_outcome(image.inspection_id) for image in images))) <= 20
     assert rows(line, "SELECT max(attempt) AS newest FROM boards") == [{"newest": 20_001}]
+
+
+@pytest.mark.parametrize(("serial", "told"), [("NoRead", [20]), ("???", [20]), ("S1", [])])
+def test_a_serial_that_a_scanner_reports_for_nothing_is_told_once(line, serial, told):
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(30):
+            line.inspect("R0402", "R1", type="tiny", serial=serial)
+    repeats = [log for log in logs if log["event"] == "serial_repeats"]
+    assert [log["times"] for log in repeats] == told
+    assert all((log["serial"], log["source"]) == (serial, "cam1") and "scanner" in log["advice"] for log in repeats)
+
+
+def test_any_serial_with_a_thousand_attempts_is_told(line):
+    many_attempts(line, 999)
+    line.rows("UPDATE boards SET serial = 'A1234'")
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            line.inspect("R0402", "R1", type="tiny", serial="A1234")
+    assert [log["times"] for log in logs if log["event"] == "serial_repeats"] == [1000]
 
 
 def test_attempts_that_left_memory_take_their_verdicts_and_late_images(line):
