@@ -8,14 +8,13 @@ from routing_rules.routes import Verdict
 
 @dataclass(frozen=True, slots=True)
 class KeptImage:
-    """An image that has its verdict and a durable copy; `completed_at` sorts by time."""
+    """An image that has its verdict and a durable copy; `inspection_id` sorts by acceptance."""
 
     inspection_id: int
     path: str
     size_bytes: int
     verdict: Verdict
     is_reviewed: bool
-    completed_at: str
 
 
 def rank(image: KeptImage) -> int:
@@ -35,8 +34,9 @@ def excess_bytes(kept: int, max_kept: int | None, free: int | None, min_free: in
 def images_to_prune(images: Iterable[KeptImage], excess: int) -> list[KeptImage]:
     """Return images until `excess` bytes are covered, in pruning order."""
     pruned: list[KeptImage] = []
-    for image in sorted(images, key=lambda image: (rank(image), image.completed_at, image.inspection_id)):
-        if excess > 0:
-            pruned.append(image)
-            excess -= image.size_bytes
+    for image in sorted(images, key=lambda image: (rank(image), image.inspection_id)):
+        if excess <= 0:
+            break
+        pruned.append(image)
+        excess -= image.size_bytes
     return pruned

@@ -4,9 +4,8 @@ A crash between the two leaves a file that no row names, and `sweep` deletes it.
 name nothing.
 """
 
-import json
+import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -15,18 +14,25 @@ import structlog
 from sqlalchemy import Connection
 
 from daemon.config.settings import Retention
-from daemon.host.folders import make_folder
 from daemon.policy.retain import KeptImage, excess_bytes, images_to_prune
 from daemon.storage.database import upkeep
-from daemon.storage.database.connections import FILE_MODE, StoreError, open_for_reading, sqlite_path
-from daemon.storage.database.prune import Cutoff, OldBoard, kept_bytes, old_boards, oldest_kept, strays
+from daemon.storage.database.connections import StoreError, open_for_reading, sqlite_path
+from daemon.storage.database.prune import (
+    AgeLimit,
+    AgeMark,
+    OldBoard,
+    kept_bytes,
+    old_boards,
+    oldest_kept,
+    read_age_marks,
+    strays,
+)
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.store import Store, open_store
 from daemon.storage.database.transaction import Clock
 from daemon.storage.disk_space import RESUME_FACTOR, DiskSpace
 from daemon.storage.image_archive import images_by_folder, remove_images
 from daemon.units import utc_text
-from experts.durable import replace_durably
 
 T = TypeVar("T")
 
@@ -37,12 +43,8 @@ _BOARDS_PER_QUERY = 50
 #: Between two turns intake and verdicts have the writer and the disk.
 _PAUSE_S = 0.05
 _PAUSE_SHARE = 0.25
-#: A wrong clock has this long to be corrected before it is trusted.
-_TRUSTED_AFTER_S = 86400.0
-#: The state of AgeClock, in the folder of the images.
-AGES_FILE = ".retention.json"
-_PROPOSED_EVERY_S = 3600.0
-_SAVED_EVERY_S = 300.0
+#: A wrong clock has this long to be put right, in time during which the daemon runs.
+_DAY_S = 86400.0
 
 
 class RunTask(Protocol):
@@ -51,57 +53,46 @@ class RunTask(Protocol):
     def __call__(self, task: Callable[[Store], T], /) -> T: ...
 
 
-class AgeClock:
-    """The time and the `seq` that ages count from: both as they were a day of running time ago, or more.
+#: Tells what is older than so many seconds; None if nothing is yet.
+Ages = Callable[[float], AgeLimit | None]
 
-    Each hour the clock's time and the last `seq` are proposed. A proposal is in force after the daemon has run for a
-    day; a clock that is put right in this day lowers it. Proposals and the running time are kept in `file`.
+
+class RunningAges:
+    """Ages by the earliest of all clocks of the last 24 hours in which a daemon ran with this database.
+
+    Nothing that came later than that is old, whatever its time says. So a clock that is wrong for less than that,
+    in either direction, at a start or later, makes nothing old.
     """
 
-    def __init__(self, clock: Clock, file: Path, last_seq: Callable[[], int]) -> None:
-        self._clock, self._file, self._last_seq = clock, file, last_seq
-        #: Running time, wall clock, `seq`; oldest first.
-        self._proposals: list[tuple[float, float, int]] = []
-        self._saved_ran_s = 0.0
-        try:
-            kept = json.loads(file.read_bytes())
-            self._proposals = [(float(ran_s), float(wall_s), int(seq)) for ran_s, wall_s, seq in kept["proposals"]]
-            self._saved_ran_s = float(kept["ran_s"])
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            self._proposals = []
-            structlog.get_logger("retention").warning("ages_begin_anew", file=str(file), error=str(error))
-        self._ran_before_s = self._saved_ran_s - clock.monotonic_s()
+    def __init__(self, url: str, clock: Clock, run_task: RunTask) -> None:
+        """Raise StoreError if the database cannot be opened."""
+        self._engine = open_for_reading(url)
+        self._clock = clock
+        self._run_task = run_task
+        marks = self._marks()
+        self._start_s = clock.monotonic_s() - (marks[-1].running_s if marks else 0)
 
-    def cutoff(self, age_s: float) -> Cutoff | None:
-        """Return the cutoff of results older than `age_s`; None while nothing may be pruned by age."""
-        if (past := self.look()) is None:
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def note(self) -> None:
+        """Note the clock and the newest rows; every few minutes, because a restart loses the time since."""
+        running_s, wall_s = int(self._clock.monotonic_s() - self._start_s), self._clock.wall_s()
+        self._run_task(lambda store: store.note_age(running_s, wall_s, _DAY_S))
+
+    def __call__(self, age_s: float) -> AgeLimit | None:
+        running_s = self._clock.monotonic_s() - self._start_s
+        marks = self._marks()
+        day_old = [mark for mark in marks if mark.running_s <= running_s - _DAY_S]
+        if not day_old:
             return None
-        return Cutoff(utc_text(max(0.0, min(past[1], self._clock.wall_s()) - age_s)), past[2])
+        clocks_s = (mark.wall_s + running_s - mark.running_s for mark in marks[len(day_old) - 1 :])
+        before = utc_text(max(0.0, min(self._clock.wall_s(), *clocks_s) - age_s))
+        return AgeLimit(before, day_old[-1].seq)
 
-    def look(self) -> tuple[float, float, int] | None:
-        """Compare the clock with the proposals; return the one in force. To be called every minute or so."""
-        ran_s, now_s = self._ran_before_s + self._clock.monotonic_s(), self._clock.wall_s()
-        past = [proposal for proposal in self._proposals if ran_s - proposal[0] >= _TRUSTED_AFTER_S]
-        open_ = self._proposals[len(past) :]
-        if not past or now_s >= past[-1][1]:  # an earlier time shows that the clock is behind, or was ahead for long
-            open_ = [(at_s, min(wall_s, now_s), seq) for at_s, wall_s, seq in open_]
-        proposals = past[-1:] + open_
-        if not proposals or ran_s - proposals[-1][0] >= _PROPOSED_EVERY_S:
-            proposals.append((ran_s, now_s, self._last_seq()))
-        if proposals != self._proposals or ran_s - self._saved_ran_s >= _SAVED_EVERY_S:
-            self._proposals = proposals
-            self._save(ran_s)
-        return past[-1] if past else None
-
-    def _save(self, ran_s: float) -> None:
-        """Replace the file. A disk that is full must not end pruning: a restart then waits for longer."""
-        self._saved_ran_s = ran_s
-        with suppress(OSError):
-            make_folder(self._file.parent)
-            text = json.dumps({"ran_s": ran_s, "proposals": self._proposals})
-            replace_durably(self._file, text.encode(), FILE_MODE)
+    def _marks(self) -> list[AgeMark]:
+        with self._engine.connect() as connection:
+            return read_age_marks(connection)
 
 
 @dataclass(slots=True)
@@ -118,7 +109,7 @@ class PruneCounts:
 class Pruner:
     """Prunes as `settings` allow. `rest(seconds)` pauses and returns False to stop. One thread calls."""
 
-    def __init__(  # noqa: PLR0913  retention.py names each part it wires
+    def __init__(
         self,
         url: str,
         images: Path,
@@ -127,19 +118,17 @@ class Pruner:
         *,
         run_task: RunTask,
         rest: Callable[[float], bool],
-        clock: Clock,
-        cutoff: Callable[[float], Cutoff | None],
+        ages: Ages,
         on_pruned: Callable[[str, int], None] = lambda _what, _count: None,
     ) -> None:
-        """`cutoff` returns the end of an age (AgeClock); `on_pruned` gets `images` or `boards`, and their number."""
+        """`on_pruned` gets `images` or `boards`, and their number."""
         self._engine = open_for_reading(url)
         self._images = images
         self._settings = settings
         self._disk_space = disk_space
         self._run_task = run_task
         self._rest = rest
-        self._clock = clock
-        self._cutoff = cutoff
+        self._ages = ages
         self._on_pruned = on_pruned
         self.counts = PruneCounts()
         self._log = structlog.get_logger("retention")
@@ -151,7 +140,7 @@ class Pruner:
         """Prune until no image is too old, and images need no more room than they may."""
         total_bytes = self._query(kept_bytes) if self._settings.images_bytes is not None else 0
         while images := self._next_images(total_bytes):
-            began_s = self._clock.monotonic_s()
+            began_s = time.monotonic()
             self._run_task(lambda store, images=images: store.forget_images([image.inspection_id for image in images]))
             failures = remove_images(self._images, [image.path for image in images])
             removed_bytes = sum(image.size_bytes for image in images if image.path not in failures)
@@ -161,31 +150,31 @@ class Pruner:
                 self._restore_paths(images, failures)
                 return
             # A disk that deletes slowly is a disk that others wait for.
-            if not self._rest(max(_PAUSE_S, _PAUSE_SHARE * (self._clock.monotonic_s() - began_s))):
+            if not self._rest(max(_PAUSE_S, _PAUSE_SHARE * (time.monotonic() - began_s))):
                 return
 
     def prune_results(self) -> None:
         """Prune closed boards with all their rows, loads, and answers of language models."""
-        cutoff = self._before(self._settings.results_for)
-        if cutoff is None:
+        old = self._old(self._settings.results_for)
+        if old is None:
             return
         after = ""
         while boards := self._query(
-            lambda connection, after=after: old_boards(connection, cutoff, after, _BOARDS_PER_QUERY)
+            lambda connection, after=after: old_boards(connection, old, after, _BOARDS_PER_QUERY)
         ):
             for group in _groups(boards):
-                if not self._forget(group, cutoff):
+                if not self._forget(group, old):
                     return
             if len(boards) < _BOARDS_PER_QUERY or after == boards[-1].completed_at:
                 break
             after = boards[-1].completed_at
-        while self._run_task(lambda store: store.forget_others(cutoff, _ROWS_PER_TURN)) and self._rest(_PAUSE_S):
+        while self._run_task(lambda store: store.forget_others(old, _ROWS_PER_TURN)) and self._rest(_PAUSE_S):
             pass
 
     def sweep(self) -> None:
         """Delete the files that an interrupted pruning left behind."""
-        cutoff = self._before(self._settings.results_for)
-        before = None if cutoff is None else cutoff.before
+        old = self._old(self._settings.results_for)
+        before = None if old is None else old.before
         for files in images_by_folder(self._images):
             left = self._query(lambda connection, files=files: strays(connection, files, before))
             if left:
@@ -197,11 +186,12 @@ class Pruner:
 
     def _next_images(self, total_bytes: int) -> list[KeptImage]:
         """Return the images of the next turn in their order; `total_bytes` are there in all."""
-        settings = self._settings
-        cutoff = self._before(settings.images_for)
-        if cutoff and (old := self._query(lambda connection: oldest_kept(connection, _IMAGES_PER_TURN, cutoff))):
-            return old[:_IMAGES_PER_TURN]
-        excess = excess_bytes(total_bytes, settings.images_bytes, *self._free())
+        old = self._old(self._settings.images_for)
+        if old is not None and (
+            images := self._query(lambda connection: oldest_kept(connection, _IMAGES_PER_TURN, old))
+        ):
+            return images[:_IMAGES_PER_TURN]
+        excess = excess_bytes(total_bytes, self._settings.images_bytes, *self._free())
         if not excess:
             return []
         oldest = self._query(lambda connection: oldest_kept(connection, _IMAGES_PER_TURN, None))
@@ -215,9 +205,9 @@ class Pruner:
         min_bytes = int(RESUME_FACTOR * self._disk_space.reserve_bytes(space))
         return space.free_bytes, max(min(self._settings.free, space.total_bytes // 2), min_bytes)
 
-    def _forget(self, boards: list[OldBoard], cutoff: Cutoff) -> bool:
+    def _forget(self, boards: list[OldBoard], old: AgeLimit) -> bool:
         ids = [board.board_id for board in boards]
-        pruned = self._run_task(lambda store: store.forget_boards(ids, cutoff))
+        pruned = self._run_task(lambda store: store.forget_boards(ids, old))
         remove_images(self._images, pruned.image_paths)
         self.counts.boards += pruned.boards
         self.counts.inspections += pruned.inspections
@@ -237,21 +227,19 @@ class Pruner:
         path, error = next(iter(failures.items()))
         self._log.error("images_not_pruned", files=len(failures), example=path, error=error)
 
-    def _before(self, age_s: float | None) -> Cutoff | None:
-        return None if age_s is None else self._cutoff(age_s)
+    def _old(self, age_s: float | None) -> AgeLimit | None:
+        return None if age_s is None else self._ages(age_s)
 
     def _query(self, query: Callable[[Connection], T]) -> T:
         with self._engine.connect() as connection:
             return query(connection)
 
 
-def trusting(clock: Clock) -> Callable[[float], Cutoff]:
-    """Return cutoffs by the clock's present time."""
-    return lambda age_s: Cutoff(utc_text(max(0.0, clock.wall_s() - age_s)))
-
-
 def prune_alone(url: str, images: Path, settings: Retention) -> PruneCounts:
-    """Prune a line whose daemon does not run: the caller holds its locks. StoreError if there is no database."""
+    """Prune a line whose daemon does not run, and trust the clock; the caller holds the line's locks.
+
+    Raises StoreError if there is no database.
+    """
     path = sqlite_path(url)
     if path is not None and not path.is_file():
         raise StoreError(f"there is no database at {path}: has this line run?")
@@ -261,8 +249,7 @@ def prune_alone(url: str, images: Path, settings: Retention) -> PruneCounts:
             *(url, images, settings, DiskSpace({"images": images}, settings.reserve)),
             run_task=lambda task: task(store),
             rest=lambda _seconds: True,
-            clock=Clock(),
-            cutoff=trusting(Clock()),
+            ages=lambda age_s: AgeLimit(utc_text(max(0.0, time.time() - age_s))),
         )
         try:
             pruner.prune_images()

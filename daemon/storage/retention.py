@@ -21,7 +21,7 @@ from daemon.storage.database.store import Store
 from daemon.storage.database.transaction import Clock
 from daemon.storage.database.upkeep import Checkpoints, WriteAheadLog
 from daemon.storage.disk_space import RESUME_FACTOR, DiskSpace, FreeSpace
-from daemon.storage.pruning import AGES_FILE, AgeClock, Pruner
+from daemon.storage.pruning import Pruner, RunningAges
 from daemon.storage.writer import Writer
 from daemon.units import utc_text
 
@@ -33,7 +33,7 @@ _TICK_S = 0.25
 _WRITER_S = 1.0
 _CHECKPOINT_S = 1.0
 _IMAGES_S = 5.0
-_AGES_S = 60.0
+_MARK_S = 300.0
 _HOUR_S = 3600.0
 _DAY_S = 86400.0
 #: After a start the line has other things to do first.
@@ -46,7 +46,7 @@ _NEVER = float("inf")
 class _PeriodicTask:
     """A task every `interval_s`, next at `at_s`. An urgent one runs also while another pauses."""
 
-    task: Callable[[], object]
+    task: Callable[[], None]
     at_s: float
     interval_s: float
     is_urgent: bool = False
@@ -77,13 +77,12 @@ class RetentionThread:
         self._hold, self._resume, self._on_pruned = hold, resume, on_pruned
         self._writer = writer
         self._checkpoints = Checkpoints(url)
-        self._ages = AgeClock(self._clock, images / AGES_FILE, lambda: self._run_task(lambda store: store.last_seq()))
+        self._ages = RunningAges(url, self._clock, self._run_task)
         self._pruner = Pruner(
             *(url, images, settings, disk_space),
             run_task=self._run_task,
             rest=self._rest,
-            clock=self._clock,
-            cutoff=self._ages.cutoff,
+            ages=self._ages,
             on_pruned=self._count_pruned,
         )
         self._pruned_at_s: float | None = None
@@ -118,6 +117,7 @@ class RetentionThread:
             self._thread.join()
         self._checkpoints.close()
         self._pruner.close()
+        self._ages.close()
 
     def prune(self, *, begin: bool) -> dict[str, Any]:
         """Begin a round (unless one runs), and return the totals of all rounds since the start."""
@@ -133,10 +133,10 @@ class RetentionThread:
         self._tasks = [
             _PeriodicTask(self._watch_space, now_s, 0.0, is_urgent=True),
             _PeriodicTask(self._checkpoint, now_s + _CHECKPOINT_S, _CHECKPOINT_S, is_urgent=True),
-            _PeriodicTask(self._ages.look, now_s, _AGES_S),
             _PeriodicTask(self._pruner.sweep, now_s + _IMAGES_S, _NEVER),
             self._prune_images,
             _PeriodicTask(self._pruner.prune_results, now_s, _HOUR_S),
+            _PeriodicTask(self._ages.note, now_s + _MARK_S, _MARK_S),
             _PeriodicTask(self._vacuum, now_s + _CHECKPOINT_S, _CHECKPOINT_S),
             _PeriodicTask(self._optimize, now_s + _FIRST_OPTIMIZE_S, _DAY_S),
         ]
@@ -159,7 +159,7 @@ class RetentionThread:
                 self._try(task.task)
                 task.at_s = self._clock.monotonic_s() + task.interval_s
 
-    def _try(self, task: Callable[[], object]) -> None:
+    def _try(self, task: Callable[[], None]) -> None:
         """Run a task. If a disk or a database refuses it, it is retried later, and the line continues."""
         try:
             task()

@@ -1,7 +1,6 @@
 """A line for the upkeep benchmark: a database with years of results, and a camera whose waits are measured."""
 
 import hashlib
-import json
 import sqlite3
 import threading
 import time
@@ -17,7 +16,6 @@ from daemon.records import Accepted, Arrival, BoardRef, Outcome, Pixels, Stage
 from daemon.storage.database.store import open_store
 from daemon.storage.disk_space import DiskSpace
 from daemon.storage.journal import Journal
-from daemon.storage.pruning import AGES_FILE
 from daemon.storage.retention import RetentionThread
 from daemon.storage.writer import Writer
 from routing_rules.compile import compile_rules
@@ -76,6 +74,9 @@ def make_database(folder: Path, rows: int, files: int) -> None:
             "UPDATE stream_position SET last_seq = ?, last_inspection_id = ?, last_board_id = ?",
             (boards * (_ROWS_PER_BOARD + 1), rows, boards),
         )
+        # As after a day of running: only then is anything old.
+        marks = [(0, time.time(), 2**62), (90_000, time.time(), 2**62)]
+        database.executemany("INSERT INTO age_marks VALUES (?, ?, ?)", marks)
         database.execute("COMMIT")
         paths = database.execute("SELECT image_path FROM inspections WHERE image_path IS NOT NULL").fetchall()
     for (path,) in paths:
@@ -118,9 +119,6 @@ class BenchLine:
     @contextmanager
     def retention(self, **settings: object) -> Iterator[RetentionThread]:
         """Run the thread with these settings. Its disk is never full, and what it holds up shows as a wait."""
-        ages = self.folder / "images" / AGES_FILE  # as after a day
-        ages.parent.mkdir(exist_ok=True)
-        ages.write_text(json.dumps({"ran_s": 1e5, "proposals": [[0.0, time.time(), 2**62]]}))
         thread = RetentionThread(
             *(self.url, self.folder / "images", Retention.model_validate(settings), self._disk_space),
             writer=self._writer,

@@ -1,18 +1,18 @@
 """Attempts at boards (PROTOCOL.md, Boards): where an image belongs, when an attempt closes, how boards are found.
 
 The writer keeps the boards in use in memory. An attempt is rebuilt from rows by repeating the calls that were made when
-those rows were written.
+those rows were written; rows that changed nothing (`inspections.surplus`) are left out, however many they are.
 """
 
 import json
 import string
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, Select, func, select
 
 from daemon.storage.database.schema import boards, inspections, recipes
 from routing_rules.routes import Verdict, worst
@@ -23,32 +23,26 @@ ClosingReason = Literal["complete", "time_limit"]
 
 #: The largest number that a message and a row can hold.
 MAX_ATTEMPT = 2**63 - 1
-#: Boards, and attempts at one, that stay in memory; a line has a few at a time, and a forgotten one costs two queries.
+#: Boards whose attempts stay in memory; a line has a few at a time, and a forgotten one costs two queries.
 _CACHED_BOARDS = 1024
+#: Attempts of one board that stay in memory.
 _CACHED_ATTEMPTS = 256
-_FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-_LAST_CHARACTER = chr(0x10FFFF)
-_SURROGATES = range(0xD800, 0xE000)
-
-_OF_BOARD = (
-    select(boards, recipes.c.positions, recipes.c.time_limit_s)
-    .join(
-        recipes,
-        (recipes.c.rules_version == boards.c.rules_version) & (recipes.c.board_type == boards.c.board_type),
-        isouter=True,
-    )
-    .where(boards.c.board_type == bindparam("board_type"), boards.c.serial == bindparam("serial"))
+_ATTEMPTS = select(boards, recipes.c.positions, recipes.c.time_limit_s).join(
+    recipes,
+    (recipes.c.rules_version == boards.c.rules_version) & (recipes.c.board_type == boards.c.board_type),
+    isouter=True,
 )
-_NEWEST = _OF_BOARD.order_by(boards.c.attempt.desc()).limit(1)
-_NUMBERED = _OF_BOARD.where(boards.c.attempt == bindparam("number"))
-_IMAGES = (
+_THAT_MATTER = (
     select(
         *(inspections.c.inspection_id, inspections.c.component, inspections.c.designator),
         *(inspections.c.verdict, inspections.c.defect),
     )
-    .where(inspections.c.board_id == bindparam("board_id"))
+    .where(inspections.c.surplus.is_(None))
     .order_by(inspections.c.inspection_id)
 )
+_FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+_LAST_CHARACTER = chr(0x10FFFF)
+_SURROGATES = range(0xD800, 0xE000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +53,11 @@ class ExpectedPosition:
     quantity: int
     designators: tuple[str, ...] | None = None
 
-    def filled(self, designators: Mapping[str, set[str]]) -> int:
-        """Count the positions that `designators` (by component) fill; extras and repeats fill none."""
-        present = designators.get(self.component)
-        if not present:
-            return 0
-        if self.designators is not None:
-            return sum(designator in present for designator in self.designators)
-        return min(self.quantity, len(present))
-
-    def missing(self, judged: Mapping[str, set[str]]) -> dict[str, Any]:
+    def missing(self, judged: set[str]) -> dict[str, Any]:
         """Return the entry of `boards.missing` for the positions without a verdict."""
-        entry: dict[str, Any] = {"component": self.component, "count": self.quantity - self.filled(judged)}
+        entry: dict[str, Any] = {"component": self.component, "count": self.quantity - len(judged)}
         if self.designators is not None:
-            present = judged.get(self.component, set())
-            entry["designators"] = [designator for designator in self.designators if designator not in present]
+            entry["designators"] = [designator for designator in self.designators if designator not in judged]
         return entry
 
 
@@ -116,9 +100,37 @@ class BoardClosing:
     missing: list[dict[str, Any]]
 
 
+class Filled:
+    """The positions of a plan that images fill. Extras and repeats fill none, so this does not grow with them."""
+
+    def __init__(self, plan: BoardPlan) -> None:
+        self._positions = {position.component: position for position in plan.positions}
+        self._designators: dict[str, set[str]] = {}
+
+    def has_room(self, component: str, designator: str) -> bool:
+        """Return True if an image of `designator` would fill a position that is empty."""
+        position = self._positions.get(component)
+        if position is None or designator in (filled := self.of(component)):
+            return False
+        return len(filled) < position.quantity if position.designators is None else designator in position.designators
+
+    def add(self, component: str, designator: str) -> bool:
+        """Fill a position; False if this image fills none."""
+        if not self.has_room(component, designator):
+            return False
+        self._designators.setdefault(component, set()).add(designator)
+        return True
+
+    def of(self, component: str) -> set[str]:
+        return self._designators.get(component, set())
+
+    def __len__(self) -> int:
+        return sum(map(len, self._designators.values()))
+
+
 @dataclass(slots=True)
 class Attempt:
-    """One attempt at one board. `seen` and `judged` hold each component's designators, so that a repeat counts once."""
+    """One attempt at one board, with the positions that accepted images fill (`seen`), and those with a verdict."""
 
     board_id: int
     number: int
@@ -126,46 +138,45 @@ class Attempt:
     closed: bool = False
     pending: int = 0
     worst: Verdict = "pass"
-    seen: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    judged: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    surplus: int = 0
     failures: dict[tuple[str, str], tuple[int, str | None]] = field(
         default_factory=dict[tuple[str, str], tuple[int, str | None]]
     )
+    seen: Filled = field(init=False)
+    judged: Filled = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.seen, self.judged = Filled(self.plan), Filled(self.plan)
 
     def take(self, component: str, designator: str) -> None:
         """Count an image that was accepted into this attempt."""
-        self.seen.setdefault(component, set()).add(designator)
+        self.seen.add(component, designator)
         self.pending += 1
 
-    def judge(self, inspection_id: int, component: str, designator: str, verdict: Verdict, defect: str | None) -> None:
-        """Note the verdict of an accepted image. A closed attempt only counts it as no longer pending."""
+    def judge(self, inspection_id: int, component: str, designator: str, verdict: Verdict, defect: str | None) -> bool:
+        """Note the verdict of an accepted image; False if the attempt is the same without this image.
+
+        A closed attempt only counts it as no longer pending.
+        """
         self.pending -= 1
         if self.closed:
-            return
-        self.judged.setdefault(component, set()).add(designator)
-        self.worst = worst((self.worst, verdict))
+            return True
+        before = self.worst
+        self.worst = worst((before, verdict))
+        matters = self.judged.add(component, designator) or self.worst != before
         if verdict == "fail":
             place = (component, designator)
             first = self.failures.get(place)
             if first is None or inspection_id < first[0]:
                 self.failures[place] = (inspection_id, defect)
-
-    def lacks(self, component: str, designator: str) -> bool:
-        """Return True if an image of `designator` would fill a position that no accepted image fills yet."""
-        for position in self.plan.positions:
-            if position.component == component:
-                seen = self.seen.get(component, set())
-                if designator in seen:
-                    return False
-                if position.designators is not None:
-                    return designator in position.designators
-                return len(seen) < position.quantity
-        return False
+                matters = True
+        self.surplus += not matters
+        return matters
 
     @property
     def inspected(self) -> int:
         """The positions with a verdict; extras and repeats do not count."""
-        return sum(position.filled(self.judged) for position in self.plan.positions)
+        return len(self.judged)
 
     @property
     def is_complete(self) -> bool:
@@ -175,9 +186,9 @@ class Attempt:
     def closing(self, reason: ClosingReason) -> BoardClosing:
         """Return the state to close with now; missing and pending images rule out a pass."""
         missing = [
-            position.missing(self.judged)
+            position.missing(judged)
             for position in self.plan.positions
-            if position.filled(self.judged) < position.quantity
+            if len(judged := self.judged.of(position.component)) < position.quantity
         ]
         unjudged = bool(missing) or self.pending > 0
         failures = sorted(self.failures.items(), key=lambda item: item[1][0])
@@ -205,7 +216,10 @@ class AttemptChoice:
 def choose_attempt(
     attempts: Mapping[int, Attempt], named: int | None, component: str, designator: str, free: int = 1
 ) -> AttemptChoice:
-    """Choose the attempt of an image: `attempts` has the newest one and `named`, its publisher's choice, if any."""
+    """Choose the attempt of an image: `attempts` has the newest one and `named`, its publisher's choice, if any.
+
+    `free` is a number that no attempt has, for use behind MAX_ATTEMPT.
+    """
     if named is not None:
         attempt = attempts.get(named)
         if attempt is None:
@@ -220,40 +234,74 @@ def choose_attempt(
     return AttemptChoice(free, opens=True)  # a publisher named the largest number
 
 
+def free_number(is_taken: Callable[[int], bool]) -> int:
+    """Return the number behind a row of attempts from 1 on, in steps that double: the row may be long."""
+    last, step = 0, 1
+    while is_taken(last + step):
+        last, step = last + step, 2 * step
+        if last == MAX_ATTEMPT:  # each number that the steps come to was named
+            return next(number for number in count(1) if not is_taken(number))
+    while step > 1:
+        step //= 2
+        last += step if is_taken(last + step) else 0
+    return last + 1
+
+
 def _joins(attempt: Attempt, component: str, designator: str) -> AttemptChoice | None:
     if not attempt.closed:
         return AttemptChoice(attempt.number)
-    return AttemptChoice(attempt.number, late=True) if attempt.lacks(component, designator) else None
+    return AttemptChoice(attempt.number, late=True) if attempt.seen.has_room(component, designator) else None
 
 
-@dataclass(slots=True)
 class BoardAttempts:
-    """Attempts at one board (type, serial), with their rows in `boards`, by attempt number.
+    """The attempts at one board (type, serial), with their rows in `boards`; each is read when it is asked for.
 
-    The newest attempt is always here, others once an image or a time limit names them: a serial that a scanner reports
-    for weeks has a hundred thousand. `free` is a number that no attempt has, for use after MAX_ATTEMPT.
+    A scanner that reads no code may give thousands of boards the same serial.
     """
 
-    attempts: dict[int, Attempt] = field(default_factory=dict[int, Attempt])
-    rows: dict[int, Row] = field(default_factory=dict[int, Row])
-    free: int = 1
+    def __init__(self, connection: Connection, board_type: str, serial: str) -> None:
+        self._query = _ATTEMPTS.where(boards.c.board_type == board_type, boards.c.serial == serial).limit(1)
+        self._attempts: dict[int, tuple[Attempt, Row]] = {}
+        self.newest = 0
+        self._read(connection, self._query.order_by(boards.c.attempt.desc()))
 
-    def choose(self, named: int | None, component: str, designator: str) -> AttemptChoice:
-        return choose_attempt(self.attempts, named, component, designator, self.free)
+    def get(self, connection: Connection, number: int) -> tuple[Attempt, Row] | None:
+        if number not in self._attempts and number <= self.newest:
+            self._read(connection, self._query.where(boards.c.attempt == number))
+        return self._attempts.get(number)
+
+    def choose(self, connection: Connection, named: int | None, component: str, designator: str) -> AttemptChoice:
+        found = [self.get(connection, number) for number in (named or self.newest, self.newest)]
+        attempts = {one[0].number: one[0] for one in found if one}
+        free = 1
+        if self.newest == MAX_ATTEMPT:
+            free = free_number(lambda number: self.get(connection, number) is not None)
+        return choose_attempt(attempts, named, component, designator, free)
 
     def add(self, row: Row, plan: BoardPlan) -> Attempt:
         """Add the attempt of a row: open, or closed if the row has a verdict."""
         attempt = Attempt(row["board_id"], row["attempt"], plan, closed=row["verdict"] is not None)
-        self.attempts[attempt.number] = attempt
-        self.rows[attempt.number] = row
+        self._attempts[attempt.number] = attempt, row
+        self.newest = max(self.newest, attempt.number)
         return attempt
 
     def trim(self) -> None:
-        """Drop the oldest attempts beyond the bound; they are read again when they are named."""
-        if len(self.attempts) > 2 * _CACHED_ATTEMPTS:
-            for number in sorted(self.attempts)[:-_CACHED_ATTEMPTS]:
-                del self.attempts[number], self.rows[number]
-            self.free = 1  # to be looked up again
+        """Drop all but the newest once there are many; between transactions only, when the rows have everything."""
+        if len(self._attempts) > _CACHED_ATTEMPTS:
+            self._attempts = {self.newest: self._attempts[self.newest]}
+
+    def _read(self, connection: Connection, query: Select[Any]) -> None:
+        """Rebuild an attempt, if it is there, from the images that matter to it."""
+        row = connection.execute(query).mappings().one_or_none()
+        if row is None:
+            return
+        plan = BoardPlan.of_row(row["positions"], row["time_limit_s"])
+        attempt = self.add({name: row[name] for name in boards.c.keys()}, plan)  # noqa: SIM118  # a column collection
+        images = connection.execute(_THAT_MATTER.where(inspections.c.board_id == attempt.board_id))
+        for inspection_id, component, designator, verdict, defect in images:
+            attempt.take(component, designator)
+            if verdict is not None:
+                attempt.judge(inspection_id, component, designator, verdict, defect)
 
 
 class BoardCache:
@@ -262,23 +310,12 @@ class BoardCache:
     def __init__(self) -> None:
         self._boards: OrderedDict[BoardKey, BoardAttempts] = OrderedDict()
 
-    def get(self, connection: Connection, board_type: str, serial: str, number: int | None) -> BoardAttempts:
-        """Return the board with its newest attempt and, if it exists, attempt `number`."""
-        key: Row = {"board_type": board_type, "serial": serial}
-        board = self._boards.get((board_type, serial))
+    def get(self, connection: Connection, board_type: str, serial: str) -> BoardAttempts:
+        key = (board_type, serial)
+        board = self._boards.get(key)
         if board is None:
-            board = self._boards[board_type, serial] = BoardAttempts()
-            _load(connection, board, connection.execute(_NEWEST, key).fetchone())
-        if number is not None and number not in board.attempts:
-            _load(connection, board, connection.execute(_NUMBERED, key | {"number": number}).fetchone())
-        if MAX_ATTEMPT in board.attempts and (board.free == 1 or board.free in board.attempts):
-            board.free = _free_number(
-                lambda number: (
-                    number in board.attempts
-                    or connection.execute(_NUMBERED, key | {"number": number}).fetchone() is not None
-                )
-            )
-        self._boards.move_to_end((board_type, serial))
+            board = self._boards[key] = BoardAttempts(connection, board_type, serial)
+        self._boards.move_to_end(key)
         return board
 
     def forget(self, keys: Iterable[BoardKey]) -> None:
@@ -292,33 +329,6 @@ class BoardCache:
                 board.trim()
         while len(self._boards) > _CACHED_BOARDS:
             self._boards.popitem(last=False)
-
-
-def _load(connection: Connection, board: BoardAttempts, found: Sequence[Any] | None) -> None:
-    """Add an attempt with its images from its row, if there is one."""
-    if found is None:
-        return
-    *values, positions, time_limit_s = found
-    row = dict(zip(boards.c.keys(), values, strict=True))
-    attempt = board.add(row, BoardPlan.of_row(positions, time_limit_s))
-    images = connection.execute(_IMAGES, {"board_id": attempt.board_id})
-    for inspection_id, component, designator, verdict, defect in images:
-        attempt.take(component, designator)
-        if verdict is not None:
-            attempt.judge(inspection_id, component, designator, verdict, defect)
-
-
-def _free_number(is_taken: Callable[[int], bool]) -> int:
-    """Return the number behind a row of attempts from 1 on, in steps that double: the row may be long."""
-    last, step = 0, 1
-    while is_taken(last + step):
-        last, step = last + step, 2 * step
-        if last == MAX_ATTEMPT:  # each number that the steps come to was named
-            return next(number for number in count(1) if not is_taken(number))
-    while step > 1:
-        step //= 2
-        last += step if is_taken(last + step) else 0
-    return last + 1
 
 
 # Serials are found over the index on lower(serial). Only the case of A to Z is folded, here and in the database:

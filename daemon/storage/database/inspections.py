@@ -26,11 +26,13 @@ from daemon.storage.database.transaction import Transaction, among, run_for_each
 from daemon.units import wall_seconds
 from routing_rules.routes import Routes, Verdict
 
+#: So many images that changed nothing about their attempt show that its serial belongs to no single board.
+_MUCH_SURPLUS = 1000
 VersionOf = Callable[[str, str], ExpertVersion | None]
 
 #: Serials of scanners that read nothing, in lower case; so are those without a letter or digit, such as `???`.
 _SCANNER_DEFAULTS = {"noread", "no read", "no_read", "no-read", "error", "err", "null", "none", "nan", "unknown", "0"}
-_RESULT = ("status", "completed_at", "verdict", "defect", "reason", "late", "latency_ms", "seq")
+_RESULT = ("status", "completed_at", "verdict", "defect", "reason", "late", "latency_ms", "seq", "surplus")
 _CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", "failed", "missing")
 
 
@@ -55,14 +57,15 @@ def accept_images(tx: Transaction, group: Sequence[tuple[Arrival, JournalKey]], 
 
 def _assign(tx: Transaction, arrival: Arrival, routes: Routes, new_boards: list[Row]) -> tuple[Row, bool]:
     """Return the row of the attempt that takes `arrival`, and True if the attempt is closed already."""
-    board = tx.board(arrival.board.type, arrival.board.serial, arrival.board.attempt)
-    choice = board.choose(arrival.board.attempt, arrival.component, arrival.designator)
+    board = tx.board(arrival.board.type, arrival.board.serial)
+    choice = board.choose(tx.connection, arrival.board.attempt, arrival.component, arrival.designator)
     if choice.opens:
         new_boards.append(_open(tx, board, arrival, routes, choice.number))
         if arrival.board.attempt is None and choice.number == _attempts_told(arrival.board.serial):
             tx.suspect_serials.append((arrival.board.serial, choice.number, arrival.source))
-    board.attempts[choice.number].take(arrival.component, arrival.designator)
-    return board.rows[choice.number], choice.late
+    attempt, row = tx.attempt(arrival.board.type, arrival.board.serial, choice.number)
+    attempt.take(arrival.component, arrival.designator)
+    return row, choice.late
 
 
 def _attempts_told(serial: str) -> int:
@@ -144,10 +147,9 @@ class ResultsBatch:
     def close_due(self) -> None:
         """Close the attempts whose time limit has passed."""
         for board_type, serial, number in self._tx.take_due():
-            board = self._tx.board(board_type, serial, number)
-            attempt = board.attempts.get(number)
-            if attempt is not None and not attempt.closed:
-                self._close(attempt, board.rows[number], "time_limit")
+            found = self._tx.board(board_type, serial).get(self._tx.connection, number)
+            if found is not None and not found[0].closed:
+                self._close(*found, "time_limit")
 
     def note_copies(self, copies: Iterable[ImageCopy]) -> None:
         """Note durable copies in `images/`: the journal's bytes may go."""
@@ -176,13 +178,15 @@ class ResultsBatch:
 
     def _finish(self, row: Row, outcome: Outcome) -> None:
         tx = self._tx
-        board = tx.board(row["board_type"], row["serial"], row["attempt"])
-        attempt, board_row = board.attempts[row["attempt"]], board.rows[row["attempt"]]
+        attempt, board_row = tx.attempt(row["board_type"], row["serial"], row["attempt"])
         latency_ms = self._latency_ms(row)
         if outcome.reason is None and row["deadline_ms"] is not None and latency_ms > row["deadline_ms"]:
             # Judged in time, but durable too late, so heard too late.
             outcome = replace(outcome, verdict="unknown", defect=None, reason="deadline")
-        attempt.judge(outcome.inspection_id, row["component"], row["designator"], outcome.verdict, outcome.defect)
+        place = row["component"], row["designator"]
+        matters = attempt.judge(outcome.inspection_id, *place, outcome.verdict, outcome.defect)
+        if not matters and attempt.surplus == _MUCH_SURPLUS:
+            tx.suspect_serials.append((row["serial"], attempt.surplus, row["source"]))
         row |= {
             "status": "done",
             "completed_at": tx.at,
@@ -193,6 +197,7 @@ class ResultsBatch:
             "late": int(bool(row["late"]) or attempt.closed),
             "latency_ms": latency_ms,
             "seq": tx.next_seq(),
+            "surplus": None if matters else 1,
         }
         stage_rows, box_rows = rows.stage_rows(outcome), rows.detection_rows(outcome)
         self._inspections.append(row)

@@ -5,11 +5,13 @@ Queries run on a reader's connection, so that the writer waits for short stateme
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, delete, exists, func, literal, or_, select, update
+from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, literal, or_, select, update
 
 from daemon.policy.retain import KeptImage
 from daemon.storage.database.schema import (
+    age_marks,
     boards,
     detections,
     expert_switches,
@@ -25,6 +27,21 @@ from daemon.storage.database.transaction import Transaction, chunks
 _IS_REVIEWED = exists().where(reviews.c.inspection_id == inspections.c.inspection_id)
 
 
+class AgeMark(NamedTuple):
+    """The clock and the last `seq` when daemons had run with this database for `running_s` seconds in all."""
+
+    running_s: int
+    wall_s: float
+    seq: int
+
+
+class AgeLimit(NamedTuple):
+    """What is old: results from before `before` (UTC text) whose `seq` is not greater."""
+
+    before: str
+    seq: int = 2**63 - 1
+
+
 @dataclass(frozen=True, slots=True)
 class OldBoard:
     """A closed attempt whose rows may go; `rows` counts them, so that a transaction stays short."""
@@ -32,17 +49,6 @@ class OldBoard:
     board_id: int
     completed_at: str
     rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cutoff:
-    """The end of the results that are too old: completed before `before`, with a `seq` up to `last_seq`.
-
-    A result that was written under a wrong clock is young by its `seq`.
-    """
-
-    before: str
-    last_seq: int = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +60,41 @@ class PrunedBoards:
     image_paths: list[str]
 
 
+def read_age_marks(connection: Connection) -> list[AgeMark]:
+    """Return the marks that were noted, oldest first."""
+    return [AgeMark(*row) for row in connection.execute(select(age_marks).order_by(age_marks.c.running_s))]
+
+
+def note_age(tx: Transaction, running_s: int, wall_s: float, keep_s: float) -> None:
+    """Note a mark, and remove those that are older than the newest one from `keep_s` running seconds ago."""
+    last_seq = select(func.coalesce(func.max(stream_position.c.last_seq), 0)).scalar_subquery()
+    tx.connection.execute(insert(age_marks).values([running_s, wall_s, last_seq]))
+    at = age_marks.c.running_s
+    day_old = select(func.max(at)).where(at <= running_s - keep_s).scalar_subquery()
+    tx.connection.execute(delete(age_marks).where(at < day_old))
+
+
 def kept_bytes(connection: Connection) -> int:
     """Return the bytes of all kept images, as they came in."""
     query = select(func.coalesce(func.sum(inspections.c.image_bytes), 0)).where(inspections.c.image_path.is_not(None))
     return connection.execute(query).scalar() or 0
 
 
-def oldest_kept(connection: Connection, limit: int, cutoff: Cutoff | None) -> list[KeptImage]:
-    """Return enough kept images to know the `limit` that go next, of those that are too old if `cutoff` is given.
+def oldest_kept(connection: Connection, limit: int, old: AgeLimit | None) -> list[KeptImage]:
+    """Return enough kept images to know the `limit` that go next; with `old`, only those that are.
 
     A row has an `image_path` only once its verdict and its copy are durable.
     """
     images: list[KeptImage] = []
     for verdict in ("pass", "unknown"):
-        images += _oldest(connection, limit, cutoff, inspections.c.verdict == verdict, ~_IS_REVIEWED)
+        images += _oldest(connection, limit, old, inspections.c.verdict == verdict, ~_IS_REVIEWED)
     if len(images) >= limit:
         return images
     for verdict in ("fail", "review"):
-        images += _oldest(connection, limit, cutoff, inspections.c.verdict == verdict)
+        images += _oldest(connection, limit, old, inspections.c.verdict == verdict)
     reviewed = select(reviews.c.inspection_id).distinct()
     of_reviewed = inspections.c.inspection_id.in_(reviewed), inspections.c.verdict.in_(("pass", "unknown"))
-    return images + _oldest(connection, limit, cutoff, *of_reviewed)
+    return images + _oldest(connection, limit, old, *of_reviewed)
 
 
 def forget_images(tx: Transaction, ids: Sequence[int]) -> None:
@@ -82,24 +102,24 @@ def forget_images(tx: Transaction, ids: Sequence[int]) -> None:
     tx.connection.execute(update(inspections).where(inspections.c.inspection_id.in_(ids)).values(image_path=None))
 
 
-def old_boards(connection: Connection, cutoff: Cutoff, after: str, limit: int) -> list[OldBoard]:
+def old_boards(connection: Connection, old: AgeLimit, after: str, limit: int) -> list[OldBoard]:
     """Return the oldest attempts that may go, closed at or after `after`."""
     of_board = select(func.count()).where(inspections.c.board_id == boards.c.board_id)
     boxes = of_board.where(detections.c.inspection_id == inspections.c.inspection_id)
     query = (
         select(boards.c.board_id, boards.c.completed_at, of_board.scalar_subquery() + boxes.scalar_subquery())
-        .where(_may_go(cutoff), boards.c.completed_at >= after)
+        .where(_may_go(old), boards.c.completed_at >= after)
         .order_by(boards.c.completed_at)
         .limit(limit)
     )
     return [OldBoard(*row) for row in connection.execute(query)]
 
 
-def forget_boards(tx: Transaction, board_ids: Sequence[int], cutoff: Cutoff) -> PrunedBoards:
+def forget_boards(tx: Transaction, board_ids: Sequence[int], old: AgeLimit) -> PrunedBoards:
     """Remove those of `board_ids` that still may go, with all their rows. Their `seq` is never given again."""
     rows = tx.connection.execute(
         select(boards.c.board_id, boards.c.board_type, boards.c.serial).where(
-            boards.c.board_id.in_(board_ids), _may_go(cutoff)
+            boards.c.board_id.in_(board_ids), _may_go(old)
         )
     ).all()
     going = [row.board_id for row in rows]
@@ -116,18 +136,18 @@ def forget_boards(tx: Transaction, board_ids: Sequence[int], cutoff: Cutoff) -> 
     return PrunedBoards(len(going), len(ids), [row.image_path for row in images if row.image_path])
 
 
-def forget_others(tx: Transaction, cutoff: Cutoff, limit: int) -> int:
-    """Remove at most `limit` loads and `limit` answers of language models that are too old; return the count."""
-    oldest = select(expert_switches.c.switch_id).order_by(expert_switches.c.switch_id).limit(limit)
+def forget_others(tx: Transaction, old: AgeLimit, limit: int) -> int:
+    """Remove at most `limit` old loads and `limit` old answers of language models; return the count."""
     table = expert_switches.c
-    switches = tx.connection.execute(
-        delete(expert_switches).where(table.switch_id.in_(oldest), table.at < cutoff.before)
-    )
+    oldest = select(table.switch_id).order_by(table.switch_id).limit(limit)
+    younger = select(func.min(table.switch_id)).where(table.at >= old.before)
+    is_old = table.switch_id < func.coalesce(younger.scalar_subquery(), 2**63 - 1)
+    switches = tx.connection.execute(delete(expert_switches).where(table.switch_id.in_(oldest), is_old))
     table = generations.c
-    old = (
-        select(table.generation_id).where(table.completed_at < cutoff.before, table.seq <= cutoff.last_seq).limit(limit)
+    is_old = (table.completed_at < old.before) & (table.seq <= old.seq)
+    answers = tx.connection.execute(
+        delete(generations).where(table.generation_id.in_(select(table.generation_id).where(is_old).limit(limit)))
     )
-    answers = tx.connection.execute(delete(generations).where(table.generation_id.in_(old)))
     _count_pruned(tx, answers.rowcount)
     return switches.rowcount + answers.rowcount
 
@@ -159,18 +179,21 @@ def strays(connection: Connection, files: Iterable[tuple[int, str]], before: str
     return left
 
 
-def _oldest(connection: Connection, limit: int, cutoff: Cutoff | None, *where: ColumnElement[bool]) -> list[KeptImage]:
+def _oldest(connection: Connection, limit: int, old: AgeLimit | None, *where: ColumnElement[bool]) -> list[KeptImage]:
+    """Return the oldest kept images: by their time if there is a limit of age, else as they were accepted."""
     table = inspections.c
     columns = (table.inspection_id, table.image_path, table.image_bytes, table.verdict)
-    query = select(*columns, _IS_REVIEWED, table.completed_at).where(table.image_path.is_not(None), *where)
-    if cutoff is not None:
-        query = query.where(table.completed_at < cutoff.before, table.seq <= cutoff.last_seq)
-    rows = connection.execute(query.order_by(table.completed_at).limit(limit))
-    return [KeptImage(*row[:4], is_reviewed=bool(row[4]), completed_at=row[5]) for row in rows]
+    query = select(*columns, _IS_REVIEWED).where(table.image_path.is_not(None), *where).limit(limit)
+    if old is None:
+        query = query.order_by(table.inspection_id)
+    else:
+        is_old = table.completed_at < old.before, table.seq <= old.seq
+        query = query.where(*is_old).order_by(table.completed_at)
+    return [KeptImage(*row[:4], is_reviewed=bool(row[4])) for row in connection.execute(query)]
 
 
-def _may_go(cutoff: Cutoff) -> ColumnElement[bool]:
-    """Return the condition that a board is too old and has no younger, waiting or reviewed image."""
+def _may_go(old: AgeLimit) -> ColumnElement[bool]:
+    """Return the condition that a board is closed and old, and has no younger, waiting or reviewed image."""
     table = inspections.c
     stays = (
         exists()
@@ -178,15 +201,16 @@ def _may_go(cutoff: Cutoff) -> ColumnElement[bool]:
         .where(
             or_(
                 table.status != literal("done"),
-                table.completed_at >= cutoff.before,
-                table.seq > cutoff.last_seq,
+                table.completed_at >= old.before,
+                table.seq > old.seq,
                 _IS_REVIEWED,
                 exists().where(pending.c.inspection_id == table.inspection_id),
             )
         )
     )
     answers = exists().where(generations.c.board_id == boards.c.board_id)
-    return (boards.c.seq <= cutoff.last_seq) & (boards.c.completed_at < cutoff.before) & ~stays & ~answers
+    is_old = (boards.c.completed_at < old.before) & (boards.c.seq <= old.seq)
+    return boards.c.verdict.is_not(None) & is_old & ~stays & ~answers
 
 
 def _count_pruned(tx: Transaction, rows: int) -> None:

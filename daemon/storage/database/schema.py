@@ -98,7 +98,7 @@ inspections = Table(
     metadata,
     Column("inspection_id", _Big, primary_key=True),
     *_columns(Text, "source", "image_id"),
-    Column("board_id", _Big, ForeignKey("boards.board_id"), nullable=False, index=True),
+    Column("board_id", _Big, ForeignKey("boards.board_id"), nullable=False),
     *_columns(Text, "component", "designator"),
     Column("captured_at", Text),
     Column("accepted_at", Text, nullable=False),
@@ -113,17 +113,28 @@ inspections = Table(
     Column("latency_ms", _Real),
     Column("seq", _Big, unique=True),
     *_columns(Text, "lot", "station", nullable=True),
+    Column("surplus", Integer),
     UniqueConstraint("source", "image_id"),
     CheckConstraint("status IN ('accepted', 'done')", name="status"),
     CheckConstraint(f"verdict IN {_VERDICTS}", name="verdict"),
     CheckConstraint("late IN (0, 1)", name="late"),
 )
 
+#: By board, and of these the images that an attempt is rebuilt from (boards.py): those that changed something.
+Index(None, inspections.c.board_id, inspections.c.surplus)
+
 _is_kept = inspections.c.image_path.is_not(None)
 #: The images that are there, oldest first within each verdict, with their bytes: what pruning asks for.
 Index(
     "ix_inspections_kept",
     *(inspections.c.verdict, inspections.c.completed_at, inspections.c.image_bytes),
+    sqlite_where=_is_kept,
+    postgresql_where=_is_kept,
+)
+#: The same in the order of acceptance, which no clock can spoil: what goes when space is needed.
+Index(
+    "ix_inspections_kept_in_order",
+    *(inspections.c.verdict, inspections.c.inspection_id),
     sqlite_where=_is_kept,
     postgresql_where=_is_kept,
 )
@@ -352,3 +363,7 @@ VIEWS: dict[str, str] = {
         WHERE inspections.status = 'done'
     """,
 }
+
+#: The clock and `last_seq` every few minutes of the last day in which a daemon ran (pruning.py, RunningAges).
+_age_columns = Column("running_s", _Big, primary_key=True), *_columns(_Real, "wall_s"), *_columns(_Big, "seq")
+age_marks = Table("age_marks", metadata, *_age_columns)

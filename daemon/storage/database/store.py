@@ -144,11 +144,6 @@ class Store:
                 last_batch_id=_last_batch_id(connection),
             )
 
-    def last_seq(self) -> int:
-        """Return the last `seq` given out."""
-        with self._transaction() as tx:
-            return tx.numbers.seq
-
     def copies_to_make(self) -> list[CopyRequest]:
         """Return the copies into `images/` that the last run did not finish."""
         with self.engine.connect() as connection:
@@ -213,17 +208,22 @@ class Store:
         with self._transaction() as tx:
             prune.forget_images(tx, ids)
 
-    def forget_boards(self, board_ids: Sequence[int], cutoff: prune.Cutoff) -> prune.PrunedBoards:
-        """Prune those of these attempts that are too old and that nothing keeps, with all their rows."""
+    def forget_boards(self, board_ids: Sequence[int], old: prune.AgeLimit) -> prune.PrunedBoards:
+        """Prune those of these attempts that are closed and old and that nothing keeps, with all their rows."""
         with self._transaction() as tx:
-            forgotten = prune.forget_boards(tx, board_ids, cutoff)
+            forgotten = prune.forget_boards(tx, board_ids, old)
         self._boards.forget(tx.touched)
         return forgotten
 
-    def forget_others(self, cutoff: prune.Cutoff, limit: int) -> int:
-        """Prune at most `limit` loads and `limit` answers of language models that are too old; return the count."""
+    def forget_others(self, old: prune.AgeLimit, limit: int) -> int:
+        """Prune at most `limit` old loads and `limit` old answers of language models; return the count."""
         with self._transaction() as tx:
-            return prune.forget_others(tx, cutoff, limit)
+            return prune.forget_others(tx, old, limit)
+
+    def note_age(self, running_s: int, wall_s: float, keep_s: float) -> None:
+        """Note the clock and the newest rows, for pruning by age (pruning.py, RunningAges)."""
+        with self._transaction() as tx:
+            prune.note_age(tx, running_s, wall_s, keep_s)
 
     def _transaction(self) -> AbstractContextManager[Transaction]:
         return begin(self.engine, self._boards, self._memory, self._clock)

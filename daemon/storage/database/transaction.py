@@ -34,7 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from daemon.storage.database.boards import BoardAttempts, BoardCache, BoardKey
+from daemon.storage.database.boards import Attempt, BoardAttempts, BoardCache, BoardKey
 from daemon.storage.database.schema import stream_position
 from daemon.units import utc_text
 
@@ -246,13 +246,20 @@ class Transaction:
     finished: list[int] = field(default_factory=list[int])
     checked_once: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
     written_once: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
-    #: Serial, attempts, source of the last image.
+    #: Serial, number of its attempts or images, source of the last image.
     suspect_serials: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
 
-    def board(self, board_type: str, serial: str, number: int | None) -> BoardAttempts:
-        """Return the board with its newest attempt and attempt `number`, to be changed by this transaction."""
+    def board(self, board_type: str, serial: str) -> BoardAttempts:
+        """Return the board, to be changed by this transaction."""
         self.touched.add((board_type, serial))
-        return self.boards.get(self.connection, board_type, serial, number)
+        return self.boards.get(self.connection, board_type, serial)
+
+    def attempt(self, board_type: str, serial: str, number: int) -> tuple[Attempt, Row]:
+        """Return an attempt that there is, and its row in `boards`, to be changed by this transaction."""
+        found = self.board(board_type, serial).get(self.connection, number)
+        if found is None:
+            raise KeyError((board_type, serial, number))
+        return found
 
     def next_seq(self) -> int:
         self.numbers.seq += 1
@@ -305,10 +312,10 @@ class Transaction:
         for inspection_id in self.finished:
             memory.accepted_s.pop(inspection_id, None)
         self.boards.trim(self.touched)
-        for serial, attempts, source in self.suspect_serials:
+        for serial, times, source in self.suspect_serials:
             advice = "its scanner may report this text when it reads nothing: configure it to send no image then"
             log = structlog.get_logger("database")
-            log.warning("serial_repeats", serial=serial, attempts=attempts, source=source, advice=advice)
+            log.warning("serial_repeats", serial=serial, times=times, source=source, advice=advice)
 
     def forget(self) -> None:
         """Undo the changes to memory: the transaction failed, and its boards are read again from the rows."""

@@ -238,10 +238,15 @@ class CopyState:
     waiting: int
 
 
+def _open_copy(path: Path) -> sqlite3.Connection:
+    """Open a copy that nobody writes to, without the files beside it that a full disk has no room for."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
+
+
 def state_of(path: Path) -> CopyState:
     """Read the state of a copy, which is not in use; StoreError if it is not one of our databases."""
     try:
-        with closing(sqlite3.connect(path)) as database:
+        with closing(_open_copy(path)) as database:
             (schema,) = database.execute("SELECT version_num FROM alembic_version").fetchone()
             position = database.execute("SELECT last_seq FROM stream_position").fetchone()
             (waiting,) = database.execute("SELECT count(*) FROM pending WHERE task = 'judge'").fetchone()
@@ -252,7 +257,7 @@ def state_of(path: Path) -> CopyState:
 
 def kept_images(path: Path) -> list[str]:
     """Return the `image_path` of every image that the rows of a copy name."""
-    with closing(sqlite3.connect(path)) as database:
+    with closing(_open_copy(path)) as database:
         kept = "SELECT image_path FROM inspections WHERE image_path IS NOT NULL ORDER BY inspection_id"
         return [image_path for (image_path,) in database.execute(kept)]
 

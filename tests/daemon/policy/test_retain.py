@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from daemon.policy.retain import KeptImage, excess_bytes, images_to_prune, rank
 
 
-def a_kept_image(inspection_id=1, verdict="pass", completed_at="2026-11-21T09:00:00.000Z", size_bytes=100, **fields):
+def a_kept_image(inspection_id=1, verdict="pass", size_bytes=100, **fields):
     values = {"path": f"images/{inspection_id}.jpg", "is_reviewed": False} | fields
-    return KeptImage(inspection_id, size_bytes=size_bytes, verdict=verdict, completed_at=completed_at, **values)
+    return KeptImage(inspection_id, size_bytes=size_bytes, verdict=verdict, **values)
 
 
 def ids(images):
@@ -17,18 +17,18 @@ def ids(images):
 
 def test_passed_images_go_first_then_unknown_then_evidence_the_oldest_first_within_each():
     images = [
-        a_kept_image(1, "review", "2026-01-01"),
-        a_kept_image(2, "pass", "2026-01-04"),
-        a_kept_image(3, "fail", "2026-01-02"),
-        a_kept_image(4, "unknown", "2026-01-01"),
-        a_kept_image(5, "pass", "2026-01-03"),
-        a_kept_image(6, "pass", "2026-01-01", is_reviewed=True),
+        a_kept_image(1, "review"),
+        a_kept_image(5, "pass"),
+        a_kept_image(3, "fail"),
+        a_kept_image(4, "unknown"),
+        a_kept_image(2, "pass"),
+        a_kept_image(6, "pass", is_reviewed=True),
     ]
-    assert ids(images_to_prune(images, excess=10**9)) == [5, 2, 4, 1, 6, 3]
+    assert ids(images_to_prune(images, excess=10**9)) == [2, 5, 4, 1, 3, 6]
 
 
 def test_no_more_images_go_than_the_excess_needs():
-    images = [a_kept_image(n, completed_at=f"2026-01-0{n}") for n in range(1, 6)]
+    images = [a_kept_image(n) for n in range(1, 6)]
     assert ids(images_to_prune(images, excess=101)) == [1, 2]
     assert images_to_prune(images, excess=0) == []
 
@@ -41,19 +41,14 @@ def test_a_limit_that_is_not_set_asks_for_nothing():
 
 
 @given(
-    st.lists(
-        st.tuples(st.sampled_from(("pass", "unknown", "fail", "review")), st.integers(1, 9), st.booleans()), max_size=30
-    ),
+    st.lists(st.tuples(st.sampled_from(("pass", "unknown", "fail", "review")), st.booleans()), max_size=30),
     st.integers(0, 4000),
 )
 def test_no_image_goes_while_one_of_less_worth_stays(kinds, excess):
-    images = [
-        a_kept_image(n, verdict, f"2026-01-0{day}", is_reviewed=reviewed)
-        for n, (verdict, day, reviewed) in enumerate(kinds)
-    ]
+    images = [a_kept_image(n, verdict, is_reviewed=reviewed) for n, (verdict, reviewed) in enumerate(kinds)]
     gone = images_to_prune(images, excess=excess)
     stays = [image for image in images if image not in gone]
-    worth = [(rank(image), image.completed_at) for image in images]
-    assert all((rank(g), g.completed_at) <= (rank(s), s.completed_at) for g in gone for s in stays), worth
+    worth = [(rank(image), image.inspection_id) for image in images]
+    assert all((rank(g), g.inspection_id) < (rank(s), s.inspection_id) for g in gone for s in stays), worth
     assert sum(image.size_bytes for image in gone) >= min(excess, 100 * len(images))
     assert sum(image.size_bytes for image in gone[:-1]) < max(1, excess)

@@ -117,7 +117,7 @@ def test_a_lost_result_and_a_row_without_what_it_names_are_seen(line: Path, harm
 
 def test_a_damaged_page_is_seen(line: Path) -> None:
     path = line / "inspection.db"
-    ((root,),) = ask_sql(path, "SELECT rootpage FROM sqlite_master WHERE name = 'ix_inspections_board_id'")
+    ((root,),) = ask_sql(path, "SELECT rootpage FROM sqlite_master WHERE name = 'ix_inspections_board_id_surplus'")
     with path.open("r+b") as file:
         file.seek((int(str(root)) - 1) * 4096)
         file.write(b"\xff" * 100)

@@ -37,7 +37,7 @@ NEXT_REVISION = """
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision, branch_labels, depends_on = "9999", "0001", None, None
+revision, down_revision, branch_labels, depends_on = "9999", "0002", None, None
 
 
 def upgrade() -> None:
@@ -222,7 +222,7 @@ def test_a_database_of_a_newer_version_says_which_version_or_copy_to_go_back_to(
     migrated(old)
     monkeypatch.undo()
     before = old.read_bytes()
-    version = r"schema 9999; this one knows up to 0001\): install CoServe 3\.14\.2 or newer again, or put back the copy"
+    version = r"schema 9999; this one knows up to 0002\): install CoServe 3\.14\.2 or newer again, or put back the copy"
     for copy in (f"{old}.before-9999, as docs/upgrading.md says", r"that it made, \*\.before-9999"):
         with pytest.raises(StoreError, match=f"{version} {copy}"):
             migrated(old)

@@ -22,7 +22,7 @@ from daemon.records import ExpertSwitch, ExpertVersion, TextOutcome, TextRequest
 from daemon.storage.database.boards import has_serial, serial_range
 from daemon.storage.database.connections import StoreError, open_for_reading, open_for_writing, redacted_url
 from daemon.storage.database.migrate import migrate
-from daemon.storage.database.prune import Cutoff, kept_bytes, old_boards, oldest_kept
+from daemon.storage.database.prune import AgeLimit, kept_bytes, old_boards, oldest_kept, read_age_marks
 from daemon.storage.database.reviews import (
     ReviewDecision,
     ReviewRefusedError,
@@ -102,6 +102,7 @@ def _live(line: _Line) -> None:
     line.accept(an_arrival("waits", "R0402", "R9", type="loose", serial="W", deadline_ms=60_000))
     switch = ExpertSwitch(line.clock.set_s, "cpu", "cpu", "r50", ("yolo",), 4096, 1.5, "disk", "demand")
     line.store.write((), [switch], [ImageCopy(2, "images/2026-11-21/000000/2.jpg")])
+    line.store.note_age(5, 4.0, 60)
     request = TextRequest("mes", "g1", "m", "what\0 is it?", 2**40, None, 900, None, None, stream=True)
     (text_row,) = line.store.accept_texts([request])
     line.store.finish_texts([TextOutcome(text_row.generation_id, None, "expert_failed")])  # type: ignore[union-attr]
@@ -230,14 +231,18 @@ def test_what_may_be_pruned_is_the_same_and_goes(lines: list[_Line]):
     assert alike(lines, lambda connection: oldest_kept(connection, 10, None))
     for line in lines:
         line.store.write(copies=[ImageCopy(6, "images/2026-11-21/000000/6.jpg")])
-    before = Cutoff("2027-01-01T00:00:00.000Z")
-    old = alike(lines, lambda connection: old_boards(connection, before, "", 10))
-    gone = [line.store.forget_boards([board.board_id for board in old], before) for line in lines]
+    old = AgeLimit("2027-01-01T00:00:00.000Z")
+    boards = alike(lines, lambda connection: old_boards(connection, old, "", 10))
+    assert alike(lines, lambda connection: oldest_kept(connection, 10, old))
+    gone = [line.store.forget_boards([board.board_id for board in boards], old) for line in lines]
     assert gone[0] == gone[1]
     assert gone[1].boards > 1
-    assert lines[0].store.forget_others(before, 10) == lines[1].store.forget_others(before, 10) > 0
+    assert lines[0].store.forget_others(old, 10) == lines[1].store.forget_others(old, 10) > 0
     for line in lines:
+        line.store.note_age(10, 5.0, 60)
+        line.store.note_age(75, 6.0, 60)  # the first mark is not needed any more
         line.store.forget_images([2])
+    assert [mark.running_s for mark in alike(lines, read_age_marks)] == [10, 75]
     assert alike(lines, kept_bytes) == 0
 
 

@@ -7,9 +7,11 @@ import pytest
 
 from daemon.config.settings import Retention
 from daemon.records import ExpertSwitch
+from daemon.storage.database.prune import AgeLimit
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.disk_space import DiskSpace
-from daemon.storage.pruning import AGES_FILE, AgeClock, Pruner, trusting
+from daemon.storage.pruning import Ages, Pruner, RunningAges
+from daemon.units import utc_text
 from tests.daemon.storage.database.store_parts import Line, a_box, a_line, a_stage, an_arrival, an_outcome
 
 DAY_S = 86400.0
@@ -42,15 +44,14 @@ class Kit:
         self.line.store.write(copies=[ImageCopy(inspection_id, path.relative_to(self.line.folder).as_posix())])
         return path
 
-    def prune(self, *, ages: AgeClock | None = None, **settings) -> Pruner:
+    def prune(self, *, ages: Ages | None = None, **settings) -> Pruner:
         clock = self.line.clock.clock
         self.pruner = Pruner(
             *(self.line.url, self.images, Retention(**settings)),
             DiskSpace({"images": self.images}, 1),
             run_task=lambda task: task(self.line.store),
             rest=lambda _seconds: True,
-            clock=clock,
-            cutoff=ages.cutoff if ages else trusting(clock),
+            ages=ages or (lambda age_s: AgeLimit(utc_text(clock.wall_s() - age_s))),
         )
         try:
             self.pruner.prune_images()
@@ -98,120 +99,103 @@ def test_images_that_are_too_old_go_and_their_rows_stay(kit):
     ]
 
 
-LIMITS = {"images_for": "9d", "results_for": "90d"}
-
-
+@dataclass
 class RunningLine:
-    """A line that prunes every hour, with ages as the daemon counts them; `kill` ends it at any time."""
+    """A line whose daemon runs for hours and prunes, as RetentionThread does it; `prune` tells how much is left."""
 
-    def __init__(self, kit: Kit) -> None:
-        self.kit, self.clock = kit, kit.line.clock
-        self.boot()
+    kit: Kit
 
-    def boot(self) -> None:
-        self.ages = AgeClock(self.clock.clock, self.kit.images / AGES_FILE, self.kit.line.store.last_seq)
-        self.kit.prune(ages=self.ages, **LIMITS)
+    def __post_init__(self) -> None:
+        self.restart()
 
-    def kill(self, down_s: float = 0.0) -> None:
-        """Begin again as after a reboot: the monotonic clock starts anew."""
-        self.clock.pass_s(down_s)
-        self.clock.set_s, self.clock.now_s = self.clock.set_s + self.clock.now_s - 10.0, 10.0
-        self.boot()
+    def restart(self) -> None:
+        self.ages = RunningAges(self.kit.line.url, self.kit.line.clock.clock, lambda task: task(self.kit.line.store))
 
     def run(self, hours: float) -> None:
-        while hours > 0:
-            self.clock.pass_s(min(hours, 1.0) * 3600)
-            hours -= 1.0
-            self.kit.prune(ages=self.ages, **LIMITS)
+        for _ in range(int(hours * 2)):
+            self.kit.line.clock.pass_s(1800)
+            self.ages.note()
+
+    def prune(self) -> tuple[int, int]:
+        self.kit.prune(ages=self.ages, images_for="9d", results_for="90d")
+        return len(self.kit.files), self.kit.column("SELECT count(*) FROM boards")[0]
+
+    def set_clock(self, days: float, *, at_start: bool) -> None:
+        self.kit.line.clock.set_s += days * DAY_S
+        if at_start:
+            self.restart()
 
 
-@pytest.fixture
-def running(kit):
-    """A line that has run for two days, so that a proposal is in force."""
+@pytest.mark.parametrize("at_start", [True, False], ids=["at a start", "while it runs"])
+def test_a_clock_that_goes_ahead_deletes_nothing_within_a_day(kit, at_start):
     line = RunningLine(kit)
-    line.run(48)
-    return line
-
-
-@pytest.mark.parametrize("is_put_right", [True, False])
-@pytest.mark.parametrize("ahead_s", [60 * DAY_S, 1000 * DAY_S])
-def test_a_clock_that_is_ahead_at_a_boot_deletes_nothing_for_a_day_of_running_time(running, ahead_s, is_put_right):
-    kit, clock = running.kit, running.clock
-    evidence = kit.add("fail", serial="S1")
-    clock.set_s += ahead_s
-    running.kill(down_s=3600.0)
-    new = kit.add(serial="S2")  # once an image is accepted, its time proves nothing
-    running.kill()
-    for _ in range(4):  # with a kill every six hours
-        running.run(5.9)
-        running.kill()
-    assert kit.files == [evidence, new]
-    if is_put_right:
-        clock.set_s -= ahead_s
-    running.run(30)
-    assert kit.files == ([evidence, new] if is_put_right else [new])
-    assert len(kit.column("SELECT seq FROM boards")) == (1 if ahead_s > 90 * DAY_S and not is_put_right else 2)
-
-
-def test_a_clock_that_is_ahead_again_and_again_for_less_than_a_day_deletes_nothing(running):
-    evidence = running.kit.add("fail", serial="S1")
-    for _ in range(6):
-        running.clock.set_s += 60 * DAY_S
-        running.kill()
-        running.run(8)
-        running.clock.set_s -= 60 * DAY_S
-        running.run(8)
-    assert running.kit.files == [evidence]
-
-
-def test_a_clock_that_is_set_forward_while_the_line_runs_deletes_nothing_for_a_day(running):
-    evidence = running.kit.add("fail", serial="S1")
-    running.clock.set_s += 1000 * DAY_S
-    running.run(23.5)
-    assert running.kit.files == [evidence]
-    running.kill()
-    assert running.kit.files == [evidence]
-    running.run(3)
-    assert running.kit.files == []
-
-
-def test_images_that_were_written_under_a_clock_far_behind_stay_for_a_day_after_it_is_put_right(running):
-    kit, clock = running.kit, running.clock
-    now_s = clock.clock.wall_s()
-    clock.set_s -= now_s - 86400.0  # a PC without a battery begins in 1970
-    running.kill()
-    images = [kit.add("fail", serial="S1"), kit.add(serial="S2")]
-    running.run(1)
-    clock.set_s += now_s - 86400.0
-    running.run(22)
-    running.kill()
-    assert kit.files == images
-    assert len(kit.column("SELECT seq FROM boards")) == 2
-
-
-def test_a_pc_that_begins_each_day_in_1970_prunes_what_is_old(running):
-    kit, clock = running.kit, running.clock
+    line.run(30)
     kit.add("fail", serial="S1")
-    for _ in range(16):
-        now_s = clock.clock.wall_s()
-        clock.set_s -= now_s
-        running.kill()
-        running.run(0.02)
-        clock.set_s += now_s
-        running.run(8)
-        clock.pass_s(16 * 3600.0)
-    assert kit.files == []
+    line.set_clock(1000, at_start=at_start)
+    kit.add("fail", serial="S2")  # accepted with the wrong time
+    line.restart()
+    for _ in range(23):
+        line.run(1)
+        assert line.prune() == (2, 2)
+    line.set_clock(-1000, at_start=at_start)
+    line.run(30)
+    assert line.prune() == (2, 2)
 
 
-def test_a_damaged_file_of_ages_and_a_lost_one_prune_nothing_for_a_day(running):
-    file = running.kit.images / AGES_FILE
-    evidence = running.kit.add("fail", serial="S1")
-    for content in ("{", "[]", '{"ran_s": 1e9, "proposals": [[0, 4e9]]}', None):
-        running.clock.set_s += 60 * DAY_S
-        file.unlink() if content is None else file.write_text(content)
-        running.kill()
-        running.run(22)
-        assert running.kit.files == [evidence]
+@pytest.mark.parametrize("at_start", [True, False], ids=["at a start", "while it runs"])
+def test_what_was_accepted_while_the_clock_was_behind_is_not_old_when_it_is_put_right(kit, at_start):
+    line = RunningLine(kit)
+    line.run(30)
+    line.set_clock(-1000, at_start=at_start)
+    kit.add("fail", serial="S1")
+    line.run(5)
+    line.set_clock(1000, at_start=at_start)
+    for _ in range(23):
+        line.run(1)
+        assert line.prune() == (1, 1)
+
+
+def test_a_clock_that_is_ahead_again_at_every_start_makes_nothing_old(kit):
+    line = RunningLine(kit)
+    line.run(30)
+    kit.add("fail", serial="S1")
+    for _ in range(5):
+        line.set_clock(1000, at_start=True)
+        line.run(2)
+        assert line.prune() == (1, 1)
+        line.set_clock(-1000, at_start=False)  # the time server has answered
+        line.run(8)
+        assert line.prune() == (1, 1)
+
+
+def test_with_a_right_clock_images_go_at_their_age_and_results_at_theirs(kit):
+    line = RunningLine(kit)
+    kit.add("fail", serial="S1")
+    line.run(9 * 24 - 1)
+    assert line.prune() == (1, 1)
+    line.run(2)
+    assert line.prune() == (0, 1)
+    line.run(81 * 24)
+    assert line.prune() == (0, 0)
+
+
+def test_marks_are_kept_for_a_day_of_running(kit):
+    line = RunningLine(kit)
+    line.run(60)
+    line.restart()
+    assert kit.column("SELECT count(*) FROM age_marks") == [49]
+    assert kit.column("SELECT min(running_s) FROM age_marks") == [36 * 3600]
+    line.run(1)
+    assert kit.column("SELECT max(running_s) FROM age_marks") == [61 * 3600]
+
+
+def test_room_is_made_in_the_order_of_acceptance_whatever_the_clock_said(kit):
+    first = kit.add(serial="S1")
+    kit.line.clock.set_s -= 1000 * DAY_S
+    second = kit.add(serial="S2")
+    size_bytes = kit.column("SELECT image_bytes FROM inspections")[0]
+    kit.prune(images_bytes=size_bytes)
+    assert (kit.files, first) == ([second], 1)
 
 
 def test_beyond_the_bytes_that_images_may_have_passed_ones_go_first(kit):

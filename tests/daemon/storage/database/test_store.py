@@ -262,11 +262,9 @@ def many_attempts(line, attempts: int) -> None:
     ):
         columns = [row[1] for row in line.rows(f"PRAGMA table_info({table})")]
         values = ", ".join(changed.get(name, name) for name in columns)
-        line.rows(
-            "WITH RECURSIVE numbers(n) AS (SELECT 2 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?) "  # noqa: S608
-            f"INSERT INTO {table} SELECT {values} FROM numbers, {table} WHERE {columns[0]} = 1",
-            attempts,
-        )
+        numbers = "WITH RECURSIVE numbers(n) AS (SELECT 2 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?)"
+        copies = f"INSERT INTO {table} SELECT {values} FROM numbers, {table} WHERE {columns[0]} = 1"  # noqa: S608
+        line.rows(f"{numbers} {copies}", attempts)
     line.rows("UPDATE stream_position SET last_inspection_id = ?, last_board_id = ?", attempts, attempts)
     line.reopen()
 
@@ -318,7 +316,7 @@ def test_a_serial_that_a_scanner_reports_for_nothing_is_told_once(line, serial, 
         for _ in range(30):
             line.inspect("R0402", "R1", type="tiny", serial=serial)
     repeats = [log for log in logs if log["event"] == "serial_repeats"]
-    assert [log["attempts"] for log in repeats] == told
+    assert [log["times"] for log in repeats] == told
     assert all((log["serial"], log["source"]) == (serial, "cam1") and "scanner" in log["advice"] for log in repeats)
 
 
@@ -328,7 +326,7 @@ def test_any_serial_with_a_thousand_attempts_is_told(line):
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
             line.inspect("R0402", "R1", type="tiny", serial="A1234")
-    assert [log["attempts"] for log in logs if log["event"] == "serial_repeats"] == [1000]
+    assert [log["times"] for log in logs if log["event"] == "serial_repeats"] == [1000]
 
 
 def test_attempts_that_left_memory_take_their_verdicts_and_late_images(line):
