@@ -76,7 +76,7 @@ class DiskLine(Line):
     def files(self) -> set[str]:
         """Copies as `image_path` names them."""
         folder = self.disk / "images"
-        return {str(path.relative_to(self.disk)) for path in folder.rglob("*") if path.is_file()}
+        return {str(path.relative_to(self.disk)) for path in folder.rglob("[0-9]*") if path.is_file()}
 
     @property
     def paths(self) -> set[str]:
