@@ -3,7 +3,6 @@
 What concerns the scheduler (experts, queues, pins) is handed to the drive, which answers on its own thread.
 """
 
-import math
 import threading
 import time
 from collections import deque
@@ -37,6 +36,7 @@ from daemon.storage.database.reader import ResultsReader
 from daemon.storage.retention import RetentionThread
 from daemon.storage.review_requests import write_review
 from daemon.storage.writer import Writer
+from daemon.units import MAX_BYTES, MAX_COUNT
 from daemon.wire.access import Access
 from daemon.wire.control import ControlError, Handler
 from experts.catalog import Catalog
@@ -243,12 +243,16 @@ class Operations:
             raise ControlError("bad_field", f"{unknown[0]}: expected one of {known}")
         given = {name: fields[name] for name in _BACKLOG_LIMITS if fields.get(name) is not None}
         for name, value in given.items():
-            if type(value) is not int or value < 1:
-                raise ControlError("bad_field", f"{name}: expected a whole number above 0, not {value!r}")
+            if type(value) is not int or not 1 <= value <= _most(name):
+                raise ControlError(
+                    "bad_field", f"{name}: expected a whole number from 1 to {_most(name)}, not {value!r}"
+                )
         quotas = {name: fields[name] for name in _QUOTAS if fields.get(name) is not None}
         for name, value in quotas.items():
-            if type(value) not in (int, float) or not 0 <= value < math.inf:
-                raise ControlError("bad_field", f"{name}: expected a number from 0 (off), not {value!r}")
+            if type(value) not in (int, float) or not 0 <= value <= _most(name):
+                raise ControlError(
+                    "bad_field", f"{name}: expected a number from 0 (off) to {_most(name)}, not {value!r}"
+                )
         memory = self.language.limit(
             fields.get("expert_memory"), lambda wanted: self.drive.ask("limits", {"expert_memory": wanted})
         )
@@ -317,6 +321,10 @@ class Operations:
         else:
             self.admission.resume("drain")
         return {"state": self.state, "backlog": self.backlog.images}
+
+
+def _most(name: str) -> int:
+    return MAX_BYTES if "bytes" in name else MAX_COUNT
 
 
 def _seconds(fields: dict[str, Any]) -> float:
