@@ -242,17 +242,13 @@ class Operations:
             known = ", ".join(("expert_memory", *_BACKLOG_LIMITS, *_QUOTAS))
             raise ControlError("bad_field", f"{unknown[0]}: expected one of {known}")
         given = {name: fields[name] for name in _BACKLOG_LIMITS if fields.get(name) is not None}
-        for name, value in given.items():
-            if type(value) is not int or not 1 <= value <= _most(name):
-                raise ControlError(
-                    "bad_field", f"{name}: expected a whole number from 1 to {_most(name)}, not {value!r}"
-                )
         quotas = {name: fields[name] for name in _QUOTAS if fields.get(name) is not None}
-        for name, value in quotas.items():
-            if type(value) not in (int, float) or not 0 <= value <= _most(name):
-                raise ControlError(
-                    "bad_field", f"{name}: expected a number from 0 (off) to {_most(name)}, not {value!r}"
-                )
+        for name, value in (given | quotas).items():
+            kinds, least = ((int, float), 0) if name in quotas else ((int,), 1)
+            most = MAX_BYTES if "bytes" in name else MAX_COUNT
+            if type(value) not in kinds or not least <= value <= most:
+                expected = f"a number from 0 (off) to {most}" if name in quotas else f"a whole number from 1 to {most}"
+                raise ControlError("bad_field", f"{name}: expected {expected}, not {value!r}")
         memory = self.language.limit(
             fields.get("expert_memory"), lambda wanted: self.drive.ask("limits", {"expert_memory": wanted})
         )
@@ -321,10 +317,6 @@ class Operations:
         else:
             self.admission.resume("drain")
         return {"state": self.state, "backlog": self.backlog.images}
-
-
-def _most(name: str) -> int:
-    return MAX_BYTES if "bytes" in name else MAX_COUNT
 
 
 def _seconds(fields: dict[str, Any]) -> float:

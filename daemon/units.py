@@ -40,9 +40,9 @@ def parse_seconds(value: object) -> float:
     if match is None or match[2] not in _SECONDS:
         raise ValueError(f"expected a duration such as 500ms, 20s, 2m, 12h or 30d, not {value!r}")
     seconds = float(match[1]) * _SECONDS[match[2]]
-    if seconds > 100 * _SECONDS["y"]:
-        raise ValueError(f"expected a duration of 100y at most, not {value!r}")
-    return seconds
+    if seconds <= 100 * _SECONDS["y"]:
+        return seconds
+    raise ValueError(f"expected a duration of 100y at most, not {value!r}")
 
 
 def between(min_s: float, max_s: float, expected: str) -> AfterValidator:

@@ -149,10 +149,7 @@ def read_yaml(path: Path) -> Document:
 
 
 def read_yaml_text(text: str, name: str, *, refuse_hidden: bool = False) -> Document:
-    """Parse `text`; every mistake that YAML itself finds is in `problems`, with `name` as the file.
-
-    Characters that nobody sees are refused in files only: rules that were kept before must be read for ever.
-    """
+    """Parse `text`; every mistake that YAML itself finds is in `problems`, with `name` as the file."""
     if len(text) > MAX_TEXT_BYTES:
         return _unreadable(name, text, 1, 1, f"the text is larger than {MAX_TEXT_BYTES // 2**20} MiB")
     builder = _Builder(name, refuse_hidden)
@@ -308,6 +305,7 @@ class _Builder:
     def _scalar(self, event: yaml.ScalarEvent) -> str | int | float | bool | None:
         text = str(event.value)
         self._refuse_tag(event)
+        # In files only: rules that were kept before must stay readable.
         if self._refuse_hidden and (sign := hidden(text)):
             raise self._stop(event, f"expected text without {sign}, a character that is not seen: write it anew")
         if event.style or event.tag is not None:

@@ -119,8 +119,8 @@ class SchedulerControl:
     def _limits(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Set `expert_memory`, bytes by device, divided equally over its pools; all are changed, or none."""
         wanted = fields.get("expert_memory") or {}
-        if not isinstance(wanted, dict) or any(
-            type(size) is not int or not 0 < size <= MAX_BYTES for size in wanted.values()
+        if not isinstance(wanted, dict) or not all(
+            type(size) is int and 0 < size <= MAX_BYTES for size in wanted.values()
         ):
             raise ControlError("bad_field", 'expert_memory: expected bytes by device, such as {"cpu": 250000000}')
         before = self._scheduler.budgets()
