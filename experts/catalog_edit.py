@@ -59,10 +59,7 @@ def with_entry(text: str, name: str, entry: CatalogEntry) -> str | None:
 
     A comment behind a value that changes stays behind it; one between the lines of such a value goes.
     """
-    try:
-        root, data = yaml.compose(text, Loader=yaml.SafeLoader), read(text)
-    except yaml.YAMLError:
-        return None
+    root, data = yaml.compose(text, Loader=yaml.SafeLoader), read(text)
     if not data:
         return f"{text.rstrip()}\n{dump({'experts': {name: rendered(entry)}})}" if text else None
     experts = _value(root, "experts")
@@ -75,9 +72,7 @@ def with_entry(text: str, name: str, entry: CatalogEntry) -> str | None:
     present = _value(experts, name)
     if present is None:
         return _added(text, experts, {name: rendered(entry)})
-    if not isinstance(present, yaml.MappingNode):
-        return None
-    edits = _changes(text, present, entry, data["experts"][name])
+    edits = _changes(text, present, entry, data["experts"][name]) if isinstance(present, yaml.MappingNode) else None
     if edits is None:
         return None
     for start, end, replacement in sorted(edits, reverse=True):

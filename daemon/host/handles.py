@@ -1,6 +1,5 @@
 """File handles: raise this process' limit, and divide it between connections and everything else."""
 
-import contextlib
 import resource
 from dataclasses import dataclass
 
@@ -21,14 +20,11 @@ class HandleShares:
 
 
 def raise_handle_limit() -> int:
-    """Raise this process' limit of open files, often 1,024, as far as it may; return the limit."""
+    """Raise the soft limit of open files, often 1,024, as far as the hard limit allows; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     possible = _MAX_HANDLES if hard == resource.RLIM_INFINITY else min(hard, _MAX_HANDLES)
-    for limit in (_MAX_HANDLES, possible):  # root may go beyond the hard limit
-        if soft != resource.RLIM_INFINITY and soft < limit:
-            with contextlib.suppress(ValueError):
-                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit if limit > possible else hard))
-                return limit
+    if soft != resource.RLIM_INFINITY and soft < possible:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
     return possible
 
 

@@ -202,7 +202,10 @@ def _received_bytes(fd: int) -> int | None:
     """Return the bytes that came over a TCP connection so far; None if it is not TCP, or is closed."""
     info, size = ctypes.create_string_buffer(_TCP_INFO_BYTES), ctypes.c_uint32(_TCP_INFO_BYTES)
     # without a socket.socket, which would need a handle of its own when there may be none left
-    if _QUICK_LIBC.getsockopt(fd, socket.IPPROTO_TCP, socket.TCP_INFO, info, ctypes.byref(size)) or size.value < _RECEIVED_AT + 8:
+    if (
+        _QUICK_LIBC.getsockopt(fd, socket.IPPROTO_TCP, socket.TCP_INFO, info, ctypes.byref(size))
+        or size.value < _RECEIVED_AT + 8
+    ):
         return None
     return int.from_bytes(info[_RECEIVED_AT : _RECEIVED_AT + 8], sys.byteorder)
 

@@ -128,7 +128,7 @@ def test_reading_a_catalog_needs_no_torch():
         "# ours\nexperts:   # none yet\n# the end\n",
         "# ours\nexperts:\n",
         "# ours\nexperts: {}",
-        "experts:  # ours\n  0402: {ENTRY}  # flow\n\n  # between\n  NO: {ENTRY}\n  a: {ENTRY, temperature: 3.0}  # replaced\n",
+        "experts:  # ours\n  0402: {ENTRY}  # flow\n\n  # between\n  NO: {ENTRY}\n  a: {ENTRY, nms_iou: 0.3}  # new\n",
     ],
 )
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
@@ -151,5 +151,5 @@ def test_whatever_a_person_wrote_in_a_catalog_stays(tmp_path: Path, text: str, n
 def test_a_catalog_is_read_as_the_daemon_reads_it():
     text = "experts:\n  a: {classes: [NO, 0x10, 0o17, 1e400, 0402], temperature: 1e0}\n"
     assert read(text) == read_yaml_text(text, "").data
-    with pytest.raises(yaml.YAMLError, match="catalog.yaml:3:1: duplicate key `a`"):
+    with pytest.raises(yaml.YAMLError, match=r"catalog\.yaml:3:1: duplicate key `a`"):
         read("a: 1\nb: 2\na: 3\n", "catalog.yaml")

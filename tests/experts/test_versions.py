@@ -1,6 +1,6 @@
-import json
 """Versions beside a catalog: kept, promoted, rolled back, pruned; and a process that is killed at any moment of it."""
 
+import json
 import multiprocessing
 import os
 import shutil
