@@ -19,7 +19,7 @@ from daemon.dispatch.orders import Devices, device_of
 from daemon.dispatch.trace import Makeup
 from daemon.errors import ConfigError, StartError, install_with
 from daemon.host.children import Children, ChildSpec
-from daemon.host.handles import handle_shares, possible_handles
+from daemon.host.handles import handle_shares, raise_handle_limit
 from daemon.host.own_address import reachable
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog, backlog_limits, intake_limits
@@ -116,7 +116,7 @@ class App:
         self._metrics = Metrics(self._catalogs.architecture_of)
         self._timeline = WorkTimeline(time.time)
         self._context: zmq.Context[Any] = zmq.Context()
-        self._handles = handle_shares(possible_handles())
+        self._handles = handle_shares(raise_handle_limit())
         keys = curve_keys(config.security)
         self._gate = Gate(self._context, keys) if keys else None
         self._backlog = Backlog(backlog_limits(config.limits))

@@ -3,7 +3,6 @@
 What concerns the scheduler (experts, queues, pins) is handed to the drive, which answers on its own thread.
 """
 
-import math
 import threading
 import time
 from collections import deque
@@ -37,6 +36,7 @@ from daemon.storage.database.reader import ResultsReader
 from daemon.storage.retention import RetentionThread
 from daemon.storage.review_requests import write_review
 from daemon.storage.writer import Writer
+from daemon.units import MAX_BYTES, MAX_COUNT
 from daemon.wire.access import Access
 from daemon.wire.control import ControlError, Handler
 from experts.catalog import Catalog
@@ -242,13 +242,13 @@ class Operations:
             known = ", ".join(("expert_memory", *_BACKLOG_LIMITS, *_QUOTAS))
             raise ControlError("bad_field", f"{unknown[0]}: expected one of {known}")
         given = {name: fields[name] for name in _BACKLOG_LIMITS if fields.get(name) is not None}
-        for name, value in given.items():
-            if type(value) is not int or value < 1:
-                raise ControlError("bad_field", f"{name}: expected a whole number above 0, not {value!r}")
         quotas = {name: fields[name] for name in _QUOTAS if fields.get(name) is not None}
-        for name, value in quotas.items():
-            if type(value) not in (int, float) or not 0 <= value < math.inf:
-                raise ControlError("bad_field", f"{name}: expected a number from 0 (off), not {value!r}")
+        for name, value in (given | quotas).items():
+            kinds, least = ((int, float), 0) if name in quotas else ((int,), 1)
+            most = MAX_BYTES if "bytes" in name else MAX_COUNT
+            if type(value) not in kinds or not least <= value <= most:
+                expected = f"a number from 0 (off) to {most}" if name in quotas else f"a whole number from 1 to {most}"
+                raise ControlError("bad_field", f"{name}: expected {expected}, not {value!r}")
         memory = self.language.limit(
             fields.get("expert_memory"), lambda wanted: self.drive.ask("limits", {"expert_memory": wanted})
         )

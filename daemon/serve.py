@@ -18,7 +18,6 @@ import structlog
 from daemon.app import App
 from daemon.dispatch.orders import Devices
 from daemon.errors import ConfigError, StartError
-from daemon.host.handles import raise_handle_limit
 from daemon.host.logs import configure_logs, is_journal
 from daemon.host.package_owners import foreign_owners
 from daemon.host.service_manager import Notifier
@@ -57,7 +56,6 @@ def serve(config: Path, devices: Devices | None = None, record: Path | None = No
     order as a signal does).
     """
     configure_logs(os.environ, sys.stderr)
-    raise_handle_limit()
     faulthandler.enable()  # the watchdog ends a daemon that hangs by SIGABRT: the log then has each thread's stack
     signals, notifier = _Signals(), Notifier()
     app = _start(config, notifier, devices, record)

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+#: More is a slip of the pen: a limit that never limits.
+MAX_BYTES, MAX_COUNT = 2**46, 2**30
 _UNITS = {
     "": 1,
     "B": 1,
@@ -26,7 +28,10 @@ def parse_bytes(value: object) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
     if isinstance(value, bool) or match is None or match[2].upper() not in _UNITS:
         raise ValueError(f"expected a size such as 250MB, 1.5GiB or a number of bytes, not {value!r}")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    size_bytes = float(match[1]) * _UNITS[match[2].upper()]
+    if size_bytes > MAX_BYTES:
+        raise ValueError(f"expected a size of 64TiB at most, not {value!r}")
+    return int(size_bytes)
 
 
 def parse_seconds(value: object) -> float:
@@ -34,7 +39,10 @@ def parse_seconds(value: object) -> float:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", str(value))
     if match is None or match[2] not in _SECONDS:
         raise ValueError(f"expected a duration such as 500ms, 20s, 2m, 12h or 30d, not {value!r}")
-    return float(match[1]) * _SECONDS[match[2]]
+    seconds = float(match[1]) * _SECONDS[match[2]]
+    if seconds <= 100 * _SECONDS["y"]:
+        return seconds
+    raise ValueError(f"expected a duration of 100y at most, not {value!r}")
 
 
 def between(min_s: float, max_s: float, expected: str) -> AfterValidator:
@@ -50,7 +58,7 @@ def between(min_s: float, max_s: float, expected: str) -> AfterValidator:
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 
 
 def size_text(size_bytes: float) -> str:

@@ -6,7 +6,6 @@ parsed and compared with the intended entries before it is written: a form of YA
 """
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,37 +14,17 @@ import yaml
 from pydantic import ValidationError
 
 from experts.catalog import CatalogEntry, CatalogFile, dump, rendered, replace_text, write_catalog
+from routing_rules.document import read_yaml_text
 
 _Edit = tuple[int, int, str]
 
-_CONSTANTS: dict[str, bool | None] = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
-    **dict.fromkeys(("true", "True", "TRUE"), True),
-    **dict.fromkeys(("false", "False", "FALSE"), False),
-}
-_INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
-
-def read(text: str) -> Any:
-    """Return a catalog's values as YAML 1.2 reads them: `NO` and the key `0402` are text. Raises yaml.YAMLError."""
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    return {} if root is None else _plain(root)
-
-
-def _plain(node: Any) -> Any:
-    if isinstance(node, yaml.MappingNode):
-        return {str(key.value): _plain(value) for key, value in node.value}
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(item) for item in node.value]
-    text = node.value
-    if node.style is not None:
-        return text
-    if text in _CONSTANTS:
-        return _CONSTANTS[text]
-    if _INTEGER.fullmatch(text):
-        return int(text)
-    return float(text) if _FLOAT.fullmatch(text) else text
+def read(text: str, name: str = "the catalog") -> Any:
+    """Return a catalog's values as every file of a line is read. Raises yaml.YAMLError with the first mistake."""
+    document = read_yaml_text(text, name)
+    if document.problems:
+        raise yaml.YAMLError(str(document.problems[0]))
+    return {} if document.data is None else document.data
 
 
 def add_to_catalog(path: Path, expert: str, entry: Mapping[str, Any]) -> None:
@@ -61,7 +40,7 @@ def replace_entry(path: Path, entries: Mapping[str, CatalogEntry], name: str, en
     intended = {**entries, name: entry}
     edited = with_entry(text, name, entry)
     if edited is not None and _has_entries(edited, intended):
-        replace_text(path, edited)
+        replace_text(path, edited.replace("\n", "\r\n") if b"\r\n" in path.read_bytes() else edited)
         return False
     write_catalog(path, {key: each.model_dump(mode="json", exclude_defaults=True) for key, each in intended.items()})
     return "#" in text
@@ -80,19 +59,20 @@ def with_entry(text: str, name: str, entry: CatalogEntry) -> str | None:
 
     A comment behind a value that changes stays behind it; one between the lines of such a value goes.
     """
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError:
-        return None
+    root, data = yaml.compose(text, Loader=yaml.SafeLoader), read(text)
+    if not data:
+        return f"{text.rstrip()}\n{dump({'experts': {name: rendered(entry)}})}" if text else None
     experts = _value(root, "experts")
+    if experts is not None and not data["experts"]:
+        text = text[: experts.start_mark.index] + text[experts.end_mark.index :]
+        place = _next_line(text, experts.start_mark.index)
+        return text[:place] + _lines(text, place, {name: rendered(entry)}, 2) + text[place:]
     if not isinstance(experts, yaml.MappingNode) or experts.flow_style:
         return None
     present = _value(experts, name)
     if present is None:
         return _added(text, experts, {name: rendered(entry)})
-    if not isinstance(present, yaml.MappingNode) or present.flow_style:
-        return None
-    edits = _changes(text, present, entry)
+    edits = _changes(text, present, entry, data["experts"][name]) if isinstance(present, yaml.MappingNode) else None
     if edits is None:
         return None
     for start, end, replacement in sorted(edits, reverse=True):
@@ -100,16 +80,19 @@ def with_entry(text: str, name: str, entry: CatalogEntry) -> str | None:
     return text
 
 
-def _changes(text: str, node: yaml.MappingNode, entry: CatalogEntry) -> list[_Edit] | None:
-    """Return the edits for values that differ and keys that are missing in one entry."""
+def _changes(text: str, node: yaml.MappingNode, entry: CatalogEntry, old: Any) -> list[_Edit] | None:
+    """Return the edits for values that differ from `old` and keys that are missing in one entry."""
     values = entry.model_dump(mode="json")
     short = rendered(entry)
+    if node.flow_style:
+        start, end = node.start_mark.index, node.end_mark.index
+        return None if "#" in text[start:end] else [(start, end, _flow(short))]
     edits: list[_Edit] = []
     for key, value in node.value:
         end = _end(value)
         if end is None or key.value not in values:
             return None
-        if _plain(value) == values[key.value]:
+        if old[key.value] == values[key.value]:
             continue
         column = value.start_mark.column if value.start_mark.line != key.start_mark.line else None
         edits.append(
@@ -183,5 +166,9 @@ def _line_after(text: str, node: yaml.MappingNode) -> int | None:
     end = _end(node)
     if end is None:
         return None
-    newline = text.find("\n", end)
+    return _next_line(text, end)
+
+
+def _next_line(text: str, place: int) -> int:
+    newline = text.find("\n", place)
     return len(text) if newline < 0 else newline + 1

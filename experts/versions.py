@@ -333,7 +333,7 @@ def _step(did: Action, version: str, before: str | None = None) -> Step:
 
 def _parsed(model: type[Any], path: Path) -> Any:
     try:
-        return model.model_validate(read(path.read_text(encoding="utf-8")))
+        return model.model_validate(read(path.read_text(encoding="utf-8"), str(path)))
     except (yaml.YAMLError, ValidationError, UnicodeDecodeError) as error:
         raise VersionsError(f"{path} cannot be read: {error}; `coserve check` says where") from None
 

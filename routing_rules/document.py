@@ -6,6 +6,7 @@ as written (`0402:` is not octal), duplicate keys as mistakes, and bounds on dep
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -141,17 +142,17 @@ def read_yaml(path: Path) -> Document:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return _unreadable(name, "", 1, 1, f"cannot read the file: {reason}")
     try:
-        return read_yaml_text(raw.decode("utf-8-sig"), name)
+        return read_yaml_text(raw.decode("utf-8-sig"), name, refuse_hidden=True)
     except UnicodeDecodeError as error:
         line, column = _position(raw[: error.start].decode("utf-8", "replace"))
         return _unreadable(name, "", line, column, "not UTF-8 text: save the file as UTF-8")
 
 
-def read_yaml_text(text: str, name: str) -> Document:
+def read_yaml_text(text: str, name: str, *, refuse_hidden: bool = False) -> Document:
     """Parse `text`; every mistake that YAML itself finds is in `problems`, with `name` as the file."""
     if len(text) > MAX_TEXT_BYTES:
         return _unreadable(name, text, 1, 1, f"the text is larger than {MAX_TEXT_BYTES // 2**20} MiB")
-    builder = _Builder(name)
+    builder = _Builder(name, refuse_hidden)
     try:
         node = builder.build(text)
     except _UnreadableError as error:
@@ -213,7 +214,8 @@ class _Node:
 class _Builder:
     """Builds data and places from parser events: the events are not recursive, so depth is ours to bound."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, refuse_hidden: bool) -> None:
+        self._refuse_hidden = refuse_hidden
         self.problems: list[Problem] = []
         self._name = name
         self._values = 0
@@ -303,6 +305,9 @@ class _Builder:
     def _scalar(self, event: yaml.ScalarEvent) -> str | int | float | bool | None:
         text = str(event.value)
         self._refuse_tag(event)
+        # In files only: rules that were kept before must stay readable.
+        if self._refuse_hidden and (sign := hidden(text)):
+            raise self._stop(event, f"expected text without {sign}, a character that is not seen: write it anew")
         if event.style or event.tag is not None:
             return text
         if text in _CONSTANTS:
@@ -336,6 +341,12 @@ class _Builder:
 
     def _stop(self, event: yaml.Event, message: str) -> _UnreadableError:
         return _UnreadableError(Problem(self._name, *self._at(event), message))
+
+
+def hidden(text: str) -> str:
+    """Return the first control, bidi or zero-width character of `text` as its escape, "" if there is none."""
+    unseen = (sign for sign in text if unicodedata.category(sign) in {"Cc", "Cf", "Cs", "Zl", "Zp"})
+    return next(unseen, "").encode("unicode_escape").decode()
 
 
 def nearest(word: str, right: Iterable[str]) -> str | None:

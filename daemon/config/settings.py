@@ -15,7 +15,7 @@ from daemon.config.addresses import absolute_database, absolute_endpoint, absolu
 from daemon.config.environment import override
 from daemon.consumers.kinds import CONSUMER_KEYS, CONSUMER_NAME, AnyConsumer, consumer_mistakes
 from daemon.errors import ConfigError
-from daemon.units import Bytes, Count, Seconds, between
+from daemon.units import MAX_COUNT, Bytes, Count, Seconds, between
 from experts.moe.modes import MODES
 from routing_rules.load import Document, KeyPath, Problem, read_yaml, salvage
 
@@ -124,7 +124,7 @@ class Limits(_ConfigSection):
     max_payload_bytes: Bytes = 64 * 2**20
     max_pixels: Count = 64_000_000
     max_wait: Seconds = 20.0
-    source_images_per_s: Annotated[float, Field(gt=0)] | None = None
+    source_images_per_s: Annotated[float, Field(gt=0, le=MAX_COUNT)] | None = None
     source_bytes_per_s: Bytes | None = None
     in_memory: Bytes = 512 * 2**20
     hang_after: Seconds = 30.0

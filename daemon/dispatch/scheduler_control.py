@@ -14,6 +14,7 @@ from daemon.policy.operate import OperationRefusedError
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId
 from daemon.policy.scheduler import Scheduler
 from daemon.policy.snapshot import Snapshot
+from daemon.units import MAX_BYTES
 from daemon.wire.control import ControlError
 from experts.spec import ExpertId, ExpertSpec
 
@@ -118,7 +119,9 @@ class SchedulerControl:
     def _limits(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Set `expert_memory`, bytes by device, divided equally over its pools; all are changed, or none."""
         wanted = fields.get("expert_memory") or {}
-        if not isinstance(wanted, dict) or any(type(size) is not int or size <= 0 for size in wanted.values()):
+        if not isinstance(wanted, dict) or not all(
+            type(size) is int and 0 < size <= MAX_BYTES for size in wanted.values()
+        ):
             raise ControlError("bad_field", 'expert_memory: expected bytes by device, such as {"cpu": 250000000}')
         before = self._scheduler.budgets()
         budgets: dict[PoolId, int] = {}

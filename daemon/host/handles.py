@@ -19,17 +19,13 @@ class HandleShares:
     control: int
 
 
-def possible_handles() -> int:
-    """Return the number of open files that `raise_handle_limit` allows this process, and its child processes."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MAX_HANDLES if hard == resource.RLIM_INFINITY else min(hard, _MAX_HANDLES)
-
-
-def raise_handle_limit() -> None:
-    """Raise the soft limit of open files, often 1,024, as far as the hard limit allows."""
+def raise_handle_limit() -> int:
+    """Raise the soft limit of open files, often 1,024, as far as the hard limit allows; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < possible_handles():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (possible_handles(), hard))
+    possible = _MAX_HANDLES if hard == resource.RLIM_INFINITY else min(hard, _MAX_HANDLES)
+    if soft != resource.RLIM_INFINITY and soft < possible:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+    return possible
 
 
 def handle_shares(handles: int) -> HandleShares:

@@ -8,6 +8,7 @@ may connect again.
 
 import ctypes
 import fcntl
+import functools
 import os
 import socket
 import struct
@@ -17,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -26,6 +26,8 @@ import zmq
 Socket = zmq.Socket[bytes]
 
 _LIBC = ctypes.CDLL(None)
+#: Calls that return at once keep the interpreter's lock: it may take long to get it back.
+_QUICK_LIBC = ctypes.PyDLL(None)
 #: Kind and value of an event, as libzmq sends them: the value is a file descriptor for those that are watched.
 _MONITOR_EVENT = struct.Struct("=Hi")
 
@@ -193,17 +195,19 @@ class ConnectionGuard:
     def _cut(self, fd: int) -> None:
         self._connections.pop(fd, None)
         self._silent.pop(fd, None)
-        _LIBC.shutdown(fd, socket.SHUT_RDWR)  # quicker than socket.socket: connections may come faster than they go
+        _QUICK_LIBC.shutdown(fd, socket.SHUT_RDWR)  # connections may come faster than they go
 
 
 def _received_bytes(fd: int) -> int | None:
     """Return the bytes that came over a TCP connection so far; None if it is not TCP, or is closed."""
-    try:
-        with socket.socket(fileno=os.dup(fd)) as connection:
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        return int(struct.unpack_from("=Q", info, _RECEIVED_AT)[0])
-    except (OSError, struct.error):
+    info, size = ctypes.create_string_buffer(_TCP_INFO_BYTES), ctypes.c_uint32(_TCP_INFO_BYTES)
+    # without a socket.socket, which would need a handle of its own when there may be none left
+    if (
+        _QUICK_LIBC.getsockopt(fd, socket.IPPROTO_TCP, socket.TCP_INFO, info, ctypes.byref(size))
+        or size.value < _RECEIVED_AT + 8
+    ):
         return None
+    return int.from_bytes(info[_RECEIVED_AT : _RECEIVED_AT + 8], sys.byteorder)
 
 
 def waiting_bytes(fd: int, direction: int) -> int:
@@ -217,7 +221,13 @@ def waiting_bytes(fd: int, direction: int) -> int:
 
 
 def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
+    return int(os.pread(_statm(), 100, 0).split()[1]) * _PAGE_BYTES
+
+
+@functools.cache
+def _statm() -> int:
+    """Return the handle of /proc/self/statm, which stays open: there may be none left later."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _give_memory_back() -> None:

@@ -349,6 +349,9 @@ def test_draining_answers_busy_after_all_checks_and_duplicates_still(line: Line,
 
 def test_a_full_backlog_and_spent_credit_answer_busy_and_every_message_is_answered(line: Line) -> None:
     before = line.control("limits")
+    for name in ("backlog_images", "backlog_bytes", "source_images_per_s", "source_bytes_per_s"):
+        assert line.control("limits", **{name: 10**15})["code"] == "bad_field", name
+    assert line.control("limits") == before
     assert line.control("limits", backlog_images=3, source_images=3)["type"] == "ok"
     headers: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -7,9 +8,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from experts.catalog import UNREADABLE, CatalogFile, resolve, write_catalog
-from experts.catalog_edit import add_to_catalog
+from experts.catalog import UNREADABLE, CatalogEntry, CatalogFile, resolve, write_catalog
+from experts.catalog_edit import add_to_catalog, read
 from experts.spec import ExpertSpec
+from routing_rules.document import read_yaml_text
 from tests.experts.samples import an_expert_file
 
 
@@ -116,3 +118,38 @@ def test_an_entry_that_could_not_be_read_back_is_not_written(tmp_path: Path):
 def test_reading_a_catalog_needs_no_torch():
     code = "import experts.catalog, experts.weights, sys; sys.exit('torch' in sys.modules or 'cv2' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# ours\n",
+        "# ours\nexperts: {}   # none yet\n# the end\n",
+        "# ours\nexperts:   # none yet\n# the end\n",
+        "# ours\nexperts:\n",
+        "# ours\nexperts: {}",
+        "experts:  # ours\n  0402: {ENTRY}  # flow\n\n  # between\n  NO: {ENTRY}\n  a: {ENTRY, nms_iou: 0.3}  # new\n",
+    ],
+)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_whatever_a_person_wrote_in_a_catalog_stays(tmp_path: Path, text: str, newline: str):
+    entry = an_entry(an_expert_file(tmp_path))
+    file = tmp_path / "catalog.yaml"
+    flow = ", ".join(f"{key}: {json.dumps(value)}" for key, value in entry.items())
+    text = text.replace("ENTRY", flow).replace("\n", newline)
+    file.write_bytes(text.encode())
+    others = {key: value for key, value in (read(text).get("experts") or {}).items() if key != "a"}
+    add_to_catalog(file, "a", entry)
+    after = file.read_bytes().decode()
+    assert all(f"#{comment.split(newline)[0]}" in after for comment in text.split("#")[1:])
+    assert after.count(newline) == after.count("\n")
+    assert {key: value for key, value in read(after)["experts"].items() if key != "a"} == others
+    assert CatalogFile.model_validate(read(after)).experts["a"] == CatalogEntry.model_validate(entry)
+    assert list(read(after)["experts"]) == [*others, "a"]
+
+
+def test_a_catalog_is_read_as_the_daemon_reads_it():
+    text = "experts:\n  a: {classes: [NO, 0x10, 0o17, 1e400, 0402], temperature: 1e0}\n"
+    assert read(text) == read_yaml_text(text, "").data
+    with pytest.raises(yaml.YAMLError, match=r"catalog\.yaml:3:1: duplicate key `a`"):
+        read("a: 1\nb: 2\na: 3\n", "catalog.yaml")

@@ -205,9 +205,9 @@ BREAKS = (
     ),
     Break(
         "The soft limit of open files",
-        "daemon/serve.py",
-        "    raise_handle_limit()\n",
-        "",
+        "daemon/app.py",
+        "handle_shares(raise_handle_limit())",
+        "handle_shares(4096)",
         ("contract/test_handles.py::test_the_soft_limit_of_handles_is_raised_as_far_as_the_hard_limit_allows",),
     ),
     Break(

@@ -126,3 +126,24 @@ def test_a_byte_order_mark_and_windows_line_ends_are_fine(tmp_path: Path) -> Non
     document = read_yaml(path)
     assert document.data == {"a": 1, "b": 2}
     assert document.where(("b",)) == (2, 4)
+
+
+@pytest.mark.parametrize("code", [0x7F, 0x9B, 0x61C, 0x200B, 0x200D, 0x200E, 0x202E, 0x2060, 0x2066, 0x2069, 0xFEFF])
+@pytest.mark.parametrize("quoted", [True, False])
+def test_a_file_with_a_character_that_is_not_seen_is_refused_at_its_place(
+    tmp_path: Path, code: int, quoted: bool
+) -> None:
+    escape = chr(code).encode("unicode_escape").decode()
+    path = tmp_path / "rules.yaml"
+    for text in ('boards:\n  "m{}a": {{}}\n', 'boards:\n  "k{}": x\n', 'boards:\n  [ "{}U1"]\n'):
+        path.write_text(text.format(f"\\u{code:04x}" if quoted else chr(code)), encoding="utf-8")
+        if not quoted and code in (0x7F, 0x9B):
+            assert read_yaml(path).problems  # YAML itself refuses it
+            continue
+        (problem,) = read_yaml(path).problems
+        assert (problem.line, escape in problem.message) == (2, True), str(problem)
+        assert chr(code) not in str(problem)
+
+
+def test_rules_that_were_kept_before_are_read_whatever_their_names_hold() -> None:
+    assert a_document('{"m\u202ea": 1}').data == {"m\u202ea": 1}

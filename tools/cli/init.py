@@ -52,6 +52,7 @@ def init(
     if board and images:
         fail("name the boards with --board or their --images, not both", status=2)
     from routing_rules.compile import RulesError, compile_rules
+    from routing_rules.load import read_yaml_text
     from tools.setup import answers as parsing
     from tools.setup.line_files import rules_text, write_line
 
@@ -66,7 +67,7 @@ def init(
             ),
             asking.ask("5/5 How long images of failed boards stay: 90d, 1y, ever", "90d", parsing.parse_keep, keep),
         )
-        routes = compile_rules(rules_text(answers.boards), "rules.yaml")
+        routes = compile_rules(read_yaml_text(rules_text(answers.boards), "rules.yaml", refuse_hidden=True))
         written_files = write_line(folder, answers)
     except parsing.AnswerError as error:
         fail(str(error), status=2)

@@ -185,7 +185,7 @@ def _entries(catalog: Path) -> dict[str, CatalogEntry]:
     if not catalog.is_file():
         return {}
     try:
-        return CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts
+        return CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"), str(catalog))).experts
     except (yaml.YAMLError, ValidationError, UnicodeDecodeError, OSError) as error:
         raise VersionsError(f"{catalog}: is not a catalog of experts: {error}") from None
 

@@ -149,6 +149,15 @@ def test_a_misspelt_environment_variable_is_a_mistake(tmp_path: Path) -> None:
         ("models: {a: {checkpoint: m, memory: 1MB, least_memory: 2MB}}", "2,000,000 bytes are more than `memory`"),
         ("models: {a: {checkpoint: m, memory: 1MB, ttft_slo: 1s}}", "is kept by mode brownout only"),
         ("models: {a b: {checkpoint: m, memory: 1MB}}", "should match pattern"),
+        ("limits: {max_pixels: 1073741825}", "coserve.yaml:5:22: expected a number ≤ 1073741824, found `1073741825`"),
+        ("limits: {backlog_images: 1000000000000000}", "coserve.yaml:5:26: expected a number ≤ 1073741824"),
+        ("limits: {backlog_bytes: 1000000000000000}", "coserve.yaml:5:25: expected a size of 64TiB at most"),
+        ("retention: {free: 65TiB}", "coserve.yaml:5:19: expected a size of 64TiB at most, found `65TiB`"),
+        (f"retention: {{free: {'9' * 400}}}", "expected a size of 64TiB at most"),
+        ("retention: {images_for: 101y}", "coserve.yaml:5:25: expected a duration of 100y at most, found `101y`"),
+        ("limits: {source_images_per_s: inf}", "coserve.yaml:5:31: expected a number"),
+        ('consumers: {"a\\u202eb": {}}', r"coserve.yaml:5:13: expected text without \u202e,"),
+        ('journal: "a\u200bb"', r"coserve.yaml:5:10: expected text without \u200b,"),
     ],
 )
 def test_values_that_cannot_be_are_refused(tmp_path: Path, section: str, says: str) -> None:

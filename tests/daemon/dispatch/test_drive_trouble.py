@@ -181,6 +181,14 @@ def test_limits_are_of_devices_and_are_divided_over_their_pools():
     assert line.ask("limits") == {"expert_memory": {"cpu": 40}}
 
 
+def test_a_limit_that_cannot_be_meant_changes_no_pool():
+    line = own_pools()
+    before = line.ask("limits")
+    with pytest.raises(ControlError, match="expert_memory: expected bytes by device"):
+        line.ask("limits", expert_memory={"cpu": 10**15})
+    assert line.ask("limits") == before
+
+
 def test_limits_that_one_pool_refuses_change_no_pool():
     line = own_pools({"cpu": 60, "cuda:0": 60}, ["cpu", "cpu", "cuda:0"])
     with pytest.raises(ControlError) as caught:

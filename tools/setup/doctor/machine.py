@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from daemon.host.handles import handle_shares, possible_handles
+from daemon.host.handles import handle_shares, raise_handle_limit
 from daemon.units import size_text
 from tools.setup.doctor.context import DoctorContext, Finding, clocks, ok, warn, wrong
 
@@ -267,7 +267,7 @@ def user_limits(context: DoctorContext) -> Iterator[Finding]:
         yield wrong(
             "limits", f"this shell limits {' and '.join(bad)}", "ulimit with `unlimited`, or start as a service"
         )
-    handles = possible_handles()
+    handles = raise_handle_limit()
     shares = handle_shares(handles)
     so = f"{handles} open files: {shares.intake} connections of cameras, {shares.results} of programs that read results"
     if handles < _FILES:
