@@ -22,6 +22,8 @@ from tools.backup.contents import CONFIG, BackupError, not_written
 from tools.backup.gentle import PIECE_BYTES
 
 Progress = Callable[[str, int, int], None]
+_HEAD_BYTES = 64 * 2**10
+_PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
 class FolderInUseError(BackupError):
@@ -87,10 +89,11 @@ class _Unpacking:
                     raise BackupError(
                         f"{self._archive} is damaged or cut off behind {self._last}: take another archive"
                     )
-                self._compare(self._read(tar, member).decode(errors="surrogateescape"))
+                most = sum(len(digest) + len(os.fsencode(name)) + 3 for name, digest in self._sums.items())
+                self._compare(self._read(tar, member, most).decode(errors="surrogateescape"))
             for folder in {(self._part / name).parent for name in self._sums if name != HEAD}:
                 sync(folder)
-        except (tarfile.TarError, EOFError) as error:
+        except (tarfile.TarError, EOFError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
             raise BackupError(f"{self._archive} is damaged at {self._last}: {error}; take another archive") from error
         return {**head, "files": len(self._sums)}
 
@@ -99,13 +102,17 @@ class _Unpacking:
         member = tar.next()
         if member is None or member.name != HEAD:
             raise BackupError(f"{self._archive} is not a backup of a line: expected an archive that begins with {HEAD}")
-        text = self._read(tar, member)
+        text = self._read(tar, member, _HEAD_BYTES)
         self._sums[HEAD] = sha256(text).hexdigest()
+        damaged = BackupError(f"{self._archive} is damaged at {HEAD}: take another archive")
         try:
             head: dict[str, Any] = json.loads(text)
             number, schema, writer = head["coserve_backup"], head["schema"], head["coserve"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise BackupError(f"{self._archive} is damaged at {HEAD}: take another archive") from error
+            is_whole = isinstance(schema, str | None) and (number != FORMAT or _is_whole(head))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise damaged from error
+        if not is_whole:
+            raise damaged
         known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
         if number != FORMAT or (schema is not None and schema not in known):
             here = version("coserve")
@@ -122,7 +129,7 @@ class _Unpacking:
         """Write one member; its path must stay inside, and it must be a file and nothing else."""
         self._last = member.name
         confined = tarfile.data_filter(member, str(self._part))
-        if not member.isreg() or confined is None or confined.name != member.name or member.name in self._sums:
+        if not _is_plain(member) or confined is None or confined.name != member.name or member.name in self._sums:
             raise BackupError(f"{self._archive}: {member.name} is not a file of a backup: the archive was altered")
         source = tar.extractfile(member)
         assert source is not None
@@ -143,9 +150,9 @@ class _Unpacking:
             raise tarfile.ReadError("unexpected end of data")
         self._sums[member.name] = digest.hexdigest()
 
-    def _read(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    def _read(self, tar: tarfile.TarFile, member: tarfile.TarInfo, most_bytes: int) -> bytes:
         self._last = member.name
-        source = tar.extractfile(member) if member.isreg() else None
+        source = tar.extractfile(member) if _is_plain(member) and member.size <= most_bytes else None
         data = source.read() if source is not None else b""
         if source is None or len(data) != member.size:
             raise BackupError(f"{self._archive} is damaged at {member.name}: take another archive")
@@ -162,3 +169,13 @@ class _Unpacking:
             raise BackupError(
                 f"{self._archive} is damaged: {', '.join(wrong[:3])}{more} differ from {SUMS}: take another archive"
             )
+
+
+def _is_plain(member: tarfile.TarInfo) -> bool:
+    """Return True for a file whose bytes are all in the archive; those of a sparse one may be without end."""
+    return member.type in _PLAIN and not member.issparse()
+
+
+def _is_whole(head: dict[str, Any]) -> bool:
+    numbers, texts = (head["last_seq"], head["waiting"]), (head["made"], head["coserve"])
+    return all(isinstance(number, int) for number in numbers) and all(isinstance(text, str) for text in texts)

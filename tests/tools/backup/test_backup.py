@@ -1,8 +1,10 @@
 """A whole line into one archive while it runs, and out of it again: nothing accepted is missing, nothing is damaged."""
 
+import contextlib
 import io
 import json
 import os
+import random
 import shutil
 import signal
 import sqlite3
@@ -13,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -400,6 +403,73 @@ def test_a_member_that_leads_out_of_the_folder_or_comes_twice_is_refused(tmp_pat
         unpack(bad, tmp_path / "restored")
     assert not (tmp_path / "escaped").exists()
     assert not (tmp_path / "restored").exists()
+
+
+def with_head(archive: Path, target: Path, head: bytes, pax: dict[str, str] | None = None, said_of: str = SUMS) -> Path:
+    """The archive with another first member and right sums; `pax` says more of the member `said_of`."""
+    was = b""
+    with tarfile.open(archive) as old, tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as new:
+        for member in old.getmembers():
+            source = old.extractfile(member)
+            assert source is not None
+            data = source.read()
+            if member.name == HEAD:
+                was, data = data, head
+            elif member.name == SUMS:
+                data = data.replace(sha256(was).hexdigest().encode(), sha256(head).hexdigest().encode())
+            member.size = len(data)
+            if pax and member.name == said_of:
+                member.pax_headers = pax
+            new.addfile(member, io.BytesIO(data))
+    return target
+
+
+SPARSE = {"GNU.sparse.size": str(2**33), "GNU.sparse.map": "0,1"}
+
+
+@pytest.mark.parametrize("name", [HEAD, SUMS, "rules.yaml"])
+def test_a_sparse_member_is_refused_before_any_of_it_is_read(tmp_path: Path, name: str):
+    a_folder(tmp_path / "line")
+    archive = backed_up(tmp_path / "line")
+    with tarfile.open(archive) as tar:
+        source = tar.extractfile(HEAD)
+        assert source is not None
+        bad = with_head(archive, tmp_path / "bad.tar", source.read(), SPARSE, name)
+    code = (
+        "import resource, sys; from pathlib import Path; from tools.backup.contents import BackupError\n"
+        "from tools.backup.restore import unpack\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: unpack(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+        "except BackupError as error: print(error)\n"
+        "assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000\n"
+    )
+    command = [sys.executable, "-c", code, str(bad), str(tmp_path / "restored")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert "bad.tar" in done.stdout
+    assert name in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.tar", "line", "line.tar"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_an_archive_says_it_is_restored_or_refused_in_a_sentence(tmp_path: Path, seed: int):
+    a_folder(tmp_path / "line")
+    archive = backed_up(tmp_path / "line")
+    heads = [b"[" * 60_000, b"[]", b"null", b"1" * 5000, b" " * 2**20, b'{"coserve_backup": 1e400}', b"\xff"]
+    right = {"coserve_backup": 1, "coserve": "0", "made": "", "schema": None, "last_seq": 0, "waiting": 0}
+    wrong: list[Any] = [[], {}, "x", 1.5, None]
+    heads += [json.dumps({**right, key: value}).encode() for key in right for value in wrong]
+    heads += [json.dumps({key: right[key] for key in right if key != left}).encode() for left in right]
+    bad = with_head(archive, tmp_path / "bad.tar", heads[seed % len(heads)])
+    if seed >= len(heads):
+        data, chance = bytearray(archive.read_bytes()), random.Random(seed)
+        for _ in range(8):
+            data[chance.randrange(min(len(data), 8192))] = chance.choice(b"\0\x01xgLKS057\xff")
+        bad.write_bytes(data)
+    with contextlib.suppress(BackupError):
+        unpack(bad, tmp_path / "restored")
+        return
+    assert not (tmp_path / "restored").exists()
+    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize(("key", "value"), [("coserve_backup", 2), ("schema", "9999")])
