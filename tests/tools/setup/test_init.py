@@ -108,7 +108,7 @@ def test_more_memory_than_this_pc_has_is_written_with_a_warning(tmp_path: Path) 
     done = init("line", "--memory", "60TB", "--yes", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ram = psutil.virtual_memory().total / 1e9
-    assert re.search(rf"expert_memory is 99000GB, and \S+ of this PC has {ram:.1f}".removesuffix(".0"), done.stdout)
+    assert re.search(rf"expert_memory is 60000GB, and \S+ of this PC has {ram:.1f}".removesuffix(".0"), done.stdout)
     assert "of this PC has" not in init("other", "--memory", "10MB", "--yes", cwd=tmp_path).stdout
 
 
