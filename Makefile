@@ -4,14 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-fast test-contract check house rooms promises system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean
+.PHONY: demo test test-fast test-contract check house rooms promises system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
 
+# A line with trained experts, judged images and its pages: the first thing to look at.
 demo: $(INSTALLED)
 	$(BIN)/coserve demo --dir demo
 
 # A file's tests stay together; the demo, which trains, begins. WORKERS=0 runs one after the other in one process.
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# All tests that need no hour of their own; about twenty minutes.
 test: $(INSTALLED)
 	$(PYTEST)
 
@@ -22,6 +25,7 @@ test-fast: $(INSTALLED)
 test-contract: $(INSTALLED)
 	$(PYTEST) --tier contract
 
+# Lint, format, types, import rules.
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -40,6 +44,7 @@ rooms: $(INSTALLED)
 system-tools:
 	.ci/system-tools
 
+# Images a second of the demo's line, with CoServe's policy and without.
 bench: $(INSTALLED)
 	$(BIN)/coserve bench line --dir demo
 
@@ -59,9 +64,11 @@ test-cameras: $(INSTALLED)
 promises: $(INSTALLED)
 	$(BIN)/python -m tests.promises
 
+# An hour with hostile peers: memory, handles, threads, nothing lost.
 soak: $(INSTALLED)
 	$(BIN)/coserve soak --minutes 60
 
+# A million broken frames at a running line; about ten minutes.
 fuzz: $(INSTALLED)
 	$(BIN)/coserve fuzz --frames 1000000 --out build/fuzz.json
 
@@ -103,5 +110,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+# Remove what was installed, made and measured.
 clean:
 	rm -rf $(VENV) demo build
+
+# What there is to make.
+help:
+	@awk '/^# /{ said = said ? said : substr($$0, 3); next } /^[a-z-]+:/{ sub(":.*", ""); if (said) printf "%-15s %s\n", $$0, said } { said = "" }' Makefile

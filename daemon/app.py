@@ -28,7 +28,14 @@ from daemon.intake.text_requests import TextAdmission
 from daemon.language.models import LanguageModels, OpenModelWith
 from daemon.language.text_rows import TextRows
 from daemon.line.devices import Measurements, pools_and_executors
-from daemon.line.line import Line, compile_kept_rules, curve_keys, settings_problems, start_problems
+from daemon.line.line import (
+    Line,
+    compile_kept_rules,
+    curve_keys,
+    settings_problems,
+    start_problems,
+    warn_of_weights,
+)
 from daemon.line.rulebook import Catalogs, Rulebook
 from daemon.line.shared_devices import images_config
 from daemon.monitor.gauges import Gauges
@@ -326,6 +333,7 @@ class App:
             self._writer.start(self._reports)
             self._texts.start(self._reports)
             self._writer.rules_in_force(self._rulebook.current)
+            warn_of_weights(self._catalogs.current)
             self._bad_images.start()
             self._retention.start()
             self._database_watch.start()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import wait
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -24,7 +24,7 @@ from daemon.host.temperature import Thermometer
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog
 from daemon.language.models import LanguageModels
-from daemon.line.line import reload_rules_and_catalog
+from daemon.line.line import reload_rules_and_catalog, warn_of_weights
 from daemon.line.rulebook import Rulebook
 from daemon.monitor.answers import Vitals, health
 from daemon.monitor.gauges import ScrapeFacts
@@ -40,6 +40,8 @@ from daemon.units import MAX_BYTES, MAX_COUNT
 from daemon.wire.access import Access
 from daemon.wire.control import ControlError, Handler
 from experts.catalog import Catalog
+
+T = TypeVar("T")
 
 _RATE_WINDOW_S = 10.0
 #: A scrape waits this long for the scheduler's newest numbers; then it tells those from before.
@@ -145,7 +147,7 @@ class Operations:
         """Return the values of a scrape. Those of the scheduler may be seconds old while it is busy or hangs."""
         fresh = self.drive.ask_later("status", {})
         wait([fresh], _FRESH_WITHIN_S)
-        vitals, children, last_seq = self.vitals(), self.children.status(), self._last_seq_or_none()
+        vitals, children, last_seq = self.vitals(), self.children.status(), self._or_none(self.reader.last_seq)
         return ScrapeFacts(
             version=version("coserve"),
             policy=self.config.policy,
@@ -165,10 +167,11 @@ class Operations:
             temperatures=self._thermometer.read(),
         )
 
-    def _last_seq_or_none(self) -> int | None:
+    def _or_none(self, read: Callable[[], T]) -> T | None:
+        """Return what the database says, None while it does not answer: the rest goes on all the same."""
         try:
-            return self.reader.last_seq()
-        except SQLAlchemyError:  # the rest is told all the same
+            return read()
+        except SQLAlchemyError:
             return None
 
     def handlers(self) -> dict[str, Handler]:
@@ -195,7 +198,7 @@ class Operations:
         known = self.drive.ask("status", {})
         for inner in ("failed", "under_way", "queued", "retries"):
             del known[inner]
-        children, last_seq = self.children.status(), self._last_seq_or_none()
+        children, last_seq = self.children.status(), self._or_none(self.reader.last_seq)
         completed = self.metrics.completed_count  # durable verdicts; the drive's count runs ahead of the disk
         where_there_are_some = {
             "children": children,
@@ -271,20 +274,23 @@ class Operations:
                 routes, catalog = reload_rules_and_catalog(self.config)
             except ConfigError as error:
                 raise ControlError("bad_rules", str(error)) from None
+            in_use = self._or_none(self.reader.rules_in_use)
             # The catalog first: an image under new rules must not meet a catalog without their experts.
             self.on_catalog(catalog)
             self.drive.reload(catalog, routes)
-            self.rulebook.replace(routes)
+            self.rulebook.replace(routes, in_use)
             self.writer.rules_in_force(routes)
             self.access.reload()
         self._log.info("reloaded", rules_version=routes.version, experts=len(catalog))
+        unusable = warn_of_weights(catalog)
         restart_for, problems = self.settings.changed()
         if restart_for:
             self._log.warning("restart_needed", changed=", ".join(restart_for))
         for problem in problems:
             self._log.warning("settings_unreadable", problem=problem)
         answer = {"rules_version": routes.version, "experts": len(catalog), "restart_for": restart_for}
-        return answer | ({"settings_problems": problems} if problems else {})
+        found = {"settings_problems": problems, "without_weights": unusable}
+        return answer | {name: value for name, value in found.items() if value}
 
     def reload_or_say_why(self) -> None:
         """Reload because of SIGHUP; each mistake is an event in the log."""

@@ -35,7 +35,10 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One mistake in a file: where it is (line and column count from 1), what was expected, what to do."""
+    """One mistake in a file: where it is, what was expected, what to do.
+
+    Line and column count from 1; line 0 is the file as a whole.
+    """
 
     file: str
     line: int
@@ -43,7 +46,8 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}: {self.message}"
+        place = f":{self.line}:{self.column}" if self.line else ""
+        return f"{self.file}{place}: {self.message}"
 
 
 @dataclass(slots=True)
@@ -140,7 +144,7 @@ def read_yaml(path: Path) -> Document:
         raw = path.read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return _unreadable(name, "", 1, 1, f"cannot read the file: {reason}")
+        return _unreadable(name, "", 0, 0, f"cannot read the file: {reason}")
     try:
         return read_yaml_text(raw.decode("utf-8-sig"), name, refuse_hidden=True)
     except UnicodeDecodeError as error:

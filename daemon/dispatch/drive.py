@@ -445,6 +445,8 @@ class Drive:
         self._health.forget_hangs()
         self._flow.end_all(self._scheduler.replace_facts(facts, changed))
         self._note_failures()
+        if not self._failing:
+            self._flow.last_error = None
         reload.answer.set_result(None)
 
     def _finish(self, outcome: Outcome) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from daemon.config.addresses import CREDENTIALS
 from daemon.config.settings import Config, Security, load_config
 from daemon.errors import ConfigError
@@ -20,6 +22,7 @@ from daemon.line.shared_devices import images_config, sharing_problems
 from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.wire.endpoints import CurveKeys, check_endpoints, check_http
 from experts.catalog import Catalog, CatalogFile, resolve
+from experts.spec import ExpertId
 from routing_rules.compile import ExpertLabels, RulesError, compile_rules
 from routing_rules.load import Problem, read_yaml, read_yaml_text, validate
 from routing_rules.routes import Routes
@@ -146,6 +149,15 @@ def load_catalog(path: Path, folders: Sequence[Path] = ()) -> tuple[Catalog | No
     for where, message in mistakes:
         by_cause[where[-1] == "file"].append(document.problem(where, message))
     return catalog, by_cause[False], by_cause[True]
+
+
+def warn_of_weights(catalog: Catalog) -> list[ExpertId]:
+    """Return the experts whose weights file is missing or damaged, and log that there are any."""
+    experts = [expert for expert in catalog if expert not in catalog.headers]
+    if experts:
+        advice = "their images get `unknown`; `coserve check CONFIG` says what is wrong with each file"
+        structlog.get_logger("line").warning("weights_unusable", of=len(experts), first=experts[0], advice=advice)
+    return experts
 
 
 def labels_of(catalog: Catalog | None) -> Mapping[str, ExpertLabels] | None:

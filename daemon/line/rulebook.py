@@ -4,10 +4,15 @@ Written by the control thread at a reload, read by the writer and the drive; eac
 operation, so readers see the old version or the new one, never half of each.
 """
 
+from collections.abc import Collection
+
 from daemon.records import ExpertVersion
 from experts.catalog import Catalog
 from experts.spec import ExpertId
 from routing_rules.routes import Routes
+
+#: Versions that stay known though no open attempt uses them: an image may come late, to an attempt that has closed.
+_NEWEST_KEPT = 8
 
 
 class Rulebook:
@@ -30,9 +35,13 @@ class Rulebook:
         """Remember older routes for the attempts that are still open under them."""
         self._by_version.setdefault(routes.version, routes)
 
-    def replace(self, routes: Routes) -> None:
-        """Put `routes` in force for attempts that open from now on."""
-        self._by_version[routes.version] = routes
+    def replace(self, routes: Routes, in_use: Collection[str] | None = None) -> None:
+        """Put `routes` in force for attempts that open from now on; forget old versions, but none that is `in_use`."""
+        known = [kept for version, kept in self._by_version.items() if version != routes.version] + [routes]
+        if in_use is not None:
+            newest = known[-_NEWEST_KEPT:]
+            known = [kept for kept in known if kept in newest or kept.version in in_use]
+        self._by_version = {kept.version: kept for kept in known}
         self.current = routes
 
 

@@ -26,6 +26,7 @@ from daemon.storage.database.prune import (
     oldest_kept,
     read_age_marks,
     strays,
+    unused_rules,
 )
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.store import Store, open_store
@@ -168,6 +169,9 @@ class Pruner:
             if len(boards) < _BOARDS_PER_QUERY or after == boards[-1].completed_at:
                 break
             after = boards[-1].completed_at
+        versions, last_id = self._query(lambda connection: unused_rules(connection, old))
+        if versions:
+            self._run_task(lambda store: store.forget_rules(versions, last_id))
         while self._run_task(lambda store: store.forget_others(old, _ROWS_PER_TURN)) and self._rest(_PAUSE_S):
             pass
 

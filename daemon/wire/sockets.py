@@ -30,7 +30,7 @@ _IPC_MODE = 0o660
 #: enough that the guard of the connections keeps up with them (connection_guard.py).
 _TCP_BACKLOG, _IPC_BACKLOG = 256, 100
 _REBIND_S = 5.0
-_NO_ADVICE = "is another program using it? coserve doctor names it"
+_NO_ADVICE = "`coserve doctor CONFIG` names the program that uses it; `endpoints` in CONFIG says where to listen"
 _BIND_ADVICE: dict[int | None, str] = {
     errno.EADDRNOTAVAIL: "no network card of this machine has that address (yet)",
     errno.ENODEV: "this machine has no such network card (yet)",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from daemon.config.settings import load_config
 from daemon.line import line as line_module
@@ -21,6 +22,7 @@ from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned
 from tests.simulated import a_service
 from tests.waiting import PATIENCE_S
+from tools.cli.main import app
 from tools.setup.service import Service
 
 
@@ -220,8 +222,15 @@ def test_an_expert_whose_file_comes_later_serves_after_a_reload(tmp_path: Path, 
         assert (failed["verdict"], failed["reason"]) == ("unknown", "expert_failed")
         assert line.result(line.send())["verdict"] == "pass"
         line.wait(lambda: line.status()["state"] == "degraded")
+        assert "C0603.safetensors" in line.status()["last_error"]
+        assert line.control("reload")["without_weights"] == ["C0603"]
+        said = CliRunner().invoke(app, ["reload", "--config", str(line.config)]).output
+        assert "without usable weights (1): C0603; coserve check says why" in " ".join(said.split())
         (tmp_path / "later").rename(file)
-        assert line.control("reload")["type"] == "ok"
+        answer = line.control("reload")
+        assert answer["type"] == "ok"
+        assert "without_weights" not in answer
+        assert line.status()["last_error"] is None
         assert line.result(line.send(component="V"))["reason"] is None
         line.wait(lambda: line.status()["state"] == "ready")
 

@@ -93,8 +93,8 @@ def test_text_that_cannot_be_read_is_one_problem_with_its_place(text: str, place
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, ":1:1: cannot read the file: No such file or directory"),
-        ("a folder", ":1:1: cannot read the file: Is a directory"),
+        (None, ": cannot read the file: No such file or directory"),
+        ("a folder", ": cannot read the file: Is a directory"),
         ("a: 1\nb: ü".encode("latin-1"), ":2:4: not UTF-8"),
         (bytes(9 * 1024 * 1024), ":1:1: the file is larger than 8 MiB"),
     ],

@@ -15,7 +15,15 @@ from urllib.parse import quote
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from coserve_client import CameraImage, CoserveError, CurveClient, Publisher, SpoolingPublisher, publish_images
+from coserve_client import (
+    CameraImage,
+    CoserveError,
+    CurveClient,
+    PublishAccount,
+    Publisher,
+    SpoolingPublisher,
+    publish_images,
+)
 from daemon.errors import ConfigError
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
 from tools.terminal.open_line import settings_of
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
 _END_S, _STOP_S = 60.0, 10.0
 #: A person at a terminal is told of a daemon that does not answer sooner than a camera is.
 _PATIENCE_S = 15.0
+_SILENT_S = 3.0
 _PICTURES = "Pictures of whole boards"
 _ELSEWHERE = "From another PC"
 
@@ -217,9 +226,19 @@ class _LineOptions:
             Publisher(endpoint, self.source, patience_s=_PATIENCE_S, curve=self.curve()) as publisher,
         ):
             task = bar.add_task(f"publishing to {endpoint}", total=total)
-            account = publish_images(
-                publisher, images, rate=rate, progress=lambda account: bar.update(task, completed=account.answered)
-            )
+            silence = threading.Timer(_SILENT_S, bar.print, [f"no answer from {endpoint} yet: is the daemon running?"])
+            silence.daemon = True
+            silence.start()
+
+            def progress(account: PublishAccount) -> None:
+                if account.answered:
+                    silence.cancel()
+                bar.update(task, completed=account.answered)
+
+            try:
+                account = publish_images(publisher, images, rate=rate, progress=progress)
+            finally:
+                silence.cancel()
         for refusal in account.refusals:
             _say(refusal)
         self.finish(account.as_dict(), is_complete=account.complete)

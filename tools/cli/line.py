@@ -204,6 +204,9 @@ def reload(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     _say(answer, as_json, f"rules {answer.get('rules_version')} are in force")
     if as_json:
         return
+    if experts := answer.get("without_weights"):
+        names = ", ".join(experts[:5]) + (", …" if len(experts) > 5 else "")
+        console.print(f"without usable weights ({len(experts)}): {names}; coserve check says why", markup=False)
     if changed := answer.get("restart_for"):
         console.print(f"coserve.yaml has changed: restart the daemon for {', '.join(changed)}", markup=False)
     for problem in answer.get("settings_problems", ()):

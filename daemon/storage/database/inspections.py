@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Delete, Select, Update, delete, select, update
+from sqlalchemy import Connection, Delete, Select, Update, delete, select, update
 
 from daemon.records import Accepted, Arrival, ExpertVersion, JournalKey, Outcome
 from daemon.storage.database import rows
@@ -269,6 +269,14 @@ def pending_images(task: str) -> Select[Any]:
         .where(pending.c.task == task)
         .order_by(pending.c.inspection_id)
     )
+
+
+def rules_in_use(connection: Connection) -> set[str]:
+    """Return the rules versions of open attempts, and of images without a verdict."""
+    # Open attempts are those without `completed_at`, which has an index.
+    still_open = select(boards.c.rules_version).where(boards.c.completed_at.is_(None))
+    waiting = pending_images("judge").with_only_columns(inspections.c.rules_version).order_by(None)
+    return set(connection.execute(still_open.union(waiting)).scalars())
 
 
 @cache

@@ -18,7 +18,9 @@ from daemon.storage.database.schema import (
     generations,
     inspections,
     pending,
+    recipes,
     reviews,
+    rules_versions,
     stages,
     stream_position,
 )
@@ -150,6 +152,24 @@ def forget_others(tx: Transaction, old: AgeLimit, limit: int) -> int:
     )
     _count_pruned(tx, answers.rowcount)
     return switches.rowcount + answers.rowcount
+
+
+def unused_rules(connection: Connection, old: AgeLimit) -> tuple[list[str], int]:
+    """Return the old rules versions under which no attempt opened, and the last attempt that was looked at."""
+    last_id = connection.execute(select(func.max(boards.c.board_id))).scalar() or 0
+    table = rules_versions.c
+    versions = set(connection.execute(select(table.rules_version).where(table.loaded_at < old.before)).scalars())
+    if versions:
+        versions -= set(connection.execute(select(boards.c.rules_version).distinct()).scalars())
+    return sorted(versions), last_id
+
+
+def forget_rules(tx: Transaction, versions: Sequence[str], last_id: int) -> None:
+    """Remove rules and recipes of `versions` that no attempt after `last_id` opened under."""
+    younger = select(boards.c.rules_version).where(boards.c.board_id > last_id)
+    for table in (recipes, rules_versions):
+        of_these = table.c.rules_version.in_(versions), table.c.rules_version.not_in(younger)
+        tx.connection.execute(delete(table).where(*of_these))
 
 
 def strays(connection: Connection, files: Iterable[tuple[int, str]], before: str | None) -> list[str]:

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Table, bindparam, func, select
 from daemon.records import Published, TextRequest
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.generations import AS_SENT, as_sent
+from daemon.storage.database.inspections import rules_in_use
 from daemon.storage.database.rows import KnownImage, board_message, generation_message, inspection_message
 from daemon.storage.database.schema import boards, detections, generations, inspections, stages, stream_position
 from daemon.storage.database.transaction import PreparedQuery
@@ -55,6 +56,11 @@ class ResultsReader:
         with self._engine.connect() as connection:
             row = connection.execute(query.order_by(table.attempt.desc()).limit(1)).one_or_none()
         return None if row is None or row.verdict is not None else row.rules_version
+
+    def rules_in_use(self) -> set[str]:
+        """Return the rules versions of open attempts, and of images without a verdict."""
+        with self._engine.connect() as connection:
+            return rules_in_use(connection)
 
     def last_seq(self) -> int:
         """Return the last `seq` given out; 0 before the first."""

@@ -93,6 +93,7 @@ class Store:
         self._clock = clock
         self._boards = BoardCache()
         self._memory = WriterMemory()
+        self._in_force = ""
         segment = schema.pending.c.segment
         with self._transaction() as tx:
             for number, images in tx.connection.execute(select(segment, func.count()).group_by(segment)):
@@ -127,15 +128,13 @@ class Store:
 
     def recover(self) -> Recovery:
         """Return the work that the last run left, oldest first."""
-        boards, texts = schema.boards.c, schema.rules_versions.c
+        texts = schema.rules_versions.c
         with self.engine.connect() as connection:
             waiting = [
                 rows.accepted_image(row, row, row["board_type"])
                 for row in map(dict, connection.execute(inspections.pending_images("judge")).mappings())
             ]
-            # Open attempts are those without `completed_at`, which has an index.
-            still_open = select(boards.rules_version).where(boards.completed_at.is_(None)).distinct()
-            versions = {*connection.execute(still_open).scalars(), *(image.rules_version for image in waiting)}
+            versions = inspections.rules_in_use(connection)
             all_rules = connection.execute(select(texts.rules_version, texts.text))
             return Recovery(
                 pending=waiting,
@@ -160,6 +159,7 @@ class Store:
 
     def keep_rules(self, routes: Routes) -> None:
         """Note the rules that came into force, unless they were before."""
+        self._in_force = routes.version
         with self._transaction() as tx:
             inspections.keep_rules(tx, routes)
 
@@ -219,6 +219,12 @@ class Store:
         """Prune at most `limit` old loads and `limit` old answers of language models; return the count."""
         with self._transaction() as tx:
             return prune.forget_others(tx, old, limit)
+
+    def forget_rules(self, versions: Sequence[str], last_board_id: int) -> None:
+        """Prune rules that are not in force, and under which no attempt opened until or after `last_board_id`."""
+        with self._transaction() as tx:
+            prune.forget_rules(tx, [version for version in versions if version != self._in_force], last_board_id)
+        self._memory.written_once.clear()
 
     def note_age(self, running_s: int, wall_s: float, keep_s: float) -> None:
         """Note the clock and the newest rows, for pruning by age (pruning.py, RunningAges)."""

@@ -168,7 +168,7 @@ def test_a_pulse_that_fails_stops_neither_results_nor_later_heartbeats() -> None
 
 def test_a_port_in_use_is_named() -> None:
     context: zmq.Context[Any] = zmq.Context()
-    reason = r"Address already in use; is another program using it\? coserve doctor names it"
+    reason = "Address already in use; `coserve doctor CONFIG` names the program that uses it"
     with a_stream() as (_, endpoint), pytest.raises(StartError, match=f"{endpoint}: {reason}"):
         ResultsStream(context, endpoint, 0).start(lambda: ("ready", 0))
     context.term()

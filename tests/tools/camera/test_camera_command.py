@@ -11,9 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.lines import a_jpeg
+from tests.ports import free_port
 from tests.tools.client.scripted_daemon import ScriptedDaemon
 from tools.camera.render import board_types, render_board
 from tools.camera.rendered import FIRST_SEED, board_plan, images_of, rendered_images
+from tools.cli import camera as camera_command
 from tools.cli.demo import demo
 from tools.cli.main import app
 from tools.demo.prepare import JUDGED_SEEDS, PANELS
@@ -129,3 +131,12 @@ def test_a_published_crop_is_the_rendered_one_pixel_by_pixel(lot: str | None) ->
         assert np.array_equal(pixels, placement.crop())
         assert (image.image_id, image.component) == (f"S1/{placement.designator}", placement.component)
         assert image.board == {"type": "sensor-node", "serial": "S1"} | ({"lot": lot} if lot else {})
+
+
+def test_a_person_hears_early_that_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(camera_command, "_SILENT_S", 0.1)
+    monkeypatch.setattr(camera_command, "_PATIENCE_S", 1.0)
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    status, _, errors = camera(endpoint, "--render", 1, "--state", tmp_path)
+    assert status == 1
+    assert f"no answer from {endpoint} yet: is the daemon running?" in " ".join(errors.split())

@@ -12,7 +12,16 @@ from daemon.storage.database.rows import ImageCopy
 from daemon.storage.disk_space import DiskSpace
 from daemon.storage.pruning import Ages, Pruner, RunningAges
 from daemon.units import utc_text
-from tests.daemon.storage.database.store_parts import Line, a_box, a_line, a_stage, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import (
+    RULES,
+    Line,
+    a_box,
+    a_line,
+    a_stage,
+    an_arrival,
+    an_outcome,
+    some_rules,
+)
 
 DAY_S = 86400.0
 
@@ -323,3 +332,29 @@ def test_a_pruned_image_can_be_accepted_again_also_on_its_board(kit):
     again = kit.add(serial="S1")
     assert again == 2
     assert kit.line.rows("SELECT image_id, attempt FROM inspections JOIN boards USING (board_id)") == [("image-1", 1)]
+
+
+def test_rules_of_which_no_result_is_left_go_with_the_results(kit):
+    def reload(number):
+        rules = some_rules(RULES.replace("20s", f"{20 + number}s"))
+        kit.line.rulebook.replace(rules, ())
+        kit.line.store.keep_rules(rules)
+        return rules.version
+
+    known = "SELECT rules_version FROM rules_versions ORDER BY loaded_at"
+    pruned = kit.line.rulebook.current.version
+    kit.add(serial="OLD")
+    unused = reload(1)
+    still_open = reload(2)
+    kit.line.accept(an_arrival("w", "QFP64", "U1", serial="OPEN"))
+    kit.line.clock.pass_s(1.0)
+    in_force = reload(3)
+    kit.line.clock.pass_s(10 * DAY_S)
+    assert {*kit.column(known)} == {pruned, unused, still_open, in_force}
+    kit.prune(results_for="9d")
+    assert kit.column(known) == [still_open, in_force]
+    assert kit.column("SELECT DISTINCT rules_version FROM recipes") == [still_open]
+    # Rules that went come back as new ones do.
+    assert reload(1) == unused
+    kit.add(serial="NEW")
+    assert kit.column(known) == [still_open, in_force, unused]

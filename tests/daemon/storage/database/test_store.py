@@ -93,7 +93,7 @@ def test_an_attempt_keeps_the_rules_it_opened_with(line):
     new = some_rules(
         "boards:\n  mainboard-a:\n    components: {R0402: 1}\nclassifiers:\n  '*': {expert: e, pass: [ok]}\n"
     )
-    line.rulebook.replace(new)
+    line.rulebook.replace(new, ())
     images = line.accept(an_arrival("x", "R0402", "R2", serial="OLD"), an_arrival("y", serial="NEW"))
     assert [image.rules_version for image in images] == [old.version, new.version]
     closed = [m.body for m in line.judge(*(an_outcome(i.inspection_id) for i in images)) if m.topic.startswith("board")]

@@ -1,0 +1,53 @@
+"""Rules that a running line keeps in memory."""
+
+from daemon.line.rulebook import Rulebook
+from tests.daemon.storage.database.store_parts import RULES, a_line, an_arrival, an_outcome, some_rules
+
+
+def rules(number: int):
+    return some_rules(RULES.replace("20s", f"{20 + number}s"))
+
+
+def test_a_thousand_reloads_keep_the_newest_rules_and_those_in_use():
+    versions = [rules(number) for number in range(1000)]
+    book = Rulebook(versions[0])
+    for routes in versions[1:]:
+        book.replace(routes, {versions[0].version, versions[500].version})
+    kept = [number for number, routes in enumerate(versions) if book.get(routes.version) is routes]
+    assert kept == [0, 500, *range(992, 1000)]
+    assert book.current is versions[-1]
+
+
+def test_a_reload_to_earlier_rules_makes_them_the_newest():
+    book = Rulebook(rules(0))
+    for number in (*range(1, 9), 0, *range(9, 16)):
+        book.replace(rules(number), ())
+    assert book.get(rules(0).version) is not None
+    assert book.get(rules(8).version) is None
+
+
+def test_without_an_answer_of_the_database_no_rules_are_forgotten():
+    book = Rulebook(rules(0))
+    for number in range(1, 100):
+        book.replace(rules(number), None)
+    assert all(book.get(rules(number).version) for number in range(100))
+
+
+def test_rules_are_in_use_while_an_attempt_is_open_or_an_image_has_no_verdict(tmp_path):
+    line = a_line(tmp_path)
+    opened = line.rulebook.current.version
+    (image,) = line.accept(an_arrival("a", "R0402", "R1", serial="S1"))
+    line.rulebook.replace(rules(1), ())
+    with_late_image = rules(1).version
+    (late,) = line.accept(an_arrival("b", "R0402", "R1", serial="S2"))
+    line.clock.pass_s(60.0)
+    line.judge(an_outcome(image.inspection_id))  # closes both by their time limit
+    reader = line.reader()
+    assert reader.rules_in_use() == {with_late_image}
+    line.judge(an_outcome(late.inspection_id))
+    assert reader.rules_in_use() == set()
+    line.accept(an_arrival("c", "R0402", "R1", serial="S3"))
+    line.judge()
+    assert reader.rules_in_use() == {with_late_image}
+    assert opened != with_late_image
+    line.store.close()
