@@ -1,5 +1,6 @@
 """`coserve restore`: a backup into an empty folder; every byte is compared before the folder gets its name."""
 
+import io
 import json
 import os
 import shutil
@@ -66,6 +67,15 @@ def unpack(archive: Path, folder: Path, progress: Progress = lambda _what, _done
     return Restored(folder / CONFIG, head["files"], head["made"], head["last_seq"], head["waiting"])
 
 
+class _Archive(io.FileIO):
+    """The archive's file, read in pieces: tarfile would read a member's extended head whole, however long it says."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= PIECE_BYTES:
+            raise tarfile.ReadError(f"a head of {size} bytes")
+        return super().read(size) or b""
+
+
 class _Unpacking:
     """One pass over the archive: nothing in it is trusted before it is checked."""
 
@@ -80,7 +90,7 @@ class _Unpacking:
     def run(self) -> dict[str, Any]:
         """Return the content of `backup.json`, and the number of files."""
         try:
-            with tarfile.open(self._archive, "r:") as tar:
+            with _Archive(self._archive) as file, tarfile.open(fileobj=file, mode="r:") as tar:
                 head = self._head(tar)
                 while (member := tar.next()) is not None and member.name != SUMS:
                     self._take(tar, member)

@@ -427,14 +427,23 @@ def with_head(archive: Path, target: Path, head: bytes, pax: dict[str, str] | No
 SPARSE = {"GNU.sparse.size": str(2**33), "GNU.sparse.map": "0,1"}
 
 
-@pytest.mark.parametrize("name", [HEAD, SUMS, "rules.yaml"])
-def test_a_sparse_member_is_refused_before_any_of_it_is_read(tmp_path: Path, name: str):
+@pytest.mark.parametrize(
+    ("name", "pax", "said"),
+    [
+        *((name, SPARSE, name) for name in (HEAD, SUMS, "rules.yaml")),
+        (HEAD, {"comment": "x" * 120_000_000}, "a head of 1200"),
+        (SUMS, {"path": "x" * 120_000_000}, "a head of 1200"),
+    ],
+)
+def test_a_member_that_takes_much_memory_is_refused_before_it_is_read(
+    tmp_path: Path, name: str, pax: dict[str, str], said: str
+):
     a_folder(tmp_path / "line")
     archive = backed_up(tmp_path / "line")
     with tarfile.open(archive) as tar:
         source = tar.extractfile(HEAD)
         assert source is not None
-        bad = with_head(archive, tmp_path / "bad.tar", source.read(), SPARSE, name)
+        bad = with_head(archive, tmp_path / "bad.tar", source.read(), pax, name)
     code = (
         "import resource, sys; from pathlib import Path; from tools.backup.contents import BackupError\n"
         "from tools.backup.restore import unpack\n"
@@ -446,7 +455,7 @@ def test_a_sparse_member_is_refused_before_any_of_it_is_read(tmp_path: Path, nam
     command = [sys.executable, "-c", code, str(bad), str(tmp_path / "restored")]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
     assert "bad.tar" in done.stdout
-    assert name in done.stdout
+    assert said in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.tar", "line", "line.tar"]
 
 
