@@ -22,7 +22,7 @@ from daemon.records import ExpertSwitch, ExpertVersion, TextOutcome, TextRequest
 from daemon.storage.database.boards import has_serial, serial_range
 from daemon.storage.database.connections import StoreError, open_for_reading, open_for_writing, redacted_url
 from daemon.storage.database.migrate import migrate
-from daemon.storage.database.prune import AgeLimit, kept_bytes, old_boards, oldest_kept, read_age_marks
+from daemon.storage.database.prune import AgeLimit, kept_bytes, old_boards, oldest_kept, read_age_marks, unused_rules
 from daemon.storage.database.reviews import (
     ReviewDecision,
     ReviewRefusedError,
@@ -38,6 +38,7 @@ from daemon.storage.database.store import open_store
 from tests.contract.client import Line as RunningLine
 from tests.daemon.storage.database.postgresql_server import WANTED, Server, a_server, programs
 from tests.daemon.storage.database.store_parts import (
+    RULES,
     Line,
     MovingClock,
     a_box,
@@ -242,7 +243,15 @@ def test_what_may_be_pruned_is_the_same_and_goes(lines: list[_Line]):
         line.store.note_age(10, 5.0, 60)
         line.store.note_age(75, 6.0, 60)  # the first mark is not needed any more
         line.store.forget_images([2])
+        line.store.keep_rules(some_rules(RULES.replace("20s", "21s")))
+        line.store.keep_rules(some_rules(RULES.replace("20s", "22s")))
     assert [mark.running_s for mark in alike(lines, read_age_marks)] == [10, 75]
+    unused, last_id = alike(lines, lambda connection: unused_rules(connection, old))
+    assert len(unused) >= 2
+    for line in lines:
+        line.store.forget_rules(unused, last_id)
+    left, _ = alike(lines, lambda connection: unused_rules(connection, old))
+    assert left == [some_rules(RULES.replace("20s", "22s")).version]  # they are in force
     assert alike(lines, kept_bytes) == 0
 
 
