@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from tests.contract.client import Line
@@ -411,6 +412,12 @@ def test_a_board_is_explained_by_the_template_or_by_the_model_that_is_configured
         "SELECT text, g.status, serial FROM generations AS g JOIN boards USING (board_id) WHERE g.source = 'report'"
     )
     assert (written["text"], status, serial) == (text.strip(), "done", "B-1")
+    trained_here = line.folder.parent / "large" / "training.json"
+    trained_here.write_text("{}")  # as `coserve moe fixture` leaves it
+    assert "(by the template: model large: its checkpoint is the test model of" in " ".join(
+        run(line, "report", "B-1", "--model", "large").split()
+    )
+    trained_here.unlink()
     assert "(written by model large; the rows say:)" in run(line, "report", "B-1", "--wait", "90", "--model", "large")
     assert "no board with serial B-9 in the results" in run(line, "report", "B-9", status=1)
     assert "no attempt 2 at board B-1" in run(line, "report", "B-1", "--attempt", "2", status=1)
@@ -421,7 +428,7 @@ def test_a_report_falls_back_to_the_template_and_says_why(line: Line) -> None:
     """After the test above: a prompt that is too long for a model, a line that drains, and no daemon."""
     short = run(line, "report", "B-1", "--model", "tiny")
     assert short.startswith("Board B-1")
-    assert "(by the template, model tiny: the daemon refused it: prompt: the prompt has " in short
+    assert "(by the template: model tiny: the daemon refused it: prompt: the prompt has " in short
     line.control("drain")
     assert "model large: the daemon refused it: the line is draining" in run(line, "report", "B-1")
     line.control("drain", off=True)
@@ -432,3 +439,7 @@ def test_a_report_falls_back_to_the_template_and_says_why(line: Line) -> None:
     fallen_back = json.loads(done.output)
     assert (fallen_back["by"], fallen_back["text"].startswith("Board B-1")) == ("template", True)
     assert "no daemon answers" in fallen_back["why_not_the_model"]
+    settings = {name: value for name, value in yaml.safe_load(text).items() if name != "models"}
+    no_daemon.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    done = CliRunner().invoke(app, ("report", "B-1", "--config", str(no_daemon)))
+    assert f"(by the template: {no_daemon} names no language model)" in done.output.replace("\n", " ")

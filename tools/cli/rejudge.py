@@ -29,7 +29,10 @@ def rejudge(
     verdict: Annotated[
         Literal["pass", "fail", "review", "unknown"] | None, typer.Option(help="Only images that got this verdict.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 1000,
+    sample: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="N images chosen at random; without it all.", show_default=False),
+    ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads; the line needs the others.")] = 1,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write a row per change to FILE.")] = None,
     as_json: AsJson = False,
@@ -52,7 +55,7 @@ def rejudge(
         fail(f"--csv {csv}: there is no folder {csv.absolute().parent}", status=2)
     os.nice(_NICENESS)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    request = RejudgeRequest(rules, tuple(expert or ()), lot, since, component, verdict, limit)
+    request = RejudgeRequest(rules, tuple(expert or ()), lot, since, component, verdict, sample)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(*columns, console=errors, transient=True) as bars:
         task = bars.add_task("judging again", total=None)
@@ -60,7 +63,7 @@ def rejudge(
             open_line(config),
             request,
             threads=threads,
-            on_progress=lambda done, total: bars.update(task, completed=done, total=total),
+            on_progress=lambda total: bars.update(task, advance=1, total=total),
             announce=lambda sentence: errors.print(sentence, markup=False),
         )
     if csv is not None:

@@ -45,5 +45,5 @@ def report(
     console.print(text, markup=False)
     if writer is not None:
         console.print(f"(written by model {writer}; the rows say:)\n{in_words(board)}", markup=False)
-    elif why is not None:
-        console.print(f"(by the template, {why})", markup=False)
+    elif not template:
+        console.print(f"(by the template: {why or f'{config} names no language model'})", markup=False)

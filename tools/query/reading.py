@@ -394,19 +394,33 @@ class StoredImage:
 
 @dataclass(frozen=True, slots=True)
 class StoredImages:
-    """Images with a picture, newest first; `pruned` and `unjudged` count those without, and those never judged."""
+    """Numbers of images with a picture, newest first; `pruned` ones have none, `unjudged` no verdict."""
 
-    images: tuple[StoredImage, ...]
+    ids: Sequence[int]
     pruned: int
     unjudged: int
 
 
-def read_stored_images(
-    connection: Connection, filters: RowFilters, limit: int, *, lot: str | None = None
-) -> StoredImages:
-    """Return the newest `limit` images that match. An `unknown` image has no verdict to compare with."""
-    image, columns = inspections.c, IMAGES.columns
+def find_stored_images(connection: Connection, filters: RowFilters, *, lot: str | None = None) -> StoredImages:
+    """Find all images that match. An `unknown` image has no verdict to compare with."""
+    image = inspections.c
     matching = [*filters.conditions(IMAGES), *([image.lot == lot] if lot is not None else [])]
+
+    def chosen(column: ColumnElement[Any], *conditions: ColumnElement[bool]) -> Select[Any]:
+        return select(column).select_from(IMAGES.tables).where(*matching, *conditions)
+
+    def count(*conditions: ColumnElement[bool]) -> int:
+        return connection.execute(chosen(func.count(), *conditions)).scalar_one()
+
+    judged = image.reason.is_(None)
+    with_picture = chosen(image.inspection_id, image.image_path.is_not(None), judged)
+    ids = connection.execute(with_picture.order_by(image.inspection_id.desc())).scalars().all()
+    return StoredImages(ids, count(image.image_path.is_(None), judged), count(image.reason.is_not(None)))
+
+
+def read_stored_images(connection: Connection, ids: Sequence[int]) -> list[StoredImage]:
+    """Return the images of `ids` whose picture is still there, newest first."""
+    image, columns = inspections.c, IMAGES.columns
     same_names = ("inspection_id", "board_type", "serial", "component", "designator")
     query = (
         select(
@@ -414,20 +428,10 @@ def read_stored_images(
             *(image.image_path, image.image_sha256, reviews.c.reviewer, reviews.c.verdict),
         )
         .select_from(IMAGES.tables)
-        .where(*matching, image.image_path.is_not(None), image.reason.is_(None))
+        .where(image.inspection_id.in_(ids), image.image_path.is_not(None))
         .order_by(image.inspection_id.desc())
-        .limit(limit)
     )
-    images = tuple(StoredImage(*row) for row in connection.execute(query))
-    if len(images) == limit:  # there may be older ones, which were not asked for
-        matching.append(image.inspection_id >= images[-1].inspection_id)
-
-    def count(*conditions: ColumnElement[bool]) -> int:
-        counted = select(func.count()).select_from(IMAGES.tables).where(*matching, *conditions)
-        return connection.execute(counted).scalar_one()
-
-    pruned = count(image.image_path.is_(None), image.reason.is_(None))
-    return StoredImages(images, pruned, count(image.reason.is_not(None)))
+    return [StoredImage(*row) for row in connection.execute(query)]
 
 
 def read_defect(connection: Connection, inspection_id: int) -> str | None:

@@ -4,9 +4,10 @@ It changes nothing. `rejudge_run` computes the verdicts.
 """
 
 import csv
+import random
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from routing_rules.compile import RulesError
 from routing_rules.routes import Routes
 from tools.experts.change import find_candidate
 from tools.experts.line import ExpertsLine, entries_in_force
-from tools.query.reading import StoredImages, read_stored_images
+from tools.query.reading import StoredImage, StoredImages, find_stored_images, read_stored_images
 from tools.query.rows import RowFilters
 from tools.terminal.console import CommandError
 
@@ -29,9 +30,12 @@ if TYPE_CHECKING:
 
 #: Memory of the process beside experts: Python, torch and the pictures of a batch; measured 520 MB.
 _PROCESS_BYTES = 550_000_000
+#: Images in memory at once.
+_GROUP = 5000
 _COLUMNS = (
     *("inspection_id", "board_type", "serial", "designator", "component"),
-    *("verdict", "defect", "would_be", "would_be_defect", "reviewer", "final_verdict", "effect", "image_path"),
+    *("verdict", "defect", "would_be", "would_be_defect", "reviewer", "final_verdict", "effect"),
+    *("image_path", "sample"),
 )
 #: Changes against reviewers: corrections that would no longer be needed, and new ones that would.
 EFFECTS = {
@@ -50,7 +54,10 @@ class RejudgeError(CommandError):
 
 @dataclass(frozen=True, slots=True)
 class RejudgeRequest:
-    """Options of the command. `experts` are NAME=VERSION or NAME=FOLDER, `since` is UTC text."""
+    """Options of the command. `experts` are NAME=VERSION or NAME=FOLDER, `since` is UTC text.
+
+    `sample` is the number of images to choose at random; all that match without it.
+    """
 
     rules: Path | None = None
     experts: tuple[str, ...] = ()
@@ -58,7 +65,7 @@ class RejudgeRequest:
     since: str | None = None
     component: str | None = None
     verdict: str | None = None
-    limit: int = 1000
+    sample: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ def rejudge_line(
     request: RejudgeRequest,
     *,
     threads: int = 1,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    on_progress: Callable[[int], None] = lambda _total: None,
     announce: Callable[[str], None] = lambda _: None,
 ) -> RejudgeReport:
     """Judge the chosen images once more. The database is opened read-only and closed before. Raises RejudgeError."""
@@ -86,10 +93,13 @@ def rejudge_line(
         raise RejudgeError("\n".join(broken))
     routes = _routes(line, request, catalog)
     stored: StoredImages | None = line.in_database(
-        lambda connection: read_stored_images(connection, _filters(request, replaced), request.limit, lot=request.lot)
+        lambda connection: find_stored_images(connection, _filters(request, replaced), lot=request.lot)
     )
     if stored is None:
         raise RejudgeError(f"there is no database at {redacted_url(line.config.database)} yet: nothing was judged")
+    ids = stored.ids
+    if request.sample is not None and request.sample < len(ids):
+        ids = sorted(random.Random(0).sample(ids, request.sample), reverse=True)
 
     import cv2
     import torch
@@ -98,22 +108,45 @@ def rejudge_line(
 
     torch.set_num_threads(threads)
     cv2.setNumThreads(threads)
-    total = len(stored.images)
-    announce(f"{total} images; takes up to {size_text(memory_bytes(catalog) + _PROCESS_BYTES)} of memory")
+    announce(f"{len(ids)} images; takes up to {size_text(memory_bytes(catalog) + _PROCESS_BYTES)} of memory")
+    total = _Total(routes.version)
+    groups, folder = _groups(line, ids), line.config.images
     try:
-        images = rejudge(stored.images, routes, catalog, line.config.images, lambda done: on_progress(done, total))
+        for images in rejudge(groups, routes, catalog, folder, lambda: on_progress(len(ids))):
+            total.add(images)
     except ExpertError as error:
         raise RejudgeError(str(error)) from error
-    notes = _notes(line, stored, routes, [image.unread for image in images if image.unread is not None])
+    sample = _sample(len(ids), len(stored.ids), total)
+    gone = len(ids) - total.rejudged - len(total.unread)
+    notes = _notes(line, replace(stored, pruned=stored.pruned + gone), total, sample)
     summary = {
-        **_summary(images),
-        "pruned": stored.pruned,
+        **total.summary(),
+        "pruned": stored.pruned + gone,
         "unjudged": stored.unjudged,
+        "sample": sample,
         "rules": routes.version,
         "experts": {name: version_of(entries[name]) for name in replaced},
         "notes": notes,
     }
-    return RejudgeReport(summary, [_change(image) for image in images if image.is_changed], notes)
+    chosen = None if sample is None else f"{sample['images']} of {sample['of']}"
+    return RejudgeReport(summary, [{**change, "sample": chosen} for change in total.changes], notes)
+
+
+def _groups(line: ExpertsLine, ids: Sequence[int]) -> Iterator[list[StoredImage]]:
+    for start in range(0, len(ids), _GROUP):
+        group = ids[start : start + _GROUP]
+        yield line.in_database(lambda connection, group=group: read_stored_images(connection, group)) or []
+
+
+def _sample(images: int, of: int, total: "_Total") -> dict[str, Any] | None:
+    """Return the size of a sample, and the share of all images that would change: 95 % interval of Clopper-Pearson."""
+    if images == of:
+        return None
+    from scipy.stats import binomtest
+
+    found = binomtest(len(total.changes), max(1, total.rejudged)).proportion_ci(0.95)
+    share = {"changed_low": round(float(found.low), 6), "changed_high": round(float(found.high), 6)}
+    return {"images": images, "of": of, **share}
 
 
 def _filters(request: RejudgeRequest, replaced: tuple[str, ...]) -> RowFilters:
@@ -157,8 +190,14 @@ def _routes(line: ExpertsLine, request: RejudgeRequest, catalog: Catalog) -> Rou
         raise RejudgeError("\n".join(map(str, error.problems))) from None
 
 
-def _notes(line: ExpertsLine, stored: StoredImages, routes: Routes, unread: list[str]) -> list[str]:
+def _notes(line: ExpertsLine, stored: StoredImages, total: "_Total", sample: dict[str, Any] | None) -> list[str]:
     notes: list[str] = []
+    if sample is not None:
+        low, high = sample["changed_low"], sample["changed_high"]
+        notes.append(
+            f"a random sample, {sample['images']} of {sample['of']} images: of all {low:.1%} to {high:.1%} would change"
+            f" (95 % interval), that is {low * sample['of']:.0f} to {high * sample['of']:.0f}"
+        )
     if stored.pruned:
         notes.append(f"{stored.pruned} more have no picture any more, or never had one: their new verdict is not known")
     if "pass" not in line.config.retention.keep:
@@ -167,30 +206,46 @@ def _notes(line: ExpertsLine, stored: StoredImages, routes: Routes, unread: list
         notes.append(
             f"{stored.unjudged} were unknown (late, or not to be judged then) and have nothing to compare with"
         )
-    if unread:
-        notes.append(f"{len(unread)} pictures could not be judged again, the first: {unread[0]}")
-    older = sum(image.rules_version != routes.version for image in stored.images)
-    if older and older < len(stored.images):
-        notes.append(f"{older} were judged by other rules than {routes.version}: part of the change is due to them")
+    if total.unread:
+        notes.append(f"{len(total.unread)} pictures could not be judged again, the first: {total.unread[0]}")
+    if total.by_other_rules and total.by_other_rules < total.rejudged + len(total.unread):
+        notes.append(
+            f"{total.by_other_rules} were judged by other rules than {total.rules}: part of the change is due to them"
+        )
     return notes
 
 
-def _summary(images: Sequence["RejudgedImage"]) -> dict[str, Any]:
-    """Count `changes` by verdict before and after, `effects` against reviewers, and boards with a change."""
-    judged = [image for image in images if image.unread is None]
-    changed = [image for image in judged if image.is_changed]
-    verdicts = Counter((image.stored.verdict, image.verdict) for image in changed)
-    effects = Counter(map(_effect, changed))
-    return {
-        "rejudged": len(judged),
-        "unchanged": len(judged) - len(changed),
-        "changed": len(changed),
-        "boards": len({(image.stored.board_type, image.stored.serial) for image in changed}),
-        "unread": len(images) - len(judged),
-        "changes": [{"from": old, "to": new, "images": count} for (old, new), count in sorted(verdicts.items())],
-        "reviewed": sum(image.stored.final is not None for image in judged),
-        "effects": {name: effects[name] for name in EFFECTS},
-    }
+class _Total:
+    """Counts over all groups, and a row for each change. `rules` is the version that judges now."""
+
+    def __init__(self, rules: str) -> None:
+        self.rules = rules
+        self.rejudged = self.by_other_rules = self._reviewed = 0
+        self.unread: list[str] = []
+        self.changes: list[dict[str, Any]] = []
+
+    def add(self, images: Sequence["RejudgedImage"]) -> None:
+        judged = [image for image in images if image.unread is None]
+        self.rejudged += len(judged)
+        self.by_other_rules += sum(image.stored.rules_version != self.rules for image in images)
+        self._reviewed += sum(image.stored.final is not None for image in judged)
+        self.unread += [image.unread for image in images if image.unread is not None]
+        self.changes += [_change(image) for image in judged if image.is_changed]
+
+    def summary(self) -> dict[str, Any]:
+        """Count `changes` by verdict before and after, `effects` against reviewers, and boards with a change."""
+        verdicts = Counter((change["verdict"], change["would_be"]) for change in self.changes)
+        effects = Counter(change["effect"] for change in self.changes)
+        return {
+            "rejudged": self.rejudged,
+            "unchanged": self.rejudged - len(self.changes),
+            "changed": len(self.changes),
+            "boards": len({(change["board_type"], change["serial"]) for change in self.changes}),
+            "unread": len(self.unread),
+            "changes": [{"from": old, "to": new, "images": count} for (old, new), count in sorted(verdicts.items())],
+            "reviewed": self._reviewed,
+            "effects": {name: effects[name] for name in EFFECTS},
+        }
 
 
 def _effect(image: "RejudgedImage") -> str | None:
@@ -214,7 +269,7 @@ def _change(image: "RejudgedImage") -> dict[str, Any]:
         "final_verdict": image.stored.final,
         "effect": _effect(image),
     }
-    return {name: fields[name] for name in _COLUMNS}
+    return {name: fields.get(name) for name in _COLUMNS}
 
 
 def write_csv(path: Path, changes: Sequence[dict[str, Any]]) -> None:

@@ -1,12 +1,12 @@
 """Stored images judged once more as the daemon judges: by its routes, its `judge`, its preprocessing, its slots.
 
-Images that wait for one expert share its load and its batches: each expert is loaded about once for each step of the
-chains, however many images there are.
+Images of a group that wait for one expert share its load and its batches: each expert is loaded about once for each
+step of the chains.
 """
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,27 +53,28 @@ def memory_bytes(catalog: Catalog) -> int:
 
 
 def rejudge(
-    images: Sequence[StoredImage],
+    groups: Iterable[Sequence[StoredImage]],
     routes: Routes,
     catalog: Catalog,
     folder: Path,
-    on_progress: Callable[[int], None] = lambda _: None,
-) -> list[RejudgedImage]:
-    """Return a verdict for each of `images`, in their order; `folder` is the line's `images`.
+    on_progress: Callable[[], None] = lambda: None,
+) -> Iterator[list[RejudgedImage]]:
+    """Yield the verdicts of each group's images, in their order; `folder` is the line's `images`.
 
-    `on_progress` gets the number of finished images. Raises ExpertError if an expert cannot be loaded.
+    `on_progress` is called for each finished image. Raises ExpertError if an expert cannot be loaded.
     """
     run = _RejudgeRun(routes, catalog, folder, on_progress)
-    for image in images:
-        run.begin(image)
-    run.finish()
-    return [run.finished[image.inspection_id] for image in images]
+    for images in groups:
+        for image in images:
+            run.begin(image)
+        run.finish()
+        yield [run.finished.pop(image.inspection_id) for image in images]
 
 
 class _RejudgeRun:
     """Images by the expert that they wait for."""
 
-    def __init__(self, routes: Routes, catalog: Catalog, folder: Path, on_progress: Callable[[int], None]) -> None:
+    def __init__(self, routes: Routes, catalog: Catalog, folder: Path, on_progress: Callable[[], None]) -> None:
         self._routes, self._catalog, self._folder, self._on_progress = routes, catalog, folder, on_progress
         self._waiting: dict[str, deque[_Waiting]] = {}
         self._pool = SlotPool("cpu", memory_bytes(catalog))
@@ -119,7 +120,7 @@ class _RejudgeRun:
 
     def _end(self, image: RejudgedImage) -> None:
         self.finished[image.stored.inspection_id] = image
-        self._on_progress(len(self.finished))
+        self._on_progress()
 
     def _slot(self, expert: ExpertId) -> Slot:
         """Return the expert's slot; experts that were used longest ago make room for it."""

@@ -101,9 +101,7 @@ def _finding_in_words(image: Row) -> str:
 
 def written_by_model(config: Config, model: str, record: AttemptRecord, wait_s: float) -> str:
     """Return the model's text. Raises NoTextError if no daemon runs, it refuses, or it takes longer than `wait_s`."""
-    endpoint = next((address for address in config.endpoints.intake if address.startswith("ipc://")), None)
-    if endpoint is None:
-        raise NoTextError("the line has no ipc endpoint among endpoints.intake to ask it by")
+    endpoint = _endpoint(config, model)
     try:
         must_listen(endpoint)
     except ControlError as error:
@@ -137,6 +135,16 @@ def written_by_model(config: Config, model: str, record: AttemptRecord, wait_s: 
     finally:
         context.destroy(linger=0)
     raise NoTextError(f"it wrote nothing within {wait_s:g} s")
+
+
+def _endpoint(config: Config, model: str) -> str:
+    """Return the endpoint to ask the line by. Raises NoTextError if there is none, or the model is made for tests."""
+    if (config.models[model].checkpoint / "training.json").is_file():
+        raise NoTextError("its checkpoint is the test model of `coserve moe fixture`, which has learned no English")
+    for address in config.endpoints.intake:
+        if address.startswith("ipc://"):
+            return address
+    raise NoTextError("the line has no ipc endpoint among endpoints.intake to ask it by")
 
 
 def _text_of(item: dict[str, Any]) -> str:

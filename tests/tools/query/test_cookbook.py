@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from daemon.storage.database.reviews import ReviewDecision
+from daemon.storage.database.connections import open_for_reading
+from daemon.storage.database.reviews import ReviewDecision, calls_by_version
 from daemon.storage.database.store import open_store
 from tests.tools.query.cookbook_questions import COOKBOOK, Question, ask, ask_the_shell, questions
 from tests.tools.query.sample_results import make
@@ -90,17 +91,35 @@ def test_false_calls_and_escapes_follow_the_newest_review(database: Path, tables
     newest = {review["inspection_id"]: review["verdict"] for review in tables["reviews"]}
     own = {image["inspection_id"]: image["verdict"] for image in tables["inspections"]}
     counted: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    last = {stage["inspection_id"]: stage["step"] for stage in sorted(tables["stages"], key=lambda row: row["step"])}
     for stage in tables["stages"]:
         number = stage["inspection_id"]
         if number in newest:
             counts = counted[stage["expert"], stage["expert_version"]]
             counts["reviewed"] += 1
-            counts["false_calls"] += (own[number], newest[number]) == ("fail", "pass")
+            is_last = stage["step"] == last[number]
+            counts["false_calls"] += (own[number], newest[number]) == ("fail", "pass") and is_last
             counts["escapes"] += (own[number], newest[number]) == ("pass", "fail")
     rows = by_key(database, 5, "expert", "expert_version")
     assert rows.keys() == counted.keys()
     for key, counts in counted.items():
         assert {name: rows[key][name] for name in counts} == dict(counts)
+
+
+def test_false_calls_and_escapes_are_those_of_the_commands_and_pages(database: Path) -> None:
+    engine = open_for_reading(f"sqlite:///{database}")
+    with engine.connect() as connection:
+        counted = {(calls.expert, calls.expert_version): calls for calls in calls_by_version(connection)}
+    engine.dispose()
+    rows = by_key(database, 5, "expert", "expert_version")
+    assert sum(row["false_calls"] for row in rows.values()) > 0
+    for key, row in rows.items():
+        calls = counted[key]
+        assert (row["reviewed"], row["false_calls"], row["escapes"]) == (
+            calls.reviewed,
+            calls.false_calls,
+            calls.escapes,
+        )
 
 
 def test_drift_is_seen_where_it_was_put(database: Path) -> None:
@@ -172,6 +191,26 @@ def test_hot_places_fail_more_than_once_and_are_measured_against_their_kind(data
         of_its_kind = [rate for (_, _, component), rate in rates.items() if component == key[2]]
         mean = sum(of_its_kind) / len(of_its_kind)
         assert row["times_the_mean_of_its_type"] == pytest.approx(rates[key] / mean, abs=0.051)
+
+
+def test_an_overruling_that_the_overruled_undid_is_a_disagreement(database: Path, tmp_path: Path) -> None:
+    path = tmp_path / "inspection.db"
+    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(path)) as copy:
+        source.backup(copy)
+        copy.execute("DELETE FROM reviews")
+        copy.commit()
+        image = copy.execute("SELECT inspection_id FROM inspections WHERE verdict = 'fail' AND seq > 0").fetchone()[0]
+    store = open_store(f"sqlite:///{path}")
+    first = store.review(ReviewDecision(image, "anna", None, "pass"))
+    slip = store.review(ReviewDecision(image, "bert", first.review_id, "review"))
+    again = store.review(ReviewDecision(image, "bert", slip.review_id, None))
+    overruling = store.review(ReviewDecision(image, "bert", again.review_id, "fail", "missing"))
+    store.review(ReviewDecision(image, "anna", overruling.review_id, None))
+    store.close()
+    rows = {row["reviewer"]: row for row in answer(path, 15)}
+    assert rows.keys() == {"anna", "bert"}
+    assert (rows["bert"]["reviews"], rows["bert"]["second_looks"], rows["bert"]["agrees_with_the_first"]) == (1, 1, 0)
+    assert (rows["anna"]["reviews"], rows["anna"]["second_looks"]) == (1, None)
 
 
 def test_a_decision_that_was_undone_changes_no_answer(database: Path, tmp_path: Path) -> None:

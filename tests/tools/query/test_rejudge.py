@@ -16,6 +16,7 @@ import pytest
 from tests.contract.client import Line
 from tests.lines import COSERVE_RUN, a_jpeg
 from tests.tools.run_commands import coserve
+from tools.query import rejudge as rejudge_command
 from tools.query.reading import StoredImage
 from tools.query.rejudge import _change, write_csv
 from tools.query.rejudge_run import RejudgedImage
@@ -147,12 +148,41 @@ def test_other_rules_are_compiled_and_judged_by(line: Line, tmp_path: Path):
     assert "has no label `okay`" in rejudge(line, "--rules", str(rules), status=2)
 
 
-def test_filters_and_the_limit_choose_the_newest(line: Line):
+def test_filters_choose_images(line: Line):
     assert rejudge(line, "--lot", "L1")["rejudged"] == 6
     assert rejudge(line, "--component", "Q")["rejudged"] == 3
-    assert rejudge(line, "--limit", "4")["rejudged"] == 4
     assert rejudge(line, "--since", "2999-01-01")["rejudged"] == 0
     assert "expected a day" in rejudge(line, "--since", "soon", status=2)
+
+
+def test_all_images_are_judged_however_many_there_are(
+    line: Line, version_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rejudge_command, "_GROUP", 4)
+    report = rejudge(line, *swapped(version_folders), status=1)
+    assert (report["rejudged"], report["changed"], report["sample"]) == (10, 10, None)
+    ids = [row["inspection_id"] for row in report["list"]]
+    assert ids == sorted(ids, reverse=True)
+
+
+def test_a_sample_is_drawn_at_random_the_same_each_time_and_said_in_every_output(
+    line: Line, version_folders: tuple[Path, Path], tmp_path: Path
+):
+    options = (*swapped(version_folders), "--sample", "4", "--csv", str(tmp_path / "changes.csv"))
+    report = rejudge(line, *options, status=1)
+    assert rejudge(line, *options, status=1) == report
+    assert report["rejudged"] == 4
+    assert report["sample"] == {"images": 4, "of": 10, "changed_low": pytest.approx(0.397635), "changed_high": 1.0}
+    ids = [row["inspection_id"] for row in report["list"]]
+    newest = line.rows("SELECT inspection_id FROM inspections WHERE component = 'P' ORDER BY 1 DESC LIMIT 4")
+    assert ids == sorted(ids, reverse=True)
+    assert ids != [inspection_id for (inspection_id,) in newest]
+    sentence = "a random sample, 4 of 10 images: of all 39.8% to 100.0% would change (95 % interval), that is 4 to 10"
+    assert sentence in report["notes"]
+    assert {row["sample"] for row in csv.DictReader((tmp_path / "changes.csv").read_text().splitlines())} == {"4 of 10"}
+    printed = coserve("rejudge", line.config, *options, status=1).stdout
+    assert sentence in " ".join(printed.split())
+    assert rejudge(line, "--sample", "1000")["sample"] is None
 
 
 def test_pictures_that_are_gone_altered_or_outside_are_told_and_never_a_change(
