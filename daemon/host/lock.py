@@ -39,9 +39,13 @@ class Lock:
 
 
 def owner(path: Path) -> tuple[int, str]:
-    """Return the process (0: none) and the coserve.yaml ("": unknown) in a lock file; the process may have ended."""
+    """Return the process (0: none) and the coserve.yaml ("": unknown) in a lock file; the process may have ended.
+
+    The file is never synced: after a power cut it may hold zeros or other bytes, which are no path.
+    """
     try:
         process, _, line = path.read_bytes().partition(b"\n")
     except OSError:
         return 0, ""
-    return int(process) if process.isdigit() else 0, os.fsdecode(line)
+    is_path = line.startswith(b"/") and b"\0" not in line
+    return int(process) if process.isdigit() else 0, os.fsdecode(line) if is_path else ""

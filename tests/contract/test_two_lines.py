@@ -30,6 +30,15 @@ def first(tmp_path: Path, experts_folder: Path) -> Path:
     return a_line(tmp_path / "first", experts_folder)
 
 
+@pytest.mark.parametrize("left", [bytes(69), b"1234\n/line/\0\0\0\0.yaml", b"\x93\x00\x1f\xff", b"12\n\x9c/x\n"])
+def test_what_a_power_cut_leaves_in_a_lock_file_claims_nothing(first: Path, left: bytes) -> None:
+    for name in ("inspection.db.lock", "journal/lock", "images/.lock"):
+        file = first.parent / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(left)
+    claim(first, load_config(first)).close()
+
+
 def a_second_line(tmp_path: Path, experts_folder: Path, shared: str) -> Path:
     """Return a line beside the first one that writes to one of its places, named in its own file."""
     place = {
