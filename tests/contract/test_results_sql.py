@@ -20,10 +20,13 @@ TABLES = {
     "inspections": "inspection_id source image_id board_id component designator captured_at accepted_at completed_at "
     "deadline_ms image_bytes status verdict defect reason late rules_version image_sha256 image_path latency_ms seq",
     "stages": "inspection_id step expert expert_version label confidence device executor batch_id batch_size queued_ms "
-    "load_ms infer_ms",
+    "load_ms infer_ms expert_settings",
     "detections": "detection_id inspection_id step label confidence x1 y1 x2 y2",
     "expert_switches": "switch_id at executor device loaded evicted bytes load_ms tier cause",
-    "reviews": "review_id inspection_id at reviewer verdict defect note",
+    "reviews": "review_id inspection_id at reviewer verdict defect note board_id undo_of seq",
+    "expert_settings": "expert expert_settings settings first_used_at",
+    "changes": "change_id at who what subject old new note",
+    "runs": "run_id started_at ended_at version epoch",
     "generations": "generation_id source request_id board_id model mode task prompt text prompt_tokens new_tokens "
     "ttft_ms tpot_ms total_ms expert_fetches predictor_hit_rate brownout_threshold accepted_at completed_at "
     "status reason seq",
@@ -32,7 +35,8 @@ TABLES = {
 }
 VIEWS = {
     "stream": "seq kind key",
-    "board_yield": "board_type lot day boards passed failed review unknown first_pass_yield",
+    "board_yield": "board_type lot day boards passed failed review unknown first_pass_yield final_passed final_yield",
+    "final_boards": "board_id board_type serial attempt lot verdict decided_by decided_at verdict_by_line",
     "defect_pareto": "board_type component defect count share cumulative_share",
     "component_health": "component inspected fail_rate review_rate unknown_rate mean_confidence overridden",
     "latency_by_hour": "hour inspections p50_ms p95_ms max_ms",
@@ -183,6 +187,36 @@ def test_stream_lists_what_has_a_seq(database):
     ]
 
 
+def test_the_final_verdict_of_a_board_is_the_newest_decision_else_the_worst_of_its_images(database):
+    cleared, decided, _ = (database.board(serial, "fail") for serial in ("cleared", "decided", "no images"))
+    images = [database.image(board, "fail") for board in (cleared, decided)]
+    missing = database.board("missing", "unknown", expected=2)
+    database.image(missing, "pass")
+    escaped = database.image(database.board("escaped", "pass"), "pass")
+    database.board("open", None)
+
+    def review(reviewer: str, verdict: str, **subject: int) -> int:
+        ((number,),) = database.ask("SELECT count(*) FROM reviews")
+        at = f"2026-11-21T10:0{number}:00.000Z"
+        return database.add("reviews", at=at, reviewer=reviewer, verdict=verdict, **subject)
+
+    review("eva", "pass", inspection_id=images[0])
+    review("eva", "pass", inspection_id=images[1])
+    review("otto", "fail", board_id=decided)
+    review("otto", "pass", inspection_id=escaped)
+    review("eva", "fail", inspection_id=escaped)
+    undone = review("eva", "pass", board_id=missing)
+    review("daemon", "unknown", board_id=missing, undo_of=undone)
+    query = "SELECT serial, verdict, decided_by, substr(decided_at, 12, 5), verdict_by_line FROM final_boards"
+    assert database.ask(query) == [
+        ("cleared", "pass", "eva", "10:00", "fail"),
+        ("decided", "fail", "otto", "10:02", "fail"),
+        ("no images", "fail", "daemon", "09:28", "fail"),
+        ("missing", "unknown", "daemon", "09:28", "unknown"),
+        ("escaped", "fail", "eva", "10:04", "pass"),
+    ]
+
+
 def test_board_yield_counts_closed_first_attempts_by_type_lot_and_day(database):
     for serial, verdict in enumerate(("pass", "pass", "fail", "review", "unknown", None)):
         database.board(f"L{serial}", verdict, lot="L1")
@@ -192,10 +226,10 @@ def test_board_yield_counts_closed_first_attempts_by_type_lot_and_day(database):
     database.board("late", "pass", lot="L1", completed_at="2026-11-22T00:00:00.000Z")
     database.board("other", "pass", board_type="b", lot="L1")
     assert database.ask("SELECT * FROM board_yield ORDER BY board_type, lot, day") == [
-        ("a", None, "2026-11-21", 2, 1, 1, 0, 0, 0.5),
-        ("a", "L1", "2026-11-21", 5, 2, 1, 1, 1, 0.4),
-        ("a", "L1", "2026-11-22", 1, 1, 0, 0, 0, 1.0),
-        ("b", "L1", "2026-11-21", 1, 1, 0, 0, 0, 1.0),
+        ("a", None, "2026-11-21", 2, 1, 1, 0, 0, 0.5, 1, 0.5),
+        ("a", "L1", "2026-11-21", 5, 2, 1, 1, 1, 0.4, 2, 0.4),
+        ("a", "L1", "2026-11-22", 1, 1, 0, 0, 0, 1.0, 1, 1.0),
+        ("b", "L1", "2026-11-21", 1, 1, 0, 0, 0, 1.0, 1, 1.0),
     ]
 
 
@@ -306,4 +340,4 @@ def test_views_run_in_the_stock_sqlite3_shell(database):
     shell = subprocess.run(
         ["sqlite3", "-bail", "-readonly", database.path, queries], capture_output=True, text=True, check=True
     )
-    assert shell.stdout.split() == ["2", "1", "1", "1", "1", "1", "0", "1"]
+    assert shell.stdout.split() == ["2", "1", "1", "1", "1", "1", "1", "0", "1"]

@@ -18,16 +18,12 @@ from sqlalchemy import (
     Row,
     Select,
     Subquery,
-    Text,
     and_,
     case,
-    cast,
     exists,
-    false,
     func,
     insert,
     literal,
-    or_,
     select,
 )
 
@@ -48,7 +44,7 @@ _UNDECIDED = "undecided again: "
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A row of `reviews`."""
+    """A row of `reviews`. `undo_of` is the decision that this row undoes; None if it is a decision itself."""
 
     review_id: int
     inspection_id: int
@@ -57,12 +53,9 @@ class Review:
     verdict: str
     defect: str | None
     note: str | None
-
-    @property
-    def undoes(self) -> int | None:
-        """The decision that this row undoes; None if it is a decision itself."""
-        match = _UNDO.fullmatch(self.note or "")
-        return int(match[1]) if match else None
+    board_id: int | None = None
+    undo_of: int | None = None
+    seq: int | None = None
 
     @property
     def writer(self) -> str:
@@ -78,9 +71,9 @@ class Review:
     def __str__(self) -> str:
         """Return the sentence that tells a person of this row."""
         what = f"decided {self.answer}"
-        if self.undoes is not None:
+        if self.undo_of is not None:
             after = "so the image waits" if self.is_open else f"back to {self.answer}"
-            what = f"undid review {self.undoes}, {after}"
+            what = f"undid review {self.undo_of}, {after}"
         return f"{self.writer} {what} at {self.at} (review {self.review_id})"
 
     @property
@@ -166,8 +159,8 @@ def history(connection: Connection, inspection_id: int) -> list[Review]:
 
 def decisions(past: list[Review]) -> list[Review]:
     """Return the rows of an image that decide and were not undone, oldest first: the last one stands."""
-    undone = {review.undoes for review in past}
-    return [review for review in past if review.undoes is None and review.review_id not in undone]
+    undone = {review.undo_of for review in past}
+    return [review for review in past if review.undo_of is None and review.review_id not in undone]
 
 
 def is_newest(row: Any = reviews) -> ColumnElement[bool]:
@@ -179,14 +172,8 @@ def is_newest(row: Any = reviews) -> ColumnElement[bool]:
 def stands(row: Any = reviews) -> ColumnElement[bool]:
     """Return the condition that a row of `reviews` decides and was not undone."""
     undo = reviews.alias("undo")
-    which = "undo of review " + cast(row.c.review_id, Text) + " by %"
-    undone = exists().where(
-        undo.c.inspection_id == row.c.inspection_id,
-        undo.c.review_id > row.c.review_id,
-        or_(undo.c.note.like(which), undo.c.note.like(_UNDECIDED + which)),
-    )
-    is_undo_row = or_(row.c.note.like("undo of review % by %"), row.c.note.like(f"{_UNDECIDED}%"))
-    return ~func.coalesce(is_undo_row, false()) & ~undone
+    undone = exists().where(undo.c.inspection_id == row.c.inspection_id, undo.c.undo_of == row.c.review_id)
+    return row.c.undo_of.is_(None) & ~undone
 
 
 def newest_of_each() -> Subquery:
@@ -255,7 +242,7 @@ def _is_repeated(wanted: ReviewDecision, newest: Review, before: int | None) -> 
     if newest.writer != wanted.reviewer or before != wanted.newest:
         return False
     if wanted.verdict is None:
-        return newest.undoes is not None
+        return newest.undo_of is not None
     return (newest.verdict, newest.defect, newest.note) == (wanted.verdict, wanted.defect, wanted.note)
 
 
@@ -272,9 +259,10 @@ def _undoing(past: list[Review], by: str, verdict: str, defect: str | None) -> d
         raise ReviewRefusedError("no_decision", "this image has no decision: there is nothing to undo")
     note = f"undo of review {standing[-1].review_id} by {by}"
     if len(standing) == 1:
-        return {"reviewer": DAEMON, "verdict": verdict, "defect": defect, "note": _UNDECIDED + note}
-    before = standing[-2]
-    return {"reviewer": before.reviewer, "verdict": before.verdict, "defect": before.defect, "note": note}
+        row: dict[str, Any] = {"reviewer": DAEMON, "verdict": verdict, "defect": defect, "note": _UNDECIDED + note}
+    else:
+        row = {name: getattr(standing[-2], name) for name in ("reviewer", "verdict", "defect")} | {"note": note}
+    return row | {"undo_of": standing[-1].review_id}
 
 
 @dataclass(frozen=True, slots=True)

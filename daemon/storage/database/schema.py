@@ -1,9 +1,9 @@
 """The tables and views of RESULTS.md, and the daemon's own tables and columns.
 
 Columns that RESULTS.md does not name are the daemon's: `inspections.lot` and `.station` (as this image's publisher
-sent them, so that a message can be rendered again), `boards.failed` and `.missing` (frozen at closing),
-`generations.max_new_tokens`, `.slo_ms`, `.deadline_ms` and `.stream` (as sent, for a restart), and the tables
-`pending`, `recipes` and `stream_position`.
+sent them, so that a message can be rendered again), `boards.failed`, `.review`, `.unknown` and `.missing` (frozen at
+closing), `generations.max_new_tokens`, `.slo_ms`, `.deadline_ms` and `.stream` (as sent, for a restart), and the tables
+`pending`, `recipes` and `stream_position`. Columns that came later are null in older rows.
 
 A new database is made from here. A change of a table or a view comes with a migration (migrate.py).
 """
@@ -84,7 +84,7 @@ boards = Table(
     *_columns(Text, "verdict", "reason", nullable=True),
     Column("rules_version", Text, nullable=False),
     Column("seq", _Big, unique=True),
-    *_columns(Text, "failed", "missing", nullable=True),
+    *_columns(Text, "failed", "missing", "review", "unknown", "attributes", nullable=True),
     UniqueConstraint("board_type", "serial", "attempt"),
     CheckConstraint(f"verdict IN {_VERDICTS}", name="verdict"),
     CheckConstraint("reason IN ('complete', 'time_limit')", name="reason"),
@@ -114,6 +114,7 @@ inspections = Table(
     Column("seq", _Big, unique=True),
     *_columns(Text, "lot", "station", nullable=True),
     Column("surplus", Integer),
+    Column("run_id", _Big),
     UniqueConstraint("source", "image_id"),
     CheckConstraint("status IN ('accepted', 'done')", name="status"),
     CheckConstraint(f"verdict IN {_VERDICTS}", name="verdict"),
@@ -165,6 +166,16 @@ stages = Table(
     Column("batch_id", _Big, nullable=False),
     Column("batch_size", Integer, nullable=False),
     *_columns(_Real, "queued_ms", "load_ms", "infer_ms"),
+    Column("expert_settings", Text),
+)
+
+#: Everything beside the weights that an expert's answers depend on (ExpertSpec.settings), by its digest.
+expert_settings = Table(
+    "expert_settings",
+    metadata,
+    Column("expert", Text, primary_key=True),
+    Column("expert_settings", Text, primary_key=True),
+    *_columns(Text, "settings", "first_used_at"),
 )
 
 detections = Table(
@@ -195,10 +206,14 @@ reviews = Table(
     "reviews",
     metadata,
     Column("review_id", _Big, primary_key=True),
-    Column("inspection_id", _Big, ForeignKey("inspections.inspection_id"), nullable=False, index=True),
+    Column("inspection_id", _Big, ForeignKey("inspections.inspection_id"), index=True),
     *_columns(Text, "at", "reviewer", "verdict"),
     *_columns(Text, "defect", "note", nullable=True),
+    Column("board_id", _Big, ForeignKey("boards.board_id"), index=True),
+    Column("undo_of", _Big),
+    Column("seq", _Big, unique=True),
     CheckConstraint(f"verdict IN {_VERDICTS}", name="verdict"),
+    CheckConstraint("inspection_id IS NOT NULL OR board_id IS NOT NULL", name="subject"),
     # Append-only: a deleted newest review must not give its number away.
     sqlite_autoincrement=True,
 )
@@ -239,14 +254,36 @@ expert_versions = Table(
     *_columns(Text, "dtype", "origin", "first_used_at"),
 )
 
+#: What people and the daemon changed about the line: append-only.
+changes = Table(
+    "changes",
+    metadata,
+    Column("change_id", _Big, primary_key=True),
+    *_columns(Text, "at", "who", "what", "subject"),
+    *_columns(Text, "old", "new", "note", nullable=True),
+    sqlite_autoincrement=True,
+)
+
+#: One row for each start of the daemon; `ended_at` stays null where it was killed.
+runs = Table(
+    "runs",
+    metadata,
+    Column("run_id", _Big, primary_key=True),
+    Column("started_at", Text, nullable=False),
+    Column("ended_at", Text),
+    *_columns(Text, "version", "epoch"),
+    sqlite_autoincrement=True,
+)
+
 #: One row (`position_id` 1): the last numbers given, which outlive the rows that pruning takes, and how many of those
-#: with a `seq` it took.
+#: with a `seq` it took; `epoch` says which database gave them.
 stream_position = Table(
     "stream_position",
     metadata,
     Column("position_id", Integer, primary_key=True),
     *_columns(_Big, "last_seq", "last_inspection_id", "last_board_id"),
     Column("pruned", _Big, nullable=False, server_default="0"),
+    Column("epoch", Text),
     CheckConstraint("position_id = 1", name="one_row"),
 )
 
@@ -259,18 +296,61 @@ VIEWS: dict[str, str] = {
         SELECT seq, 'board' AS kind, board_id AS key FROM boards WHERE seq IS NOT NULL
         UNION ALL
         SELECT seq, 'generation' AS kind, generation_id AS key FROM generations WHERE seq IS NOT NULL
+        UNION ALL
+        SELECT seq, 'review' AS kind, review_id AS key FROM reviews WHERE seq IS NOT NULL
+    """,
+    "final_boards": """
+        SELECT board_id, board_type, serial, attempt, lot,
+               CASE WHEN decision IS NOT NULL THEN decision
+                    WHEN worst IS NULL THEN verdict_by_line
+                    WHEN worst = 3 THEN 'fail' WHEN worst = 2 OR inspected < expected THEN 'unknown'
+                    WHEN worst = 1 THEN 'review' ELSE 'pass' END AS verdict,
+               coalesce(decided_by, 'daemon') AS decided_by,
+               coalesce(decided_at, completed_at) AS decided_at,
+               verdict_by_line
+        FROM (
+            SELECT boards.board_id, boards.board_type, boards.serial, boards.attempt, boards.lot, boards.completed_at,
+                   boards.inspected, boards.expected, boards.verdict AS verdict_by_line,
+                   CASE WHEN whole.reviewer <> 'daemon' THEN whole.verdict END AS decision,
+                   CASE WHEN whole.reviewer <> 'daemon' THEN whole.reviewer ELSE newest.reviewer END AS decided_by,
+                   CASE WHEN whole.reviewer <> 'daemon' THEN whole.at ELSE newest.at END AS decided_at,
+                   (
+                       SELECT max(CASE coalesce(reviews.verdict, inspections.verdict, 'unknown')
+                                  WHEN 'fail' THEN 3 WHEN 'unknown' THEN 2 WHEN 'review' THEN 1 ELSE 0 END)
+                       FROM inspections
+                       LEFT JOIN reviews ON reviews.review_id = (
+                           SELECT max(later.review_id) FROM reviews AS later
+                           WHERE later.inspection_id = inspections.inspection_id
+                       )
+                       WHERE inspections.board_id = boards.board_id
+                   ) AS worst
+            FROM boards
+            LEFT JOIN reviews AS whole ON whole.review_id = (
+                SELECT max(reviews.review_id) FROM reviews
+                WHERE reviews.board_id = boards.board_id AND reviews.inspection_id IS NULL
+            )
+            LEFT JOIN reviews AS newest ON newest.review_id = (
+                SELECT max(reviews.review_id) FROM inspections
+                JOIN reviews ON reviews.inspection_id = inspections.inspection_id
+                WHERE inspections.board_id = boards.board_id
+            )
+            WHERE boards.verdict IS NOT NULL
+        ) AS decided
     """,
     "board_yield": """
-        SELECT board_type, lot, substr(completed_at, 1, 10) AS day,
+        SELECT boards.board_type, boards.lot, substr(boards.completed_at, 1, 10) AS day,
                count(*) AS boards,
-               sum(CASE WHEN verdict = 'pass' THEN 1 ELSE 0 END) AS passed,
-               sum(CASE WHEN verdict = 'fail' THEN 1 ELSE 0 END) AS failed,
-               sum(CASE WHEN verdict = 'review' THEN 1 ELSE 0 END) AS review,
-               sum(CASE WHEN verdict = 'unknown' THEN 1 ELSE 0 END) AS unknown,
-               1.0 * sum(CASE WHEN verdict = 'pass' THEN 1 ELSE 0 END) / count(*) AS first_pass_yield
+               sum(CASE WHEN boards.verdict = 'pass' THEN 1 ELSE 0 END) AS passed,
+               sum(CASE WHEN boards.verdict = 'fail' THEN 1 ELSE 0 END) AS failed,
+               sum(CASE WHEN boards.verdict = 'review' THEN 1 ELSE 0 END) AS review,
+               sum(CASE WHEN boards.verdict = 'unknown' THEN 1 ELSE 0 END) AS unknown,
+               1.0 * sum(CASE WHEN boards.verdict = 'pass' THEN 1 ELSE 0 END) / count(*) AS first_pass_yield,
+               sum(CASE WHEN final_boards.verdict = 'pass' THEN 1 ELSE 0 END) AS final_passed,
+               1.0 * sum(CASE WHEN final_boards.verdict = 'pass' THEN 1 ELSE 0 END) / count(*) AS final_yield
         FROM boards
-        WHERE verdict IS NOT NULL AND attempt = 1
-        GROUP BY board_type, lot, substr(completed_at, 1, 10)
+        JOIN final_boards ON final_boards.board_id = boards.board_id
+        WHERE boards.verdict IS NOT NULL AND boards.attempt = 1
+        GROUP BY boards.board_type, boards.lot, substr(boards.completed_at, 1, 10)
     """,
     "defect_pareto": """
         SELECT board_type, component, defect, count,
@@ -295,7 +375,10 @@ VIEWS: dict[str, str] = {
                sum(CASE WHEN reviews.verdict <> inspections.verdict THEN 1 ELSE 0 END) AS overridden
         FROM inspections
         LEFT JOIN stages ON stages.inspection_id = inspections.inspection_id AND stages.step = 0
-        LEFT JOIN (SELECT inspection_id, max(review_id) AS review_id FROM reviews GROUP BY inspection_id) AS newest
+        LEFT JOIN (
+            SELECT inspection_id, max(review_id) AS review_id FROM reviews
+            WHERE inspection_id IS NOT NULL GROUP BY inspection_id
+        ) AS newest
                ON newest.inspection_id = inspections.inspection_id
         LEFT JOIN reviews ON reviews.review_id = newest.review_id
         WHERE inspections.status = 'done'
@@ -345,7 +428,10 @@ VIEWS: dict[str, str] = {
                    AS false_calls,
                sum(CASE WHEN inspections.verdict = 'pass' AND reviews.verdict = 'fail' THEN 1 ELSE 0 END) AS escapes,
                count(*) AS reviewed
-        FROM (SELECT inspection_id, max(review_id) AS review_id FROM reviews GROUP BY inspection_id) AS newest
+        FROM (
+            SELECT inspection_id, max(review_id) AS review_id FROM reviews
+            WHERE inspection_id IS NOT NULL GROUP BY inspection_id
+        ) AS newest
         JOIN reviews ON reviews.review_id = newest.review_id
         JOIN inspections ON inspections.inspection_id = newest.inspection_id
         WHERE inspections.status = 'done'
@@ -357,7 +443,10 @@ VIEWS: dict[str, str] = {
                CASE WHEN reviews.review_id IS NULL THEN inspections.defect ELSE reviews.defect END AS defect,
                coalesce(reviews.reviewer, 'daemon') AS decided_by
         FROM inspections
-        LEFT JOIN (SELECT inspection_id, max(review_id) AS review_id FROM reviews GROUP BY inspection_id) AS newest
+        LEFT JOIN (
+            SELECT inspection_id, max(review_id) AS review_id FROM reviews
+            WHERE inspection_id IS NOT NULL GROUP BY inspection_id
+        ) AS newest
                ON newest.inspection_id = inspections.inspection_id
         LEFT JOIN reviews ON reviews.review_id = newest.review_id
         WHERE inspections.status = 'done'

@@ -1,6 +1,6 @@
 """The database across versions: made, migrated with a copy kept, refused if it is newer, and whole after any failure.
 
-Only one schema was released so far: `newer` is this program with a made-up second revision.
+`newer` is this program with a made-up further revision.
 """
 
 import os
@@ -37,7 +37,7 @@ NEXT_REVISION = """
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision, branch_labels, depends_on = "9999", "0002", None, None
+revision, down_revision, branch_labels, depends_on = "9999", "0003", None, None
 
 
 def upgrade() -> None:
@@ -222,7 +222,7 @@ def test_a_database_of_a_newer_version_says_which_version_or_copy_to_go_back_to(
     migrated(old)
     monkeypatch.undo()
     before = old.read_bytes()
-    version = r"schema 9999; this one knows up to 0002\): install CoServe 3\.14\.2 or newer again, or put back the copy"
+    version = r"schema 9999; this one knows up to 0003\): install CoServe 3\.14\.2 or newer again, or put back the copy"
     for copy in (f"{old}.before-9999, as docs/upgrading.md says", r"that it made, \*\.before-9999"):
         with pytest.raises(StoreError, match=f"{version} {copy}"):
             migrated(old)
@@ -275,7 +275,7 @@ def test_the_documented_way_back_gives_the_older_version_its_database(
     monkeypatch.undo()
     with pytest.raises(StoreError, match=r"put back the copy .*inspection\.db\.before-9999, as docs/upgrading"):
         open_store(f"sqlite:///{old}")
-    commands = the_way_back().replace("/var/lib/coserve", str(old.parent)).replace("before-0002", "before-9999")
+    commands = the_way_back().replace("/var/lib/coserve", str(old.parent)).replace("before-0003", "before-9999")
     subprocess.run(["bash", "-euc", commands], check=True)
     assert all_rows(old) == before
     assert stat.S_IMODE(old.stat().st_mode) == 0o640
@@ -376,3 +376,37 @@ def test_a_copy_is_one_state_although_another_program_writes_all_the_time(tmp_pa
     assert steps == sorted(steps)
     assert ask(tmp_path / "copy.db", "SELECT DISTINCT n FROM numbers") == [(0,)]
     assert ask(tmp_path / "copy.db", "PRAGMA integrity_check") == [("ok",)]
+
+
+def an_older_database(folder: Path, revision: str) -> Path:
+    """A database of `revision` with reviewed boards, one decision undone and one deleted."""
+    path = folder / "inspection.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(Path(__file__).with_name("schema_0002.sql").read_text())
+        if revision == "0001":
+            for index in ("ix_inspections_board_id_surplus", "ix_inspections_kept_in_order"):
+                database.execute(f"DROP INDEX {index}")
+            database.execute("CREATE INDEX ix_inspections_board_id ON inspections (board_id)")
+            database.execute("DROP TABLE age_marks")
+            for (view,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchall():
+                database.execute(f"DROP VIEW {view}")
+            database.execute("ALTER TABLE inspections DROP COLUMN surplus")
+            database.execute("UPDATE alembic_version SET version_num = '0001'")
+        database.commit()
+    return path
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002"])
+def test_a_database_of_an_older_schema_has_every_row_and_the_new_columns(tmp_path: Path, revision: str) -> None:
+    path = an_older_database(tmp_path, revision)
+    before = all_rows(path)
+    line = a_line(tmp_path)
+    assert [copy.name for copy in copies_of(path)] == ["inspection.db.before-0003"]
+    assert all_rows(path, like=before) == before
+    assert ask(path, "SELECT review_id, undo_of, seq FROM reviews") == [(1, None, None), (2, 1, None), (3, None, None)]
+    assert ask(path, "SELECT seq FROM sqlite_sequence WHERE name = 'reviews'") == [(4,)]
+    assert ask(path, "SELECT serial, verdict, decided_by, verdict_by_line FROM final_boards") == [
+        ("s", "fail", "daemon", "fail"),
+        ("s2", "pass", "eva", "fail"),
+    ]
+    line.store.close()

@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy.exc import DatabaseError
 from structlog.testing import capture_logs
 
-from daemon.storage.database.migrate import copies_of
 from tests.daemon.storage.database.store_parts import Line, a_line, an_arrival, an_outcome
 
 SERIAL = "NOREAD"
@@ -113,24 +112,4 @@ def test_an_attempt_is_the_same_after_a_restart_though_only_what_matters_is_read
     (board,) = [item.body for item in published if "failed" in item.body]
     assert (board["verdict"], board["inspected"], board["expected"]) == ("fail", 4, 4)
     assert board["failed"] == [{"designator": "R1", "component": "R0402", "defect": "D7"}]
-    line.store.close()
-
-
-def test_a_database_of_the_first_schema_is_upgraded_and_its_open_attempts_go_on(tmp_path: Path) -> None:
-    line = a_line(tmp_path)
-    inspect(line, "mainboard-a", "fail")
-    for index in ("ix_inspections_board_id_surplus", "ix_inspections_kept_in_order"):
-        line.rows(f"DROP INDEX {index}")
-    line.rows("CREATE INDEX ix_inspections_board_id ON inspections (board_id)")
-    line.rows("DROP TABLE age_marks")
-    for (view,) in line.rows("SELECT name FROM sqlite_master WHERE type = 'view'"):
-        line.rows(f"DROP VIEW {view}")
-    line.rows("ALTER TABLE inspections DROP COLUMN surplus")
-    line.rows("UPDATE alembic_version SET version_num = '0001'")
-    line.reopen()
-    assert [path.name for path in copies_of(tmp_path / "inspection.db")] == ["inspection.db.before-0002"]
-    inspect(line, "mainboard-a")
-    assert line.rows("SELECT verdict, surplus FROM inspections ORDER BY inspection_id") == [("fail", None), ("pass", 1)]
-    assert line.rows("SELECT count(*) FROM boards") == [(1,)]
-    line.store.note_age(1, 1.0, 60)
     line.store.close()

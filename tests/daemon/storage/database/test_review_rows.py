@@ -124,12 +124,12 @@ def test_undoing_appends_a_row_that_restores_what_was_before(kit):
     first = kit.decide(image, "pass")
     second = kit.decide(image, "fail", "D301", after=first.review_id, reviewer="Ben")
     undone = kit.decide(image, None, after=second.review_id, reviewer="Ben")
-    assert (undone.verdict, undone.defect, undone.undoes) == ("pass", None, second.review_id)
+    assert (undone.verdict, undone.defect, undone.undo_of) == ("pass", None, second.review_id)
     assert (undone.reviewer, undone.writer) == ("Eva", "Ben")
     assert kit.final(image) == ("pass", None, "Eva")
     assert kit.waits() == []
     again = kit.decide(image, None, after=undone.review_id)
-    assert (again.verdict, again.defect, again.undoes) == ("fail", "D207", first.review_id)
+    assert (again.verdict, again.defect, again.undo_of) == ("fail", "D207", first.review_id)
     assert again.is_open
     assert kit.waits() == [image]
     assert (again.reviewer, again.writer) == ("daemon", "Eva")
@@ -140,7 +140,7 @@ def test_undoing_appends_a_row_that_restores_what_was_before(kit):
     assert refused.value.code == "no_decision"
     third = kit.decide(image, "unknown", after=again.review_id)
     assert kit.waits() == []
-    assert kit.decide(image, None, after=third.review_id).undoes == third.review_id
+    assert kit.decide(image, None, after=third.review_id).undo_of == third.review_id
 
 
 def test_undoing_says_who_undid_whose_decision(kit):
