@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import structlog
 import zmq
 
-from daemon.config.settings import Config, Model, StartSettings
+from daemon.config.settings import Config, Model, StartSettings, at_their_keys
 from daemon.delivery.deliveries import Deliveries
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
@@ -436,7 +436,7 @@ class App:
 
 def _raise_problems(path: Path, problems: list[str]) -> None:
     if problems:
-        raise ConfigError([f"{path}: {problem}" for problem in problems])
+        raise ConfigError(at_their_keys(path, problems))
 
 
 def _torch_devices() -> Devices:

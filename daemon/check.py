@@ -1,14 +1,16 @@
 """`coserve check`: every mistake in a whole line, from its settings to its weights, with file and line."""
 
+import re
 from pathlib import Path
 from typing import Any
 
-from daemon.config.settings import at_their_keys, sound_config
+from daemon.config.settings import Config, at_their_keys, sound_config
 from daemon.delivery.deliveries import consumer_problems, consumer_warnings
 from daemon.errors import ConfigError
 from daemon.language.model_check import model_problems
-from daemon.line.devices import complete, profile_warnings
+from daemon.line.devices import complete, device_problems, profile_warnings
 from daemon.line.line import (
+    NO_EXPERTS,
     capacity_problems,
     curve_keys,
     load_catalog,
@@ -25,6 +27,8 @@ from experts.weights import verify_sha256
 from routing_rules.compile import RulesError
 from routing_rules.load import read_yaml
 
+_PLACE = re.compile(r"(.+?):(\d+):(\d+): ")
+
 
 def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
     """Return every mistake in a line, weights files included (each is read and its sha256 compared), and its facts."""
@@ -36,32 +40,57 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
         return list(map(str, mistakes)), {}
     config, measured, found = complete(path, config, this_machine())
     problems = [*map(str, mistakes), *map(str, found), *at_their_keys(path, settings_problems(config, touched))]
-    are_settings_sound = not problems
-    problems += at_their_keys(path, storage_problems(config) or claim_problems(path, config))
+    of_machine = [] if "devices" in touched else device_problems(config, _gpu_count(config))
+    is_capacity_known = not (of_machine or found or {"devices", "policy", "models"} & touched)
+    problems += at_their_keys(path, [*of_machine, *(storage_problems(config) or claim_problems(path, config))])
     problems += at_their_keys(path, check_allowed_clients(curve_keys(config.security)))
     folders = () if "security" in touched else weights_folders(config)
     catalog, mistakes, unusable = load_catalog(config.catalog, folders)
     problems += [str(problem) for problem in (*mistakes, *unusable)]
     try:
-        routes = load_routes(config.rules, catalog)
+        routes = load_routes(config.rules, catalog or None)
     except RulesError as error:
-        return [*problems, *map(str, error.problems)], {}
+        return _in_order([*problems, *map(str, error.problems)]), {}
     if catalog is None:
-        return problems, {}
+        return _in_order(problems), {}
     problems += _weights_problems(config.catalog, catalog)
     problems += model_problems(path, config)
     problems += consumer_problems(path, config)
-    if are_settings_sound:
-        problems += [f"{path}: {problem}" for problem in capacity_problems(config, routes, catalog)]
+    if is_capacity_known and not any("policy: " in problem for problem in problems):
+        problems += at_their_keys(path, capacity_problems(config, routes, catalog))
     facts = {
         "boards": len(routes.recipes),
         "experts": len(catalog),
         "weights_bytes": sum(spec.weights_bytes for spec in catalog.values()),
         "models": len(config.models),
         "rules_version": routes.version,
-        "warnings": [*consumer_warnings(path, config), *profile_warnings(path, config, measured, catalog)],
+        "warnings": [
+            *([] if catalog else [NO_EXPERTS]),
+            *consumer_warnings(path, config),
+            *profile_warnings(path, config, measured, catalog),
+        ],
     }
-    return problems, facts
+    return _in_order(problems), facts
+
+
+def _in_order(problems: list[str]) -> list[str]:
+    """Return the problems file by file, as the files came up, and in each in the order of its lines."""
+    files: dict[str, int] = {}
+    keys: list[tuple[int, int, int]] = []
+    for problem in problems:
+        match = _PLACE.match(problem)
+        file, line, column = match.groups() if match else ("", "0", "0")
+        keys.append((files.setdefault(file, len(files)), int(line), int(column)))
+    return [problem for _, problem in sorted(zip(keys, problems, strict=True), key=lambda each: each[0])]
+
+
+def _gpu_count(config: Config) -> int:
+    """Return how many GPUs torch sees; it is asked, which takes seconds, only where the line names one."""
+    if set(config.devices) <= {"cpu"}:
+        return 0
+    from daemon.dispatch.torch_devices import TorchDevices  # noqa: PLC0415  torch
+
+    return TorchDevices().gpu_count()
 
 
 def _weights_problems(path: Path, catalog: Catalog) -> list[str]:

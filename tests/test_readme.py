@@ -47,7 +47,13 @@ def test_the_camera_of_the_readme_publishes_and_its_questions_have_answers(
             [sys.executable, "-c", camera],
             cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
-        assert "'accepted': 2" in done.stdout, done.stderr
+        assert ("'accepted': 2" in done.stdout, done.returncode) == (True, 0), done.stderr
+        (tmp_path / "empty" / "pictures").mkdir(parents=True)
+        nothing = subprocess.run(
+            [sys.executable, "-c", camera],
+            cwd=tmp_path / "empty", capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert nothing.returncode == 1, nothing.stdout
         while ask(f"ipc://{tmp_path}/run/control.sock", "status", timeout_s=PATIENCE_S)["backlog"]:
             time.sleep(0.05)
     questions = blocks("sql")

@@ -15,7 +15,7 @@ from daemon.config.addresses import absolute_database, absolute_endpoint, absolu
 from daemon.config.environment import override
 from daemon.consumers.kinds import CONSUMER_KEYS, CONSUMER_NAME, AnyConsumer, consumer_mistakes
 from daemon.errors import ConfigError
-from daemon.units import MAX_COUNT, Bytes, Count, Seconds, between
+from daemon.units import MAX_COUNT, Bytes, Count, Seconds, between, size_text
 from experts.moe.modes import MODES
 from routing_rules.load import Document, KeyPath, Problem, read_yaml, salvage
 
@@ -354,7 +354,9 @@ def _model_mistakes(model: Model, devices: Mapping[str, Device]) -> list[tuple[s
         return [("device", f"{model.device!r} is not one of `devices`: {', '.join(devices)}")]
     mistakes: list[tuple[str, str]] = []
     if model.least_memory is not None and model.least_memory > model.memory:
-        mistakes.append(("least_memory", f"{model.least_memory:,} bytes are more than `memory`, {model.memory:,}"))
+        mistakes.append(
+            ("least_memory", f"{size_text(model.least_memory)} are more than `memory`, {size_text(model.memory)}")
+        )
     if (model.ttft_slo or model.tpot_slo) and not MODES[model.mode].keeps_slo:
         key = "ttft_slo" if model.ttft_slo else "tpot_slo"
         keepers = ", ".join(name for name, mode in MODES.items() if mode.keeps_slo)

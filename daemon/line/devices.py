@@ -96,15 +96,19 @@ def memory_problems(config: Config, used: Sequence[str], catalog: Mapping[Expert
         return []
     device, most_bytes = room.device, needed[large[0]]
     shares = sum(facts.device == device for facts in pools)
-    divided = ""
+    who = f"{large[0]} needs"
+    if others := len(large) - 1:
+        who = f"{large[0]} and {others} other expert{'s' if others > 1 else ''} need up to"
+    divided = lower = ""
     if shares > 1:
-        divided = f" (policy {config.policy} divides {config.devices[device].expert_memory:,} over {shares} executors)"
-    others = f", and {len(large) - 1} more that do not fit" if len(large) > 1 else ""
-    return [
-        f"expert {large[0]} needs {most_bytes:,} bytes{others}, and the largest pool has {room.budget_bytes:,} bytes"
-        f" on {device}{divided}: raise devices.{device}.expert_memory to at least {most_bytes * shares:,} bytes"
-        + (", or lower its executors" if shares > 1 else "")
-    ]
+        whole = size_text(config.devices[device].expert_memory)
+        divided = f" (policy {config.policy} divides {whole} over {shares} executors)"
+        lower = ", or lower its executors"
+    step = 100_000 if most_bytes > 1_000_000 else 1  # what size_text shows of megabytes, rounded up
+    at_least = size_text(-(-most_bytes * shares // step) * step)
+    has = f"{device} has {size_text(room.budget_bytes)}{divided}"
+    need = f"{who} {size_text(most_bytes)}"
+    return [f"devices.{device}.expert_memory: {need}; {has}: raise it to at least {at_least}{lower}"]
 
 
 def profile_warnings(

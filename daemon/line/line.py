@@ -27,6 +27,10 @@ from routing_rules.compile import ExpertLabels, RulesError, compile_rules
 from routing_rules.load import Problem, read_yaml, read_yaml_text, validate
 from routing_rules.routes import Routes
 
+NO_EXPERTS = (
+    "the catalog has no experts: every image is `unknown` (no_expert), and its picture is kept to train with:"
+    " coserve export --training"
+)
 #: A file that was changed more recently may be half-written by an editor or a copy.
 _QUIET_S = 0.3
 _WRITTEN_WITHIN_S = 5.0
@@ -68,10 +72,13 @@ def load_line(
 
 
 def load_rules_and_catalog(config: Config) -> tuple[Routes, Catalog]:
-    """Read again what `reload` reads. A missing or damaged weights file is not a mistake: that expert alone fails."""
+    """Read again what `reload` reads. A missing or damaged weights file is not a mistake: that expert alone fails.
+
+    Nor is an empty catalog: the line then collects pictures to train experts with, and judges none.
+    """
     catalog, problems, _ = load_catalog(config.catalog, weights_folders(config))
     try:
-        routes = load_routes(config.rules, catalog)
+        routes = load_routes(config.rules, catalog or None)
     except RulesError as error:
         raise ConfigError([*problems, *error.problems]) from None
     if problems or catalog is None:
@@ -152,7 +159,9 @@ def load_catalog(path: Path, folders: Sequence[Path] = ()) -> tuple[Catalog | No
 
 
 def warn_of_weights(catalog: Catalog) -> list[ExpertId]:
-    """Return the experts whose weights file is missing or damaged, and log that there are any."""
+    """Return the experts whose weights file is missing or damaged, and log that there are any, or no experts at all."""
+    if not catalog:
+        structlog.get_logger("line").warning("no_experts", advice=NO_EXPERTS)
     experts = [expert for expert in catalog if expert not in catalog.headers]
     if experts:
         advice = "their images get `unknown`; `coserve check CONFIG` says what is wrong with each file"
@@ -188,14 +197,14 @@ def start_problems(line: Line, gpu_count: int) -> list[str]:
 def settings_problems(config: Config, touched: Collection[str] = ()) -> list[str]:
     """Return the mistakes of a configuration beyond its form: an unknown policy, endpoints that may not be bound.
 
-    `touched` sections are incomplete, so that checks that need them are left out.
+    `touched` sections lost a mistaken part: checks that such a part may decide are left out.
     """
     problems: list[str] = []
     try:
         preset(config.policy)
     except UnknownPolicyError as error:
         problems.append(f"policy: {str(error).removeprefix('policy ')}")
-    if not {"endpoints", "security"}.isdisjoint(touched):
+    if "security" in touched:
         return problems
     secrets = {"server_key": config.security.server_key, "http_token": config.security.http_token}
     unset = [name for name, file in secrets.items() if file is not None and CREDENTIALS in file.parts]
@@ -203,7 +212,7 @@ def settings_problems(config: Config, touched: Collection[str] = ()) -> list[str
         remedy = "systemd sets it for a unit with LoadCredential=; for a check by hand, set CREDENTIALS_DIRECTORY"
         return [*problems, *(f"security.{name}: {CREDENTIALS} is not set here: {remedy}" for name in unset)]
     endpoints, curve = config.endpoints, curve_keys(config.security)
-    problems += check_endpoints(endpoints.intake, endpoints.results, endpoints.control, curve)
+    problems += check_endpoints(endpoints.intake, endpoints.results, endpoints.control, curve, endpoints.http)
     return problems + check_http(endpoints.http, config.security.http_token)
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from daemon.config.settings import Config, Model
 from daemon.policy.lease import Lease, ModelShare
+from daemon.units import size_text
 from experts.moe.errors import ModelError
 from experts.moe.weights.folder import dense_bytes
 
@@ -48,9 +49,10 @@ def sharing_problems(config: Config) -> list[str]:
         if shared.ordered_bytes <= 0:
             taken_bytes = total_bytes - shared.ordered_bytes
             problems.append(
-                f"devices.{shared.name}.expert_memory of {total_bytes:,} bytes leaves nothing for images: models"
-                f" {', '.join(shared.models)} take {taken_bytes:,}, {shared.reserved_bytes:,} of them for texts and for"
-                f" weights that are not experts'; raise it, or lower memory or text_memory of models.{shared.models[0]}"
+                f"devices.{shared.name}.expert_memory: {size_text(total_bytes)} leave nothing for images: models"
+                f" {', '.join(shared.models)} take {size_text(taken_bytes)}, {size_text(shared.reserved_bytes)} of them"
+                " for texts and for weights that are not experts'; raise it, or lower memory or text_memory of"
+                f" models.{shared.models[0]}"
             )
     return problems
 

@@ -27,7 +27,7 @@ _IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 _LAST_STEP = 9
 _ANSWERS = ("accepted", "duplicate", "rejected", "busy")
 #: The usual reasons of `unknown`; others appear when they do.
-_REASONS = ("deadline", "expert_failed", "bad_image")
+_REASONS = ("deadline", "expert_failed", "bad_image", "no_expert")
 
 
 class Metrics:

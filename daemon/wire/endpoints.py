@@ -19,6 +19,7 @@ from daemon.wire.sockets import TCP, ZAP_DOMAIN, ipc_problem, is_open, is_open_h
 _TELL_AGAIN_S = 60.0
 _REFUSED_TOLD = 32
 _LAST_PORT = 65535
+_ALL = {"*", "0.0.0.0", "::"}  # noqa: S104  compared, not bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,9 @@ class CurveKeys:
     allowed_clients: Path
 
 
-def check_endpoints(intake: Sequence[str], results: str, control: str, curve: CurveKeys | None) -> list[str]:
+def check_endpoints(
+    intake: Sequence[str], results: str, control: str, curve: CurveKeys | None, http: str | None = None
+) -> list[str]:
     """Return the problems that forbid binding these endpoints, each with its remedy."""
     problems = [problem for endpoint in intake for problem in _check("endpoints.intake", endpoint, curve)]
     problems += _check("endpoints.results", results, curve)
@@ -37,14 +40,28 @@ def check_endpoints(intake: Sequence[str], results: str, control: str, curve: Cu
         problems.append(f"endpoints.control: {control} is not ipc: control is never reached over the network")
     else:
         problems += _check("endpoints.control", control, curve)
-    named = [*intake, results, control]
-    twice = sorted(
-        {endpoint for endpoint in named if named.count(endpoint) > 1 and not endpoint.endswith((":*", ":0"))}
-    )
-    problems += [f"endpoints: {endpoint} is named twice" for endpoint in twice]
+    named = [(key, endpoint) for key, endpoint in (*(("intake", one) for one in intake), ("results", results))]
+    named += [("control", control), *([("http", http)] if http else [])]
+    problems += [
+        f"endpoints.{second}: {again} is named twice (endpoints.{first})"
+        for at, (second, again) in enumerate(named)
+        for first, endpoint in named[:at]
+        if _is_same(endpoint, again)
+    ]
     if curve is not None:
         problems += _check_keys(curve)
     return problems
+
+
+def _is_same(first: str, second: str) -> bool:
+    """Return True if both cannot be bound: one path, or one port of one address or of all."""
+    one, other = urlsplit(first), urlsplit(second)
+    if "ipc" in (one.scheme, other.scheme):
+        return first == second
+    port, hosts = one.netloc.rpartition(":")[2], {one.hostname, other.hostname}
+    return (
+        port not in ("*", "0") and port == other.netloc.rpartition(":")[2] and (len(hosts) == 1 or bool(hosts & _ALL))
+    )
 
 
 def _check(name: str, endpoint: str, curve: CurveKeys | None) -> list[str]:

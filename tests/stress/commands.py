@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    app.command()(soak)
-    app.command()(fuzz)
+    app.command(rich_help_panel="For developers")(soak)
+    app.command(rich_help_panel="For developers")(fuzz)
 
 
 def soak(

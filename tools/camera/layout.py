@@ -12,8 +12,9 @@ is turned before it is sent, so that all parts of one type lie alike.
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from coserve_client import CameraImage
 from daemon.errors import ConfigError
 from routing_rules.load import read_yaml, validate
 
+_SUFFIX_OF = {b"\xff\xd8": ".jpg", b"BM": ".bmp", b"II*": ".tif", b"MM": ".tif"}
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}
 PART_FILE = "BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png (or .jpg, .bmp, .tif)"
 _ILLEGAL_IN_KEY = re.compile(r"[^A-Za-z0-9._:-]+")
@@ -113,6 +115,35 @@ def board_fields(board_type: str, serial: str, lot: str | None) -> dict[str, Any
 def key(text: str) -> str:
     """Return `text` as a part of an id: a dash for each run of characters that an id may not have."""
     return _ILLEGAL_IN_KEY.sub("-", text) or "-"
+
+
+class TrainingFolder:
+    """A folder of images to train with, FOLDER/COMPONENT/SERIAL.DESIGNATOR.png, in the place of a publisher.
+
+    A person sorts those of each component by label.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.images = 0
+
+    def publish(
+        self, image_id: str, payload: bytes, *, board: Mapping[str, Any], component: str, **fields: Any
+    ) -> None:
+        """Write one image; OSError if it cannot be. A name that is taken gets a number."""
+        del image_id
+        name = f"{key(board['serial'])}.{key(str(fields.get('designator') or component))}"
+        suffix = next((end for start, end in _SUFFIX_OF.items() if payload.startswith(start)), ".png")
+        folder = self.folder / key(component)
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in count():
+            try:
+                with (folder / f"{name}{f'-{number}' if number else ''}{suffix}").open("xb") as file:
+                    file.write(payload)
+                break
+            except FileExistsError:
+                continue
+        self.images += 1
 
 
 @dataclass(frozen=True, slots=True)

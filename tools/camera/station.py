@@ -17,7 +17,7 @@ from typing import TextIO
 from coserve_client import NoRoomError, SpoolingPublisher
 from experts.durable import replace_durably
 from tools.camera.frame_source import FrameSource, SourceError
-from tools.camera.layout import BoardLayout, PictureError, board_fields, cut, key
+from tools.camera.layout import BoardLayout, PictureError, TrainingFolder, board_fields, cut, key
 
 #: A serial as the wire takes it.
 _SERIAL = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
@@ -145,7 +145,7 @@ class Station:
     layout: BoardLayout
     trigger: Trigger | ScannedLines
     serials: Iterator[str]
-    publisher: SpoolingPublisher
+    publisher: SpoolingPublisher | TrainingFolder
     say: Callable[[str], None]
     lot: str | None = None
     stop: threading.Event = field(default_factory=threading.Event)

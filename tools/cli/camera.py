@@ -31,7 +31,7 @@ from tools.terminal.progress import Bars
 
 if TYPE_CHECKING:
     from tools.camera.frame_source import FrameSource
-    from tools.camera.layout import BoardLayout
+    from tools.camera.layout import BoardLayout, TrainingFolder
     from tools.camera.station import ScannedLines, Trigger
 
 #: The wait for the last answers at the end of a video, and after Ctrl-C or SIGTERM.
@@ -120,6 +120,10 @@ def camera(
     client_key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Our .key_secret.", rich_help_panel=_ELSEWHERE)
     ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Publish nothing: write the images to DIR/COMPONENT, to train experts with."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish images to the daemon, with an account of its answers at the end.
@@ -128,11 +132,11 @@ def camera(
 
     Example: coserve camera demo/coserve.yaml --render 5 --rate 50
     """
-    options = _LineOptions(config, source, lot, state, server_key, client_key, as_json)
+    options = _LineOptions(config, source, lot, state, server_key, client_key, save, as_json)
     values = {"FOLDER": folder, "--watch": watch, "--move-to": move_to, "--render": render, "--rate": rate}
     values |= {"--seed": seed, "--video": video, "--device": device, "--size": size, "--fps": fps, "--layout": layout}
     values |= {"--serial": serial, "--serials": serials, "--serials-from": serials_from}
-    values |= {"--every": every, "--interval": interval, "--on-enter": on_enter}
+    values |= {"--every": every, "--interval": interval, "--on-enter": on_enter, "--save": save}
     mode = _mode({name for name, value in values.items() if value is not None and value is not False})
     if mode == "--render":
         # From the clock: a picture that was sent before would count as a repetition of that part.
@@ -151,12 +155,21 @@ def camera(
     _station(options, video, device, _size_of(size), fps, layout, choice)
 
 
-_BOARD_OPTIONS = {"--layout", "--serial", "--serials", "--serials-from", "--every", "--interval", "--on-enter"}
+_BOARD_OPTIONS = {
+    "--save",
+    "--layout",
+    "--serial",
+    "--serials",
+    "--serials-from",
+    "--every",
+    "--interval",
+    "--on-enter",
+}
 #: The options that each source of pictures takes.
 _OPTIONS = {
-    "--render": {"--video", "--serials", "--seed", "--rate"},
+    "--render": {"--video", "--serials", "--seed", "--rate", "--save"},
     "--watch": {"FOLDER", "--layout", "--move-to"},
-    "FOLDER": {"--layout", "--rate"},
+    "FOLDER": {"--layout", "--rate", "--save"},
     "--video": _BOARD_OPTIONS,
     "--device": {"--size", "--fps", *_BOARD_OPTIONS},
 }
@@ -182,6 +195,7 @@ class _LineOptions:
     state: Path | None
     server_key: Path | None
     client_key: Path | None
+    save: Path | None
     as_json: bool
 
     @property
@@ -212,7 +226,17 @@ class _LineOptions:
         return folder
 
     def publish(self, images: Iterable[CameraImage], total: int, rate: float | None) -> NoReturn:
-        """Publish `images` with a progress bar."""
+        """Publish `images` with a progress bar, or save them."""
+        if self.save is not None:
+            from tools.camera.layout import TrainingFolder
+
+            training = TrainingFolder(self.save)
+            with _failing(status=1):
+                for image in images:
+                    training.publish(
+                        image.image_id, image.payload, board=image.board, component=image.component, **image.more
+                    )
+            self.finish_saving(training)
         endpoint = self.endpoint()
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -242,6 +266,12 @@ class _LineOptions:
         for refusal in account.refusals:
             _say(refusal)
         self.finish(account.as_dict(), is_complete=account.complete)
+
+    def finish_saving(self, training: "TrainingFolder", problem: str = "") -> NoReturn:
+        """Print how many images were written, and leave."""
+        if problem:
+            _say(problem)
+        self.finish({"saved": training.images}, is_complete=training.images > 0 and not problem)
 
     def finish(self, account: dict[str, int], *, is_complete: bool) -> NoReturn:
         """Print the account, and leave."""
@@ -345,14 +375,16 @@ def _station(
 ) -> NoReturn:
     from tools.camera import station
     from tools.camera.frame_source import SourceError
+    from tools.camera.layout import TrainingFolder
 
     endpoint, curve, layout, state = options.endpoint(), options.curve(), _load_layout(layout_file), options.folder()
     stop, spool = threading.Event(), state / "spool"
     with _failing(status=2):
         trigger, serials = choice.open(state)
         source = _open_source(video, device, size, fps, stop)
-        publisher = SpoolingPublisher(endpoint, options.source, spool, curve=curve)
-    if publisher.account.recovered:
+        saving = None if options.save is None else TrainingFolder(options.save)
+        publisher = saving or SpoolingPublisher(endpoint, options.source, spool, curve=curve)
+    if not isinstance(publisher, TrainingFolder) and publisher.account.recovered:
         _say(f"{publisher.account.recovered} images of an earlier run wait in {spool}: they are sent first")
     at_station = station.Station(source, layout, trigger, serials, publisher, _say, options.lot, stop)
     problem = ""
@@ -362,6 +394,8 @@ def _station(
         except (SourceError, OSError) as error:
             problem = str(error)
         source.close()
+        if isinstance(publisher, TrainingFolder):
+            options.finish_saving(publisher, problem)
         try:
             account = publisher.close(_STOP_S if stop.is_set() else _END_S)
         except CoserveError as error:

@@ -9,8 +9,11 @@ import typer
 
 from daemon.units import size_text
 from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, exit_on, fail, print_json
+from tools.terminal.option_values import Commands
 
-db_app = typer.Typer(no_args_is_help=True, help="Copy, check and prune the results database, also while the line runs.")
+db_app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Copy, check and prune the results database, also while the line runs."
+)
 
 _POLL_S = 0.2
 
@@ -70,7 +73,7 @@ def check(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
     if as_json:
         print_json({"ok": not problems, "problems": problems})
     else:
-        for problem in problems or [f"{redacted_url(settings.database)}: all well"]:
+        for problem in problems or [f"{redacted_url(settings.database)}: no mistakes found"]:
             console.print(problem, markup=False)
     raise SystemExit(1 if problems else 0)
 

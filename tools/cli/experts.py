@@ -18,8 +18,9 @@ from tools.terminal.console import (
     print_json,
     print_table,
 )
+from tools.terminal.option_values import Commands
 
-experts_app = typer.Typer()
+experts_app = typer.Typer(cls=Commands)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The expert's id in the catalog.", show_default=False)]
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]…", help="Only these; default: all.")]

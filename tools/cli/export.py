@@ -2,11 +2,22 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, as_typed, console, errors, fail, print_json
+from tools.terminal.console import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigOption,
+    as_typed,
+    console,
+    errors,
+    exit_on,
+    fail,
+    print_json,
+    print_table,
+)
 from tools.terminal.option_values import since_option, until_option
 
 if TYPE_CHECKING:
@@ -24,6 +35,10 @@ def export(
     until: Annotated[str | None, until_option("Before; a day counts whole.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="A new or empty folder.")] = None,
     with_weights: Annotated[bool, typer.Option("--with-weights", help="Also the experts' weights.")] = False,
+    training: Annotated[
+        bool,
+        typer.Option("--training", help="Pictures sorted for coserve train instead: COMPONENT/LABEL, as reviewed."),
+    ] = False,
     verify: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Check a package instead: changed, missing, added files.")
     ] = None,
@@ -42,6 +57,8 @@ def export(
     selection = BoardSelection(tuple(lot or ()), tuple(serial or ()), tuple(board_type or ()), since, until)
     if out is None or selection == BoardSelection():
         fail("name --out DIR and which boards: --lot, --serial, --type, --since or --until (or --verify DIR)", status=2)
+    if training:
+        _training(config, selection, out, as_json=as_json)
     _write(config, selection, out, with_weights=with_weights, as_json=as_json)
 
 
@@ -73,6 +90,26 @@ def _write(config: Path, selection: "BoardSelection", out: Path, *, with_weights
     for reason, count in report.missing.items():
         console.print(f"  {count:,} images without a picture: {reason}", markup=False)
     console.print(f"fingerprint {report.fingerprint}\nCheck it:  {as_typed(f'export --verify {out}')}", markup=False)
+
+
+def _training(config: Path, selection: "BoardSelection", out: Path, *, as_json: bool) -> NoReturn:
+    from daemon.errors import ConfigError
+    from daemon.line.line import load_rules_and_catalog
+    from tools.query.formats import os_errors_end
+    from tools.query.training_pictures import UNSORTED, write_training_pictures
+    from tools.terminal.open_line import opened
+
+    with opened(config) as (settings, engine), os_errors_end(out), exit_on(ConfigError):
+        routes, _ = load_rules_and_catalog(settings)
+        counts = write_training_pictures(engine, selection, settings.images, routes, out)
+    if as_json:
+        print_json({"folder": str(out), "pictures": counts})
+    else:
+        rows = [(component, label, number) for component, labels in counts.items() for label, number in labels.items()]
+        print_table(f"Pictures in {out}", ("component", "label", "pictures"), rows)
+        if any(UNSORTED in labels for labels in counts.values()):
+            console.print(f"Sort {out / UNSORTED} by hand into {out}/COMPONENT/LABEL: nobody has decided about these.")
+    raise SystemExit(0 if counts else 1)
 
 
 def _print_progress(part: str) -> None:

@@ -8,8 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
+from tools.terminal.option_values import Commands
 
-keys_app = typer.Typer(no_args_is_help=True, help="Who may come in over the network: keys of clients, of the daemon.")
+keys_app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Who may come in over the network: keys of clients, of the daemon."
+)
 
 Name = Annotated[str, typer.Argument(help="The client's name, for example camera-3.", show_default=False)]
 

@@ -19,8 +19,9 @@ from tools.terminal.console import (
     print_json,
     print_table,
 )
+from tools.terminal.option_values import Commands
 
-rules_app = typer.Typer(no_args_is_help=True, help="Work with routing rules.")
+rules_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Work with routing rules.")
 
 
 def run(
@@ -59,11 +60,10 @@ def check(config: ConfigPath, as_json: AsJson = False) -> None:
         for warning in facts.get("warnings", ()):
             console.print(f"warning: {warning}", markup=False, style="yellow")
         if not problems:
-            console.print(
-                f"{config}: all well: {facts['boards']} board types, {facts['experts']} experts,"
-                f" {size_text(facts['weights_bytes'])} of weights, rules {facts['rules_version']}"
-                + (f", {facts['models']} language models" if facts["models"] else "")
-            )
+            parts = [_count(facts["boards"], "board type"), _count(facts["experts"], "expert")]
+            parts += [f"{size_text(facts['weights_bytes'])} of weights", f"rules {facts['rules_version']}"]
+            parts += [_count(facts["models"], "language model")] if facts["models"] else []
+            console.print(f"{config}: No mistakes found: {', '.join(parts)}")
     raise SystemExit(1 if problems else 0)
 
 
@@ -91,7 +91,7 @@ def rules_check(
         for problem in problems:
             console.print(str(problem), markup=False)
         if not problems:
-            console.print(f"{file}: all well")
+            console.print(f"{file}: No mistakes found")
     raise SystemExit(1 if problems else 0)
 
 
@@ -305,9 +305,19 @@ def limits(
     if as_json:
         print_json(answer)
     else:
-        now = {f"expert_memory {device}": size for device, size in answer["expert_memory"].items()}
-        now |= {key: value for key, value in answer.items() if key not in ("type", "expert_memory")}
+        now = {f"expert_memory {device}": size_text(size) for device, size in answer["expert_memory"].items()}
+        now |= {key: _limit_text(key, value) for key, value in answer.items() if key not in ("type", "expert_memory")}
         _list("Limits", [{"limit": k, "value": v} for k, v in now.items()], as_json=False)
+
+
+def _limit_text(name: str, value: float | None) -> str:
+    """Return a limit for a person: `64 MB a second`, `none`."""
+    text = "none" if value is None else size_text(value) if "bytes" in name else f"{value:,} images"
+    return f"{text} a second" if value is not None and name.endswith("_per_s") else text
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _places(expert: dict[str, Any]) -> str:

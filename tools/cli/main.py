@@ -46,33 +46,41 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine against itself.")
+bench_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Measure this machine against itself.")
 for benchmark in (bench_line, bench_load):
     benchmark.register(bench_app)
 
-#: Commands, then groups, each in the order in which `coserve --help` lists them.
-_COMMANDS = (
-    *(init.init, doctor.doctor),
-    *(line.run, line.check, line.status, line.queues, line.reload, line.drain),
-    *(line.pin, line.unpin, line.unload, line.limits, top.top),
-    *(demo.demo, camera.camera, results.results, results.explain, export.export, profile.profile, report.report),
-    *(rejudge.rejudge, review.review, simulate.simulate, backup.backup, backup.restore),
-    *(install_service.install_service, install_service.uninstall_service),
-)
 _GROUPS = {
-    "rules": line.rules_app,
-    "experts": experts.experts_app,
-    "db": db.db_app,
-    "train": train.train_app,
-    "bench": bench_app,
-    "moe": moe.moe_app,
-    "keys": keys.keys_app,
+    line.rules_app: "rules",
+    experts.experts_app: "experts",
+    db.db_app: "db",
+    train.train_app: "train",
+    bench_app: "bench",
+    moe.moe_app: "moe",
+    keys.keys_app: "keys",
 }
-for command in _COMMANDS:
-    app.command()(command)
-app.command("import")(train.import_expert)
-for name, group in _GROUPS.items():
-    app.add_typer(group, name=name)
+_DAILY, _SETUP, _DEVELOPERS = "Every day", "Setting up", "For developers"
+#: Commands and groups of commands by panel, each in the order in which `coserve --help` lists them.
+_COMMANDS: dict[str, tuple[Any, ...]] = {
+    _DAILY: (
+        *(line.status, top.top, results.results, results.explain, review.review, report.report, export.export),
+        *(camera.camera, line.reload, line.drain, line.queues, line.pin, line.unpin, line.unload, line.limits),
+        *(backup.backup, db.db_app, experts.experts_app),
+    ),
+    _SETUP: (
+        *(demo.demo, init.init, train.train_app, train.import_expert, line.rules_app, line.check, doctor.doctor),
+        *(line.run, install_service.install_service, install_service.uninstall_service, backup.restore),
+        *(keys.keys_app, profile.profile, rejudge.rejudge, simulate.simulate),
+    ),
+    _DEVELOPERS: (bench_app, moe.moe_app),
+}
+for panel, commands in _COMMANDS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=_GROUPS[command], rich_help_panel=panel)
+        else:
+            name = command.__name__.removesuffix("_expert").replace("_", "-")
+            app.command(name, rich_help_panel=panel)(command)
 
 #: A checkout also has commands that judge CoServe itself (`soak`, `fuzz`, most of `bench`). They stand under tests/,
 #: and in no wheel.

@@ -3,17 +3,17 @@
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from daemon.errors import MissingExtraError
 from experts.moe.errors import ModelError
 from tools.moe import bench, fit, fixture, importing, plan, trace, unite
 from tools.terminal.console import fail
+from tools.terminal.option_values import Commands
 
 _EXTRA = {"tokenizers", "transformers"}
 
 
-class _Group(TyperGroup):
+class _Group(Commands):
     """End with one sentence if a checkpoint is wrong or the extra `moe` is not installed."""
 
     def invoke(self, ctx: Any) -> Any:

@@ -10,7 +10,7 @@ import typer
 
 from daemon.units import size_text
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
-from tools.terminal.option_values import Dtype, must_be_architecture
+from tools.terminal.option_values import Commands, Dtype, must_be_architecture
 from tools.terminal.progress import share_bar
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Pictures held out, all of them answered right, after which an error rate of a quarter would be a surprise (1 in 20).
 _ENOUGH_HELD_OUT = 10
 
-train_app = typer.Typer(no_args_is_help=True, help="Train an expert on your own images.")
+train_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Train an expert on your own images.")
 
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for the weights; catalog.yaml there gets the expert's entry.")]

@@ -221,7 +221,7 @@ def _label_findings(rule: _RuleText, step: ClassifierStep, row: Row) -> Iterator
     is_sure = judge(replace(step, pass_labels=(label,)), label, confidence, (), None).verdict == "pass"
     shown = "none" if confidence is None else f"{confidence:.6g}"
     compared = "is not below" if is_sure else "is below" if confidence is not None else "is not above"
-    meant = "sure" if is_sure else "unsure, so at best a person's look"
+    meant = "sure" if is_sure else "below the limit, so a person must review it"
     yield RuleFinding(
         f"its confidence {shown} {compared} review_below {step.review_below:g}: {meant}",
         rule.line_if_present("review_below"),

@@ -118,8 +118,8 @@ IMAGES = RowKind(
     inspections.c.status == "done",
     ("seq",),
     (
-        *("serial", "designator", "verdict", "component", "defect", "reason", "board_type", "decided_by"),
-        *("latency_ms", "completed_at", "lot", "station", "attempt"),
+        *("inspection_id", "serial", "designator", "verdict", "component", "defect", "completed_at", "reason"),
+        *("board_type", "decided_by", "latency_ms", "lot", "station", "attempt"),
     ),
 )
 STAGES = RowKind(

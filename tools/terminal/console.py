@@ -39,9 +39,11 @@ _FOLDED_WIDTH = 24
 #: Characters that rich puts around each column.
 _BORDER_WIDTH = 3
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The line's coserve.yaml.", show_default=False)]
+_CONFIG_HELP = "The line's coserve.yaml, as an argument or as --config; default: ./coserve.yaml, else the service's."
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help=_CONFIG_HELP, show_default=False)]
 ConfigOption = Annotated[
-    Path, typer.Option("--config", metavar="CONFIG", envvar="COSERVE_CONFIG", help="The line's coserve.yaml.")
+    Path,
+    typer.Option("--config", metavar="CONFIG", envvar="COSERVE_CONFIG", help=_CONFIG_HELP, show_default=False),
 ]
 
 

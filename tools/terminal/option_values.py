@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.units import utc_text
 from experts.vision.architectures import ARCHITECTURES
-from tools.terminal.console import CommandError, fail
+from tools.terminal.console import DEFAULT_CONFIG, CommandError, fail
 
 _NUMBERS = {int: "a whole number", float: "a number"}
 _MOMENTS = "a day (2026-11-21), a time (2026-11-21T09:28, UTC unless it ends in an offset), today, yesterday, or 2h ago"
@@ -36,7 +36,20 @@ class Dtype(StrEnum):
 
 
 class Commands(TyperGroup):
-    """All commands and groups of commands. Errors of a command, wrong values and Ctrl-C end it with one sentence."""
+    """All commands and groups of commands. Errors of a command, wrong values and Ctrl-C end it with one sentence.
+
+    Every command takes the line's coserve.yaml as an argument as well as by `--config`.
+    """
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.help:  # rich would break its lines where the source does
+            command.help = "\n\n".join(" ".join(part.split()) for part in command.help.split("\n\n"))
+        return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command, rest if command is None else _with_config(command, rest)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -50,6 +63,28 @@ class Commands(TyperGroup):
             if error.param is None or not isinstance(error.__cause__, ValidationError | None) or not error.message:
                 raise
             _refuse(error, error.param)
+
+
+def _with_config(command: Any, args: list[str]) -> list[str]:
+    """Return `args` with the configuration where `command` declares it: as its first argument, or as `--config`."""
+    declared = next((each for each in command.params if each.name == "config"), None)
+    if declared is None or "--help" in args:
+        return args
+    with_value = {name for each in command.params if not getattr(each, "is_flag", False) for name in each.opts}
+    is_value = [at > 0 and args[at - 1] in with_value for at in range(len(args))]
+    if declared.param_type_name == "option":
+        if not any(arg.partition("=")[0] in declared.opts for arg in args):
+            for at, arg in enumerate(args):
+                if arg.endswith((".yaml", ".yml")) and not arg.startswith("-") and not is_value[at]:
+                    return [*args[:at], *args[at + 1 :], "--config", arg]
+        return args
+    for at, arg in enumerate(args):
+        name, _, value = arg.partition("=")
+        if name == "--config" and (value or at + 1 < len(args)):
+            return [value, *args[:at], *args[at + 1 :]] if value else [args[at + 1], *args[:at], *args[at + 2 :]]
+    if declared.required and not any(not arg.startswith("-") and not is_value[at] for at, arg in enumerate(args)):
+        return [*args, *map(str, [DEFAULT_CONFIG] if DEFAULT_CONFIG.is_file() else [])]
+    return args
 
 
 def must_be_one_of(option: str, value: str, choices: Iterable[str]) -> None:

@@ -146,7 +146,7 @@ def test_a_misspelt_environment_variable_is_a_mistake(tmp_path: Path) -> None:
         ("models: {a: {checkpoint: m}}", "memory"),
         ("models: {a: {checkpoint: m, memory: 1MB, mode: swapmo}}", "'swapmoe', 'emoe' or 'brownout', found `swapmo`"),
         ("models: {a: {checkpoint: m, memory: 1MB, device: cuda:1}}", "'cuda:1' is not one of `devices`: cpu"),
-        ("models: {a: {checkpoint: m, memory: 1MB, least_memory: 2MB}}", "2,000,000 bytes are more than `memory`"),
+        ("models: {a: {checkpoint: m, memory: 1MB, least_memory: 2MB}}", "2.0 MB are more than `memory`, 1.0 MB"),
         ("models: {a: {checkpoint: m, memory: 1MB, ttft_slo: 1s}}", "is kept by mode brownout only"),
         ("models: {a b: {checkpoint: m, memory: 1MB}}", "should match pattern"),
         ("limits: {max_pixels: 1073741825}", "coserve.yaml:5:22: expected a number ≤ 1073741824, found `1073741825`"),

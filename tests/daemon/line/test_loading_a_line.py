@@ -52,15 +52,15 @@ def test_an_expert_larger_than_the_memory_is_named_by_check_and_start(folder: Pa
     path = settings(folder, expert_memory="20MB")
     problems, _ = check_line(path)
     (problem,) = problems
-    assert "needs 44," in problem
-    assert "raise devices.cpu.expert_memory to at least 44," in problem
+    assert problem.startswith(f"{path}:4:20: devices.cpu.expert_memory: ")
+    assert "R0402 and 2 other experts need up to 44.7 MB; cpu has 20.0 MB: raise it to at least 44.8 MB" in problem
     assert problem in start_problems(path)
 
 
 def test_a_share_of_the_memory_that_is_too_small_names_the_policy_that_shares(folder: Path) -> None:
     path = settings(folder, "coserve", expert_memory="60MB", executors=2)
     (problem,), _ = check_line(path)
-    assert "policy coserve divides 60,000,000 over 2 executors" in problem
+    assert "policy coserve divides 60.0 MB over 2 executors" in problem
     assert "or lower its executors" in problem
     assert problem in start_problems(path)
     assert check_line(settings(folder, "coserve-plus", expert_memory="60MB", executors=2))[0] == []
@@ -133,3 +133,33 @@ def test_one_round_names_every_mistake_of_settings_rules_and_catalog_each_with_i
         assert problem.startswith(f"coserve.yaml:{line}:")
     assert any(problem.startswith("rules.yaml:") for problem in problems)
     assert not any("missing key `expert_memory`" in problem for problem in problems), "it follows from the first"
+
+
+def test_check_finds_what_a_start_refuses_also_beside_other_mistakes_in_the_order_of_lines(folder: Path) -> None:
+    path = folder / "coserve.yaml"
+    path.write_text(
+        "policy: coserve-plus\n"
+        "devices: {cpu: {expert_memory: 2MB}, 'cuda:7': {expert_memory: 1GB}}\n"
+        "endpoints:\n"
+        "  http: 'http://127.0.0.1:5570'\n"
+        "  intake: ['tcp://127.0.0.1:5570']\n"
+        "  results: 'tcp://127.0.0.1:99999'\n"
+        "  control: 'tcp://127.0.0.1:1'\n"
+        "images: /proc/nope\n"
+        "rules: rules.yaml\n"
+        "catalog: experts/catalog.yaml\n"
+        "retention: {free: lots}\n"
+    )
+    problems = [problem.removeprefix(f"{folder}/") for problem in check_line(path)[0]]
+    lines = [int(problem.split(":")[1]) for problem in problems if problem.startswith("coserve.yaml:")]
+    assert lines == sorted(lines)
+    for line, text in (
+        (2, "devices.cuda:7: torch sees 0 such GPUs here"),
+        (4, "http://127.0.0.1:5570 is named twice (endpoints.intake)"),
+        (6, "ports end at 65535"),
+        (7, "control is reached over ipc only"),
+        (8, "nothing can be written in /proc"),
+        (11, "lots"),
+    ):
+        (problem,) = [problem for problem in problems if text in problem]
+        assert problem.startswith(f"coserve.yaml:{line}:"), problem

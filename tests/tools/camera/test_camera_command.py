@@ -77,6 +77,26 @@ def test_pictures_of_whole_boards_in_a_folder_are_cut_by_their_layout(tmp_path: 
     assert (status, f"{folder / 'S3.jpg'}: it cannot be decoded" in errors) == (1, True)
 
 
+def test_images_are_saved_by_component_instead_of_published(tmp_path: Path) -> None:
+    folder = a_picture_folder(tmp_path / "pictures", "S1.jpg", "late/S2.jpg")
+    layout = tmp_path / "layout.yaml"
+    layout.write_text(
+        "board: main\nsize: [80, 60]\nparts:\n"
+        "  R1: {component: R0402, box: [0, 0, 20, 10]}\n  U1: {component: ../QFP, box: [0, 0, 40, 40]}\n"
+    )
+    out = tmp_path / "training"
+    for count in (4, 8):
+        status, account, errors = camera("nowhere.yaml", folder, "--layout", layout, "--save", out, "--json")
+        assert (status, json.loads(account)) == (0, {"saved": 4}), errors
+        assert len([path for path in out.rglob("*") if path.is_file()]) == count, "nothing is overwritten"
+    assert {path.parent.name for path in out.rglob("*.png")} == {"R0402", "..-QFP"}
+    crop = cv2.imread(str(out / "R0402" / "S1.R1.png"))
+    assert crop is not None
+    assert crop.shape == (10, 20, 3)
+    (tmp_path / "empty").mkdir()
+    assert camera("nowhere.yaml", tmp_path / "empty", "--save", out)[0] == 2
+
+
 def test_wrong_use_is_status_2_with_what_to_do(tmp_path: Path) -> None:
     pictures = a_picture_folder(tmp_path / "pictures", "main/S1/R1.R0402.jpg")
     wrong = a_picture_folder(tmp_path / "wrong", "S1/R1.R0402.jpg", "main/S1/overview.jpg")

@@ -86,7 +86,7 @@ def settings(line: Path, **retention: object) -> None:
 def test_a_whole_database_is_all_well(line: Path) -> None:
     done = db("check", "--config", line / "coserve.yaml")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "all well" in done.stdout
+    assert "no mistakes found" in done.stdout
 
 
 def test_a_missing_and_a_cut_image_are_named(line: Path) -> None:

@@ -82,3 +82,26 @@ def test_every_command_has_help_with_an_example() -> None:
         done = CliRunner().invoke(app, [*names, "--help"])
         assert done.exit_code == 0, names
         assert "Example: coserve" in done.stdout or names[0] == "moe", names
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["status", "FILE"], ["status", "--config", "FILE"], ["check", "FILE"], ["check", "--config", "FILE"]),
+        *(["check", "--config=FILE", "--json"], ["experts", "FILE"], ["experts", "list", "FILE"]),
+        *(["explain", "S1", "FILE"], ["explain", "S1", "R1", "--json", "FILE"], ["db", "check", "FILE"]),
+        *(["camera", "--config", "FILE", "--render", "1"], ["rejudge", "--rules", "r.yaml", "FILE"]),
+        *(["pin", "R0402", "FILE", "--device", "cpu"], ["limits", "--memory", "cpu=1MB", "FILE"]),
+    ],
+)
+def test_every_command_takes_the_configuration_as_an_argument_or_an_option(words: list[str], tmp_path: Path) -> None:
+    file = str(tmp_path / "nowhere.yaml")
+    done = CliRunner().invoke(app, [word.replace("FILE", file) for word in words])
+    assert (done.exit_code, f"no file {file}" in done.stderr) == (2, True), done.output
+
+
+def test_paragraphs_of_help_are_wrapped_as_a_whole_and_commands_stand_in_three_groups() -> None:
+    shown = CliRunner().invoke(app, ["rejudge", "--help"], env={"COLUMNS": "500", "TERMINAL_WIDTH": "500"}).stdout
+    assert "in a process of its own at low priority. With --expert alone only images that this" in shown
+    whole = CliRunner().invoke(app, ["--help"]).stdout
+    assert whole.index("Every day") < whole.index("Setting up") < whole.index("For developers")

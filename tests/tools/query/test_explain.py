@@ -83,7 +83,7 @@ def test_a_serial_alone_is_said_to_be_a_board(judged: Line) -> None:
 
 def test_thresholds_are_held_against_the_answer(judged: Line) -> None:
     words = explain(judged.folder, "S1", "V-0")
-    assert "is below review_below 1: unsure, so at best a person's look (line " in words
+    assert "is below review_below 1: below the limit, so a person must review it (line " in words
     words = explain(judged.folder, "S1", "DU-0")
     assert "compared with fail_on *: 0.0001, review_below: 0.5 → review" in words
     assert "5 × bridge" in words

@@ -211,7 +211,8 @@ def test_the_table_fits_the_terminal(results: Callable[..., Result], width: int)
     table = [text for text in shown.splitlines() if text[:1] in "┏┃┡│└"]
     assert len(table) > 200
     assert max(map(len, table)) <= width
-    assert ("latency_ms" in table[1]) == (width >= 120)
+    assert ("board_type" in table[1]) == (width >= 200)
+    assert table[1].startswith("┃ inspection_id ")
 
 
 def test_no_serial_steers_the_terminal(results: Callable[..., Result]) -> None:

@@ -82,7 +82,7 @@ def test_the_bundle_installs_into_an_empty_prefix_and_what_it_installed_works(
     assert done.returncode == 0, done.stdout + done.stderr
     assert "install-service" in coserve(prefix, "--help").stdout
     check = coserve(prefix, "check", str(config))
-    assert (check.returncode, "all well" in check.stdout) == (0, True), check.stdout + check.stderr
+    assert (check.returncode, "No mistakes found" in check.stdout) == (0, True), check.stdout + check.stderr
     (environment,) = (prefix / "opt/coserve").iterdir()
     unit = (prefix / "etc/systemd/system/coserve.service").read_text()
     assert f"ExecStart={environment}/bin/coserve run {config}\n" in unit

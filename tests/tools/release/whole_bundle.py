@@ -60,7 +60,7 @@ def test_a_pc_without_a_network_installs_the_bundle_and_serves(folder: Path, tor
     run("sh", unpacked / "install.sh", "--prefix", prefix, line.config, cwd=folder)
     coserve = prefix / "usr/local/bin/coserve"
     assert "install-service" in run(coserve, "--help", cwd=folder)
-    assert "all well" in run(coserve, "check", line.config, cwd=folder)
+    assert "No mistakes found" in run(coserve, "check", line.config, cwd=folder)
     (environment,) = (prefix / "opt/coserve").iterdir()
     assert run(environment / "bin/python", "-c", EXTRAS_WORK, cwd=folder) == "ok\n"
     unit = settings((prefix / "etc/systemd/system/coserve.service").read_text())

@@ -83,6 +83,11 @@ class PublishAccount(AnswerCounts):
         """True if the daemon holds every image that was sent."""
         return self.sent == self.accepted + self.duplicate and not self.differing
 
+    @property
+    def exit_status(self) -> int:
+        """The status that a camera's program ends with: 0 if the daemon has every image, and there was one; else 1."""
+        return 0 if self.complete and self.accepted + self.duplicate else 1
+
     def as_dict(self) -> dict[str, int]:
         """Return the account as the rows of a table."""
         return {

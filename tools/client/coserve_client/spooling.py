@@ -72,6 +72,11 @@ class SpoolAccount(AnswerCounts):
         return self.published + self.recovered == taken and not (self.refused or self.differing)
 
     @property
+    def exit_status(self) -> int:
+        """The status that a camera's program ends with: 0 if the daemon has every image, and there was one; else 1."""
+        return 0 if self.complete and self.accepted + self.duplicate else 1
+
+    @property
     def lost(self) -> int:
         """The number of images that get no verdict unless a person acts."""
         return self.rejected.total() + self.differing + self.refused + self.set_aside

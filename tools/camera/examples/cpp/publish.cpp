@@ -71,7 +71,7 @@ class Publisher {
   private:
     void step() {
         if (Clock::now() - heard_ > patience)
-            throw std::runtime_error("nobody answers: is the daemon running, is this its endpoint, is our key allowed?");
+            throw std::runtime_error("no daemon answers: is the daemon running, is this its endpoint, is our key allowed?");
         auto wake = Clock::now() + milliseconds{500};
         for (const auto& [id, image] : open_) wake = std::min(wake, image.due);
         const auto wait = std::chrono::duration_cast<milliseconds>(wake - Clock::now());
@@ -161,7 +161,7 @@ int main(int count, char** words) {
         std::cout << json{{"sent", a.sent}, {"accepted", a.accepted}, {"duplicate", a.duplicate},
                           {"rejected", a.rejected}, {"busy", a.busy}, {"resent", a.resent}}
                   << std::endl;
-        return a.rejected ? 1 : 0;
+        return a.rejected || a.sent == 0 ? 1 : 0;  // nothing sent: the folder was empty, or another
     } catch (const std::exception& error) {
         std::cerr << "publish: " << error.what() << "\n";
         return 1;

@@ -56,7 +56,7 @@ class Publisher {
   // Wait for an answer, or until something is to be sent again.
   async #step() {
     if (now() - this.#heard > PATIENCE_MS) {
-      throw new Error("nobody answers: is the daemon running, is this its endpoint, is our key allowed?");
+      throw new Error("no daemon answers: is the daemon running, is this its endpoint, is our key allowed?");
     }
     const due = Math.min(now() + 500, ...[...this.#open.values()].map((image) => image.due));
     let timer;
@@ -130,7 +130,7 @@ try {
   }
   await publisher.finish();
   console.log(JSON.stringify(publisher.account));
-  process.exitCode = publisher.account.rejected ? 1 : 0;
+  process.exitCode = publisher.account.rejected || publisher.account.sent === 0 ? 1 : 0; // 0 sent: an empty folder
 } catch (error) {
   console.error(`publish: ${error.message}`);
   process.exitCode = 1;

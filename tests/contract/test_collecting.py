@@ -1,0 +1,70 @@
+"""From the camera to the training folder: a line without experts collects pictures, and gives them back by label."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coserve_client import Publisher
+from daemon.check import check_line
+from tests.contract.client import Line
+from tests.lines import a_jpeg
+from tools.cli.main import app
+
+RULES = """\
+boards:
+  main: {components: {R0402: [R1, R2, R3], "QFP/64": [U1]}}
+classifiers:
+  "*": {expert: "{component}", pass: [ok, odd], review_below: 0.5}
+defects: {tombstone: D101}
+"""
+IMAGES = {"R1": "R0402", "R2": "R0402", "R3": "R0402", "U1": "QFP/64"}
+
+
+@pytest.fixture
+def line(tmp_path: Path, experts_folder: Path) -> Line:
+    """A line whose catalog is still empty."""
+    line = Line(tmp_path / "line", experts_folder, RULES)
+    (line.folder / "experts" / "catalog.yaml").write_text("experts: {}\n", encoding="utf-8")
+    return line
+
+
+def test_a_line_without_experts_collects_pictures_for_training(line: Line) -> None:
+    problems, facts = check_line(line.config)
+    assert (problems, "the catalog has no experts" in facts["warnings"][0]) == ([], True)
+    with line.service():
+        with Publisher(line.intake, source="camera") as publisher:
+            for number, (designator, component) in enumerate(IMAGES.items()):
+                board = {"type": "main", "serial": "S1"}
+                publisher.send(designator, a_jpeg(number), board=board, component=component, designator=designator)
+            assert publisher.finish().accepted == len(IMAGES)
+        line.idle()
+        line.wait(lambda: line.rows("SELECT count(image_path) FROM inspections") == [(len(IMAGES),)])
+        assert line.rows("SELECT DISTINCT verdict, reason FROM inspections") == [("unknown", "no_expert")]
+        for image, fields in ((1, {"verdict": "pass"}), (2, {"verdict": "fail", "defect": "D101"})):
+            line.control("review", inspection_id=image, reviewer="eva", **fields)
+    assert "no_experts" in line.log()
+    out = line.folder / "training"
+    words = ["export", "--serial", "S1", "--training", "--out", str(out), "--json", "--config", str(line.config)]
+    done = CliRunner().invoke(app, words)
+    assert json.loads(done.stdout)["pictures"] == {
+        "R0402": {"ok": 1, "tombstone": 1, "unsorted": 1},
+        "QFP/64": {"unsorted": 1},
+    }, done.stderr
+    files = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert files == {
+        "R0402/ok/1-S1.jpg": a_jpeg(0),
+        "R0402/tombstone/2-S1.jpg": a_jpeg(1),
+        "unsorted/R0402/3-S1.jpg": a_jpeg(2),
+        "unsorted/QFP_64/4-S1.jpg": a_jpeg(3),
+    }
+    assert CliRunner().invoke(app, words).exit_code == 0, "a second time nothing is overwritten"
+
+
+def test_rules_that_name_a_missing_expert_beside_others_are_still_refused(line: Line, experts_folder: Path) -> None:
+    (line.folder / "experts" / "catalog.yaml").write_text(
+        (experts_folder / "catalog.yaml").read_text(encoding="utf-8"), encoding="utf-8"
+    )
+    problems, _ = check_line(line.config)
+    assert "no expert `QFP/64` in the catalog" in problems[0]

@@ -1,0 +1,67 @@
+"""`coserve export --training`: stored pictures in the folders that `coserve train classifier` reads."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from sqlalchemy import Engine, select, text
+
+from daemon.storage.database.schema import boards, inspections
+from routing_rules.routes import ClassifierStep, Routes
+from tools.query.reading import BoardSelection
+
+#: The folder of pictures that nobody has decided about, by component: a network learns nothing from its own answers.
+UNSORTED = "unsorted"
+_FINAL = text("SELECT verdict, defect FROM final_verdicts WHERE inspection_id = :id AND decided_by <> 'daemon'")
+_ILLEGAL = str.maketrans({"/": "_", "\0": "_"})
+
+
+def write_training_pictures(
+    engine: Engine, selection: BoardSelection, images: Path, routes: Routes, out: Path
+) -> Mapping[str, Mapping[str, int]]:
+    """Copy the pictures of the boards to `out/COMPONENT/LABEL`; return their number by component and label.
+
+    The label is a reviewer's decision: a pass is the rules' first label that passes, a fail the label of its defect
+    code. Pictures that nobody has decided about go to `out/unsorted/COMPONENT`. Nothing there is overwritten.
+    """
+    columns = inspections.c
+    query = (
+        select(columns.inspection_id, columns.component, columns.designator, columns.image_path)
+        .add_columns(boards.c.board_type, boards.c.serial)
+        .join_from(inspections, boards, boards.c.board_id == columns.board_id)
+        .where(selection.condition(), columns.image_path.is_not(None))
+        .order_by(columns.inspection_id)
+    )
+    counts: dict[str, dict[str, int]] = {}
+    with engine.connect() as connection:
+        for row in connection.execute(query):
+            decided = connection.execute(_FINAL, {"id": row.inspection_id}).one_or_none()
+            label = UNSORTED
+            if decided is not None and decided.verdict in ("pass", "fail"):
+                label = _label(routes, row.board_type, row.component, decided.verdict, decided.defect)
+            source, component = images.parent / row.image_path, _folder_name(row.component)
+            folder = out / UNSORTED / component if label == UNSORTED else out / component / _folder_name(label)
+            target = folder / f"{row.inspection_id}-{_folder_name(row.serial)[:60]}{source.suffix}"
+            if not source.is_file():  # retention deleted it meanwhile
+                continue
+            folder.mkdir(parents=True, exist_ok=True)
+            if not target.exists():
+                shutil.copyfile(source, target)
+            of_component = counts.setdefault(row.component, {})
+            of_component[label] = of_component.get(label, 0) + 1
+    return counts
+
+
+def _label(routes: Routes, board_type: str, component: str, verdict: str, defect: str | None) -> str:
+    """Return the classifier's label for a decision; `fail` or the defect's own name where the rules have none."""
+    step = routes.first_step(board_type, component)
+    if not isinstance(step, ClassifierStep):
+        return defect or verdict
+    if verdict == "pass":
+        return step.pass_labels[0] if step.pass_labels else verdict
+    return next((label for label, code in step.codes.items() if code == defect), defect or verdict)
+
+
+def _folder_name(name: str) -> str:
+    """Return a name that stays in its folder."""
+    return name.translate(_ILLEGAL).lstrip(".") or "_"
