@@ -344,8 +344,9 @@ def test_rows_are_one_state_while_the_line_writes(line: Path, tmp_path: Path) ->
                 )
                 database.execute(
                     "INSERT INTO stages (inspection_id, step, expert, expert_version, label, confidence, device,"
-                    " executor, batch_id, batch_size, queued_ms, load_ms, infer_ms) SELECT ?, step, expert, expert_version,"
-                    " label, confidence, device, executor, batch_id, batch_size, queued_ms, load_ms, infer_ms FROM stages WHERE inspection_id = ?",
+                    " executor, batch_id, batch_size, queued_ms, load_ms, infer_ms)"
+                    " SELECT ?, step, expert, expert_version, label, confidence, device, executor, batch_id,"
+                    " batch_size, queued_ms, load_ms, infer_ms FROM stages WHERE inspection_id = ?",
                     (number, template),
                 )
                 database.commit()
