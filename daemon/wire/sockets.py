@@ -26,8 +26,7 @@ TCP = re.compile(r"tcp://(?P<host>\[[^\]]+\]|[^:\[\]]+):(?P<port>\d{1,9}|\*)")
 #: The ZAP domain of CURVE sockets. It is enforced: a client is refused if the authenticator does not answer.
 ZAP_DOMAIN = b"coserve"
 _IPC_MODE = 0o660
-#: Connections that may wait for libzmq: of a burst TCP drops the rest, and their clients try again after a second. Few
-#: enough that the guard of the connections keeps up with them (connection_guard.py).
+#: Connections that may wait for libzmq: of a burst TCP drops the rest, and their clients try again after a second.
 _TCP_BACKLOG, _IPC_BACKLOG = 256, 100
 _REBIND_S = 5.0
 _NO_ADVICE = "`coserve doctor CONFIG` names the program that uses it; `endpoints` in CONFIG says where to listen"
