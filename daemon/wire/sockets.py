@@ -57,23 +57,22 @@ def is_open_host(host: str) -> bool:
     """Return True if other machines can reach `host`: any address but loopback, and any other name."""
     if host == "localhost":
         return not _is_here(host)
-    if host == "lo":
-        return False
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return True  # "*", an interface, a name, 127.1 or 2130706433: what it means is not for us to guess
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return not (mapped or address).is_loopback
+    # "*", an interface, a name, 127.1 or 2130706433: what it means is not for us to guess
+    return host != "lo" and not _is_loopback_address(host)
 
 
 def is_loopback_name(host: str) -> bool:
     """Return True if a `Host` header has a name or address that means this machine wherever it is resolved."""
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
-        if name == "localhost":
-            return True
-        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return name == "localhost" or _is_loopback_address(name)
+
+
+def _is_loopback_address(text: str) -> bool:
+    try:
+        address = ipaddress.ip_address(text)
     except ValueError:
         return False
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
