@@ -192,6 +192,7 @@ class App:
     def _recover(self) -> None:
         """Read the work that the last run left, and the rules that its open board attempts began with."""
         self._recovery = self._writer.recover()
+        self._database.hold(self._store.engine)
         self._texts_to_make = self._store.texts_to_make()
         for text in self._recovery.rules_texts.values():
             kept = compile_kept_rules(text, self._catalogs.current)
@@ -415,7 +416,6 @@ class App:
             self._gate.stop()
         self._reader.close()
         self._store.close()
-        self._database.release()
         self._decode_marks.close(clean=are_decoders_idle)
         self._journal.close()
         if not end_context(self._context):

@@ -75,6 +75,7 @@ NOT_FAST = {
     "daemon/storage/test_retention.py": _PROCESSES,
     "daemon/storage/test_review_requests.py": _PROCESSES,
     "daemon/storage/test_writer.py": _PROCESSES,
+    "daemon/wire/test_connection_guard.py": _SOCKETS,
     "daemon/wire/test_keys.py": _SOCKETS,
     "routing_rules/test_deeppcb_example.py": _TORCH,
 }

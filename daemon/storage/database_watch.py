@@ -1,137 +1,111 @@
 """The watch over the database under a running line: its files keep their names, or its server answers.
 
-SQLite goes on writing into a file that was deleted or moved away, and the file ends with the process. So each file of
-the database has a hard link beside it while the daemon runs (`.inspection.db.held-INODE`). Once a second a thread gives
-a lost file its name back; after a crash the next start does. A copy of a running line's folder has these links too, as
-files with other inodes: they are the other line's results, and are put aside.
+SQLite goes on writing into a file that was deleted or moved away, and the file ends with the process. So a thread
+checks the names once a second. If the database has lost its name, no image is taken any more, and all that was written
+is copied to `inspection.db.saved`. The next start goes on with that copy if nothing lies in the database's place.
 """
 
 import os
+import secrets
+import sqlite3
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import structlog
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.storage.database.connections import open_for_reading, sqlite_path
-from experts.durable import sync
+from daemon.storage.database.connections import StoreError, open_for_reading, sqlite_path
+from daemon.storage.database.upkeep import APPLICATION_ID, copy_connection
+from experts.durable import replace_durably, sync
 
 _LOOK_INTERVAL_S = 1.0
 _HOLD_CAUSE = "files"
-_SUFFIXES = ("", "-wal", "-shm")
-_WHILE_IT_RUNS = "it was deleted or moved while the daemon runs: stop the daemon first"
 
 
 class DatabaseFiles:
-    """The files of one SQLite database: `settle` before it is opened, `hold` after, `look` often, `release` at last."""
+    """The files of one SQLite database: `settle` before it is opened, `hold` after; `look` often, then `save`."""
 
     def __init__(self, database: Path) -> None:
         self._database = database
-        self._files = [database.with_name(database.name + suffix) for suffix in _SUFFIXES]
-        self._held: dict[Path, os.stat_result] = {}
+        self._logs = [database.with_name(database.name + suffix) for suffix in ("-wal", "-shm")]
+        self._saved = database.with_name(database.name + ".saved")
+        #: The numbers that the database file may have while its logs belong to it.
+        self._ids = database.with_name(database.name + ".id")
+        self._known: dict[Path, os.stat_result] = {}
         self._log = structlog.get_logger("database")
 
     def settle(self) -> None:
-        """Settle the links that a killed run left: restore files that lost their names, put those of others aside."""
-        database = self._database
-        links = {file: link for file in self._files for link in _links_of(file)}
-        link = links.get(database)
-        if link is None:
-            pass
-        elif database.exists() and database.samefile(link):
-            self._restore({file: link for file, link in links.items() if not _was_folded_in(file, link, database)})
-        elif link == _link_name(database, link.stat()) and not database.exists():  # a copy of a folder has other inodes
-            self._restore(links)
-        else:
-            self._put_aside(links)
-        self._unlink()
+        """Put the saved copy in an empty place; put aside logs of another database, and a copy that is not needed."""
+        database, saved = self._database, self._saved
+        is_gone = not database.exists()
+        if is_gone or (self._ids.exists() and str(_id_of(database)) not in self._ids.read_text().split()):
+            self._put_aside(self._logs)
+        if saved.exists() and is_gone:
+            saved.replace(database)
+            sync(database.parent)
+            advice = "it was gone, and a copy was saved; to begin anew stop this daemon, then delete it"
+            self._log.error("database_put_back", file=str(database), advice=advice)
+        self._put_aside([saved])
 
-    def hold(self) -> None:
-        """Link each file. On a filesystem without hard links a deleted database stays lost."""
-        self._unlink()
-        for file in self._files:
-            self._link(file)
+    def hold(self, engine: Engine) -> None:
+        """Note the files of the open database, and give it a number by which the next start knows it again."""
+        with engine.connect() as connection:
+            self._connection: Any = connection.connection.driver_connection
+        number = secrets.randbits(31)
+        try:
+            replace_durably(self._ids, f"{_id_of(self._database)} {number}", self._database.stat().st_mode & 0o777)
+            self._connection.execute(f"PRAGMA application_id = {number:d}")
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            if _id_of(self._database) == number:
+                replace_durably(self._ids, str(number), self._database.stat().st_mode & 0o777)
+        except (OSError, sqlite3.Error) as error:
+            self._log.warning("database_not_numbered", file=str(self._database), error=str(error))
+        self._known = {file: file.stat() for file in (self._database, *self._logs) if file.exists()}
 
     def look(self) -> str | None:
-        """Give lost files their names back. Return what a person has to do where that fails, None if all is well."""
-        for file, known in list(self._held.items()):
-            state, link = _stat(file), _link_name(file, known)
-            if state is not None and os.path.samestat(state, known):
-                if not link.exists():
-                    self._link(file)
-            elif state is not None and file == self._database:
-                return (
-                    f"another file lies at {file}: the line writes on in the file that lay there, {link};"
-                    " move the other one away, or stop the daemon to use it"
-                )
-            elif not link.exists():
-                return (
-                    f"{file} is gone, and its second name {link} too: nothing that is written now outlives"
-                    " the daemon; restart it once the cause is known"
-                )
-            elif not self._put_back(file, link, _WHILE_IT_RUNS):
-                return f"{file} is gone and cannot be put back: check the folder and its permissions"
-        return None
-
-    def release(self) -> None:
-        """Remove the links of a closed database, so that deleting it frees its files."""
-        known = self._held.get(self._database)
-        if known is not None and not self._database.exists():
-            self._put_back(self._database, _link_name(self._database, known), _WHILE_IT_RUNS)
-        self._unlink()
-
-    def _link(self, file: Path) -> None:
-        try:
-            state = file.stat()
-            os.link(file, _link_name(file, state))
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self._log.warning("database_not_linked", file=str(file), error=str(error))
-            return
-        self._held[file] = state
-
-    def _unlink(self) -> None:
-        for file in self._files:
-            for link in _links_of(file):
-                link.unlink(missing_ok=True)
-        self._held.clear()
-
-    def _restore(self, links: dict[Path, Path]) -> None:
-        for file, link in links.items():
-            advice = (
-                f"it was gone at the start, and {link} of a daemon that was killed had it still;"
-                " to begin anew stop this daemon, then delete it"
+        """Return what happened to the files and what a person has to do, None if all is well."""
+        lost = [file for file, known in self._known.items() if not _is_at(file, known)]
+        if not lost:
+            return None
+        file = lost[0]
+        if file != self._database:
+            return f"{file} was deleted, moved or replaced under the running line: put it back or restart the daemon"
+        if file.exists():
+            return (
+                f"another file took the place of {file}: what the line wrote is copied to {self._saved}; restart the"
+                " daemon to use the other file, or move that away first to go on with the copy"
             )
-            self._put_back(file, link, advice)
-
-    def _put_back(self, file: Path, link: Path, advice: str) -> bool:
-        """Name the linked file `file`, over any other file there; False if that fails."""
-        part = file.with_name(f".{file.name}.part")
-        try:
-            part.unlink(missing_ok=True)
-            os.link(link, part)
-            part.replace(file)
-            sync(file.parent)
-        except OSError as error:
-            self._log.error("database_not_put_back", file=str(file), error=str(error))
-            return False
-        self._log.error("database_put_back", file=str(file), advice=advice)
-        return True
-
-    def _put_aside(self, links: dict[Path, Path]) -> None:
-        database = self._database
-        aside = database.with_name(f"{database.name}.aside-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
-        for file, link in links.items():
-            link.rename(aside.with_name(aside.name + file.name.removeprefix(database.name)))
-        sync(database.parent)
-        advice = (
-            "`aside` has what the line wrote until another file was put in its database's place, or came with a copy of"
-            f" another line's folder: delete it, or stop the daemon and move it to {database}"
+        return (
+            f"{file} was deleted or moved under the running line: put it back, or restart the daemon, which goes on"
+            f" with the copy {self._saved}"
         )
-        self._log.error("database_put_aside", file=str(database), aside=str(aside), advice=advice)
+
+    def save(self) -> None:
+        """Copy what the line has written, if the database's name is lost; any thread. Remove the copy otherwise."""
+        known = self._known.get(self._database)
+        if known is None:
+            return
+        if _is_at(self._database, known):
+            self._saved.unlink(missing_ok=True)
+            return
+        try:
+            copy_connection(self._connection, self._saved)
+        except StoreError as error:
+            self._log.error("database_not_saved", error=str(error))
+        else:
+            self._log.error("database_saved", file=str(self._database), copy=str(self._saved))
+
+    def _put_aside(self, files: list[Path]) -> None:
+        for file in [file for file in files if file.exists()]:
+            aside = file.with_name(f"{file.name}.aside-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+            file.rename(aside)
+            sync(file.parent)
+            advice = f"it does not belong to what lies at {self._database} now: delete it once nothing is missing"
+            self._log.error("database_file_put_aside", file=str(file), aside=str(aside), advice=advice)
 
 
 class DatabaseServer:
@@ -141,9 +115,14 @@ class DatabaseServer:
         self._engine = open_for_reading(url)
 
     def settle(self) -> None:
-        """Do nothing."""
+        """Do nothing: the server minds its files."""
 
-    hold = settle
+    def save(self) -> None:
+        """Close the connections: the server keeps what was written."""
+        self._engine.dispose()
+
+    def hold(self, engine: Engine) -> None:
+        """Do nothing, too."""
 
     def look(self) -> str | None:
         """Return why no image can be taken now, None if one can."""
@@ -152,9 +131,6 @@ class DatabaseServer:
         except SQLAlchemyError as error:
             return f"the database does not answer: {' '.join(str(getattr(error, 'orig', error)).split())}"
         return None
-
-    def release(self) -> None:
-        self._engine.dispose()
 
 
 def watched_database(url: str) -> DatabaseFiles | DatabaseServer:
@@ -178,13 +154,14 @@ class DatabaseWatch:
         self._thread = threading.Thread(target=self._run, name="database-watch")
 
     def start(self) -> None:
-        self._database.hold()
         self._thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
+            self._look()
+            self._database.save()
 
     def _run(self) -> None:
         while not self._stopping.wait(_LOOK_INTERVAL_S):
@@ -204,29 +181,17 @@ class DatabaseWatch:
         else:
             self._hold(_HOLD_CAUSE, problem)
             self._log.error("database_unusable", problem=problem)
+        self._database.save()
 
 
-def _link_name(file: Path, state: os.stat_result) -> Path:
-    return file.with_name(f".{file.name}.held-{state.st_ino}")
+def _id_of(database: Path) -> int:
+    """Return the number in the header of a database file, without its log; 0 of an empty file."""
+    with database.open("rb") as file:
+        return int.from_bytes(file.read(APPLICATION_ID.stop)[APPLICATION_ID], "big")
 
 
-def _links_of(file: Path) -> list[Path]:
-    prefix = f".{file.name}.held-"
-    return [path for path in file.parent.iterdir() if path.name.startswith(prefix)] if file.parent.is_dir() else []
-
-
-def _was_folded_in(file: Path, link: Path, database: Path) -> bool:
-    """Return True if `file` is there, or is a log that another program has written into the database after the crash.
-
-    Closing the database deletes the log. The database is the younger file then, and the old log over it would undo
-    what was written since, or damage a backup that was copied over it: the copy keeps the inode, and `cp -p` sets the
-    modification time back, but not the time of change.
-    """
-    return file.exists() or link.stat().st_mtime_ns < database.stat().st_ctime_ns
-
-
-def _stat(file: Path) -> os.stat_result | None:
+def _is_at(file: Path, known: os.stat_result) -> bool:
     try:
-        return file.stat()
+        return os.path.samestat(file.stat(), known)
     except OSError:
-        return None
+        return False

@@ -4,20 +4,28 @@ libzmq collects the parts of a message until the last has come, however many the
 So a thread watches from outside: over TCP the kernel counts the bytes that a connection has sent since its last whole
 message; elsewhere a connection is suspected if it sends without a pause while the process grows. A client that was cut
 may connect again.
+
+libzmq accepts connections faster than a thread of Python cuts them, and its ipc listener ends the process once there is
+no handle left. So libzmq gets to accept the next one only after this thread has seen the last (`Listeners`).
 """
 
 import ctypes
 import fcntl
 import functools
 import os
+import platform
+import re
+import select
 import socket
 import struct
 import sys
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -45,6 +53,11 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MIN_GROWTH_BYTES = 64 * 2**20
 #: A connection whose bytes the kernel does not count is suspected after data waited at this many checks in a row.
 _SUSPICIOUS_CHECKS = 5
+#: Linux' struct epoll_event, packed on x86 only, and its registrations as /proc lists them.
+_EPOLL_EVENT = struct.Struct("=IQ" if platform.machine() == "x86_64" else "=I4xQ")
+_EPOLL_CTL_MOD = 3
+_REGISTRATION = re.compile(r"tfd:\s*(\d+) events:\s*([0-9a-f]+) data:\s*([0-9a-f]+)")
+_REGISTERED_WITHIN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -69,6 +82,43 @@ class ConnectionLimits:
     idle_bytes_per_s: int = 0
 
 
+class Listeners:
+    """The listening sockets of one libzmq socket: each accepts one connection per `arm`.
+
+    libzmq's thread waits for them with epoll. Their registrations become one-shots, as libzmq made them otherwise.
+    """
+
+    def __init__(self) -> None:
+        #: Held while the socket's owner unbinds: a closed listener's handle may belong to a connection at once.
+        self.lock = threading.Lock()
+        self._events: dict[tuple[int, int], tuple[int, bytes]] = {}  # handle and inode: epoll's handle, its event
+
+    def add(self, fd: int) -> bool:
+        """Limit this listener, which libzmq's thread is about to register; return False if it does not."""
+        until_s = time.monotonic() + _REGISTERED_WITHIN_S
+        while time.monotonic() < until_s:
+            with self.lock:
+                for epoll_fd, data in _registrations(fd):
+                    event = _EPOLL_EVENT.pack(select.EPOLLIN | select.EPOLLONESHOT, data)
+                    self._events[fd, os.fstat(fd).st_ino] = epoll_fd, event
+                    return True
+            time.sleep(0.001)
+        return False
+
+    def arm(self) -> None:
+        """Let each accept one connection; called when nothing that was accepted is unseen."""
+        if not self.lock.acquire(blocking=False):
+            return  # the next check arms them
+        try:
+            for (fd, inode), (epoll_fd, event) in list(self._events.items()):
+                with suppress(OSError):
+                    if os.fstat(fd).st_ino == inode and not _QUICK_LIBC.epoll_ctl(epoll_fd, _EPOLL_CTL_MOD, fd, event):
+                        continue
+                del self._events[fd, inode]  # it was unbound
+        finally:
+            self.lock.release()
+
+
 class ConnectionGuard:
     """Cut connections beyond the limits; together they may have four times the unfinished bytes of one.
 
@@ -82,6 +132,7 @@ class ConnectionGuard:
         self._connections: dict[int, _Connection] = {}
         self._silent: dict[int, None] = {}  # may have sent nothing, oldest first
         self._delivered: set[int] = set()
+        self._listeners = Listeners()
         self._too_many = 0  # cut since the last entry in the log
         self._tell_at_s = 0.0
         self._trim_at_s: float | None = None
@@ -97,12 +148,16 @@ class ConnectionGuard:
         self._events.rcvhwm = 0  # a full queue of events would stop libzmq's own thread
         self._events.linger = 0
         self._events.connect(address)
-        sock.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        sock.monitor(address, zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._thread.start()
 
     def delivered(self, fd: int) -> None:
         """Note that a whole message came over this connection."""
         self._delivered.add(fd)
+
+    def rebinding(self) -> AbstractContextManager[object]:
+        """Return the context in which the socket's owner unbinds endpoints and binds them again."""
+        return self._listeners.lock
 
     def stop(self, sock: Socket) -> None:
         """End; called before `sock` is closed."""
@@ -119,6 +174,7 @@ class ConnectionGuard:
                     while events.poll(left_ms):
                         self._take(*_MONITOR_EVENT.unpack(events.recv_multipart()[0]))
                         left_ms = 0
+                    self._listeners.arm()
                     if time.monotonic() >= check_at_s:
                         check_at_s = time.monotonic() + _CHECK_S
                         self._check()
@@ -127,6 +183,10 @@ class ConnectionGuard:
                     self._stopping.wait(_CHECK_S)
 
     def _take(self, event: int, fd: int) -> None:
+        if event == zmq.EVENT_LISTENING:
+            if not self._listeners.add(fd):
+                self._log.warning("listener_not_limited", advice="many connections at once may use up the handles")
+            return
         self._silent.pop(fd, None)
         self._delivered.discard(fd)
         if event != zmq.EVENT_ACCEPTED:
@@ -196,6 +256,15 @@ class ConnectionGuard:
         self._connections.pop(fd, None)
         self._silent.pop(fd, None)
         _QUICK_LIBC.shutdown(fd, socket.SHUT_RDWR)  # connections may come faster than they go
+
+
+def _registrations(fd: int) -> Iterator[tuple[int, int]]:
+    """Yield the handle of each epoll that waits for input at `fd`, and the data that it was registered with."""
+    for info in Path("/proc/self/fdinfo").iterdir():
+        with suppress(OSError):  # a handle that was closed meanwhile
+            for match in _REGISTRATION.finditer(info.read_text()):
+                if int(match[1]) == fd and int(match[2], 16) & select.EPOLLIN:
+                    yield int(info.name), int(match[3], 16)
 
 
 def _received_bytes(fd: int) -> int | None:

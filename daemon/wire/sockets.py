@@ -26,8 +26,7 @@ TCP = re.compile(r"tcp://(?P<host>\[[^\]]+\]|[^:\[\]]+):(?P<port>\d{1,9}|\*)")
 #: The ZAP domain of CURVE sockets. It is enforced: a client is refused if the authenticator does not answer.
 ZAP_DOMAIN = b"coserve"
 _IPC_MODE = 0o660
-#: Connections that may wait for libzmq: of a burst TCP drops the rest, and their clients try again after a second. Few
-#: enough that the guard of the connections keeps up with them (connection_guard.py).
+#: Connections that may wait for libzmq: of a burst TCP drops the rest, and their clients try again after a second.
 _TCP_BACKLOG, _IPC_BACKLOG = 256, 100
 _REBIND_S = 5.0
 _NO_ADVICE = "`coserve doctor CONFIG` names the program that uses it; `endpoints` in CONFIG says where to listen"
@@ -58,23 +57,22 @@ def is_open_host(host: str) -> bool:
     """Return True if other machines can reach `host`: any address but loopback, and any other name."""
     if host == "localhost":
         return not _is_here(host)
-    if host == "lo":
-        return False
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return True  # "*", an interface, a name, 127.1 or 2130706433: what it means is not for us to guess
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return not (mapped or address).is_loopback
+    # "*", an interface, a name, 127.1 or 2130706433: what it means is not for us to guess
+    return host != "lo" and not _is_loopback_address(host)
 
 
 def is_loopback_name(host: str) -> bool:
     """Return True if a `Host` header has a name or address that means this machine wherever it is resolved."""
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
-        if name == "localhost":
-            return True
-        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return name == "localhost" or _is_loopback_address(name)
+
+
+def _is_loopback_address(text: str) -> bool:
+    try:
+        address = ipaddress.ip_address(text)
     except ValueError:
         return False
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None

@@ -2,6 +2,7 @@
 
 import contextlib
 import resource
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,11 +39,18 @@ def handles() -> Iterator[int]:
 
 @contextlib.contextmanager
 def silent(endpoint: str, count: int) -> Iterator[None]:
-    """Open `count` connections as fast as possible; here they stay open."""
+    """Open `count` connections as fast as the daemon accepts them; here they stay open."""
     with contextlib.ExitStack() as stack:
         for _ in range(count):
-            with contextlib.suppress(OSError):
-                stack.enter_context(RawPeer(endpoint))
+            while True:
+                try:
+                    stack.enter_context(RawPeer(endpoint))
+                except BlockingIOError:  # an ipc socket's backlog is full
+                    time.sleep(0.001)
+                except OSError:
+                    break
+                else:
+                    break
         yield
 
 
@@ -59,7 +67,7 @@ def status_of(address: str) -> int | None:
     return None
 
 
-@pytest.mark.parametrize("limit", [4096, 65_536])
+@pytest.mark.parametrize("limit", [1024, 65_536])
 def test_ten_thousand_silent_connections_cost_nobody_honest_anything(
     limit: int, handles: int, tmp_path: Path, experts_folder: Path
 ) -> None:

@@ -45,6 +45,20 @@ BREAKS = (
         (f"{_JOURNAL}::test_after_a_failed_sync_the_segment_takes_no_more_and_a_new_one_goes_on",),
     ),
     Break(
+        "A start never combines a log with a database",
+        "daemon/storage/database_watch.py",
+        "not in self._ids.read_text().split()",
+        "in ()",
+        ("daemon/storage/test_database_watch.py",),
+    ),
+    Break(
+        "A database that is locked, deleted, moved or replaced",
+        "daemon/storage/database_watch.py",
+        "            copy_connection(self._connection, self._saved)\n",
+        "            pass\n",
+        ("daemon/storage/test_database_watch.py",),
+    ),
+    Break(
         "These tests detect a line that omits a sync",
         "daemon/storage/journal.py",
         "            os.fdatasync(writing)\n",

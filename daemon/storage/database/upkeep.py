@@ -46,6 +46,8 @@ _ANALYSIS_ROWS = 400
 #: Pages of one step of a copy: 1 MiB at SQLite's usual 4 KiB, so that progress is reported often.
 _COPY_PAGES = 256
 _BUSY_TIMEOUT_S = 10.0
+#: Bytes of a database file's header for a number of the program's own: it tells to which file a log belongs.
+APPLICATION_ID = slice(68, 72)
 _MAX_EXAMPLES = 10
 _CHECKED_ROWS = 1000
 #: The numbers behind which the next one that is kept is not the next number.
@@ -186,30 +188,37 @@ def copy_database(
     gets the connection that sees the state, before anything is copied; `on_progress` gets the bytes done and all bytes.
     """
     try:
-        with replacing(target, FILE_MODE) as part:
-            try:
-                _copy(path, part, at_snapshot, on_progress)
-            finally:
-                part.with_name(part.name + "-journal").unlink(missing_ok=True)
+        with closing(_connect(f"file:{quote(str(path))}?mode=ro")) as source:
+            source.execute("BEGIN")
+            source.execute("SELECT count(*) FROM sqlite_master").fetchone()  # only a read takes the snapshot
+            at_snapshot(source)
+            copy_connection(source, target, on_progress)
     except (sqlite3.Error, OSError) as error:
         raise StoreError(f"cannot copy {path} to {target}: {error}; see to its disk and try again") from error
 
 
-def _copy(
-    path: Path, part: Path, at_snapshot: Callable[[sqlite3.Connection], None], on_progress: Callable[[int, int], None]
+def copy_connection(
+    source: sqlite3.Connection, target: Path, on_progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> None:
-    with closing(_connect(f"file:{quote(str(path))}?mode=ro")) as source:
-        (page_bytes,) = source.execute("PRAGMA page_size").fetchone()
-        source.execute("BEGIN")
-        source.execute("SELECT count(*) FROM sqlite_master").fetchone()  # only a read takes the snapshot
-        at_snapshot(source)
-        with closing(_connect(f"file:{quote(str(part))}")) as copy:
-            copy.execute("PRAGMA synchronous = OFF")  # synced once, at the end
+    """Copy what `source` sees as `copy_database` does; a thread that writes over `source` goes on meanwhile."""
+    try:
+        with replacing(target, FILE_MODE) as part:
+            try:
+                (page_bytes,) = source.execute("PRAGMA page_size").fetchone()
+                with closing(_connect(f"file:{quote(str(part))}")) as copy:
+                    copy.execute("PRAGMA synchronous = OFF")  # synced once, at the end
 
-            def step(_status: int, left: int, total: int) -> None:
-                on_progress((total - left) * page_bytes, total * page_bytes)
+                    def step(_status: int, left: int, total: int) -> None:
+                        on_progress((total - left) * page_bytes, total * page_bytes)
 
-            source.backup(copy, pages=_COPY_PAGES, progress=step)
+                    source.backup(copy, pages=_COPY_PAGES, progress=step, sleep=0.01)
+                with part.open("r+b") as file:  # a log of the source does not belong to the copy
+                    file.seek(APPLICATION_ID.start)
+                    file.write(bytes(4))
+            finally:
+                part.with_name(part.name + "-journal").unlink(missing_ok=True)
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"cannot copy the database to {target}: {error}; see to its disk and try again") from error
 
 
 def _connect(uri: str) -> sqlite3.Connection:

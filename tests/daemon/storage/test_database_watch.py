@@ -1,10 +1,11 @@
-"""The files of a running line's database get lost names back, while it runs and at the start after a kill."""
+"""A running line whose database loses its name keeps what it wrote, and no start combines files of two databases."""
 
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -12,10 +13,29 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from daemon.storage.database.connections import open_for_writing
+from daemon.storage.database.upkeep import copy_database
 from daemon.storage.database_watch import DatabaseFiles
 from tests import ROOT
 
 SUFFIXES = ("", "-wal", "-shm")
+SAVED = "rows.db.saved"
+
+
+#: Opens a database again, writes a row and is killed.
+_GO_ON = """
+import os, sys
+from pathlib import Path
+from daemon.storage.database.connections import open_for_writing
+from daemon.storage.database_watch import DatabaseFiles
+path = Path(sys.argv[1])
+DatabaseFiles(path).settle()
+engine = open_for_writing(f"sqlite:///{path}", 2000)
+DatabaseFiles(path).hold(engine)
+with engine.begin() as connection:
+    connection.exec_driver_sql("INSERT INTO t VALUES (50)")
+os._exit(0)
+"""
 
 
 class Written:
@@ -23,20 +43,21 @@ class Written:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "rows.db"
-        self.connection = sqlite3.connect(self.path, isolation_level=None)
-        self.connection.execute("PRAGMA journal_mode = WAL")
-        self.connection.execute("CREATE TABLE t (n)")
+        self.engine = open_for_writing(f"sqlite:///{self.path}", 2000)
         self.files = DatabaseFiles(self.path)
-        self.files.hold()
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE t (n)")
+        self.files.hold(self.engine)
         self.count = 0
 
     def write(self) -> None:
-        self.connection.execute("INSERT INTO t VALUES (?)", (self.count,))
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql("INSERT INTO t VALUES (?)", (self.count,))
         self.count += 1
 
     def end(self) -> None:
-        self.connection.close()
-        self.files.release()
+        self.files.save()
+        self.engine.dispose()
 
 
 @pytest.fixture
@@ -46,19 +67,27 @@ def written(tmp_path: Path):
     written.end()
 
 
-@pytest.fixture
-def killed(tmp_path: Path) -> Path:
-    """The database of a line that was killed after fifty rows."""
+@pytest.fixture(scope="module")
+def killed_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a line that was killed after fifty rows."""
+    folder = tmp_path_factory.mktemp("killed")
     code = f"""
 import os
 from pathlib import Path
 from tests.daemon.storage.test_database_watch import Written
-written = Written(Path({str(tmp_path)!r}))
+written = Written(Path({str(folder)!r}))
 for _ in range(50):
     written.write()
 os._exit(0)
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    return folder
+
+
+@pytest.fixture
+def killed(killed_line: Path, tmp_path: Path) -> Path:
+    """Its database, in a folder of the test's own."""
+    shutil.copytree(killed_line, tmp_path, dirs_exist_ok=True)
     return tmp_path / "rows.db"
 
 
@@ -78,9 +107,9 @@ def a_copy(killed: Path, pattern: str) -> Path:
     return folder / killed.name
 
 
-@pytest.mark.parametrize("gone", [("",), ("-wal",), ("-shm",), SUFFIXES])
+@pytest.mark.parametrize("gone", [("",), SUFFIXES])
 @pytest.mark.parametrize("how", ["deleted", "moved"])
-def test_files_that_are_deleted_or_moved_away_get_their_names_back(
+def test_what_a_line_wrote_before_and_after_its_database_lost_its_name_is_there_at_the_next_start(
     written: Written, gone: tuple[str, ...], how: str
 ) -> None:
     written.write()
@@ -88,61 +117,101 @@ def test_files_that_are_deleted_or_moved_away_get_their_names_back(
         file = written.path.with_name(f"rows.db{suffix}")
         file.unlink() if how == "deleted" else file.rename(f"{file}.old")
     written.write()
-    assert written.files.look() is None
+    assert "restart the daemon, which goes on with the copy" in (written.files.look() or "")
+    written.files.save()
+    assert rows_of(written.path.with_name(SAVED)) == [0, 1]
     written.write()
-    assert rows_of(written.path) == [0, 1, 2]
     written.end()
+    with capture_logs() as logs:
+        DatabaseFiles(written.path).settle()
+    assert logs[-1]["event"] == "database_put_back"
     assert rows_of(written.path) == [0, 1, 2]
-    assert not list(written.path.parent.glob(".*"))
 
 
-def test_another_file_in_the_databases_place_is_not_touched_and_named_until_it_goes(written: Written) -> None:
-    written.path.unlink()
-    written.path.write_bytes(b"another file")
-    assert "move the other one away" in (written.files.look() or "")
-    written.write()
-    assert written.path.read_bytes() == b"another file"
-    written.path.unlink()
+def test_a_database_that_is_moved_back_is_well_again_and_its_copy_goes(written: Written) -> None:
+    written.path.rename(written.path.with_name("moved"))
+    assert written.files.look()
+    written.files.save()
+    written.path.with_name("moved").rename(written.path)
     assert written.files.look() is None
+    written.files.save()
+    assert not written.path.with_name(SAVED).exists()
+    written.write()
+    written.end()
     assert rows_of(written.path) == [0]
 
 
-@pytest.mark.parametrize(("gone", "obstacle"), [("-wal", "rows.db-wal"), ("", ".rows.db.part")])
-def test_a_file_that_cannot_be_put_back_is_a_problem_that_publishers_hear_of(
-    written: Written, gone: str, obstacle: str
-) -> None:
-    written.path.with_name(f"rows.db{gone}").unlink()
-    written.path.with_name(obstacle).mkdir()
-    assert f"rows.db{gone} is gone and cannot be put back" in (written.files.look() or "")
-    written.path.with_name(obstacle).rmdir()
-    assert written.files.look() is None
-
-
-def test_a_link_that_is_deleted_is_made_again_and_one_that_is_lost_with_its_file_is_a_problem(
-    written: Written,
-) -> None:
-    (link,) = written.path.parent.glob(".rows.db.held-*")
-    link.unlink()
-    assert written.files.look() is None
-    assert link.samefile(written.path)
-    link.unlink()
+def test_another_file_in_the_databases_place_is_not_touched_and_what_the_line_wrote_is_kept(written: Written) -> None:
+    written.write()
     written.path.unlink()
-    assert "nothing that is written now outlives the daemon" in (written.files.look() or "")
+    with closing(sqlite3.connect(written.path.with_name("other"))) as other, other:
+        other.execute("CREATE TABLE t (n)")
+    written.path.with_name("other").rename(written.path)
+    assert "move that away first to go on with the copy" in (written.files.look() or "")
+    written.end()
+    DatabaseFiles(written.path).settle()
+    (aside,) = written.path.parent.glob("rows.db.saved.aside-*Z")
+    assert (rows_of(written.path), rows_of(aside)) == ([], [0])
 
 
-@pytest.mark.parametrize("deleted", [("-wal",), SUFFIXES])
-def test_files_that_were_deleted_under_a_daemon_that_was_then_killed_come_back(
-    killed: Path, deleted: tuple[str, ...]
-) -> None:
-    for suffix in deleted:
-        killed.with_name(f"rows.db{suffix}").unlink()
+@pytest.mark.parametrize("gone", ["-wal", "-shm"])
+def test_a_log_that_is_deleted_is_a_problem_and_costs_nothing(written: Written, gone: str) -> None:
+    written.write()
+    written.path.with_name(f"rows.db{gone}").unlink()
+    assert f"rows.db{gone} was deleted, moved or replaced" in (written.files.look() or "")
+    written.write()
+    written.end()
+    DatabaseFiles(written.path).settle()
+    assert rows_of(written.path) == [0, 1]
+
+
+def test_a_copy_is_one_state_while_the_line_goes_on_writing(written: Written) -> None:
+    written.path.unlink()
+    stopping = threading.Event()
+
+    def write() -> None:
+        while not stopping.is_set():
+            written.write()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(5):
+            written.files.save()
+            rows = rows_of(written.path.with_name(SAVED))
+            assert rows == list(range(len(rows)))
+    finally:
+        stopping.set()
+        writer.join()
+
+
+def test_a_copy_that_cannot_be_made_is_said_and_tried_again_at_the_end(written: Written) -> None:
+    written.write()
+    written.path.unlink()
+    obstacle = written.path.with_name(SAVED)
+    obstacle.mkdir()
     with capture_logs() as logs:
-        DatabaseFiles(killed).settle()
+        written.files.save()
+    assert [entry["event"] for entry in logs] == ["database_not_saved"]
+    obstacle.rmdir()
+    written.end()
+    assert rows_of(obstacle) == [0]
+
+
+def test_a_line_that_is_killed_after_its_database_was_copied_goes_on_with_the_copy(killed: Path) -> None:
+    copy_database(killed, killed.with_name(SAVED))
+    killed.unlink()
+    DatabaseFiles(killed).settle()
     assert rows_of(killed) == list(range(50))
-    first = logs[0]
-    assert (first["event"], first["file"]) == ("database_put_back", str(killed.with_name(f"rows.db{deleted[0]}")))
-    assert "to begin anew stop this daemon, then delete it" in first["advice"]
-    assert not list(killed.parent.glob(".*"))
+    assert len(list(killed.parent.glob("*-wal.aside-*"))) == 1
+
+
+def test_a_log_whose_database_is_gone_is_not_read_into_a_new_one(killed: Path) -> None:
+    killed.unlink()
+    DatabaseFiles(killed).settle()
+    assert not [path for path in killed.parent.glob("rows.db*") if ".aside-" not in path.name and path.suffix != ".id"]
+    with closing(sqlite3.connect(killed)) as database:
+        assert database.execute("SELECT * FROM sqlite_master").fetchall() == []
 
 
 def test_rows_that_another_program_wrote_between_a_kill_and_the_next_start_stay(killed: Path) -> None:
@@ -153,44 +222,44 @@ def test_rows_that_another_program_wrote_between_a_kill_and_the_next_start_stay(
     assert rows_of(killed) == list(range(51))
 
 
+@pytest.mark.parametrize("log", ["left", "removed"])
+@pytest.mark.parametrize("made", ["by coserve", "by another program"])
 @pytest.mark.parametrize("copy", [shutil.copyfile, shutil.copy2])
 def test_a_backup_that_was_copied_over_the_database_of_a_killed_line_is_taken_as_it_is(
-    killed: Path, tmp_path: Path, copy: Callable[[Path, Path], object]
+    killed: Path, tmp_path: Path, copy: Callable[[Path, Path], object], made: str, log: str
 ) -> None:
     backup = tmp_path / "backup.db"
+    if made == "by coserve":
+        copy_database(killed, backup)
     with closing(sqlite3.connect(backup)) as database, database:
-        database.execute("CREATE TABLE t (n)")
+        database.execute("CREATE TABLE IF NOT EXISTS t (n)")
+        database.execute("DELETE FROM t")
         database.execute("CREATE TABLE other (text)")
         database.executemany("INSERT INTO other VALUES (?)", [("x" * 3000,)] * 20)
     os.utime(backup, (0, 0))
-    for suffix in SUFFIXES[1:]:
-        killed.with_name(f"rows.db{suffix}").unlink()
+    if log == "removed":
+        for suffix in SUFFIXES[1:]:
+            killed.with_name(f"rows.db{suffix}").unlink()
     copy(backup, killed)
     DatabaseFiles(killed).settle()
     assert rows_of(killed) == []
-    assert not list(killed.parent.glob(".*"))
+    assert len(list(killed.parent.glob("rows.db-wal.aside-*"))) == (log == "left")
 
 
-def test_a_database_that_was_replaced_before_a_kill_is_kept_under_another_name(killed: Path) -> None:
-    for suffix in SUFFIXES:
-        killed.with_name(f"rows.db{suffix}").unlink()
-    with closing(sqlite3.connect(killed)) as database, database:
-        database.execute("CREATE TABLE t (n)")
+def test_a_database_of_before_the_last_start_is_not_combined_with_a_later_log(killed: Path, tmp_path: Path) -> None:
+    before = tmp_path / "before.db"
+    rows_of(killed)
+    shutil.copy2(killed, before)
+    subprocess.run([sys.executable, "-c", _GO_ON, str(killed)], cwd=ROOT, check=True)
+    shutil.copyfile(before, killed)
     DatabaseFiles(killed).settle()
-    (aside,) = killed.parent.glob("rows.db.aside-*Z")
-    assert (rows_of(killed), rows_of(aside)) == ([], list(range(50)))
+    assert rows_of(killed) == list(range(50))
 
 
-def test_a_copied_folder_whose_database_was_cleared_begins_anew_and_says_where_the_other_lines_results_lie(
-    killed: Path,
-) -> None:
-    copy = a_copy(killed, ".*")  # which `rm -rf copy/*` leaves
-    with capture_logs() as logs:
-        DatabaseFiles(copy).settle()
-    assert not copy.exists()
-    ((event, aside),) = [(entry["event"], Path(entry["aside"])) for entry in logs]
-    assert (event, rows_of(aside)) == ("database_put_aside", list(range(50)))
-    assert not list(copy.parent.glob(".*"))
+def test_the_log_of_a_killed_line_is_read_whatever_became_of_the_note_of_its_number(killed: Path) -> None:
+    killed.with_name("rows.db.id").unlink()
+    DatabaseFiles(killed).settle()
+    assert rows_of(killed) == list(range(50))
 
 
 def test_a_folder_that_was_copied_as_a_whole_is_taken_as_it_is(killed: Path) -> None:
