@@ -50,9 +50,9 @@ _BUFFERS_PER_WRITE = 1024
 GROUP_IMAGES = 32
 GROUP_BYTES = 2 * 2**20
 #: A smaller group begins so long after the one before, so that many images share the price of a sync and a transaction.
-_GROUP_EVERY_S = 0.010
+_GROUP_EVERY_S = 0.025
 #: It looks for more images meanwhile, because waiting at the queue would wake its thread for each.
-_LOOK_EVERY_S = 0.005
+_LOOK_EVERY_S = 0.0125
 #: Groups between the journal and the database: one that is synced, one whose rows are committed.
 _GROUPS_AHEAD = 2
 
