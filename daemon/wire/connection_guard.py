@@ -97,7 +97,7 @@ class ConnectionGuard:
         self._events.rcvhwm = 0  # a full queue of events would stop libzmq's own thread
         self._events.linger = 0
         self._events.connect(address)
-        sock.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        sock.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED)
         self._thread.start()
 
     def delivered(self, fd: int) -> None:
@@ -106,15 +106,16 @@ class ConnectionGuard:
 
     def stop(self, sock: Socket) -> None:
         """End; called before `sock` is closed."""
-        sock.disable_monitor()  # first: libzmq's own thread would wait until its events are read
         self._stopping.set()
+        sock.disable_monitor()  # libzmq's own thread would wait until its events are read; the last one wakes ours
         self._thread.join()
 
     def _run(self) -> None:
         with self._events as events:
             check_at_s = time.monotonic()
             while not self._stopping.is_set():
-                left_ms = max(0, int((check_at_s - time.monotonic()) * 1000))
+                is_idle = not (self._connections or self._too_many or self._trim_at_s)
+                left_ms = None if is_idle else max(0, int((check_at_s - time.monotonic()) * 1000))
                 try:
                     while events.poll(left_ms):
                         self._take(*_MONITOR_EVENT.unpack(events.recv_multipart()[0]))
@@ -133,6 +134,8 @@ class ConnectionGuard:
             self._connections.pop(fd, None)
             self._trim_at_s = self._trim_at_s or time.monotonic() + _TRIM_AFTER_S
             return
+        if not self._connections:  # then nothing was checked meanwhile
+            self._resident_bytes = _resident_bytes()
         self._connections[fd] = _Connection(0, self._resident_bytes, time.monotonic())
         self._silent[fd] = None
         if len(self._connections) > self._limits.connections:

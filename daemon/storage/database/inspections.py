@@ -55,7 +55,8 @@ def accept_images(
     tx.add(boards, new_boards)
     tx.add(inspections, new_images)
     tx.add(pending, new_pending)
-    return [(*both, arrival.board.type) for *both, (arrival, _) in zip(new_images, new_pending, group, strict=True)]
+    types = (arrival.board.type for arrival, _ in group)
+    return list(zip(new_images, new_pending, types, strict=True))
 
 
 def _assign(tx: Transaction, arrival: Arrival, routes: Routes, new_boards: list[Row]) -> tuple[Row, bool]:
