@@ -76,7 +76,7 @@ class PreparedQuery:
         """Return the first row, None if there is none. OperationalError if the database gives no answer."""
         try:
             if self._engine.dialect.name == "sqlite":
-                # The pool's work for a query is four times the query's. Nothing is left open: SQLite commits by itself.
+                # The pool's work would take longer than the query. Nothing is left open: SQLite commits by itself.
                 with self._lock:
                     self._held = self._held or self._engine.raw_connection()
                     return self._first(self._held, values)
