@@ -37,6 +37,10 @@ _WAITING_MESSAGES = 20_000
 _REFUSALS_PER_S = 2000.0
 _REFUSALS_AT_ONCE = 64
 _PACED_POLL_MS = 1
+#: A message that follows others within this time waits with those behind it, unless so many came at once: an image
+#: costs half as much processor time if several are read together.
+_READ_EVERY_S = 0.025
+_SMALL_BURST = 16
 _CROWDED = "too many messages wait before this one"
 _CROWDED_RETRY_MS = 100
 _STOPPED_RETRY_MS = 1000
@@ -106,6 +110,7 @@ class Intake:
         self._refusals: FairQueue[tuple[Peer, Answer]] = FairQueue()
         self._may_refuse = float(_REFUSALS_AT_ONCE)
         self._refused_at_s = time.monotonic()
+        self._burst, self._burst_at_s = 0, 0.0  # messages that were read without a pause, and since when
         self._stop_by_s: float | None = None
         self._dropped_answers = 0
         self._log = structlog.get_logger("intake")
@@ -159,12 +164,13 @@ class Intake:
             self._scanner.stop()
 
     def _serve(self, router: Socket) -> None:
-        poller = zmq.Poller()
+        replies, poller = zmq.Poller(), zmq.Poller()
         poller.register(router, zmq.POLLIN)
-        poller.register(self._mailbox.fileno(), zmq.POLLIN)
+        for each in (replies, poller):
+            each.register(self._mailbox.fileno(), zmq.POLLIN)
         while self._stop_by_s is None:
-            poller.poll(0 if len(self._waiting) else _PACED_POLL_MS if len(self._refusals) else None)
             try:
+                self._wait(router, poller, replies)
                 self._turn(router)
             except Exception:  # noqa: BLE001 - one message must not stop the line
                 self._log.exception("intake_turn_failed")
@@ -174,6 +180,23 @@ class Intake:
         while self._admission.in_flight and (left_s := self._stop_by_s - time.monotonic()) > 0:
             poller.poll(int(left_s * 1000) + 1)
             self._send_replies(router)
+
+    def _wait(self, router: Socket, poller: zmq.Poller, replies: zmq.Poller) -> None:
+        """Wait for work. Messages that come one by one are left to gather; replies are sent at once."""
+        if len(self._waiting) or len(self._refusals):
+            poller.poll(0 if len(self._waiting) else _PACED_POLL_MS)
+            return
+        if poller.poll(_PACED_POLL_MS):
+            return
+        burst, until_s = self._burst, self._burst_at_s + _READ_EVERY_S
+        self._burst = 0
+        if burst < _SMALL_BURST:
+            while self._stop_by_s is None and (left_s := until_s - time.monotonic()) > 0:
+                if replies.poll(int(left_s * 1000) + 1):
+                    self._send_replies(router)
+        if self._stop_by_s is None:
+            poller.poll(None)
+        self._burst_at_s = time.monotonic()
 
     def _turn(self, router: Socket) -> None:
         self._send_replies(router)
@@ -190,6 +213,7 @@ class Intake:
             except zmq.Again:
                 return
             self._thread.guard.delivered(fd)
+            self._burst += 1
             if frames is not None:
                 self._read(router, frames, fd)
                 room -= len(frames[-1])

@@ -51,6 +51,8 @@ GROUP_IMAGES = 32
 GROUP_BYTES = 2 * 2**20
 #: A smaller group begins so long after the one before, so that many images share the price of a sync and a transaction.
 _GROUP_EVERY_S = 0.010
+#: Images come in bursts from the intake: a group waits for the rest of one.
+_BURST_S = 0.002
 #: It looks for more images meanwhile, because waiting at the queue would wake its thread for each.
 _LOOK_EVERY_S = 0.005
 #: Groups between the journal and the database: one that is synced, one whose rows are committed.
@@ -390,7 +392,7 @@ class JournalThread:
                 self._drain()
 
     def _wait_for_more(self) -> None:
-        until_s = self._begun_s + _GROUP_EVERY_S
+        until_s = max(self._begun_s + _GROUP_EVERY_S, time.monotonic() + _BURST_S)
         while len(self._turns) < GROUP_IMAGES and not self._stopping and (wait_s := until_s - time.monotonic()) > 0:
             time.sleep(min(wait_s, _LOOK_EVERY_S))
             self._drain()

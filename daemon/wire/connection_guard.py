@@ -105,16 +105,17 @@ class Listeners:
             time.sleep(0.001)
         return False
 
-    def arm(self) -> None:
-        """Let each accept one connection; called when nothing that was accepted is unseen."""
+    def arm(self) -> bool:
+        """Let each accept one connection; called when nothing that was accepted is unseen. False: to be called again."""
         if not self.lock.acquire(blocking=False):
-            return  # the next check arms them
+            return False
         try:
             for (fd, inode), (epoll_fd, event) in list(self._events.items()):
                 with suppress(OSError):
                     if os.fstat(fd).st_ino == inode and not _QUICK_LIBC.epoll_ctl(epoll_fd, _EPOLL_CTL_MOD, fd, event):
                         continue
                 del self._events[fd, inode]  # it was unbound
+            return True
         finally:
             self.lock.release()
 
@@ -148,7 +149,8 @@ class ConnectionGuard:
         self._events.rcvhwm = 0  # a full queue of events would stop libzmq's own thread
         self._events.linger = 0
         self._events.connect(address)
-        sock.monitor(address, zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        happenings = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+        sock.monitor(address, happenings)
         self._thread.start()
 
     def delivered(self, fd: int) -> None:
@@ -161,20 +163,22 @@ class ConnectionGuard:
 
     def stop(self, sock: Socket) -> None:
         """End; called before `sock` is closed."""
-        sock.disable_monitor()  # first: libzmq's own thread would wait until its events are read
         self._stopping.set()
+        sock.disable_monitor()  # libzmq's own thread would wait until its events are read; the last one wakes ours
         self._thread.join()
 
     def _run(self) -> None:
         with self._events as events:
             check_at_s = time.monotonic()
+            are_armed = False
             while not self._stopping.is_set():
-                left_ms = max(0, int((check_at_s - time.monotonic()) * 1000))
+                is_idle = are_armed and not (self._connections or self._too_many or self._trim_at_s)
+                left_ms = None if is_idle else max(0, int((check_at_s - time.monotonic()) * 1000))
                 try:
                     while events.poll(left_ms):
                         self._take(*_MONITOR_EVENT.unpack(events.recv_multipart()[0]))
                         left_ms = 0
-                    self._listeners.arm()
+                    are_armed = self._listeners.arm()
                     if time.monotonic() >= check_at_s:
                         check_at_s = time.monotonic() + _CHECK_S
                         self._check()
@@ -193,6 +197,8 @@ class ConnectionGuard:
             self._connections.pop(fd, None)
             self._trim_at_s = self._trim_at_s or time.monotonic() + _TRIM_AFTER_S
             return
+        if not self._connections:  # then nothing was checked meanwhile
+            self._resident_bytes = _resident_bytes()
         self._connections[fd] = _Connection(0, self._resident_bytes, time.monotonic())
         self._silent[fd] = None
         if len(self._connections) > self._limits.connections:

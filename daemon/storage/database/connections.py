@@ -20,6 +20,8 @@ from daemon.host.folders import make_folder
 FILE_MODE = 0o640
 #: SQLite looks at the clock every so many steps of its virtual machine, which is about a millisecond.
 _STEPS_PER_LOOK = 20_000
+#: Compiled statements that the writer keeps: of some ten kinds, each for up to eleven numbers of rows.
+_STATEMENTS = 256
 
 
 class StoreError(Exception):
@@ -64,7 +66,8 @@ def open_for_writing(url: str, busy_timeout_ms: int) -> Engine:
     if path is None:
         return _postgresql().open_for_writing(url, busy_timeout_ms)
     _make_file(path)
-    engine = create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
+    arguments = {"check_same_thread": False, "cached_statements": _STATEMENTS}
+    engine = create_engine(url, poolclass=StaticPool, connect_args=arguments)
 
     @event.listens_for(engine, "connect")
     def configure(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:  # pyright: ignore[reportUnusedFunction]
@@ -131,10 +134,22 @@ def _postgresql() -> ModuleType:
     return postgresql
 
 
+@contextmanager
+def sqlite_driver(connection: Connection, sql: str) -> Iterator[sqlite3.Connection]:
+    """Yield the driver's connection, whose statements cost 20 µs less; its errors become SQLAlchemy's."""
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    try:
+        yield driver
+    except sqlite3.Error as error:
+        raise DBAPIError.instance(sql, None, error, sqlite3.Error) from error
+
+
 def _begin_with(engine: Engine, statement: str) -> None:
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
-        connection.exec_driver_sql(statement)
+        with sqlite_driver(connection, statement) as driver:
+            driver.execute(statement)
 
 
 def _make_file(path: Path) -> None:

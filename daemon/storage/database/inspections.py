@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Delete, Select, Update, delete, select, update
 
-from daemon.records import Accepted, Arrival, ExpertVersion, JournalKey, Outcome
+from daemon.records import Arrival, ExpertVersion, JournalKey, Outcome
 from daemon.storage.database import rows
 from daemon.storage.database.boards import Attempt, BoardAttempts, BoardPlan, ClosingReason, ExpectedPosition, folded
 from daemon.storage.database.rows import ImageCopy, Row, WrittenResults
@@ -36,23 +36,27 @@ _RESULT = ("status", "completed_at", "verdict", "defect", "reason", "late", "lat
 _CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", "failed", "missing")
 
 
-def accept_images(tx: Transaction, group: Sequence[tuple[Arrival, JournalKey]], routes: Routes) -> list[Accepted]:
-    """Add rows for images whose bytes are durable already; new attempts open with the rules `routes`."""
+def accept_images(
+    tx: Transaction, group: Sequence[tuple[Arrival, JournalKey]], routes: Routes
+) -> list[tuple[Row, Row, str]]:
+    """Add rows for images whose bytes are durable already; new attempts open with the rules `routes`.
+
+    Return each image's rows in `inspections` and `pending`, and its board type.
+    """
     new_boards: list[Row] = []
     new_images: list[Row] = []
     new_pending: list[Row] = []
-    accepted: list[Accepted] = []
     for arrival, key in group:
         board_row, late = _assign(tx, arrival, routes, new_boards)
         image = rows.inspection_row(arrival, tx.next_inspection_id(), board_row, late=late, at=tx.at)
         new_images.append(image)
         new_pending.append(rows.pending_row(image["inspection_id"], key, arrival.pixels))
-        accepted.append(rows.accepted_image(image, new_pending[-1], arrival.board.type))
         tx.segments[key.segment] += 1
     tx.add(boards, new_boards)
     tx.add(inspections, new_images)
     tx.add(pending, new_pending)
-    return accepted
+    types = (arrival.board.type for arrival, _ in group)
+    return list(zip(new_images, new_pending, types, strict=True))
 
 
 def _assign(tx: Transaction, arrival: Arrival, routes: Routes, new_boards: list[Row]) -> tuple[Row, bool]:

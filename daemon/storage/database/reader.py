@@ -35,6 +35,8 @@ class ResultsReader:
         )
 
     def close(self) -> None:
+        self._find_image.close()
+        self._find_text.close()
         self._engine.dispose()
 
     def find(self, source: str, image_id: str) -> KnownImage | None:

@@ -8,6 +8,8 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 from urllib.parse import quote
 
@@ -20,6 +22,8 @@ AnyRow = Mapping[Any, Any]
 #: Columns of `stages` that are stored as they are, and those that are rounded.
 _STAGE = ("expert", "expert_version", "label", "device", "executor", "batch_id", "batch_size")
 _TIMES = ("queued_ms", "load_ms", "infer_ms")
+_AS_SENT = ("source", "image_id", "component", "designator", "captured_at", "deadline_ms")
+_sent_of, _stage_of, _times_of = attrgetter(*_AS_SENT), attrgetter(*_STAGE), attrgetter(*_TIMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +78,11 @@ class Recovery:
 
 def inspection_row(arrival: Arrival, inspection_id: int, board: Row, *, late: bool, at: str) -> Row:
     """Return the row of an accepted image; the columns of its verdict stay null."""
-    as_sent = ("source", "image_id", "component", "designator", "captured_at", "deadline_ms")
     return {
         "inspection_id": inspection_id,
-        **{name: getattr(arrival, name) for name in as_sent},
-        **{name: board[name] for name in ("board_id", "rules_version")},
+        **dict(zip(_AS_SENT, _sent_of(arrival), strict=True)),
+        "board_id": board["board_id"],
+        "rules_version": board["rules_version"],
         "accepted_at": at,
         "image_bytes": len(arrival.payload),
         "status": "accepted",
@@ -105,7 +109,7 @@ def pending_row(inspection_id: int, key: JournalKey, pixels: Pixels) -> Row:
     }
 
 
-def accepted_image(row: Row, pending: Row, board_type: str) -> Accepted:
+def accepted_image(row: Row, pending: Row, board_type: str, accepted_s: float | None = None) -> Accepted:
     """Return the image as the drive takes it, live and after a restart."""
     same = ("inspection_id", "source", "image_id", "component", "deadline_ms", "rules_version")
     return Accepted(
@@ -114,6 +118,7 @@ def accepted_image(row: Row, pending: Row, board_type: str) -> Accepted:
         accepted_wall_s=wall_seconds(row["accepted_at"]),
         key=_journal_key(pending),
         pixels=_pixels(pending),
+        accepted_s=accepted_s,
     )
 
 
@@ -128,9 +133,9 @@ def stage_rows(outcome: Outcome) -> list[Row]:
         {
             "inspection_id": outcome.inspection_id,
             "step": step,
-            **{name: getattr(stage, name) for name in _STAGE},
+            **dict(zip(_STAGE, _stage_of(stage), strict=True)),
             "confidence": _finite(stage.confidence),
-            **{name: _milliseconds(getattr(stage, name)) for name in _TIMES},
+            **dict(zip(_TIMES, map(_milliseconds, _times_of(stage)), strict=True)),
         }
         for step, stage in enumerate(outcome.stages)
     ]
@@ -163,6 +168,7 @@ def expert_version_row(version: ExpertVersion, at: str) -> Row:
     return asdict(version) | {"classes": json.dumps(version.classes, ensure_ascii=False), "first_used_at": at}
 
 
+@lru_cache(maxsize=1024)  # a board's images have the same
 def topic(kind: str, *parts: str) -> str:
     """Return `inspection/<board type>/<serial>/`, percent-encoded outside `[A-Za-z0-9._:-]`."""
     # quote() never encodes the tilde.

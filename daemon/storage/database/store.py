@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cache
 from typing import Protocol, TypeVar
 
@@ -152,10 +151,11 @@ class Store:
     def accept(self, group: Sequence[tuple[Arrival, JournalKey]], routes: Routes) -> list[Accepted]:
         """Add rows for images whose bytes are durable. The caller leaves out `known` images and repeats."""
         with self._transaction() as tx:
-            accepted = inspections.accept_images(tx, group, routes)
+            new = inspections.accept_images(tx, group, routes)
         now_s = self._clock.monotonic_s()
+        accepted = [rows.accepted_image(*image, now_s) for image in new]
         self._memory.accepted_s.update((image.inspection_id, now_s) for image in accepted)
-        return [replace(image, accepted_s=now_s) for image in accepted]
+        return accepted
 
     def keep_rules(self, routes: Routes) -> None:
         """Note the rules that came into force, unless they were before."""

@@ -6,7 +6,7 @@ driver costs 20 µs, so SQLite's is called directly.
 """
 
 import heapq
-import sqlite3
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -32,9 +32,11 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.engine import Dialect
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import PoolProxiedConnection
 
 from daemon.storage.database.boards import Attempt, BoardAttempts, BoardCache, BoardKey
+from daemon.storage.database.connections import sqlite_driver
 from daemon.storage.database.schema import stream_position
 from daemon.units import utc_text
 
@@ -45,8 +47,9 @@ TimeLimit = tuple[float, str, str, int]
 
 #: Far below the number of variables that SQLite (32,766) and others take in one statement.
 _IDS_PER_QUERY = 500
-#: Rows or values of one statement; no table has so many columns that 64 rows come near SQLite's 32,766 values.
-_PART_SIZES = (64, 32, 16, 8, 4, 2, 1)
+#: Rows or values of one statement; no table has so many columns that 64 rows come near SQLite's 32,766 values. Up to 15
+#: take at most two statements, each of which costs as much as ten rows.
+_PART_SIZES = (64, 32, 16, *range(8, 0, -1))
 _NUMBERS = select(stream_position.c.last_seq, stream_position.c.last_inspection_id, stream_position.c.last_board_id)
 _SET_NUMBERS = update(stream_position).values(
     last_seq=bindparam("seq"), last_inspection_id=bindparam("inspection_id"), last_board_id=bindparam("board_id")
@@ -66,16 +69,32 @@ class PreparedQuery:
     def __init__(self, engine: Engine, query: Executable) -> None:
         self._engine = engine
         self._sql, self._values = _prepare(engine.dialect, query)
+        self._lock = threading.Lock()
+        self._held: PoolProxiedConnection | None = None
 
     def first(self, **values: Any) -> Sequence[Any] | None:
         """Return the first row, None if there is none. OperationalError if the database gives no answer."""
         try:
+            if self._engine.dialect.name == "sqlite":
+                # The pool's work would take longer than the query. Nothing is left open: SQLite commits by itself.
+                with self._lock:
+                    self._held = self._held or self._engine.raw_connection()
+                    return self._first(self._held, values)
             # Giving the connection back ends any transaction that the driver began.
-            with closing(self._engine.raw_connection()) as connection, closing(connection.cursor()) as cursor:
-                cursor.execute(self._sql, self._values(values))
-                return cursor.fetchone()
+            with closing(self._engine.raw_connection()) as connection:
+                return self._first(connection, values)
         except self._engine.dialect.loaded_dbapi.Error as error:
             raise OperationalError(self._sql, values, error) from error
+
+    def close(self) -> None:
+        """Close the connection that stays between queries."""
+        if self._held is not None:
+            self._held.close()
+
+    def _first(self, connection: PoolProxiedConnection, values: Row) -> Sequence[Any] | None:
+        with closing(connection.cursor()) as cursor:
+            cursor.execute(self._sql, self._values(values))
+            return cursor.fetchone()
 
 
 def run_prepared(connection: Connection, statement: Executable, **values: Any) -> Cursor:
@@ -125,7 +144,7 @@ def update_rows(connection: Connection, table: Table, columns: tuple[str, ...], 
             sql, [{name: row[name] for name in columns} | {"at_key": row[key]} for row in changed]
         )
         return
-    with _sqlite(connection, sql) as driver:
+    with sqlite_driver(connection, sql) as driver:
         driver.executemany(sql, map(itemgetter(*names), changed))
 
 
@@ -147,19 +166,8 @@ def _parts(whole: Sequence[T]) -> Iterator[list[T]]:
 def _execute(connection: Connection, sql: str, parameters: Any) -> Cursor:
     if connection.dialect.name != "sqlite":
         return connection.exec_driver_sql(sql, parameters)
-    with _sqlite(connection, sql) as driver:
+    with sqlite_driver(connection, sql) as driver:
         return driver.execute(sql, parameters)
-
-
-@contextmanager
-def _sqlite(connection: Connection, sql: str) -> Iterator[sqlite3.Connection]:
-    """Yield the driver's connection; its errors become SQLAlchemy's."""
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, sqlite3.Connection)
-    try:
-        yield driver
-    except sqlite3.Error as error:
-        raise DBAPIError.instance(sql, None, error, sqlite3.Error) from error
 
 
 @lru_cache(maxsize=256)
