@@ -106,7 +106,7 @@ class Listeners:
         return False
 
     def arm(self) -> bool:
-        """Let each accept one connection; called when nothing that was accepted is unseen. False: to be called again."""
+        """Let each accept one connection, once nothing that was accepted is unseen. False: to be called again."""
         if not self.lock.acquire(blocking=False):
             return False
         try:
