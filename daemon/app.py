@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import structlog
 import zmq
+from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config.settings import Config, Model, StartSettings, at_their_keys
 from daemon.delivery.deliveries import Deliveries
@@ -55,6 +56,7 @@ from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import open_store
 from daemon.storage.database_watch import DatabaseWatch, watched_database
 from daemon.storage.disk_space import DiskSpace, SpaceClaims, claim, places, segment_bytes
+from daemon.storage.epoch_record import EpochRecord
 from daemon.storage.journal import Journal
 from daemon.storage.quarantine import BadImages, Quarantine
 from daemon.storage.results_stream import ResultsStream
@@ -65,6 +67,7 @@ from daemon.wire.access import Access
 from daemon.wire.control import ControlServer
 from daemon.wire.endpoints import Gate
 from daemon.wire.sockets import end_context
+from experts.versions import current_user
 
 if TYPE_CHECKING:
     from daemon.language.served_model import ServedModel
@@ -104,12 +107,15 @@ class App:
         *,
         devices: Devices | None = None,
         open_model: OpenModelWith | None = None,
+        note: str | None = None,
     ) -> None:
         """`tell` gets messages about the progress of a long start: the migration of a database.
 
-        `devices` are this PC's, and `open_model` opens language models on them, unless others are given.
+        `devices` are this PC's, and `open_model` opens language models on them, unless others are given. `note` is why
+        it starts, for `changes`.
         """
         self._path = path
+        self._note = note
         self._config = config = line.config
         self._log: Any = structlog.get_logger("app")
         _raise_problems(path, settings_problems(config))
@@ -142,6 +148,7 @@ class App:
             room=self._disk_space.problem,
             asking=TextAdmission(self._language.prompts, self._reader, self._texts),
             on_stored=self._metrics.took,
+            identity=self._identity,
         )
         self._database_watch = DatabaseWatch(self._database, self._admission.hold, self._admission.resume)
         self._retention = as_start_error(
@@ -175,8 +182,14 @@ class App:
         self._database = as_start_error(watched_database, config.database)
         self._database.settle()
         self._store = as_start_error(
-            open_store, config.database, keep=config.retention.keep, expert_version=self._catalogs.version, tell=tell
+            open_store,
+            config.database,
+            keep=config.retention.keep,
+            expert_version=self._catalogs.version,
+            tell=tell,
+            record=EpochRecord(config.journal),
         )
+        self._identity = {"line": config.line, "epoch": self._store.epoch}
         self._reader = ResultsReader(config.database)
         self._quarantine = Quarantine(config.quarantine, config.retention.quarantine)
         self._bad_images = BadImages(self._quarantine, self._journal.read)
@@ -242,7 +255,12 @@ class App:
     def _make_sockets(self, config: Config) -> None:
         keys = self._gate.keys if self._gate else None
         self._results = ResultsStream(
-            self._context, config.endpoints.results, self._recovery.last_seq, keys, self._handles.results
+            self._context,
+            config.endpoints.results,
+            self._recovery.last_seq,
+            keys,
+            self._handles.results,
+            self._identity,
         )
         self._intake = Intake(
             self._context,
@@ -292,6 +310,8 @@ class App:
             children=self._children,
             deliveries=self._deliveries,
             settings=StartSettings(self._path),
+            identity=self._identity,
+            catalog=lambda: self._catalogs.current,
             on_catalog=self._catalogs.replace,
         )
         self._control = ControlServer(
@@ -334,6 +354,7 @@ class App:
             self._writer.start(self._reports)
             self._texts.start(self._reports)
             self._writer.rules_in_force(self._rulebook.current)
+            self.operations.started(self._path, self._note)
             warn_of_weights(self._catalogs.current)
             self._bad_images.start()
             self._retention.start()
@@ -405,6 +426,7 @@ class App:
         self._bad_images.stop(_BAD_IMAGES_S)
         self._retention.stop()
         self._writer.stop()
+        self._end_run()
         self._database_watch.stop()
         self._results.stop()
         self._children.stop()
@@ -421,6 +443,13 @@ class App:
         if not end_context(self._context):
             self._log.warning("context_left_behind", why="libzmq waits for subscribers that are gone")
         self._locks.close()
+
+    def _end_run(self) -> None:
+        """Note the stop, once the writer's thread has ended."""
+        try:
+            self._store.end_run(current_user())
+        except (SQLAlchemyError, OSError) as error:
+            self._log.warning("stop_not_noted", error=str(getattr(error, "orig", error)))
 
     def describe(self) -> str:
         """Return the message that the line is ready."""

@@ -3,6 +3,7 @@
 What concerns the scheduler (experts, queues, pins) is handed to the drive, which answers on its own thread.
 """
 
+import json
 import threading
 import time
 from collections import deque
@@ -10,12 +11,13 @@ from collections.abc import Callable
 from concurrent.futures import wait
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.config.settings import Config, StartSettings
+from daemon.config.settings import Config, StartSettings, stated_settings
 from daemon.delivery.deliveries import Deliveries
 from daemon.dispatch.drive import Drive
 from daemon.errors import ConfigError
@@ -32,18 +34,24 @@ from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe
 from daemon.monitor.timeline import MAX_WINDOW_S, WorkTimeline
 from daemon.policy.quota import Quotas
+from daemon.storage.database.changes import PROGRAM, RESTORED, RULES, Change, ChangeNotes, State, expert_subject
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.retention import RetentionThread
 from daemon.storage.review_requests import write_review
 from daemon.storage.writer import Writer
-from daemon.units import MAX_BYTES, MAX_COUNT
+from daemon.units import MAX_BYTES, MAX_COUNT, utc_text
 from daemon.wire.access import Access
 from daemon.wire.control import ControlError, Handler
+from daemon.wire.keys import KeyFileError, fingerprint, read_allow_list
+from daemon.wire.messages import NAME, NAME_EXPECTED, shown
 from experts.catalog import Catalog
+from experts.versions import Versions, VersionsError, current_user
 
 T = TypeVar("T")
 
 _RATE_WINDOW_S = 10.0
+#: An error that concerned one image or one moment is told for so long.
+_SHOWN_FOR_S = 600.0
 #: A scrape waits this long for the scheduler's newest numbers; then it tells those from before.
 _FRESH_WITHIN_S = 0.2
 _ASKED_OF_THE_DRIVE = ("experts", "queues", "memory", "pin", "unpin", "unload")
@@ -78,6 +86,9 @@ class Operations:
     children: Children
     deliveries: Deliveries
     settings: StartSettings
+    #: `line` and `epoch`, which name the results of this line (PROTOCOL.md, Additions, 1.1).
+    identity: dict[str, str]
+    catalog: Callable[[], Catalog]
     #: Gets the catalog of a reload when the drive has it, before rules that need it are in force.
     on_catalog: Callable[[Catalog], None]
     _thermometer: Thermometer = field(init=False, default_factory=Thermometer)
@@ -85,6 +96,8 @@ class Operations:
     _draining: bool = field(init=False, default=False)
     _started_s: float = field(init=False, default_factory=time.monotonic)
     _completions: deque[tuple[float, int]] = field(init=False)
+    #: The trouble that lasts, by its place in `_last_error`, and since when.
+    _trouble: tuple[int | None, float] = field(init=False, default=(None, 0.0))
     _log: Any = field(init=False, default_factory=lambda: structlog.get_logger("operations"))
 
     def __post_init__(self) -> None:
@@ -107,7 +120,8 @@ class Operations:
         return self.state != "starting" and not self.language.is_opening
 
     def heartbeat(self) -> tuple[str, int]:
-        """Return the line's state and its backlog of images."""
+        """Return the line's state and its backlog of images. Called every second."""
+        self._last_error()
         return self.state, self.backlog.images
 
     def sentence(self) -> str:
@@ -179,20 +193,110 @@ class Operations:
         asked: dict[str, Handler] = {
             kind: lambda fields, kind=kind: self.drive.ask(kind, fields) for kind in _ASKED_OF_THE_DRIVE
         }
+        asked |= {kind: self._noted(kind, asked[kind]) for kind in ("pin", "unpin", "unload")}
         return {
             **asked,
             "status": lambda _: self._status(),
-            "limits": self._limits,
-            "reload": lambda _: self.reload(),
-            "keys": lambda _: self.access.reload(),
-            "drain": self._drain,
-            "prune": self._prune,
+            "limits": self._limits_noted,
+            "reload": lambda fields: self.reload(*_author(fields)),
+            "keys": self._keys,
+            "drain": self._noted("drain", self._drain),
+            "prune": self._noted("prune", self._prune),
+            "versions": lambda _: self._bring_versions(),
             "review": self._review,
             "metrics": lambda _: {"text": self.metrics.exposition()},
             "health": lambda _: self.health(),
             "timeline": lambda fields: self.timeline.work(_seconds(fields)),
             "waits": lambda fields: self.timeline.waits(_seconds(fields)),
         }
+
+    # What `changes` tells
+
+    def started(self, path: Path, note: str | None) -> None:
+        """Note this start with the configuration `path`: a run, what is in force, and what changed since the last."""
+        at, who = utc_text(time.time()), current_user()
+        start = Change(at, who, "start", PROGRAM, new=version("coserve"), note=note)
+        settings = State(at, who, "settings", stated_settings(path), note)
+        in_force = self._in_force("start", at, who, note)
+        steps = (*self._version_steps(), *_restored(path.parent / RESTORED))
+        states = (settings, *self._keys_allowed(at, who, note), in_force)
+        self.writer.note(ChangeNotes((start,), steps, states, version("coserve")))
+
+    def _in_force(self, what: Literal["start", "reload"], at: str, who: str, note: str | None, **at_of: str) -> State:
+        experts = {expert_subject(expert): spec.version for expert, spec in self.catalog().items()}
+        return State(at, who, what, {RULES: self.rulebook.current.version, **experts}, note, at_of)
+
+    def _version_steps(self) -> list[Change]:
+        """Return what `coserve experts` did to versions, with or without a daemon: each is written once."""
+        try:
+            steps = Versions(self.config.catalog).steps()
+        except (VersionsError, OSError) as error:
+            self._log.warning("versions_unreadable", problem=str(error))
+            return []
+        return [
+            Change(
+                step.at if "." in step.at else f"{step.at.removesuffix('Z')}.000Z",  # older steps have whole seconds
+                step.by,
+                step.did,
+                expert_subject(name),
+                *((step.version, None) if step.did == "prune" else (step.before, step.version)),
+                step.note,
+            )
+            for name, step in steps
+        ]
+
+    def _keys_allowed(self, at: str, who: str, note: str | None) -> tuple[State, ...]:
+        """Return the fingerprint of each client that may come in."""
+        folder = self.config.security.allowed_clients
+        try:
+            clients = {} if folder is None else read_allow_list(folder).clients
+        except KeyFileError:
+            return ()  # the start and `keys` say so
+        return (State(at, who, "keys", {name: fingerprint(public) for name, public in clients.items()}, note),)
+
+    def _keys(self, fields: dict[str, Any]) -> dict[str, Any]:
+        who, note = _author(fields)
+        answer = self.access.reload()
+        self.writer.note(ChangeNotes(states=self._keys_allowed(utc_text(time.time()), who, note)))
+        return answer
+
+    def _bring_versions(self) -> dict[str, Any]:
+        self.writer.note(ChangeNotes(steps=tuple(self._version_steps())))
+        return {}
+
+    def _noted(self, what: str, handler: Handler) -> Handler:
+        """Return `handler` with a row in `changes` for each request that it carries out."""
+
+        def handle(fields: dict[str, Any]) -> Any:
+            who, note = _author(fields)
+            answer = handler(fields)
+            old, new = fields.get("device"), None
+            match what:
+                case "pin":
+                    old, new = None, answer["device"]
+                case "drain":
+                    new = "off" if fields.get("off") else "on"
+                case "prune" if not fields.get("begin", True):
+                    return answer
+                case _:
+                    pass
+            subject = {"drain": "intake", "prune": "results"}.get(what) or expert_subject(fields["expert"])
+            self.writer.note(ChangeNotes((Change(utc_text(time.time()), who, what, subject, old, new, note),)))
+            return answer
+
+        return handle
+
+    def _limits_noted(self, fields: dict[str, Any]) -> dict[str, Any]:
+        who, note = _author(fields)
+        if all(value is None for value in fields.values()):
+            return self._limits(fields)
+        before = _flat(self._limits({}))
+        answer = self._limits(fields)
+        at, now = utc_text(time.time()), _flat(answer)
+        changed = [name for name in now if before.get(name) != now[name]]
+        rows = [Change(at, who, "limits", name, before.get(name), now[name], note) for name in changed]
+        self.writer.note(ChangeNotes(tuple(rows)))
+        return answer
 
     def _status(self) -> dict[str, Any]:
         known = self.drive.ask("status", {})
@@ -207,6 +311,7 @@ class Operations:
         }
         return {
             **known,
+            **self.identity,
             "version": version("coserve"),
             "uptime_s": round(time.monotonic() - self._started_s, 3),
             "state": self.state,
@@ -216,13 +321,30 @@ class Operations:
             "images_per_s": self._rate(completed),
             "rules_version": self.rulebook.current.version,
             "last_seq": last_seq,
-            "last_error": next(iter(self.admission.held), None)
-            or self.retention.problem
-            or self.writer.last_error
-            or known["last_error"]
-            or self.language.trouble(),
+            **self._last_error(),
             **{name: rows for name, rows in where_there_are_some.items() if rows},
         }
+
+    def _last_error(self) -> dict[str, str | None]:
+        """Return a trouble while it lasts and since when; else what failed in the last ten minutes, once."""
+        drive_error, drive_at_s = self.drive.last_error
+        lasting = (
+            next(iter(self.admission.held), None),
+            self.retention.problem,
+            self.writer.last_error if self.writer.is_failing else None,
+            drive_error if self.drive.is_failing else None,
+            self.language.trouble(),
+        )
+        kind = next((kind for kind, reason in enumerate(lasting) if reason), None)
+        if kind != self._trouble[0]:
+            self._trouble = (kind, time.time())
+        over_s = max(self._trouble[1], time.time() - _SHOWN_FOR_S)
+        text, at_s = (None, 0.0) if kind is None else (lasting[kind], self._trouble[1])
+        if kind is None:
+            passed = ((drive_error, drive_at_s), (self.writer.last_error, self.writer.last_error_at_s))
+            recent = [(reason, then_s) for reason, then_s in passed if reason and then_s > over_s]
+            text, at_s = max(recent, key=lambda error: error[1], default=(None, 0.0))
+        return {"last_error": text, "last_error_at": utc_text(at_s) if text else None}
 
     def _review(self, fields: dict[str, Any]) -> dict[str, Any]:
         written = write_review(self.writer, fields)
@@ -264,7 +386,7 @@ class Operations:
         answer = memory | {name: now[field] for name, field in _BACKLOG_LIMITS.items()}
         return answer | {name: per_s[field] for name, field in _QUOTAS.items()}
 
-    def reload(self) -> dict[str, Any]:
+    def reload(self, who: str = "unknown", note: str | None = None) -> dict[str, Any]:
         """Read rules and catalog again; ControlError with every mistake, and then the old ones stay in force.
 
         The settings stay those of the start: the answer names those that have changed since.
@@ -277,9 +399,12 @@ class Operations:
             in_use = self._or_none(self.reader.rules_in_use)
             # The catalog first: an image under new rules must not meet a catalog without their experts.
             self.on_catalog(catalog)
-            self.drive.reload(catalog, routes)
-            self.rulebook.replace(routes, in_use)
+            experts_at = utc_text(self.drive.reload(catalog, routes))
+            rules_at = utc_text(self.rulebook.replace(routes, in_use))
             self.writer.rules_in_force(routes)
+            in_force = self._in_force("reload", experts_at, who, note, **{RULES: rules_at})
+            states = (*self._keys_allowed(rules_at, who, note), in_force)
+            self.writer.note(ChangeNotes(steps=tuple(self._version_steps()), states=states))
             self.access.reload()
         self._log.info("reloaded", rules_version=routes.version, experts=len(catalog))
         unusable = warn_of_weights(catalog)
@@ -295,7 +420,7 @@ class Operations:
     def reload_or_say_why(self) -> None:
         """Reload because of SIGHUP; each mistake is an event in the log."""
         try:
-            self.reload()
+            self.reload(current_user(), "by signal SIGHUP")
         except ControlError as error:
             for problem in error.reason.splitlines():
                 self._log.error("reload_refused", problem=problem)
@@ -323,6 +448,30 @@ class Operations:
         else:
             self.admission.resume("drain")
         return {"state": self.state, "backlog": self.backlog.images}
+
+
+def _author(fields: dict[str, Any]) -> tuple[str, str | None]:
+    """Take `who` and `note` out of a request; clients before 1.1 name neither."""
+    who, note = (fields.pop(name, None) for name in ("who", "note"))
+    for name, value in (("who", who), ("note", note)):
+        if value is not None and not (isinstance(value, str) and NAME.fullmatch(value)):
+            raise ControlError("bad_field", f"{name}: expected {NAME_EXPECTED}, got {shown(value)}")
+    return who or "unknown", note
+
+
+def _flat(limits: dict[str, Any]) -> dict[str, str | None]:
+    """Return limits as texts, memory by device; None is no limit."""
+    memory = {f"expert_memory {device}": size for device, size in limits["expert_memory"].items()}
+    named = {name: value for name, value in limits.items() if name != "expert_memory"} | memory
+    return {name: None if value is None else str(value) for name, value in named.items()}
+
+
+def _restored(file: Path) -> list[Change]:
+    """Return the change that `coserve restore` noted beside the configuration."""
+    try:
+        return [Change(**json.loads(file.read_bytes()))]
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def _seconds(fields: dict[str, Any]) -> float:

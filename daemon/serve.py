@@ -47,10 +47,10 @@ class _Signals:
         signal.signal(signal.SIGHUP, lambda *_: self.reload.set())
 
 
-def serve(config: Path, devices: Devices | None = None, record: Path | None = None) -> int:
+def serve(config: Path, devices: Devices | None = None, record: Path | None = None, note: str | None = None) -> int:
     """Run the daemon of `config` until SIGTERM or SIGINT, on this PC's devices unless others are given.
 
-    `record` is the file for the scheduler's calls, in place of the one in `config`.
+    `record` is the file for the scheduler's calls, in place of the one in `config`; `note` is why it starts.
 
     Returns the exit status: 0; 2, with one line on stderr, if it could not start; 1 if a defect ended it (in the same
     order as a signal does).
@@ -58,18 +58,20 @@ def serve(config: Path, devices: Devices | None = None, record: Path | None = No
     configure_logs(os.environ, sys.stderr)
     faulthandler.enable()  # the watchdog ends a daemon that hangs by SIGABRT: the log then has each thread's stack
     signals, notifier = _Signals(), Notifier()
-    app = _start(config, notifier, devices, record)
+    app = _start(config, notifier, devices, record, note)
     status = 2 if app is None else _run(app, notifier, signals)
     _leave_threads_behind(status)
     return status
 
 
-def _start(config: Path, notifier: Notifier, devices: Devices | None, record: Path | None) -> App | None:
+def _start(
+    config: Path, notifier: Notifier, devices: Devices | None, record: Path | None, note: str | None
+) -> App | None:
     """Return the running line; None, and one line on stderr, if it could not start."""
     try:
         with notifier.patience():
             _refuse_foreign_packages()
-            app = App(load_line(config, record=record), config, notifier.status, devices=devices)
+            app = App(load_line(config, record=record), config, notifier.status, devices=devices, note=note)
             app.start()
     except ConfigError as error:
         problems = error.problems

@@ -63,6 +63,7 @@ class Step(BaseModel):
     did: Action
     version: str
     before: str | None = None
+    note: str | None = None
 
 
 class History(BaseModel):
@@ -141,6 +142,10 @@ class Versions:
                 part.unlink()  # a killed process left it
             yield Change(self, self.read())
 
+    def steps(self) -> list[tuple[str, Step]]:
+        """Return what people did to versions, by expert. Raises VersionsError."""
+        return [(name, step) for name, expert in self.read().items() for step in expert.steps if step.did != "found"]
+
     def weights_file(self, name: str, version: str) -> Path:
         """Return the place of a version's weights."""
         safe = quote(name, safe="")
@@ -173,7 +178,7 @@ class Change:
             raise VersionsError(f"there is no expert {name}: {self._versions.catalog} has {', '.join(self.experts)}")
         return expert
 
-    def put(self, name: str, entry: CatalogEntry, weights: Path, source: str) -> str:
+    def put(self, name: str, entry: CatalogEntry, weights: Path, source: str, note: str | None = None) -> str:
         """Store `weights` with its entry as a candidate and return its version; the version in force stays."""
         version = version_of(entry)
         expert = self.experts.setdefault(name, Expert(name, None))
@@ -185,17 +190,23 @@ class Change:
         self._store_in_force(expert)
         self._copy(weights, place, entry.sha256)
         self._add(expert, entry, place, source)
-        expert.steps.append(_step("put", version))
+        expert.steps.append(_step("put", version, note=note))
         self._write()
         return version
 
-    def promote(self, name: str, version: str, action: Literal["promote", "rollback"] = "promote") -> None:
+    def promote(
+        self,
+        name: str,
+        version: str,
+        action: Literal["promote", "rollback"] = "promote",
+        note: str | None = None,
+    ) -> None:
         """Put a stored version in force. Raises VersionsError, and then nothing has changed."""
         expert = self.expert(name)
         if version == expert.version:
             raise VersionsError(f"{name} {version} is in force already")
         self._store_in_force(expert)
-        expert.steps.append(_step(action, version, expert.version))
+        expert.steps.append(_step(action, version, expert.version, note))
         self._write()
         self._replace_entry(name, expert.versions[version].entry)
         expert.in_force = expert.versions[version].entry
@@ -230,13 +241,13 @@ class Change:
             )
         return lineage[-2]
 
-    def prune(self, name: str, version: str) -> int:
+    def prune(self, name: str, version: str, note: str | None = None) -> int:
         """Delete a version that is not in force, and its weights; return the bytes that this freed."""
         expert = self.expert(name)
         if version == expert.version:
             raise VersionsError(f"{name} {version} is in force and stays")
         pruned = expert.versions.pop(version)
-        expert.steps.append(_step("prune", version))
+        expert.steps.append(_step("prune", version, note=note))
         self._write()
         place = self._versions.weights_file(name, version)
         if (self._versions.folder / pruned.entry.file) != place or not place.exists():
@@ -304,7 +315,7 @@ class Change:
 
 
 def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def current_user() -> str:
@@ -327,8 +338,8 @@ def _settled(name: str, in_force: CatalogEntry | None, noted: History) -> Expert
     return expert
 
 
-def _step(did: Action, version: str, before: str | None = None) -> Step:
-    return Step(at=now(), by=current_user(), did=did, version=version, before=before)
+def _step(did: Action, version: str, before: str | None = None, note: str | None = None) -> Step:
+    return Step(at=now(), by=current_user(), did=did, version=version, before=before, note=note)
 
 
 def _parsed(model: type[Any], path: Path) -> Any:

@@ -4,7 +4,10 @@ Paths are relative to the file. An environment variable overrides one value: `CO
 `COSERVE_ENDPOINTS_RESULTS`, `COSERVE_DEVICES_CPU_EXPERT_MEMORY`; its text is read as YAML.
 """
 
+import json
 import os
+import re
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,12 +19,15 @@ from daemon.config.environment import override
 from daemon.consumers.kinds import CONSUMER_KEYS, CONSUMER_NAME, AnyConsumer, consumer_mistakes
 from daemon.errors import ConfigError
 from daemon.units import MAX_COUNT, Bytes, Count, Seconds, between, size_text
+from daemon.wire.messages import NAME, NAME_EXPECTED, shown
 from experts.moe.modes import MODES
 from routing_rules.load import Document, KeyPath, Problem, read_yaml, salvage
 
 #: The names that PROTOCOL.md allows in a request, without characters that are special to a shell.
 _MODEL_NAME = r"^[A-Za-z0-9._:-]{1,128}$"
 _DATABASE = "sqlite:///inspection.db"
+#: A password in an address.
+_PASSWORD = re.compile(r"(://[^:/@\s]*:)\S*(?=@)|((?:password|token|secret)=)[^&\s\"]*", re.IGNORECASE)
 
 
 class _ConfigSection(BaseModel):
@@ -179,8 +185,16 @@ _ABSENT = object()
 _NAMED = {"devices": Device.model_fields.keys(), "models": Model.model_fields.keys(), "consumers": CONSUMER_KEYS}
 
 
+def _line_name(name: str) -> str:
+    if not NAME.fullmatch(name) or not name.strip():
+        raise ValueError(f"expected {NAME_EXPECTED}, got {shown(name)}")
+    return name
+
+
 class Config(_ConfigSection):
-    """A whole line, resolved: paths absolute, endpoints expanded."""
+    """A whole line, resolved: paths absolute, endpoints expanded. `line` is the name that its results carry."""
+
+    line: Annotated[str, AfterValidator(_line_name)] = Field(default_factory=socket.gethostname)
 
     endpoints: Endpoints = Endpoints()
     database: str = _DATABASE
@@ -249,6 +263,19 @@ def read_settings(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[
         expected = Problem(str(path), 1, 1, "expected a mapping with keys such as rules, catalog and devices")
         raise ConfigError(document.problems or [expected])
     return document, override(document, environ, Config, _NAMED)
+
+
+def stated_settings(path: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return what the file and the environment state: JSON by dotted key, without passwords."""
+    return dict(_leaves(read_settings(path, environ)[0].data, ()))
+
+
+def _leaves(value: Any, at: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, (*at, str(key)))
+    else:
+        yield ".".join(at), _PASSWORD.sub(r"\1\2***", json.dumps(value, ensure_ascii=False, default=str))
 
 
 def at_their_lines(path: Path, mistakes: Sequence[tuple[KeyPath, str]]) -> list[str]:

@@ -1,8 +1,8 @@
 """The position of a consumer, in a file of its own that outlives a kill and a power cut.
 
-The file also remembers when some earlier messages were made. A database that comes out of a backup counts on from an
-older `seq`, and gives numbers again that had been delivered for other messages: these marks reveal it, and name the
-last message that both have.
+A database that comes out of a backup counts on from an older `seq`, and gives numbers again that had been delivered for
+other messages: its new epoch says so. The file also remembers when some earlier messages were made: these marks name
+the last message that both databases have.
 """
 
 import hashlib
@@ -34,14 +34,15 @@ class Mark:
 class DeliveryPosition:
     """Everything up to `seq` is delivered. `missed` counts what was pruned before that could be.
 
-    What is pruned up to `counted_to` is in that count already, or was nothing to miss: it was gone before there was
-    this consumer.
+    `epoch` is the database's; None was saved by CoServe 1.0. What is pruned up to `counted_to` is in that count
+    already, or was nothing to miss: it was gone before there was this consumer.
     """
 
     seq: int
     marks: tuple[Mark, ...] = ()
     missed: int = 0
     counted_to: int = 0
+    epoch: str | None = None
 
     def moved(self, seq: int, there: Sequence[Mark] = ()) -> "DeliveryPosition":
         """Return the position after delivery up to `seq`; `there` are the messages since then that were not pruned."""
@@ -96,6 +97,7 @@ class PositionFile:
         make_folder(self.path.parent)
         marks = [[mark.seq, mark.at] for mark in position.marks]
         counts = {"position": position.seq, "missed": position.missed, "counted_to": position.counted_to}
+        counts |= {"epoch": position.epoch}
         text = json.dumps(counts | {"marks": marks}).encode()
         replace_durably(self.path, text + b"\n" + _checksum(text).encode() + b"\n", _MODE)
 
@@ -103,7 +105,8 @@ class PositionFile:
 def _parsed(content: Any) -> DeliveryPosition:
     marks = tuple(Mark(int(seq), str(at)) for seq, at in content["marks"])
     position = DeliveryPosition(
-        int(content["position"]), marks, int(content["missed"]), int(content.get("counted_to", 0))
+        *(int(content["position"]), marks, int(content["missed"])),
+        *(int(content.get("counted_to", 0)), content.get("epoch")),
     )
     if position.seq < 0:
         raise ValueError(position.seq)

@@ -124,8 +124,8 @@ class Runner:
 
     async def _deliver_page(self) -> bool:
         """Deliver the next messages; return True if there were any."""
-        last_seq = await self._ask(self._reader.last_seq)
-        if last_seq < self._position.seq:
+        last_seq, epoch = await self._ask(self._reader.end)
+        if last_seq < self._position.seq or epoch != self._position.epoch:
             self._position = await self._ask(self._checked, self._position)
             self._delivered_once = 0
             return True
@@ -193,13 +193,16 @@ class Runner:
 
     def _new(self, seq: int) -> DeliveryPosition:
         """Return a position that has missed nothing: messages pruned before it existed do not count."""
-        return DeliveryPosition(seq, counted_to=self._reader.last_seq())
+        last_seq, epoch = self._reader.end()
+        return DeliveryPosition(seq, counted_to=last_seq, epoch=epoch)
 
     def _checked(self, position: DeliveryPosition) -> DeliveryPosition:
         """Return the position in this database; in another or older one, that of the last message that both have."""
-        last_seq = self._reader.last_seq()
+        last_seq, epoch = self._reader.end()
         marks = position.marks[::-1]
-        if position.seq <= last_seq and (not marks or self._at(marks[0].seq) in (marks[0].at, None)):
+        is_same = position.epoch == epoch or bool(marks and self._at(marks[0].seq) == marks[0].at)
+        position = replace(position, epoch=epoch)
+        if is_same and position.seq <= last_seq:
             return position
         known = next((mark.seq for mark in marks if self._at(mark.seq) == mark.at), None)
         seq = self._before_oldest() if known is None else known

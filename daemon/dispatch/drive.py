@@ -66,7 +66,7 @@ class Ask:
 class Reload:
     catalog: Mapping[ExpertId, ExpertSpec]
     routes: Routes
-    answer: Future[None]
+    answer: Future[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,15 +207,15 @@ class Drive:
         self._events.put(Ask(kind, fields, answer))
         return answer
 
-    def reload(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> None:
-        """Replace experts and usage; return when they are in force.
+    def reload(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> float:
+        """Replace experts and usage; return when they are in force, and since when (wall clock, seconds).
 
         Call this before `Rulebook.replace`: images under new rules need the new catalog's experts.
         """
-        self._answer_of(self.reload_later(catalog, routes))
+        return self._answer_of(self.reload_later(catalog, routes))
 
-    def reload_later(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> Future[None]:
-        done: Future[None] = Future()
+    def reload_later(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> Future[float]:
+        done: Future[float] = Future()
         self._events.put(Reload(dict(catalog), routes, done))
         return done
 
@@ -251,6 +251,11 @@ class Drive:
     def is_failing(self) -> bool:
         """True while something hangs or is out of service, an expert cannot be loaded, or images cannot be read."""
         return self._failing or self._flow.parked > 0
+
+    @property
+    def last_error(self) -> tuple[str | None, float]:
+        """Return the last error and when it was (wall clock, seconds)."""
+        return self._flow.last_error, self._flow.last_error_at_s
 
     # The drive thread
 
@@ -438,7 +443,7 @@ class Drive:
         self._flow.park(self._scheduler.load_hung(load))
 
     def _replace(self, reload: Reload) -> None:
-        before = self._flow.catalog
+        before, at_s = self._flow.catalog, time.time()
         changed = [expert for expert, spec in reload.catalog.items() if before.get(expert, spec) != spec]
         facts = expert_facts(reload.catalog.values(), reload.routes, self._usage)
         self._flow.replace_catalog(reload.catalog)
@@ -447,7 +452,7 @@ class Drive:
         self._note_failures()
         if not self._failing:
             self._flow.last_error = None
-        reload.answer.set_result(None)
+        reload.answer.set_result(at_s)
 
     def _finish(self, outcome: Outcome) -> None:
         self._reports.finished(outcome)

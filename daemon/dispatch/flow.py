@@ -1,5 +1,6 @@
 """Images on their way through their chains: the next expert of each, and its end. Drive thread only."""
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,8 +149,17 @@ class ImageFlow:
         self.completed = 0
         #: Images retried after a failure of their device or of the disk.
         self.retries = 0
-        self.last_error: str | None = None
+        self._last_error: str | None = None
+        self.last_error_at_s = 0.0
         self.is_stopping = False
+
+    @property
+    def last_error(self) -> str | None:
+        return self._last_error
+
+    @last_error.setter
+    def last_error(self, reason: str | None) -> None:
+        self._last_error, self.last_error_at_s = reason, time.time()
 
     @property
     def under_way(self) -> int:

@@ -7,7 +7,7 @@ call it, except for `hold` and `resume`.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -120,10 +120,12 @@ class Admission(Accounts):
         room: Callable[[int], str | None] = lambda _bytes: None,
         asking: TextAdmission | None = None,
         on_stored: Callable[[float], None] = lambda _seconds: None,
+        identity: Mapping[str, str] | None = None,
     ) -> None:
         """`room(bytes)` returns why the disk cannot take an image of so many bytes now, None if it can.
 
-        `on_stored(seconds)` is called with the time that each accepted image spent at the writer.
+        `on_stored(seconds)` is called with the time that each accepted image spent at the writer. `identity` is
+        `line` and `epoch`, for each `welcome`.
         """
         super().__init__(limits, backlog, room)
         self._asking = asking
@@ -133,6 +135,7 @@ class Admission(Accounts):
         self._writer = writer
         self._quarantine = quarantine
         self._server = server
+        self._identity = identity or {}
         self._in_flight: dict[Key, _InFlight] = {}
         self._is_unread = False
         self._log = structlog.get_logger("intake")
@@ -269,6 +272,7 @@ class Admission(Accounts):
             max_pixels=self.limits.max_pixels,
             rules_version=self._rulebook.current.version,
             last_seq=self._reader.last_seq(),
+            **self._identity,
         )
 
     def _scan_elsewhere(

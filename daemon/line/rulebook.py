@@ -4,6 +4,8 @@ Written by the control thread at a reload, read by the writer and the drive; eac
 operation, so readers see the old version or the new one, never half of each.
 """
 
+import threading
+import time
 from collections.abc import Collection
 
 from daemon.records import ExpertVersion
@@ -13,6 +15,8 @@ from routing_rules.routes import Routes
 
 #: Versions that stay known though no open attempt uses them: an image may come late, to an attempt that has closed.
 _NEWEST_KEPT = 8
+#: A disk that hangs in the middle of a group must not keep a reload from ending.
+_GROUP_S = 1.0
 
 
 class Rulebook:
@@ -21,6 +25,8 @@ class Rulebook:
     def __init__(self, current: Routes) -> None:
         self._by_version: dict[str, Routes] = {current.version: current}
         self.current = current
+        #: Held while a group of images is written: none of them is older than the rules that it opens boards with.
+        self.opening = threading.Lock()
 
     @property
     def is_alone(self) -> bool:
@@ -35,14 +41,24 @@ class Rulebook:
         """Remember older routes for the attempts that are still open under them."""
         self._by_version.setdefault(routes.version, routes)
 
-    def replace(self, routes: Routes, in_use: Collection[str] | None = None) -> None:
-        """Put `routes` in force for attempts that open from now on; forget old versions, but none that is `in_use`."""
+    def replace(self, routes: Routes, in_use: Collection[str] | None = None) -> float:
+        """Put `routes` in force for attempts that open from now on, and return when that was (wall clock, seconds).
+
+        Old versions are forgotten, but none that is `in_use`.
+        """
         known = [kept for version, kept in self._by_version.items() if version != routes.version] + [routes]
         if in_use is not None:
             newest = known[-_NEWEST_KEPT:]
             known = [kept for kept in known if kept in newest or kept.version in in_use]
         self._by_version = {kept.version: kept for kept in known}
-        self.current = routes
+        is_between = self.opening.acquire(timeout=_GROUP_S)
+        try:
+            at_s = time.time()
+            self.current = routes
+        finally:
+            if is_between:
+                self.opening.release()
+        return at_s
 
 
 class Catalogs:

@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from daemon.config.settings import Retention
 from daemon.policy.retain import KeptImage, excess_bytes, images_to_prune
 from daemon.storage.database import upkeep
+from daemon.storage.database.changes import Change, ChangeNotes
 from daemon.storage.database.connections import StoreError, open_for_reading, sqlite_path
 from daemon.storage.database.prune import (
     AgeLimit,
@@ -34,6 +35,7 @@ from daemon.storage.database.transaction import Clock
 from daemon.storage.disk_space import RESUME_FACTOR, DiskSpace
 from daemon.storage.image_archive import images_by_folder, remove_images
 from daemon.units import utc_text
+from experts.versions import current_user
 
 T = TypeVar("T")
 
@@ -239,7 +241,7 @@ class Pruner:
             return query(connection)
 
 
-def prune_alone(url: str, images: Path, settings: Retention) -> PruneCounts:
+def prune_alone(url: str, images: Path, settings: Retention, note: str | None = None) -> PruneCounts:
     """Prune a line whose daemon does not run, and trust the clock; the caller holds the line's locks.
 
     Raises StoreError if there is no database.
@@ -261,6 +263,8 @@ def prune_alone(url: str, images: Path, settings: Retention) -> PruneCounts:
             pruner.sweep()
         finally:
             pruner.close()
+        row = Change(utc_text(time.time()), current_user(), "prune", "results", note=note)
+        store.note_changes(ChangeNotes((row,)))
         upkeep.vacuum(store.engine)
     finally:
         store.close()

@@ -5,7 +5,7 @@ it.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,10 @@ class ResultsStream:
         last_seq: int,
         keys: ServerKeys | None = None,
         max_connections: int = 64,
+        identity: Mapping[str, str] | None = None,
     ) -> None:
+        """`identity` is `line` and `epoch`, for each heartbeat."""
+        self._identity = identity or {}
         #: The newest `seq` that was sent, or that was in the database at the start.
         self.last_seq = last_seq
         self._mailbox: Mailbox[Published | GeneratedToken | Callable[[], None]] = Mailbox()
@@ -151,6 +154,7 @@ class ResultsStream:
             "state": state,
             "backlog": backlog,
             "uptime_s": round(now_s - self._started_at_s, 3),
+            **self._identity,
         }
         pub.send_multipart([HEARTBEAT_TOPIC, encode(body)])
 

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Published
+from daemon.storage.database.changes import ChangeNotes
 from daemon.storage.database.rows import ImageCopy, KnownImage, Recovery
 from daemon.storage.database.store import Store
 from daemon.storage.database.upkeep import write_log_again
@@ -48,8 +49,6 @@ _FIRST_RETRY_S = 0.05
 _MAX_RETRY_S = 5.0
 #: Loads that wait for a database that cannot be written; older ones are forgotten first.
 _MAX_SWITCHES = 10_000
-#: The same for rules that came into force.
-_MAX_RULES = 100
 
 
 class _Stop:
@@ -62,7 +61,7 @@ class _Task:
     done: Future[Any]
 
 
-_Item = ArrivalGroup | Outcome | ExpertSwitch | Routes | list[ImageCopy] | _Task | _Stop
+_Item = ArrivalGroup | Outcome | ExpertSwitch | Routes | ChangeNotes | list[ImageCopy] | _Task | _Stop
 
 
 class WriterReports(Protocol):
@@ -89,14 +88,15 @@ class Writer:
         self._groups: deque[ArrivalGroup] = deque()
         self._outcomes: deque[Outcome] = deque()
         self._switches: deque[ExpertSwitch] = deque(maxlen=_MAX_SWITCHES)
-        self._rules: deque[Routes] = deque(maxlen=_MAX_RULES)
+        self._changes: deque[Routes | ChangeNotes] = deque()
         self._copies: deque[ImageCopy] = deque()
         self._tasks: deque[_Task] = deque()
         self._retry_s = 0.0
         self._results_at_s = 0.0
         self._stopping = False
-        #: Reason of the last write that failed.
+        #: Reason of the last write that failed, and when.
         self.last_error: str | None = None
+        self.last_error_at_s = 0.0
         #: True if the disk or the database refused the last write.
         self.is_failing = False
         disk_space = disk_space or DiskSpace({}, 0)
@@ -163,6 +163,10 @@ class Writer:
         """Write the rules that boards open with from now on, unless they were in force before."""
         self._queue.put(routes)
 
+    def note(self, notes: ChangeNotes) -> None:
+        """Write what a person or the daemon changed, before all results and images that come later."""
+        self._queue.put(notes)
+
     def run(self, task: Callable[[Store], T]) -> Future[T]:
         """Run a short task in the writer thread, between two groups; one per turn, in order.
 
@@ -220,8 +224,8 @@ class Writer:
                 self._outcomes.append(item)
             case ExpertSwitch():
                 self._switches.append(item)
-            case Routes():
-                self._rules.append(item)
+            case Routes() | ChangeNotes():
+                self._changes.append(item)
             case _Task():
                 self._tasks.append(item)
             case _Stop():
@@ -238,7 +242,7 @@ class Writer:
 
     @property
     def _has_results(self) -> bool:
-        return bool(self._outcomes or self._switches or self._copies or self._rules or self._cleanup.is_in_doubt)
+        return bool(self._outcomes or self._switches or self._copies or self._changes or self._cleanup.is_in_doubt)
 
     # -- results
 
@@ -265,7 +269,7 @@ class Writer:
             if self._cleanup.is_in_doubt:
                 self._cleanup.end_doubt()
                 self.is_failing = False
-            self._write_rules()
+            self._write_changes()
             self._write(outcomes, switches, copies)
         except Exception as error:
             if _may_pass(error):
@@ -273,15 +277,19 @@ class Writer:
             self._note(error)
             self._write_each(outcomes, switches, copies)
 
-    def _write_rules(self) -> None:
-        while self._rules:
+    def _write_changes(self) -> None:
+        while self._changes:
+            change = self._changes[0]
             try:
-                self._store.keep_rules(self._rules[0])
+                if isinstance(change, Routes):
+                    self._store.keep_rules(change)
+                else:
+                    self._store.note_changes(change)
             except Exception as error:
                 if _may_pass(error):
                     raise
-                self._log.error("rules_not_written", version=self._rules[0].version, error=_reason(error))
-            self._rules.popleft()
+                self._log.error("change_not_written", change=repr(change)[:1000], error=_reason(error))
+            self._changes.popleft()
 
     def _write(self, outcomes: list[Outcome], switches: list[ExpertSwitch], copies: list[ImageCopy]) -> None:
         written = self._store.write(outcomes, switches, copies)
@@ -391,8 +399,10 @@ class Writer:
         if not new:
             return
         pairs = [(image.arrival, key) for image, key in new.values()]
+        self._write_changes()
         self._cleanup.committing()
-        accepted = self._store.accept(pairs, self._rulebook.current)
+        with self._rulebook.opening:
+            accepted = self._store.accept(pairs, self._rulebook.current)
         self._cleanup.committed()
         self.is_failing = False
         self._call(self._reports.accepted, accepted)
@@ -408,7 +418,7 @@ class Writer:
             self._log.exception("callback_failed", callback=getattr(callback, "__qualname__", "?"))
 
     def _note(self, error: Exception) -> None:
-        self.last_error = _reason(error)
+        self.last_error, self.last_error_at_s = _reason(error), time.time()
 
 
 def _may_pass(error: Exception) -> bool:

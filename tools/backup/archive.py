@@ -45,13 +45,15 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BackupReport:
-    """Contents of a finished backup."""
+    """Contents of a finished backup; `versions` of experts are those that are kept beside the ones in force."""
 
     files: int
     bytes: int
     last_seq: int
     waiting: int
     warnings: list[str]
+    versions: int
+    versions_bytes: int
 
 
 @dataclass(slots=True)
@@ -94,12 +96,15 @@ def write_backup(
     except OSError as error:
         raise not_written(error, archive) from error
     state = snapshot.state
+    versions = [member.size for member in members if member.may_be_gone and member.sha256]
     return BackupReport(
         len(members),
         archive.stat().st_size,
         state.last_seq if state else 0,
         state.waiting if state else 0,
         contents.warnings,
+        len(versions),
+        sum(versions),
     )
 
 
@@ -208,7 +213,7 @@ def _need_room(contents: Contents, archive: Path, size: int, what: str) -> None:
 
 def _members(contents: Contents, snapshot: _Snapshot, *, with_images: bool) -> list[_Member]:
     """Yield the members of the archive in order; kept images are those that the copied rows name."""
-    members = [_member(part) for part in contents.parts]
+    members = [_member(part) for part in contents.parts if not part.may_be_gone or cast("Path", part.source).exists()]
     if snapshot.state is None:
         return members
     members.append(_Member(contents.database, snapshot.copy, snapshot.copy.stat().st_size))
@@ -225,7 +230,7 @@ def _members(contents: Contents, snapshot: _Snapshot, *, with_images: bool) -> l
 
 def _member(part: Part) -> _Member:
     size = len(part.source) if isinstance(part.source, bytes) else part.source.stat().st_size
-    return _Member(part.name, part.source, size, 0o600 if part.is_secret else 0o640, part.sha256)
+    return _Member(part.name, part.source, size, 0o600 if part.is_secret else 0o640, part.sha256, part.may_be_gone)
 
 
 def _head(snapshot: _Snapshot, *, with_images: bool) -> bytes:

@@ -16,6 +16,7 @@ from daemon.delivery.position import PositionFile
 from daemon.errors import ConfigError
 from daemon.storage.database.connections import redacted_url, sqlite_path
 from experts.catalog import CatalogFile
+from experts.versions import VERSIONS_FILE, Versions, VersionsError
 from routing_rules.load import Document, KeyPath, read_yaml, validate
 
 CONFIG = "coserve.yaml"
@@ -38,12 +39,16 @@ def not_written(error: OSError, target: Path) -> BackupError:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of the archive: its path there, where its bytes come from, and what they must be (of weights)."""
+    """One file of the archive: its path there, where its bytes come from, and what they must be (of weights).
+
+    One that `may_be_gone` is a version of an expert that may be pruned meanwhile.
+    """
 
     name: str
     source: Path | bytes
     is_secret: bool = False
     sha256: str | None = None
+    may_be_gone: bool = False
 
 
 @dataclass(slots=True)
@@ -66,7 +71,10 @@ def contents_of(path: Path, *, with_secrets: bool, environ: Mapping[str, str] = 
             f"{redacted_url(config.database)} is not a file that an archive can hold: pg_dump copies the results, and"
             " with the daemon stopped a copy of the other files is their backup (docs/upgrading.md)"
         )
-    return _Line(path, config, with_secrets, environ).contents
+    try:
+        return _Line(path, config, with_secrets, environ).contents
+    except VersionsError as error:
+        raise BackupError(str(error)) from None
 
 
 class _Line:
@@ -151,6 +159,22 @@ class _Line:
                 file = PurePosixPath(names[entry.file])
             self._add_weights(source.parent / entry.file, (folder / file).as_posix(), entry.sha256)
         self.contents.parts.append(Part(name, _dumped(document, source) if names else source))
+        self._add_versions(Versions(source), folder)
+
+    def _add_versions(self, versions: Versions, folder: PurePosixPath) -> None:
+        """Add the history of versions, and the weights of those that are kept: they gave verdicts, and may again."""
+        history = versions.folder / VERSIONS_FILE
+        if not history.is_file():
+            return
+        text = history.read_bytes()  # before the weights that it names
+        for name, expert in versions.read().items():
+            for version, stored in expert.versions.items():
+                file = versions.weights_file(name, version)
+                place = (folder / file.relative_to(versions.folder)).as_posix()
+                if place not in self._names and file.is_file():
+                    self._names.add(place)
+                    self.contents.parts.append(Part(place, file, sha256=stored.entry.sha256, may_be_gone=True))
+        self.contents.parts.append(Part((folder / VERSIONS_FILE).as_posix(), text))
 
     def _add_weights(self, source: Path, name: str, sha256: str) -> None:
         if name in self._names:

@@ -5,8 +5,9 @@ import json
 import os
 import shutil
 import tarfile
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -15,9 +16,12 @@ from typing import Any
 from alembic.script import ScriptDirectory
 
 from daemon.host.folders import make_folder
+from daemon.storage.database.changes import RESTORED, Change
 from daemon.storage.database.migrate import alembic_config
 from daemon.storage.database.upkeep import room_problem
-from experts.durable import sync
+from daemon.units import utc_text
+from experts.durable import replace_durably, sync
+from experts.versions import current_user
 from tools.backup.archive import FORMAT, HEAD, SUMS, forget_members
 from tools.backup.contents import CONFIG, BackupError, not_written
 from tools.backup.gentle import PIECE_BYTES
@@ -42,8 +46,16 @@ class Restored:
     waiting: int
 
 
-def unpack(archive: Path, folder: Path, progress: Progress = lambda _what, _done, _total: None) -> Restored:
-    """Unpack `archive` into `folder`, complete or not at all; BackupError names the member that is damaged."""
+def unpack(
+    archive: Path,
+    folder: Path,
+    progress: Progress = lambda _what, _done, _total: None,
+    note: str | None = None,
+) -> Restored:
+    """Unpack `archive` into `folder`, complete or not at all; BackupError names the member that is damaged.
+
+    `note` is why, for the line's `changes`, which the restored line's first start writes.
+    """
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FolderInUseError(f"{folder} is not an empty folder: name a new one")
@@ -58,6 +70,8 @@ def unpack(archive: Path, folder: Path, progress: Progress = lambda _what, _done
             shutil.rmtree(part)  # left by a restore that was killed
         make_folder(part)
         head = _Unpacking(archive, part, total, progress).run()
+        change = Change(utc_text(time.time()), current_user(), "restore", "line", new=archive.name, note=note)
+        replace_durably(part / RESTORED, json.dumps(asdict(change)) + "\n", 0o640)
         part.replace(folder)
         sync(folder.parent)
     except OSError as error:

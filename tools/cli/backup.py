@@ -12,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from daemon.units import size_text
 from tools.query.formats import clean_up_on_sigterm
 from tools.terminal.console import AsJson, ConfigPath, as_typed, console, errors, exit_on, fail, print_json
+from tools.terminal.option_values import Note
 
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A tar file.", show_default=False)]
 
@@ -55,7 +56,8 @@ def backup(
         console.print(f"warning: {warning}", markup=False, style="yellow")
     console.print(
         f"{archive}: {report.files} files, {size_text(report.bytes)}, results up to seq {report.last_seq},"
-        f" {report.waiting} images that wait",
+        f" {report.waiting} images that wait; {report.versions} kept versions of experts take"
+        f" {size_text(report.versions_bytes)} of it",
         markup=False,
     )
 
@@ -63,6 +65,7 @@ def backup(
 def restore(
     archive: ArchivePath,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or empty folder.", show_default=False)],
+    note: Note = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a line again from an archive, in an empty folder: `coserve run FOLDER/coserve.yaml` then goes on.
@@ -76,7 +79,7 @@ def restore(
 
     clean_up_on_sigterm()
     with exit_on(BackupError), exit_on(FolderInUseError, status=2), _bar() as progress:
-        restored = unpack(archive, folder, progress)
+        restored = unpack(archive, folder, progress, note)
     if as_json:
         print_json({**asdict(restored), "config": str(restored.config)})
         return

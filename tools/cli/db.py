@@ -9,7 +9,7 @@ import typer
 
 from daemon.units import size_text
 from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, exit_on, fail, print_json
-from tools.terminal.option_values import Commands
+from tools.terminal.option_values import Commands, Note
 
 db_app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Copy, check and prune the results database, also while the line runs."
@@ -79,7 +79,7 @@ def check(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
 
 
 @db_app.command()
-def prune(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+def prune(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJson = False) -> None:
     """Let go now what the configuration's `retention` no longer keeps; the running daemon does it, or this command.
 
     Example: coserve db prune --config demo/coserve.yaml
@@ -90,11 +90,11 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
     from daemon.wire.control import ControlError
 
     try:
-        pruned = _prune_by_daemon(settings.endpoints.control)
+        pruned = _prune_by_daemon(settings.endpoints.control, note)
     except ControlError as error:
         if error.code != "no_daemon":
             fail(str(error), status=1)
-        pruned = _prune_here(config, settings)
+        pruned = _prune_here(config, settings, note)
     if as_json:
         print_json(pruned)
         return
@@ -104,20 +104,21 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
     )
 
 
-def _prune_by_daemon(control: str) -> dict[str, Any]:
+def _prune_by_daemon(control: str, note: str | None) -> dict[str, Any]:
     """One round of the daemon's; what it pruned meanwhile."""
     from daemon.storage.pruning import PruneCounts
     from daemon.wire.control import ask
+    from experts.versions import current_user
 
     before = ask(control, "prune", begin=False)
-    now = ask(control, "prune", begin=True)
+    now = ask(control, "prune", begin=True, who=current_user(), note=note)
     while now["pruning"]:
         sleep(_POLL_S)
         now = ask(control, "prune", begin=False)
     return {count.name: now[count.name] - before[count.name] for count in fields(PruneCounts)}
 
 
-def _prune_here(config: Path, settings: Any) -> dict[str, Any]:
+def _prune_here(config: Path, settings: Any, note: str | None) -> dict[str, Any]:
     """No daemon runs: the line's locks keep it so until this is done."""
     from daemon.errors import ConfigError
     from daemon.storage.database.connections import StoreError
@@ -129,7 +130,7 @@ def _prune_here(config: Path, settings: Any) -> dict[str, Any]:
     except (ConfigError, StoreError) as error:
         fail(str(error), status=1)
     try:
-        return asdict(prune_alone(settings.database, settings.images, settings.retention))
+        return asdict(prune_alone(settings.database, settings.images, settings.retention, note))
     except StoreError as error:
         fail(str(error), status=1)
     finally:

@@ -18,7 +18,7 @@ from tools.terminal.console import (
     print_json,
     print_table,
 )
-from tools.terminal.option_values import Commands
+from tools.terminal.option_values import Commands, Note
 
 experts_app = typer.Typer(cls=Commands)
 
@@ -128,6 +128,7 @@ def put(
         Path, typer.Argument(metavar="FROM", help="A folder as train and import write it, or a weights file of one.")
     ],
     config: ConfigOption = DEFAULT_CONFIG,
+    note: Note = None,
     as_json: AsJson = False,
 ) -> None:
     """Check another version of an expert completely, and keep it beside the present one as a candidate.
@@ -142,17 +143,19 @@ def put(
     from tools.experts.line import open_line
 
     with exit_on(VersionsError):
-        version, note = change.put(open_line(config), name, source)
+        version, warning = change.put(open_line(config), name, source, note)
     if as_json:
-        print_json({"expert": name, "version": version, "note": note})
+        print_json({"expert": name, "version": version, "note": warning})
         return
-    console.print(f"{name} {version} is kept as a candidate{f' ({note})' if note else ''}", markup=False)
+    console.print(f"{name} {version} is kept as a candidate{f' ({warning})' if warning else ''}", markup=False)
     console.print(f"next: {as_typed(f'rejudge {config} --expert {name}={version}')}", markup=False)
     console.print(f"then: {as_typed(f'experts promote {name} {version} --config {config}')}", markup=False)
 
 
 @experts_app.command("promote")
-def promote(name: Name, version: Version, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+def promote(
+    name: Name, version: Version, config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJson = False
+) -> None:
     """Put a version that is kept in force: in the catalog at once and whole, and in a daemon that runs.
 
     Images under way end with the version that they began a step with or with the new one, and name which. Exit status
@@ -160,16 +163,16 @@ def promote(name: Name, version: Version, config: ConfigOption = DEFAULT_CONFIG,
 
     Example: coserve experts promote R0402 5c1e --config demo/coserve.yaml
     """
-    _switch(config, name, version, as_json=as_json)
+    _switch(config, name, version, note, as_json=as_json)
 
 
 @experts_app.command("rollback")
-def rollback(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+def rollback(name: Name, config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJson = False) -> None:
     """Put the version that was in force before back in force; again goes further back.
 
     Example: coserve experts rollback R0402 --config demo/coserve.yaml
     """
-    _switch(config, name, None, as_json=as_json)
+    _switch(config, name, None, note, as_json=as_json)
 
 
 @experts_app.command("prune")
@@ -177,6 +180,7 @@ def prune(
     names: Names = None,
     config: ConfigOption = DEFAULT_CONFIG,
     keep: Annotated[int, typer.Option(min=1, help="Versions to go back to that stay.")] = 2,
+    note: Note = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete weights of versions that were in force once and are not needed any more.
@@ -190,7 +194,7 @@ def prune(
     from tools.experts.line import open_line
 
     with exit_on(VersionsError):
-        pruned = change.prune(open_line(config), names or (), keep)
+        pruned = change.prune(open_line(config), names or (), keep, note)
     if as_json:
         print_json(pruned)
     elif not pruned:
@@ -227,13 +231,13 @@ def measure(
     print_table(f"{name} {measured['version']}: how sure it was", ("answered", "images", "confidence 0 … 1"), rows)
 
 
-def _switch(config: Path, name: str, version: str | None, *, as_json: bool) -> None:
+def _switch(config: Path, name: str, version: str | None, note: str | None, *, as_json: bool) -> None:
     from experts.versions import VersionsError
     from tools.experts import change
     from tools.experts.line import open_line
 
     with exit_on(VersionsError):
-        switch = change.switch(open_line(config), name, version)
+        switch = change.switch(open_line(config), name, version, note)
     if as_json:
         print_json(asdict(switch))
     else:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
-from tools.terminal.option_values import Commands
+from tools.terminal.option_values import Commands, Note
 
 keys_app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Who may come in over the network: keys of clients, of the daemon."
@@ -51,6 +51,7 @@ def allow(
     ],
     name: Name,
     config: ConfigOption = DEFAULT_CONFIG,
+    note: Note = None,
     as_json: AsJson = False,
 ) -> None:
     """Let a client in: its public key goes into the folder of allowed clients, and a running daemon is told.
@@ -67,11 +68,11 @@ def allow(
         if server_key and server_key.exists() and public == read_server_keys(server_key).public.decode():
             fail(f"{key} is the daemon's own key: name the .key file that `coserve keys new` made for {name}", status=1)
         allow_key(folder, name, public)
-    _tell(settings, as_json, f"{name} may come in, fingerprint {fingerprint(public)}")
+    _tell(settings, note, as_json, f"{name} may come in, fingerprint {fingerprint(public)}")
 
 
 @keys_app.command()
-def revoke(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+def revoke(name: Name, config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJson = False) -> None:
     """Shut a client out: it leaves the allow-list, and a running daemon cuts its connections and hears it no more.
 
     The others' connections over the network are cut too, and come back within a second.
@@ -83,7 +84,8 @@ def revoke(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = 
     settings, folder = _allow_list_of(config)
     with _exit_on_key_errors():
         names = revoke_key(folder, name)
-    _tell(settings, as_json, f"{', '.join(names)} (one key): shut out" if names[1:] else f"{name} is shut out")
+    said = f"{', '.join(names)} (one key): shut out" if names[1:] else f"{name} is shut out"
+    _tell(settings, note, as_json, said)
 
 
 @keys_app.command("list")
@@ -125,12 +127,13 @@ def _allow_list_of(config: Path) -> tuple[Any, Path]:
     return settings, settings.security.allowed_clients
 
 
-def _tell(settings: Any, as_json: bool, sentence: str) -> None:
+def _tell(settings: Any, note: str | None, as_json: bool, sentence: str) -> None:
     """Have a running daemon read the keys again. The files are right already, also if it refuses."""
     from daemon.wire.control import ControlError, ask
+    from experts.versions import current_user
 
     try:
-        answer = ask(settings.endpoints.control, "keys", timeout_s=30.0)
+        answer = ask(settings.endpoints.control, "keys", timeout_s=30.0, who=current_user(), note=note)
     except ControlError as error:
         if error.code != "no_daemon":
             fail(f"{sentence}, but not yet for the running daemon: {error}", status=1)

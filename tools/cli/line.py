@@ -19,13 +19,14 @@ from tools.terminal.console import (
     print_json,
     print_table,
 )
-from tools.terminal.option_values import Commands
+from tools.terminal.option_values import Commands, Note
 
 rules_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Work with routing rules.")
 
 
 def run(
     config: ConfigPath,
+    note: Note = None,
     trace: Annotated[
         Path | None,
         typer.Option("--trace", metavar="FILE", help="Record what the scheduler is told and decides, to simulate it."),
@@ -40,7 +41,7 @@ def run(
         signal.signal(number, lambda *_: sys.exit(0))
     from daemon.serve import serve
 
-    raise SystemExit(serve(config, record=trace.resolve() if trace else None))
+    raise SystemExit(serve(config, record=trace.resolve() if trace else None, note=note))
 
 
 def check(config: ConfigPath, as_json: AsJson = False) -> None:
@@ -106,13 +107,14 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         return
     console.print(
         f"CoServe {answer['version']}, {answer['state']}, up for {answer['uptime_s']:.0f} s, policy"
-        f" {answer['policy']}, rules {answer['rules_version']}\n"
+        f" {answer['policy']}, rules {answer['rules_version']}{_identity(answer)}\n"
         f"accepted {answer['accepted']}, completed {answer['completed']}, backlog {answer['backlog']},"
         f" {answer['images_per_s']:.1f} images/s, {answer['expert_switches']} expert switches,"
         f" seq {'unknown' if answer['last_seq'] is None else answer['last_seq']}"
     )
     if answer["last_error"]:
-        console.print(f"last error: {answer['last_error']}", markup=False)
+        since = f" (since {answer['last_error_at']})" if answer.get("last_error_at") else ""
+        console.print(f"last error: {answer['last_error']}{since}", markup=False)
     rows = [
         (e["name"], e["device"], "out of service" if e.get("out_of_service") else f"{e['busy_share']:.0%}")
         for e in answer["executors"]
@@ -146,6 +148,11 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         columns = ("model", "device", "state", "expert memory", "text memory", "requests", "last error")
         print_table("Language models", columns, models)
     _show_beside(answer)
+
+
+def _identity(answer: Mapping[str, Any]) -> str:
+    """Return the line's name and the epoch of its results; an older daemon sends none."""
+    return f", line {answer['line']}, epoch {answer['epoch']}" if "epoch" in answer else ""
 
 
 def _show_beside(answer: Mapping[str, Any]) -> None:
@@ -193,14 +200,14 @@ def queues(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     _list("Queues", answer["queues"], as_json)
 
 
-def reload(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+def reload(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJson = False) -> None:
     """Read rules and catalog again; with a mistake in them the old ones stay in force and the mistake is printed.
 
     What has changed in coserve.yaml is named: it needs a restart.
 
     Example: coserve reload --config demo/coserve.yaml
     """
-    answer = _ask(config, "reload", timeout_s=60.0)
+    answer = _change(config, "reload", note, timeout_s=60.0)
     _say(answer, as_json, f"rules {answer.get('rules_version')} are in force")
     if as_json:
         return
@@ -216,13 +223,14 @@ def reload(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
 def drain(
     config: ConfigOption = DEFAULT_CONFIG,
     off: Annotated[bool, typer.Option("--off", help="Take images again.")] = False,
+    note: Note = None,
     as_json: AsJson = False,
 ) -> None:
     """Take no more images (publishers hear busy) and finish the backlog; --off resumes.
 
     Example: coserve drain --config demo/coserve.yaml
     """
-    answer = _ask(config, "drain", **({"off": True} if off else {}))
+    answer = _change(config, "drain", note, **({"off": True} if off else {}))
     _say(answer, as_json, "taking images again" if off else f"draining, backlog {answer.get('backlog')}")
 
 
@@ -234,33 +242,45 @@ DeviceName = Annotated[
 
 
 def pin(
-    expert: Expert, config: ConfigOption = DEFAULT_CONFIG, device: DeviceName = None, as_json: AsJson = False
+    expert: Expert,
+    config: ConfigOption = DEFAULT_CONFIG,
+    device: DeviceName = None,
+    note: Note = None,
+    as_json: AsJson = False,
 ) -> None:
     """Load an expert and keep it in memory; refused where it cannot fit.
 
     Example: coserve pin yolo-solder --device cpu --config demo/coserve.yaml
     """
-    _say(_ask(config, "pin", expert=expert, device=device), as_json, f"{expert} is pinned")
+    _say(_change(config, "pin", note, expert=expert, device=device), as_json, f"{expert} is pinned")
 
 
 def unpin(
-    expert: Expert, config: ConfigOption = DEFAULT_CONFIG, device: DeviceName = None, as_json: AsJson = False
+    expert: Expert,
+    config: ConfigOption = DEFAULT_CONFIG,
+    device: DeviceName = None,
+    note: Note = None,
+    as_json: AsJson = False,
 ) -> None:
     """Let a pinned expert be evicted again.
 
     Example: coserve unpin yolo-solder --config demo/coserve.yaml
     """
-    _say(_ask(config, "unpin", expert=expert, device=device), as_json, f"{expert} is no longer pinned")
+    _say(_change(config, "unpin", note, expert=expert, device=device), as_json, f"{expert} is no longer pinned")
 
 
 def unload(
-    expert: Expert, config: ConfigOption = DEFAULT_CONFIG, device: DeviceName = None, as_json: AsJson = False
+    expert: Expert,
+    config: ConfigOption = DEFAULT_CONFIG,
+    device: DeviceName = None,
+    note: Note = None,
+    as_json: AsJson = False,
 ) -> None:
     """Take an idle expert out of memory now.
 
     Example: coserve unload R0402 --config demo/coserve.yaml
     """
-    _say(_ask(config, "unload", expert=expert, device=device), as_json, f"{expert} is unloaded")
+    _say(_change(config, "unload", note, expert=expert, device=device), as_json, f"{expert} is unloaded")
 
 
 def limits(
@@ -277,6 +297,7 @@ def limits(
     source_byte_rate: Annotated[
         str | None, typer.Option(metavar="SIZE", help="The same in bytes a second, e.g. 20MB; 0: no limit.")
     ] = None,
+    note: Note = None,
     as_json: AsJson = False,
 ) -> None:
     """Change memory budgets and queue limits while the daemon runs (until it restarts); without options, print them.
@@ -301,7 +322,7 @@ def limits(
             fail(f"--memory {item}: {error}", status=2)
     if budgets:
         fields["expert_memory"] = budgets
-    answer = _ask(config, "limits", **fields)
+    answer = _change(config, "limits", note, **fields)
     if as_json:
         print_json(answer)
     else:
@@ -330,6 +351,13 @@ def _ask(config: Path, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict
     from tools.terminal.open_line import ask_daemon, settings_of
 
     return ask_daemon(settings_of(config), kind, timeout_s, **fields)
+
+
+def _change(config: Path, kind: str, note: str | None, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
+    """Ask for a change, in the name of the person who typed the command."""
+    from experts.versions import current_user
+
+    return _ask(config, kind, timeout_s, who=current_user(), note=note, **fields)
 
 
 def _must_exist(path: Path, what: str = "the line's coserve.yaml, or make a small line with `coserve demo`") -> None:

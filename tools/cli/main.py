@@ -15,6 +15,7 @@ from tools.bench import load as bench_load
 from tools.cli import (
     backup,
     camera,
+    changes,
     db,
     demo,
     doctor,
@@ -64,6 +65,7 @@ _DAILY, _SETUP, _DEVELOPERS = "Every day", "Setting up", "For developers"
 _COMMANDS: dict[str, tuple[Any, ...]] = {
     _DAILY: (
         *(line.status, top.top, results.results, results.explain, review.review, report.report, export.export),
+        changes.changes,
         *(camera.camera, line.reload, line.drain, line.queues, line.pin, line.unpin, line.unload, line.limits),
         *(backup.backup, db.db_app, experts.experts_app),
     ),

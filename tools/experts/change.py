@@ -16,7 +16,7 @@ from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry, CatalogFile
 from experts.catalog_edit import read
 from experts.errors import WeightsError
-from experts.versions import Change, Expert, VersionsError, version_of
+from experts.versions import Change, Expert, VersionsError, current_user, version_of
 from experts.weights import file_sha256, read_header
 from tools.experts.line import ExpertsLine, entries_in_force
 from tools.experts.verify import entry_problems
@@ -78,12 +78,13 @@ def find_candidate(name: str, source: Path) -> WeightsCandidate:
     return WeightsCandidate(_entry_of(source), folder, note=note)
 
 
-def put(line: ExpertsLine, name: str, source: Path) -> tuple[str, str | None]:
+def put(line: ExpertsLine, name: str, source: Path, note: str | None = None) -> tuple[str, str | None]:
     """Check a version and keep it as a candidate; return the version and a warning. Raises VersionsError."""
     candidate = find_candidate(name, source)
     check(line, name, candidate)
     with line.versions.changing() as change:
-        version = change.put(name, candidate.entry, candidate.weights, str(source.resolve()))
+        version = change.put(name, candidate.entry, candidate.weights, str(source.resolve()), note)
+    line.tell_versions()
     return version, candidate.note
 
 
@@ -104,7 +105,7 @@ def _line_problems(line: ExpertsLine, name: str, candidate: WeightsCandidate) ->
     return [problem for problem in line.problems({**present, name: entry}, elsewhere=True) if problem not in before]
 
 
-def switch(line: ExpertsLine, name: str, requested: str | None) -> VersionSwitch:
+def switch(line: ExpertsLine, name: str, requested: str | None, note: str | None = None) -> VersionSwitch:
     """Put the version `wanted` in force, or the one before if there is none `wanted`. Raises VersionsError."""
     deed: Literal["promote", "rollback"] = "promote" if requested is not None else "rollback"
     with line.versions.changing() as change:
@@ -116,10 +117,10 @@ def switch(line: ExpertsLine, name: str, requested: str | None) -> VersionSwitch
             raise VersionsError(f"{name} {version} is in force already")
         _must_serve(line, change, expert, version)
         text, before = _catalog_text(line), expert.in_force
-        change.promote(name, version, deed)
-        heard, note = _reload(line, change, name, text, before)
+        change.promote(name, version, deed, note)
+        heard, said = _reload(line, change, name, text, before, note)
     old = version_of(before) if before is not None else None
-    return VersionSwitch(name, version, old, heard, note, change.lost_comments)
+    return VersionSwitch(name, version, old, heard, said, change.lost_comments)
 
 
 def _catalog_text(line: ExpertsLine) -> str:
@@ -140,11 +141,11 @@ def _must_serve(line: ExpertsLine, change: Change, expert: Expert, version: str)
 
 
 def _reload(
-    line: ExpertsLine, change: Change, name: str, text: str, before: CatalogEntry | None
+    line: ExpertsLine, change: Change, name: str, text: str, before: CatalogEntry | None, note: str | None
 ) -> tuple[bool, str | None]:
     """Have the daemon read the catalog; if it refuses, restore the old one and raise VersionsError."""
     try:
-        answer = line.ask("reload", timeout_s=_RELOAD_S)
+        answer = line.ask("reload", timeout_s=_RELOAD_S, who=current_user(), note=note)
     except ControlError as error:
         if error.code != "bad_rules":
             return False, f"it is in the catalog, but the daemon did not read it again ({error.reason}): coserve reload"
@@ -153,7 +154,7 @@ def _reload(
     return (True, None) if answer is not None else (False, _NO_DAEMON)
 
 
-def prune(line: ExpertsLine, names: Sequence[str], keep: int) -> list[dict[str, Any]]:
+def prune(line: ExpertsLine, names: Sequence[str], keep: int, note: str | None = None) -> list[dict[str, Any]]:
     """Delete weights of versions that are not needed any more, of `names` or of all experts. Raises VersionsError.
 
     Versions in force stay, those that a daemon serves, the newest `keep` before them, and candidates.
@@ -162,9 +163,10 @@ def prune(line: ExpertsLine, names: Sequence[str], keep: int) -> list[dict[str, 
     with line.versions.changing() as change:
         for name in names or list(change.experts):
             pruned += [
-                {"expert": name, "version": version, "freed_bytes": change.prune(name, version)}
+                {"expert": name, "version": version, "freed_bytes": change.prune(name, version, note)}
                 for version in _prunable(line, change.expert(name), keep)
             ]
+    line.tell_versions()
     return pruned
 
 

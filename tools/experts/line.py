@@ -1,6 +1,7 @@
 """The line of a command about experts: its files, which need no daemon, its database, and its daemon if one runs."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -75,14 +76,19 @@ class ExpertsLine:
             return [str(problem) for problem in error.problems]
         return memory_problems(images_config(self.config), routes.experts(), catalog)
 
-    def ask(self, kind: str, timeout_s: float = _ASK_S) -> dict[str, Any] | None:
+    def ask(self, kind: str, timeout_s: float = _ASK_S, **fields: Any) -> dict[str, Any] | None:
         """Return the daemon's answer, or None if none runs. Raises ControlError if it refuses."""
         try:
-            return ask(self.config.endpoints.control, kind, timeout_s=timeout_s)
+            return ask(self.config.endpoints.control, kind, timeout_s=timeout_s, **fields)
         except ControlError as error:
             if error.code == "no_daemon":
                 return None
             raise
+
+    def tell_versions(self) -> None:
+        """Have a running daemon note in `changes` what was done to versions; else its next start does."""
+        with suppress(ControlError):
+            self.ask("versions")
 
     def in_database(self, question: "Callable[[Connection], _Answer]") -> _Answer | None:
         """Return the answer to `question`, or None if the line has no database yet."""

@@ -106,6 +106,7 @@ def _document(record: InspectionRecord, retraced: RetracedVerdict, today: Catalo
         "reviews": [dict(review) for review in record.reviews],
         "final": _final_verdict(record),
         "other_images": list(record.others),
+        "run": dict(record.run) if record.run else None,
     }
 
 
@@ -244,6 +245,9 @@ def _about_outcome(record: InspectionRecord, retraced: RetracedVerdict, size_not
     if image["deadline_ms"] is not None:
         times += f"; the camera gave it {image['deadline_ms']} ms"
     yield f"  {times}"
+    if record.run is not None:
+        run = record.run
+        yield f"  judged by CoServe {run['version']}, in run {run['run_id']} since {run['started_at']}"
     if image["late"]:
         yield "  it came after its board had closed: the board's verdict does not contain it"
     if retraced.contradiction:

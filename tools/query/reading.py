@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, and_, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, and_, func, select, true, tuple_
 
 from daemon.storage.database.boards import has_serial
 from daemon.storage.database.schema import (
     boards,
+    changes,
     detections,
     expert_versions,
     generations,
@@ -21,6 +22,7 @@ from daemon.storage.database.schema import (
     pending,
     reviews,
     rules_versions,
+    runs,
     stages,
     stream_position,
 )
@@ -205,7 +207,7 @@ class InspectionName:
 class InspectionRecord:
     """All rows of one inspection. `stages` have their `boxes`, as the expert listed them; `rules` may be deleted.
 
-    `others` are the numbers of further images of the same place of the board.
+    `others` are the numbers of further images of the same place of the board; `run` judged it.
     """
 
     inspection: Row
@@ -215,6 +217,7 @@ class InspectionRecord:
     rules: Row | None
     versions: Mapping[tuple[str, str], Row]
     others: Sequence[int]
+    run: Row | None
 
 
 def read_inspection(engine: Engine, name: InspectionName) -> InspectionRecord:
@@ -238,6 +241,7 @@ def read_inspection(engine: Engine, name: InspectionName) -> InspectionRecord:
                 for row in _rows(connection, expert_versions, tuple_(*version_key).in_(sorted(versions)))
             },
             others=others,
+            run=next(iter(_rows(connection, runs, runs.c.run_id == inspection["run_id"])), None),
         )
 
 
@@ -480,6 +484,7 @@ class BoardSelection:
             generations: generations.c.board_id.in_(board_ids),
             rules_versions: rules_versions.c.rules_version.in_(rules),
             expert_versions: tuple_(expert_versions.c.expert, expert_versions.c.expert_version).in_(answers),
+            **dict.fromkeys((changes, runs), true()),  # all: few, and they tell what was in force when
         }
         queries = {
             table.name: select(table).where(condition).order_by(*table.primary_key.columns)

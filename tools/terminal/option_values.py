@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Literal, NoReturn, get_args
+from typing import Annotated, Any, Literal, NoReturn, get_args
 
 import typer
 from pydantic import ValidationError
@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.units import utc_text
+from daemon.wire.messages import NAME, NAME_EXPECTED
 from experts.vision.architectures import ARCHITECTURES
 from tools.terminal.console import DEFAULT_CONFIG, CommandError, fail
 
@@ -24,6 +25,17 @@ _MOMENTS = "a day (2026-11-21), a time (2026-11-21T09:28, UTC unless it ends in 
 _AGO = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(s|min|m|h|d|w)(?: ago)?")
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+
+
+def _sound_note(text: str | None) -> str | None:
+    if text is None or NAME.fullmatch(text):
+        return text
+    raise typer.BadParameter(f"expected {NAME_EXPECTED}, not {text!r}")
+
+
+Note = Annotated[
+    str | None, typer.Option("--note", metavar="TEXT", help="Why, for `coserve changes`.", callback=_sound_note)
+]
 
 
 class Dtype(StrEnum):

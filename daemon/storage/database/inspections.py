@@ -32,7 +32,7 @@ VersionOf = Callable[[str, str], ExpertVersion | None]
 
 #: Serials of scanners that read nothing, in lower case; so are those without a letter or digit, such as `???`.
 _SCANNER_DEFAULTS = {"noread", "no read", "no_read", "no-read", "error", "err", "null", "none", "nan", "unknown", "0"}
-_RESULT = ("status", "completed_at", "verdict", "defect", "reason", "late", "latency_ms", "seq", "surplus")
+_RESULT = ("status", "completed_at", "verdict", "defect", "reason", "late", "latency_ms", "seq", "surplus", "run_id")
 _CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", "failed", "missing")
 
 
@@ -128,8 +128,11 @@ def _keep_recipe(tx: Transaction, routes: Routes, board_type: str, plan: BoardPl
 class ResultsBatch:
     """The results of one transaction, collected row by row and written table by table."""
 
-    def __init__(self, tx: Transaction, keep: frozenset[Verdict], version_of: VersionOf) -> None:
+    def __init__(
+        self, tx: Transaction, keep: frozenset[Verdict], version_of: VersionOf, run_id: int | None = None
+    ) -> None:
         self._tx = tx
+        self._run_id = run_id
         self._keep = keep
         self._version_of = version_of
         self._inspections: list[Row] = []
@@ -202,6 +205,7 @@ class ResultsBatch:
             "latency_ms": latency_ms,
             "seq": tx.next_seq(),
             "surplus": None if matters else 1,
+            "run_id": self._run_id,
         }
         stage_rows, box_rows = rows.stage_rows(outcome), rows.detection_rows(outcome)
         self._inspections.append(row)

@@ -66,8 +66,13 @@ class ResultsReader:
 
     def last_seq(self) -> int:
         """Return the last `seq` given out; 0 before the first."""
+        return self.end()[0]
+
+    def end(self) -> tuple[int, str | None]:
+        """Return the last `seq` given out, and the epoch that it belongs to: another one has numbers of its own."""
         with self._engine.connect() as connection:
-            return connection.execute(select(stream_position.c.last_seq)).scalar() or 0
+            row = connection.execute(select(stream_position.c.last_seq, stream_position.c.epoch)).first()
+        return (0, None) if row is None else (row.last_seq, row.epoch)
 
     def results_since(self, seq: int, limit: int = 100) -> dict[str, Any]:
         """Answer `results_since`: `items` after `seq`, at most `limit`, each as published with its `topic`."""

@@ -1,16 +1,18 @@
 """The results database as the writer's thread uses it: each method that writes is one transaction."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from functools import cache
+from secrets import token_hex
 from typing import Protocol, TypeVar
 
+import structlog
 from sqlalchemy import Connection, Engine, Executable, bindparam, func, select, update
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from daemon.records import Accepted, AcceptedText, Arrival, ExpertSwitch, JournalKey, Outcome, TextOutcome, TextRequest
-from daemon.storage.database import generations, inspections, prune, reviews, rows, schema
+from daemon.storage.database import changes, generations, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
 from daemon.storage.database.connections import StoreError, open_for_writing
 from daemon.storage.database.inspections import VersionOf
@@ -27,7 +29,9 @@ from daemon.storage.database.transaction import (
     read_numbers,
     run_for_each,
 )
+from daemon.storage.epoch_record import EpochRecord
 from daemon.units import wall_seconds
+from experts.versions import current_user
 from routing_rules.routes import Routes, Verdict
 
 T = TypeVar("T")
@@ -58,11 +62,13 @@ def open_store(
     clock: Clock | None = None,
     busy_timeout_ms: int = 2000,
     tell: Callable[[str], None] = lambda _: None,
+    record: EpochRecord | None = None,
 ) -> "Store":
     """Open the database at `url`, and make or migrate it where that is due; StoreError says what to do otherwise.
 
     `expert_version(expert, version)` describes weights at their first verdict; `keep` are the verdicts whose images
-    stay; `busy_timeout_ms` is the wait for another program's lock; `tell` gets the progress of a long migration.
+    stay; `busy_timeout_ms` is the wait for another program's lock; `tell` gets the progress of a long migration;
+    `record` knows the results that the line gave out, and with it an older or another database gets a new epoch.
     """
     try:
         engine = open_for_writing(url, busy_timeout_ms)
@@ -72,7 +78,7 @@ def open_store(
         raise StoreError(f"cannot use {url}: {error}; name a file, for example sqlite:///inspection.db") from error
     try:
         migrate(engine, tell)
-        return Store(engine, frozenset(keep), expert_version, clock or Clock())
+        return Store(engine, frozenset(keep), expert_version, clock or Clock(), record)
     except SQLAlchemyError as error:
         engine.dispose()
         raise StoreError(f"cannot use the database at {engine.url.render_as_string()}: {error}") from error
@@ -84,7 +90,14 @@ def open_store(
 class Store:
     """The results database for the one thread that writes to it. Memory follows a transaction once it is durable."""
 
-    def __init__(self, engine: Engine, keep: frozenset[Verdict], expert_version: VersionOf, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        keep: frozenset[Verdict],
+        expert_version: VersionOf,
+        clock: Clock,
+        record: EpochRecord | None = None,
+    ) -> None:
         #: For upkeep between two transactions, in the writer's thread (upkeep.py).
         self.engine = engine
         self._keep = keep
@@ -93,11 +106,19 @@ class Store:
         self._boards = BoardCache()
         self._memory = WriterMemory()
         self._in_force = ""
+        self._record = record
+        self._run_id: int | None = None
         segment = schema.pending.c.segment
         with self._transaction() as tx:
             for number, images in tx.connection.execute(select(segment, func.count()).group_by(segment)):
                 tx.segments[number] = images
             tx.due_added = _open_time_limits(tx)
+            #: 12 hex digits that name this history of results.
+            self.epoch, is_new = _settle_epoch(tx, record)
+        if record is not None and is_new:
+            record.begin(self.epoch, tx.numbers.seq)
+        elif record is not None:
+            record.resume()
 
     @property
     def segments_in_use(self) -> set[int]:
@@ -110,6 +131,8 @@ class Store:
 
     def close(self) -> None:
         self.engine.dispose()
+        if self._record is not None:
+            self._record.close()
 
     def known(self, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], KnownImage]:
         """Return those of `arrivals` that are accepted already, by (source, image id)."""
@@ -168,7 +191,7 @@ class Store:
     ) -> WrittenResults:
         """Write verdicts with their stages and `seq`, the boards that close, loads, finished copies."""
         with self._transaction() as tx:
-            batch = inspections.ResultsBatch(tx, self._keep, self._expert_version)
+            batch = inspections.ResultsBatch(tx, self._keep, self._expert_version, self._run_id)
             batch.judge(outcomes)
             batch.close_due()
             batch.note_copies(copies)
@@ -195,6 +218,23 @@ class Store:
         """Write a person's decision, or its undoing; ReviewRefusedError if it may not be."""
         with self._transaction() as tx:
             return reviews.append(tx, decision)
+
+    def note_changes(self, notes: changes.ChangeNotes) -> None:
+        """Append rows to `changes`, and to `runs` for a start."""
+        with self._transaction() as tx:
+            run_id = self._run_id if notes.version is None else changes.begin_run(tx, notes.version, self.epoch)
+            changes.append(tx, notes)
+        self._run_id = run_id
+
+    def end_run(self, who: str) -> None:
+        """Note the orderly stop of this run, if its start was noted."""
+        runs = schema.runs.c
+        with self._transaction() as tx:
+            version = tx.connection.execute(select(runs.version).where(runs.run_id == self._run_id)).scalar()
+            if version is not None:
+                tx.connection.execute(update(schema.runs).where(runs.run_id == self._run_id).values(ended_at=tx.at))
+                stop = changes.Change(tx.at, who, "stop", changes.PROGRAM, old=version)
+                changes.append(tx, changes.ChangeNotes((stop,)))
 
     def write_over(self) -> None:
         """Commit without a change of any row, so that the remains of a failed commit can no longer come true."""
@@ -231,8 +271,28 @@ class Store:
         with self._transaction() as tx:
             prune.note_age(tx, running_s, wall_s, keep_s)
 
-    def _transaction(self) -> AbstractContextManager[Transaction]:
-        return begin(self.engine, self._boards, self._memory, self._clock)
+    @contextmanager
+    def _transaction(self) -> Iterator[Transaction]:
+        with begin(self.engine, self._boards, self._memory, self._clock) as tx:
+            before_seq = tx.numbers.seq
+            yield tx
+        if self._record is not None and tx.numbers.seq != before_seq:
+            self._record.note(tx.numbers.seq)
+
+
+def _settle_epoch(tx: Transaction, record: EpochRecord | None) -> tuple[str, bool]:
+    """Return the database's epoch, and True if it is a new one: the first, or that of a database that was put back."""
+    epoch = tx.connection.execute(select(schema.stream_position.c.epoch)).scalar()
+    why = None if record is None else record.why_other(epoch, tx.numbers.seq)
+    if epoch is not None and why is None:
+        return epoch, False
+    new = token_hex(6)
+    tx.connection.execute(update(schema.stream_position).values(epoch=new))
+    if epoch is not None:
+        row = changes.Change(tx.at, current_user(), "restore", "database", epoch, new, why)
+        changes.append(tx, changes.ChangeNotes((row,)))
+        structlog.get_logger("database").warning("new_epoch", epoch=new, before=epoch, why=why)
+    return new, True
 
 
 def _last_batch_id(connection: Connection) -> int:

@@ -42,8 +42,10 @@ class ResultsError(CoserveError):
 class Results:
     """An iterator over the results of a line. For one thread.
 
-    `seq` is the position: the number of the last result that was returned. `lost` counts results that the line had
-    deleted (`retention.results_for`) before they could be read.
+    `seq` is the position: the number of the last result that was returned, in the line's `epoch`. `lost` counts results
+    that the line had deleted (`retention.results_for`) before they could be read. A database that was put back from a
+    backup, or another one, has another epoch and gives numbers again: then everything that it holds is returned, what
+    was read before too.
     """
 
     def __init__(
@@ -68,13 +70,15 @@ class Results:
         self._curve = curve
         self._silence_s = silence_s
         self._file = None if position is None else _PositionFile(position)
-        self.seq, self._epoch = since, None
+        self.seq = since
+        self.epoch: str | None = None
         if self._file is not None and self._file.seq is not None:
-            self.seq, self._epoch = self._file.seq, self._file.epoch
+            self.seq, self.epoch = self._file.seq, self._file.epoch
         self._read_seq = self.seq  # the newest result in `_ready`, or returned
         self._newest_seq = 0  # the newest result that the line is known to have
         self._ready: deque[Result] = deque()
         self._must_greet = True
+        self._starts_over = False  # until the next connection
         self._asked_at_s: float | None = None
         self._asked_newest_seq = 0
         self._ask_again_at_s = 0.0
@@ -140,6 +144,13 @@ class Results:
         self._connected_at_s = time.monotonic()
         self._must_greet = True
         self._asked_at_s = None
+        if self._starts_over:  # what the old connections still had told of the results before
+            self._newest_seq, self._starts_over = 0, False
+
+    def _connect_again(self) -> None:
+        self._subscriber.close()
+        self._dealer.close()
+        self._connect()
 
     def _step(self, wait_s: float) -> None:
         """Wait at most `wait_s` for messages, and handle them; ask for missing ones."""
@@ -150,6 +161,8 @@ class Results:
             self._take_answer(json.loads(frames[-1]))
         for topic, body in islice(_received(self._subscriber), _BATCH):
             self._take_message(topic.decode("ascii"), json.loads(body))
+        if self._starts_over:
+            self._connect_again()
         self._check_silence()
 
     def _ask(self) -> None:
@@ -168,6 +181,8 @@ class Results:
         self._asked_at_s = now_s
 
     def _take_answer(self, answer: dict[str, Any]) -> None:
+        if self._starts_over:
+            return
         self._asked_at_s = None
         match answer["type"]:
             case "welcome":
@@ -181,11 +196,11 @@ class Results:
 
     def _take_welcome(self, welcome: dict[str, Any]) -> None:
         last_seq: int = welcome["last_seq"]
+        self._check_epoch(welcome)
         if self._read_seq is None:
             self.seq = self._read_seq = last_seq
-        elif int(welcome["id"]) > last_seq:
-            raise self._other_database(f"they end at seq {last_seq}, {welcome['id']} were read")
-        self._check_epoch(welcome)
+        elif int(welcome["id"]) > last_seq and self._read_seq > last_seq:
+            self._start_over(f"its results end at seq {last_seq}, and {welcome['id']} were read")
         self._newest_seq = max(self._newest_seq, last_seq)
         self._must_greet = False
         self._save()
@@ -198,6 +213,8 @@ class Results:
 
     def _take_message(self, topic: str, body: dict[str, Any]) -> None:
         self._heard_at_s = time.monotonic()
+        if self._starts_over:
+            return
         if topic == "heartbeat/":
             self._check_epoch(body)
             self._must_greet |= body["uptime_s"] < self._uptime_s  # the daemon has restarted
@@ -215,33 +232,35 @@ class Results:
             self._ready.append(cast("Result", {"kind": topic.partition("/")[0], "topic": topic, **body}))
 
     def _skip_to(self, seq: int) -> None:
-        """Count the results up to `seq` that were not read: the line does not have them any more."""
+        """Count the results up to `seq` that were not read: the line does not have them any more.
+
+        A reader of everything that is kept, from 0, has lost none of those that are gone before.
+        """
         assert self._read_seq is not None
+        if self._read_seq == 0:
+            self._read_seq = seq
         if seq > self._read_seq:
             self.lost += seq - self._read_seq
             _log.error("results_lost endpoint=%s first=%d last=%d", self._endpoints[0], self._read_seq + 1, seq)
             self._read_seq = seq
 
     def _check_epoch(self, body: dict[str, Any]) -> None:
-        epoch = body.get("epoch")
-        if epoch is not None and self._epoch not in (None, epoch):
-            raise self._other_database(f"they are of epoch {epoch}, those that were read of {self._epoch}")
-        self._epoch = self._epoch if epoch is None else epoch
+        before, self.epoch = self.epoch, body.get("epoch") or self.epoch
+        if before not in (None, self.epoch):
+            self._start_over(f"its results are of epoch {self.epoch}, and those of {before} were read")
 
-    def _other_database(self, difference: str) -> ResultsError:
-        place = "`since`" if self._file is None else f"the file {self._file.path}"
-        return ResultsError(
-            f"the line's results are not those that were read before: {difference}. Was an older backup restored, or "
-            f"another database configured? Set {place} back to begin again"
-        )
+    def _start_over(self, why: str) -> None:
+        """Read all that the line has from the beginning: it is another database, perhaps an older one."""
+        _log.error("results_start_over endpoint=%s why=%s", self._endpoints[0], why)
+        self._ready.clear()
+        self.seq = self._read_seq = 0
+        self._starts_over = True
 
     def _check_silence(self) -> None:
         """Connect again after a silence: a connection may be dead without either end knowing."""
         is_silent = bool(self.trouble)
         if is_silent and time.monotonic() - self._connected_at_s > self._silence_s:
-            self._subscriber.close()
-            self._dealer.close()
-            self._connect()
+            self._connect_again()
         if is_silent != self._is_silent:
             self._is_silent = is_silent
             level, event = (logging.WARNING, "line_silent") if is_silent else (logging.INFO, "line_answers")
@@ -249,7 +268,7 @@ class Results:
 
     def _save(self) -> None:
         if self._file is not None and self.seq is not None:
-            self._file.write(self.seq, self._epoch)
+            self._file.write(self.seq, self.epoch)
 
     def _release(self) -> None:
         self._subscriber.close()

@@ -1,9 +1,11 @@
 // Prints every result from SEQ on, one JSON object a line, in order and without a gap, whatever is restarted.
 //
-//   node results.js tcp://127.0.0.1:5570 tcp://127.0.0.1:5571 0 [UNTIL]
+//   node results.js tcp://127.0.0.1:5570 tcp://127.0.0.1:5571 SEQ[@EPOCH] [UNTIL]
 //
 // The live stream may lose messages while we are away or slow. Each has a `seq` without gaps, so we see that, and ask
-// the intake for what is missing (results_since). Keep the last `seq` with what you made of it: it is your position.
+// the intake for what is missing (results_since). Keep the last `seq` with what you made of it, and the `epoch` that is
+// told on stderr: they are your position. A database that was put back from a backup has another epoch and gives numbers
+// again: then we read all that it has, also what we had read before.
 // With UNTIL the program ends after that seq. Exit status: 0 done, 1 trouble, 2 wrong use.
 
 import {Dealer, Subscriber} from "zeromq";
@@ -11,10 +13,11 @@ import {frames, keys, read} from "./line.js";
 
 const [intake, stream, from, until = Infinity] = process.argv.slice(2);
 if (from === undefined) {
-  console.error("use: results.js INTAKE RESULTS SEQ [UNTIL]");
+  console.error("use: results.js INTAKE RESULTS SEQ[@EPOCH] [UNTIL]");
   process.exit(2);
 }
-let seq = Number(from);
+let [seq, epoch] = from.split("@");
+seq = Number(seq);
 let asker = connect();
 
 function connect() {
@@ -29,17 +32,28 @@ function take(message) {
   seq = message.seq;
 }
 
-async function catchUp() {
-  for (let more = true; more && seq < until; ) {
-    let page;
+async function ask(question) {
+  for (;;) {
     try {
-      await asker.send(frames({type: "results_since", seq, limit: 1000}));
-      page = read((await asker.receive())[1]);
+      await asker.send(frames(question));
+      return read((await asker.receive())[1]);
     } catch {
       asker.close(); // the question may be lost with a daemon that ended: a new connection, ask again
       asker = connect();
-      continue;
     }
+  }
+}
+
+function heardEpoch(now) {
+  if (now === undefined || now === epoch) return; // a line before 1.1 tells none
+  if (epoch) seq = 0; // another database: its numbers mean other results
+  epoch = now;
+  console.error(`epoch ${epoch}, after seq ${seq}`);
+}
+
+async function catchUp() {
+  for (let more = true; more && seq < until; ) {
+    const page = await ask({type: "results_since", seq, limit: 1000});
     if (page.type !== "results") throw new Error(JSON.stringify(page));
     page.items.forEach(take);
     more = page.more;
@@ -50,9 +64,11 @@ const hearer = new Subscriber(keys());
 hearer.connect(stream);
 hearer.subscribe(""); // or "board/" alone, or "inspection/TYPE/SERIAL/"
 try {
+  heardEpoch((await ask({type: "hello"})).epoch);
   await catchUp();
   while (seq < until) {
     const message = read((await hearer.receive())[1]);
+    heardEpoch(message.epoch); // a heartbeat's
     const isResult = "verdict" in message || "prompt_tokens" in message;
     if (isResult && message.seq === seq + 1) take(message);
     else if (message.seq > seq) await catchUp(); // a gap, or a heartbeat that says that there is more than we have

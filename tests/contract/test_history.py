@@ -1,0 +1,496 @@
+"""Who changed what and when, which run judged an image, and which history of results a `seq` belongs to."""
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from coserve_client import Results
+from daemon.units import utc_text
+from experts.weights import file_sha256
+from tests.contract.client import RULES, Line
+
+IN_FORCE = ("start", "reload")
+RULES_OF_TWO = """\
+boards:
+  free: {extras: allow, components: {P: 100000, Q: 100000}}
+classifiers:
+  "*": {expert: "{component}", pass: [ok, bad], review_below: 0.0}
+"""
+
+
+@pytest.fixture
+def line(tmp_path: Path, experts_folder: Path) -> Line:
+    return Line(tmp_path / "line", experts_folder)
+
+
+@pytest.fixture
+def real(tmp_path: Path, version_folders: tuple[Path, Path]) -> Line:
+    """Return a line whose weights are networks, which `coserve experts put` tries out."""
+    return Line(tmp_path / "line", version_folders[0], RULES_OF_TWO)
+
+
+def coserve(*words: str, user: str = "anna") -> subprocess.CompletedProcess[str]:
+    """Run a command in the name of `user`, as sudo names the person behind root."""
+    environ = {**os.environ, "SUDO_USER": user}
+    command = [sys.executable, "-m", "tools", *words]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+def done(*words: str, user: str = "anna") -> str:
+    ran = coserve(*words, user=user)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def changes(line: Line, *kinds: str) -> list[tuple[Any, ...]]:
+    rows = line.rows("SELECT who, what, subject, old, new, note FROM changes ORDER BY change_id")
+    return [row for row in rows if row[1] in kinds]
+
+
+def another_version(line: Line, expert: str) -> Path:
+    """Return the weights of another version of `expert`, in a folder with a catalog."""
+    folder = line.folder.parent / f"new-{expert}-{time.monotonic_ns()}"
+    folder.mkdir()
+    catalog = yaml.safe_load((line.folder / "experts/catalog.yaml").read_text(encoding="utf-8"))
+    entry = catalog["experts"][expert]
+    weights = bytearray((line.folder / "experts" / entry["file"]).read_bytes())
+    weights[-4:-2] = os.urandom(2)  # not the exponent: the number stays finite
+    (folder / "w.safetensors").write_bytes(weights)
+    entry |= {"file": "w.safetensors", "sha256": file_sha256(folder / "w.safetensors")}
+    (folder / "catalog.yaml").write_text(yaml.safe_dump({"experts": {expert: entry}}), encoding="utf-8")
+    return folder
+
+
+def version(line: Line, expert: str) -> str:
+    catalog = yaml.safe_load((line.folder / "experts/catalog.yaml").read_text(encoding="utf-8"))
+    return catalog["experts"][expert]["sha256"][:12]
+
+
+def put_in_force(line: Line, expert: str) -> str:
+    """Replace an expert's entry in the catalog, as a person with an editor does."""
+    folder = another_version(line, expert)
+    path = line.folder / "experts/catalog.yaml"
+    catalog = yaml.safe_load(path.read_text(encoding="utf-8"))
+    new = yaml.safe_load((folder / "catalog.yaml").read_text(encoding="utf-8"))["experts"][expert]
+    file = f"{expert}-{new['sha256'][:8]}.safetensors"
+    shutil.copy(folder / "w.safetensors", path.parent / file)
+    catalog["experts"][expert] = new | {"file": file}
+    path.write_text(yaml.safe_dump(catalog), encoding="utf-8")
+    return new["sha256"][:12]
+
+
+def periods(line: Line) -> dict[str, list[tuple[str, str | None]]]:
+    """Return (since, version) by subject, in order of time."""
+    told: dict[str, list[tuple[str, str | None]]] = {}
+    for subject, at, new in line.rows(
+        "SELECT subject, at, new FROM changes WHERE what IN ('start', 'reload') AND subject <> 'CoServe'"
+        " ORDER BY change_id"
+    ):
+        told.setdefault(subject, []).append((at, new))
+    return told
+
+
+def in_force(told: Sequence[tuple[str, str | None]], begin: str, end: str) -> set[str | None]:
+    """Return the versions that were in force at some moment from `begin` to `end`."""
+    ends = [since for since, _ in told[1:]] + ["9999"]
+    return {new for (since, new), until_at in zip(told, ends, strict=True) if since <= end and until_at >= begin}
+
+
+def assert_every_version_was_in_force(line: Line) -> int:
+    """Recompute from `changes` alone which versions were in force; return the number of rows that were compared."""
+    told = periods(line)
+    boards = line.rows("SELECT rules_version, first_seen_at FROM boards")
+    for rules, at in boards:
+        assert rules in in_force(told["rules"], at, at), (rules, at, told["rules"])
+    answers = line.rows(
+        "SELECT s.expert, s.expert_version, i.accepted_at, i.completed_at FROM stages s JOIN inspections i"
+        " ON i.inspection_id = s.inspection_id"
+    )
+    for expert, answered, accepted_at, completed_at in answers:
+        assert answered in in_force(told[expert], accepted_at, completed_at), (expert, answered, accepted_at)
+    return len(boards) + len(answers)
+
+
+@contextmanager
+def running(line: Line) -> Iterator[Any]:
+    with line.service() as service:
+        yield service
+        line.idle()
+
+
+def test_a_start_tells_what_is_in_force_and_a_stop_ends_its_run(line: Line) -> None:
+    with running(line):
+        line.send()
+    told = changes(line, "start", "stop")
+    subjects = {row[2]: row[4] for row in told}
+    assert subjects["rules"] == line.rows("SELECT DISTINCT rules_version FROM boards")[0][0]
+    assert {name: subjects[name] for name in ("R0402", "C0603")} == {n: version(line, n) for n in ("R0402", "C0603")}
+    assert told[-1][1:3] == ("stop", "CoServe")
+    with running(line):
+        line.send()
+    assert [row[2] for row in changes(line, "start")][len(told) - 1 :] == ["CoServe"]  # nothing else is different
+    runs = line.rows("SELECT run_id, ended_at IS NOT NULL, version, epoch FROM runs")
+    assert [run[:2] for run in runs] == [(1, 1), (2, 1)]
+    assert len({run[3] for run in runs}) == 1
+    assert line.rows("SELECT run_id FROM inspections ORDER BY seq") == [(1,), (2,)]
+    explained = json.loads(done("explain", "2", "--config", str(line.config), "--json"))
+    assert explained["run"]["run_id"] == 2
+    assert any("in run 2 since" in words for words in explained["words"])
+
+
+def test_a_run_that_was_killed_has_no_end(line: Line) -> None:
+    service = line.service()
+    service.start()
+    line.send()
+    line.idle()
+    service.kill()
+    with running(line):
+        pass
+    assert line.rows("SELECT ended_at IS NULL FROM runs ORDER BY run_id") == [(1,), (0,)]
+
+
+def test_every_period_of_rules_and_experts_can_be_told_from_changes(line: Line) -> None:
+    with running(line):
+        for number in range(12):
+            for image in range(5):
+                line.send(board={"type": "free", "serial": f"S{number}-{image}"})
+            if number % 3 == 0:
+                line.write_rules(f"{RULES}# {number}\n")
+            if number % 3 == 1:
+                put_in_force(line, "R0402")
+            if number % 3 != 2:
+                assert line.control("reload", who="ben", note=f"step {number}")["type"] == "ok"
+    service = line.service()
+    line.write_rules(f"{RULES}# while it was stopped\n")
+    service.start()
+    line.send()
+    line.idle()
+    service.kill()  # what came into force is told all the same
+    put_in_force(line, "R0402")
+    with running(line):
+        line.send()
+    assert assert_every_version_was_in_force(line) > 120
+    rules = [row for row in changes(line, *IN_FORCE) if row[2] == "rules"]
+    assert len(rules) == 6
+    assert rules[1][0] == "ben"
+    assert rules[1][5] == "step 0"
+    assert [row[3] for row in rules[1:]] == [row[4] for row in rules[:-1]]
+    assert len(periods(line)["R0402"]) == 6
+
+
+def test_a_refused_reload_is_no_change(line: Line) -> None:
+    with running(line):
+        line.write_rules("boards: {}\nnonsense: 1\n")
+        assert line.control("reload", who="ben")["type"] == "error"
+        assert line.control("reload", who="b\nen")["code"] == "bad_field"
+        assert line.control("reload", note="x" * 200)["code"] == "bad_field"
+    assert changes(line, "reload") == []
+
+
+def test_two_persons_are_told_apart_with_their_notes(line: Line) -> None:
+    config = ("--config", str(line.config))
+    with running(line):
+        done("pin", "R0402", *config, "--note", "night shift", user="anna")
+        done("limits", "--backlog-images", "77", *config, user="ben")
+        done("limits", *config, user="ben")  # only a question
+        done("drain", *config, user="ben")
+        done("drain", "--off", *config, user="anna")
+        done("unpin", "R0402", *config, user="anna")
+        done("db", "prune", *config, "--note", "disk", user="ben")
+        line.control("unload", expert="R0402")  # a client of before
+        assert coserve("pin", "nobody", *config).returncode == 1
+        refused = coserve("pin", "R0402", *config, "--note", "a\tb")
+        assert (refused.returncode, "--note" in refused.stderr) == (2, True)
+    done("db", "prune", *config, user="anna")  # without a daemon
+    kinds = ("pin", "unpin", "unload", "limits", "drain", "prune")
+    told = changes(line, *kinds)
+    assert told == [
+        ("anna", "pin", "R0402", None, "cpu", "night shift"),
+        ("ben", "limits", "backlog_images", "20000", "77", None),
+        ("ben", "drain", "intake", None, "on", None),
+        ("anna", "drain", "intake", None, "off", None),
+        ("anna", "unpin", "R0402", None, None, None),
+        ("ben", "prune", "results", None, None, "disk"),
+        ("unknown", "unload", "R0402", None, None, None),
+        ("anna", "prune", "results", None, None, None),
+    ]
+    shown = json.loads(done("changes", *config, "--subject", "R0402", "--since", "today", "--json"))
+    assert [row["what"] for row in shown] == ["unload", "unpin", "pin", "start"]
+    assert "night shift" in done("changes", *config)
+
+
+def test_versions_put_and_promoted_without_a_daemon_are_told_once(real: Line) -> None:
+    line = real
+    config = ("--config", str(line.config))
+    with running(line):
+        line.send()
+    old = version(line, "P")
+    done("experts", "put", "P", str(another_version(line, "P")), *config, user="anna")
+    new = json.loads(done("experts", "show", "P", *config, "--json"))["versions"][-1]["version"]
+    done("experts", "promote", "P", new, *config, "--note", "trained on lot 7", user="anna")
+    for _ in range(2):
+        with running(line):
+            line.send()
+            done("experts", "put", "Q", str(another_version(line, "Q")), *config, user="ben")
+    with running(line):
+        done("experts", "rollback", "P", *config, "--note", "worse", user="ben")
+    steps = changes(line, "put", "promote", "rollback")
+    assert [row[:3] for row in steps] == [
+        ("anna", "put", "P"),
+        ("anna", "promote", "P"),
+        ("ben", "put", "Q"),
+        ("ben", "put", "Q"),
+        ("ben", "rollback", "P"),
+    ]
+    assert steps[1][3:] == (old, new, "trained on lot 7")
+    assert steps[4][3:] == (new, old, "worse")
+    assert [row[0] for row in changes(line, "reload")] == ["ben"]
+    assert assert_every_version_was_in_force(line) > 3
+
+
+def test_settings_are_told_by_key_and_passwords_never(line: Line) -> None:
+    with running(line):
+        pass
+    settings = yaml.safe_load(line.config.read_text(encoding="utf-8"))
+    settings |= {"line": "Line 4", "limits": {"backlog_images": 55}}
+    line.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    with running(line):
+        assert line.status()["line"] == "Line 4"
+    told = [row[2:5] for row in changes(line, "settings")]
+    assert ("policy", None, '"coserve-plus"') not in told  # only what the file states
+    assert told[-2:] == [("limits.backlog_images", None, "55"), ("line", None, '"Line 4"')]
+
+
+def test_line_and_epoch_are_told_wherever_a_client_asks(line: Line) -> None:
+    with running(line), line.peer() as peer, line.listener("heartbeat/") as listener:
+        welcome = peer.ask({"type": "hello"})
+        beat = listener.take()[1]
+        (epoch,) = line.rows("SELECT epoch FROM stream_position")[0]
+        assert len(epoch) == 12
+        for told in (welcome, beat, line.status()):
+            assert (told["line"], told["epoch"]) == (os.uname().nodename, epoch)
+
+
+def epoch_after(line: Line) -> str:
+    with running(line):
+        return line.status()["epoch"]
+
+
+def a_copy(line: Line, target: Path) -> Path:
+    """Copy the database as `coserve db backup` does."""
+    with closing(sqlite3.connect(line.folder / "inspection.db")) as source, closing(sqlite3.connect(target)) as copy:
+        source.backup(copy)
+    return target
+
+
+def put_back(copy: Path, line: Line) -> None:
+    for file in line.folder.glob("inspection.db-*"):
+        file.unlink()
+    shutil.copyfile(copy, line.folder / "inspection.db")
+
+
+def some_results(line: Line, count: int) -> None:
+    for _ in range(count):
+        line.send()
+    line.idle()
+
+
+def test_kills_and_restarts_keep_the_epoch(line: Line) -> None:
+    first = epoch_after(line)
+    for _ in range(3):
+        service = line.service()
+        service.start()
+        some_results(line, 3)
+        service.kill()
+    assert epoch_after(line) == first
+
+
+def test_an_older_copy_of_the_database_gets_a_new_epoch(line: Line, tmp_path: Path) -> None:
+    with running(line):
+        some_results(line, 3)
+        first = line.status()["epoch"]
+        copy = a_copy(line, tmp_path / "older.db")
+        some_results(line, 1)
+    put_back(copy, line)
+    second = epoch_after(line)
+    assert second != first
+    (row,) = changes(line, "restore")
+    assert row[2:5] == ("database", first, second)
+    assert "older copy" in row[5]
+    assert epoch_after(line) == second
+
+
+def test_a_kill_before_an_older_copy_is_put_back_hides_nothing(line: Line, tmp_path: Path) -> None:
+    service = line.service()
+    service.start()
+    some_results(line, 2)
+    first = line.status()["epoch"]
+    copy = a_copy(line, tmp_path / "older.db")
+    some_results(line, 1)
+    service.kill()
+    for link in line.folder.glob(".inspection.db*.held-*"):
+        link.unlink()
+    put_back(copy, line)
+    assert epoch_after(line) != first
+
+
+def test_a_copy_of_the_same_age_keeps_the_epoch(line: Line, tmp_path: Path) -> None:
+    with running(line):
+        some_results(line, 2)
+    first = line.rows("SELECT epoch FROM stream_position")[0][0]
+    put_back(a_copy(line, tmp_path / "same.db"), line)
+    assert epoch_after(line) == first
+
+
+def test_database_and_journal_that_are_put_back_together_get_a_new_epoch(line: Line, tmp_path: Path) -> None:
+    with running(line):
+        some_results(line, 2)
+    first = line.rows("SELECT epoch FROM stream_position")[0][0]
+    subprocess.run(["cp", "-a", str(line.folder), str(tmp_path / "copy")], check=True)
+    with running(line):
+        some_results(line, 2)
+    time.sleep(1.1)
+    subprocess.run(["cp", "-a", f"{tmp_path}/copy/.", str(line.folder)], check=True)
+    assert epoch_after(line) != first
+
+
+def test_a_new_journal_and_another_database_get_a_new_epoch(line: Line, tmp_path: Path) -> None:
+    first = epoch_after(line)
+    shutil.rmtree(line.folder / "journal")
+    second = epoch_after(line)
+    assert second != first
+    other = Line(tmp_path / "other", line.folder / "experts")
+    theirs = epoch_after(other)
+    put_back(other.folder / "inspection.db", line)
+    third = epoch_after(line)
+    assert third not in (first, second, theirs)
+
+
+def test_a_clock_that_was_set_back_keeps_the_epoch_and_the_order_of_changes(line: Line) -> None:
+    first = epoch_after(line)
+    later = utc_text(time.time() + 3600)
+    with closing(sqlite3.connect(line.folder / "inspection.db")) as database, database:  # the clock was an hour ahead
+        database.execute("UPDATE changes SET at = ?", (later,))
+        database.execute("UPDATE runs SET started_at = ?, ended_at = ?", (later, later))
+    line.write_rules(f"{RULES}# other\n")
+    assert epoch_after(line) == first
+    rules = [row for row in changes(line, "start") if row[2] == "rules"]
+    assert rules[1][3] == rules[0][4]
+
+
+def test_a_client_starts_over_after_a_restore_and_loses_nothing(line: Line, tmp_path: Path) -> None:
+    position = tmp_path / "position"
+
+    def read(count: int) -> list[dict[str, Any]]:
+        with Results(line.results, line.intake, since=0, position=position) as results:
+            return [dict(result) for result in (results.take(20.0) for _ in range(count)) if result is not None]
+
+    service = line.service()
+    service.start()
+    some_results(line, 3)
+    copy = a_copy(line, tmp_path / "older.db")
+    some_results(line, 4)
+    assert [result["seq"] for result in read(7)] == list(range(1, 8))
+    service.stop()
+    put_back(copy, line)
+    with running(line):
+        some_results(line, 6)  # the numbers grow past the position
+        again = read(9)
+    assert [result["seq"] for result in again] == list(range(1, 10))
+    stored = line.rows("SELECT seq, image_id FROM inspections ORDER BY seq")
+    assert [(result["seq"], result["id"]) for result in again] == stored
+
+
+def test_a_client_that_stays_connected_through_a_restore_starts_over_too(line: Line, tmp_path: Path) -> None:
+    service = line.service()
+    service.start()
+    some_results(line, 2)
+    copy = a_copy(line, tmp_path / "older.db")
+    some_results(line, 3)
+    with Results(line.results, line.intake, since=0) as results:
+        for _ in range(5):
+            assert results.take(20.0) is not None
+        before = results.epoch
+        service.stop()
+        put_back(copy, line)
+        service.start()
+        some_results(line, 5)
+        heard = []
+        while not heard or heard[-1]["seq"] < 7 or results.epoch == before:
+            result = results.take(20.0)
+            assert result is not None
+            heard.append(result)
+        service.stop()
+    last = [result["id"] for result in heard if result["seq"] <= 7][-7:]
+    assert last == [image for (image,) in line.rows("SELECT image_id FROM inspections ORDER BY seq")]
+    assert results.lost == 0
+
+
+def test_a_restored_line_knows_the_versions_that_judged_and_who_restored_it(real: Line, tmp_path: Path) -> None:
+    line = real
+    config = ("--config", str(line.config))
+    old = version(line, "P")
+    with running(line):
+        some_results(line, 2)
+        done("experts", "put", "P", str(another_version(line, "P")), *config)
+        new = json.loads(done("experts", "show", "P", *config, "--json"))["versions"][-1]["version"]
+        done("experts", "promote", "P", new, *config)
+        some_results(line, 1)
+        report = json.loads(done("backup", str(line.config), str(tmp_path / "line.tar"), "--json"))
+        assert report["versions"] == 1
+        assert report["versions_bytes"] > 1_000_000
+        first = line.status()["epoch"]
+    done("restore", str(tmp_path / "line.tar"), str(tmp_path / "restored"), "--note", "new PC", user="carla")
+    back = Line.__new__(Line)
+    back.__dict__ |= line.__dict__ | {"folder": tmp_path / "restored", "config": tmp_path / "restored/coserve.yaml"}
+    shown = json.loads(done("experts", "show", "P", "--config", str(back.config), "--json"))
+    states = {row["version"]: (row["state"], row["verdicts"]) for row in shown["versions"]}
+    assert states == {old: ("kept", 2), new: ("in force", 1)}
+    assert [step["did"] for step in shown["steps"]][-2:] == ["put", "promote"]
+    for _ in range(2):
+        with running(back):
+            assert back.status()["epoch"] != first
+            line.count = back.count = back.count + 10
+            back.send()
+    restores = changes(back, "restore")
+    assert [row[:3] for row in restores if row[2] == "line"] == [("carla", "restore", "line")]
+    assert [row[5] for row in restores if row[2] == "line"] == ["new PC"]
+    done("experts", "promote", "P", old, "--config", str(back.config))
+
+
+def test_an_export_has_all_changes_and_runs_in_each_of_its_forms(line: Line, tmp_path: Path) -> None:
+    with running(line):
+        line.send(board={"type": "pair", "serial": "D1"})
+        line.send(board={"type": "pair", "serial": "D1"})
+    done("export", "--serial", "D1", "--out", str(tmp_path / "package"), "--config", str(line.config))
+    rows = tmp_path / "package/rows"
+    stored = line.rows("SELECT change_id, what, subject FROM changes ORDER BY change_id")
+    lines = [json.loads(text) for text in (rows / "changes.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(row["change_id"], row["what"], row["subject"]) for row in lines] == stored
+    assert len((rows / "changes.csv").read_text(encoding="utf-8").splitlines()) == len(stored) + 1
+    assert (rows / "changes.parquet").is_file()
+    assert (rows / "runs.jsonl").is_file()
+
+
+def test_changes_outlive_retention(line: Line) -> None:
+    settings = yaml.safe_load(line.config.read_text(encoding="utf-8"))
+    settings["retention"] = {"results_for": "1ms"}
+    line.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    with running(line):
+        line.send(board={"type": "pair", "serial": "D1"})
+        line.send(board={"type": "pair", "serial": "D1"})
+    before = line.rows("SELECT * FROM changes")
+    done("db", "prune", "--config", str(line.config))
+    assert line.rows("SELECT count(*) FROM boards") == [(0,)]
+    assert line.rows("SELECT * FROM changes")[: len(before)] == before

@@ -1,0 +1,50 @@
+"""`coserve changes`: who changed what about the line, and when."""
+
+from typing import Annotated
+
+import typer
+
+from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, print_json, print_table
+from tools.terminal.option_values import since_option, until_option
+
+_DEFAULT_LIMIT = 50
+
+
+def changes(
+    config: ConfigOption = DEFAULT_CONFIG,
+    since: Annotated[str | None, since_option("Changes of then or later: 2026-11-21, today, 2h (ago).")] = None,
+    until: Annotated[str | None, until_option("Changes before; a day counts whole.")] = None,
+    subject: Annotated[
+        str | None,
+        typer.Option(metavar="SUBJECT", help="Of this alone: rules, CoServe, an expert, or a key of coserve.yaml."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="At most so many; without it 50 in a table, all with --json.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What people and the daemon changed, newest first: starts, rules, experts, limits, pins, keys, settings, restores.
+
+    Example: coserve changes --subject rules --config demo/coserve.yaml
+    """
+    from sqlalchemy import select
+
+    from daemon.storage.database import schema
+    from tools.terminal.open_line import opened
+
+    table = schema.changes.c
+    query = select(schema.changes).order_by(table.at.desc(), table.change_id.desc())
+    query = query if since is None else query.where(table.at >= since)
+    query = query if until is None else query.where(table.at < until)
+    query = query if subject is None else query.where(table.subject == subject)
+    with opened(config) as (_, engine), engine.connect() as connection:
+        most = limit or (None if as_json else _DEFAULT_LIMIT + 1)
+        rows = [dict(row) for row in connection.execute(query.limit(most)).mappings()]
+    if as_json:
+        print_json(rows)
+        return
+    columns = ("at", "who", "what", "subject", "old", "new", "note")
+    shown = rows if limit else rows[:_DEFAULT_LIMIT]
+    print_table("Changes", columns, [[row[name] for name in columns] for row in shown], unbroken=("at",))
+    if len(shown) < len(rows):
+        console.print("There are older ones: --limit, --until or --json")
