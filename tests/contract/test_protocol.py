@@ -118,7 +118,7 @@ def test_a_header_of_64_kib_and_fields_that_nobody_knows_are_taken(line: Line, p
 def test_hello_says_what_a_publisher_needs(line: Line, peer: Peer) -> None:
     welcome = peer.ask({"type": "hello", "id": "h", "source": "cam-9"})
     assert set(welcome) == keys(
-        "type id source credit version server max_payload_bytes max_pixels rules_version last_seq"
+        "type id source credit version server max_payload_bytes max_pixels rules_version last_seq line epoch"
     )
     status = line.status()
     assert (welcome["type"], welcome["version"], welcome["id"], welcome["source"]) == ("welcome", 1, "h", "cam-9")
@@ -458,7 +458,7 @@ def test_a_heartbeat_comes_every_second_and_repeats_the_last_seq(line: Line, pee
             beats.append(listener.take())
     for topic, body in beats:
         assert topic == "heartbeat/"
-        assert set(body) == keys("seq at state backlog uptime_s")
+        assert set(body) == keys("seq at state backlog uptime_s line epoch")
         assert (body["seq"], body["state"], body["backlog"]) == (peer.ask({"type": "hello"})["last_seq"], "ready", 0)
         assert TIME.fullmatch(body["at"])
 
@@ -550,7 +550,7 @@ def test_status_has_the_documented_fields(line: Line) -> None:
     status = line.status()
     assert set(status) == {"type"} | keys(
         "version uptime_s state accepted completed backlog images_per_s policy rules_version expert_switches last_seq"
-        " last_error executors pools"
+        " last_error last_error_at line epoch executors pools"
     )
     assert (status["type"], status["state"], status["policy"]) == ("ok", "ready", "coserve-plus")
     (executor,) = status["executors"]

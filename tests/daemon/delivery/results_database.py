@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from daemon.delivery.position import PositionFile
@@ -23,6 +24,11 @@ class ResultsDatabase:
         self.url = f"sqlite:///{file}"
         self.begin = begin
         open_store(self.url).close()
+
+    def begin_epoch(self) -> None:
+        """Begin another history of results, as the daemon does with a database that was put back."""
+        with closing(sqlite3.connect(self.file)) as database, database:
+            database.execute("UPDATE stream_position SET epoch = ?", (token_hex(6),))
 
     @property
     def last_seq(self) -> int:

@@ -230,6 +230,7 @@ async def test_a_database_from_a_backup_is_noticed_and_what_it_holds_since_is_de
     await deliver_all(database, Diary())
     database.file.write_bytes(backup)
     restored = ResultsDatabase(database.file, BEGIN + timedelta(days=1))
+    restored.begin_epoch()
     restored.grow(judged_since)
     diary = Diary()
     with capture_logs() as logs:
