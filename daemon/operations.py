@@ -225,7 +225,7 @@ class Operations:
         }
 
     def _review(self, fields: dict[str, Any]) -> dict[str, Any]:
-        written = write_review(self.writer, fields)
+        written = write_review(self.writer, fields, self.writer.publish)
         self.metrics.reviewed(str(written["verdict"]))
         return written
 

@@ -10,8 +10,9 @@ from daemon.records import Published, TextRequest
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.generations import AS_SENT, as_sent
 from daemon.storage.database.inspections import rules_in_use
+from daemon.storage.database.reviews import messages_after
 from daemon.storage.database.rows import KnownImage, board_message, generation_message, inspection_message
-from daemon.storage.database.schema import boards, detections, generations, inspections, stages, stream_position
+from daemon.storage.database.schema import boards, detections, generations, inspections, reviews, stages, stream_position
 from daemon.storage.database.transaction import PreparedQuery
 
 
@@ -76,6 +77,7 @@ class ResultsReader:
                 *_inspections(connection, *rest),
                 *map(board_message, _rows_after(connection, select(boards), boards, *rest)),
                 *map(generation_message, _rows_after(connection, select(generations), generations, *rest)),
+                *messages_after(connection, *rest),
             ]
             oldest_seq = _oldest_seq(connection)
         messages.sort(key=lambda message: message.seq)
@@ -90,7 +92,8 @@ class ResultsReader:
 
 def _oldest_seq(connection: Connection) -> int | None:
     """Return the first `seq` that was not pruned."""
-    first = [connection.execute(select(func.min(table.c.seq))).scalar() for table in (inspections, boards, generations)]
+    tables = (inspections, boards, generations, reviews)
+    first = [connection.execute(select(func.min(table.c.seq))).scalar() for table in tables]
     return min((seq for seq in first if seq is not None), default=None)
 
 
