@@ -136,7 +136,7 @@ class Filled:
 class Attempt:
     """One attempt at one board, with the positions that accepted images fill (`seen`), and those with a verdict.
 
-    `findings` has the worst finding of each position, the first of equals: place in `_LISTS`, inspection, defect, reason.
+    `findings` has the worst finding of each position, of equals the first: its list, inspection, defect, reason.
     """
 
     board_id: int
@@ -218,7 +218,9 @@ class Attempt:
 
     def _list(self, verdict: Verdict) -> list[tuple[dict[str, Any], str | None, str | None]]:
         """Return position, defect and reason of each finding of `verdict`, in the order of the images."""
-        findings = [(*finding, place) for place, finding in self.findings.items() if finding[0] == _LISTS.index(verdict)]
+        findings = [
+            (*finding, place) for place, finding in self.findings.items() if finding[0] == _LISTS.index(verdict)
+        ]
         return [
             ({"designator": designator, "component": component}, defect, reason)
             for _, _, defect, reason, (component, designator) in sorted(findings, key=lambda finding: finding[1])

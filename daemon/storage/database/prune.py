@@ -213,7 +213,7 @@ def _oldest(connection: Connection, limit: int, old: AgeLimit | None, *where: Co
 
 
 def _may_go(old: AgeLimit) -> ColumnElement[bool]:
-    """Return the condition that a board is closed, old and not decided upon, with no younger, waiting, reviewed image."""
+    """Return the condition that a board is closed and old, with no younger or waiting image and no review."""
     table = inspections.c
     stays = (
         exists()

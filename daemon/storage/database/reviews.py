@@ -1,6 +1,6 @@
 """Decisions of people about images and whole attempts: rows of `reviews`, appended and never changed.
 
-The newest row of an image, or of an attempt as a whole, counts: the order is that of `review_id`, which no clock spoils.
+The newest row of an image, or of an attempt as a whole, counts, in the order of `review_id`, which no clock spoils.
 A decision names the row that its reviewer saw last, so that no decision is overruled unseen. Undoing appends a row as
 well: the decision before the undone one with its reviewer's name, or the line's own verdict, by `daemon`, if there was
 none. The note says what was undone and by whom.
@@ -9,7 +9,7 @@ The second half counts the outcomes of each expert version's answers, for `coser
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,20 +21,18 @@ from sqlalchemy import (
     Subquery,
     and_,
     case,
-    column,
     exists,
     func,
     insert,
     literal,
     null,
     select,
-    table,
     update,
 )
 
 from daemon.records import Published
 from daemon.storage.database.rows import review_message
-from daemon.storage.database.schema import boards, expert_versions, inspections, reviews, stages
+from daemon.storage.database.schema import FINAL_BOARDS, boards, expert_versions, inspections, reviews, stages
 from daemon.storage.database.transaction import Transaction
 from experts.drift import BINS, EDGES, RECENT_ANSWERS
 
@@ -47,7 +45,6 @@ RECENT_IMAGES = 100_000
 
 _UNDO = re.compile(r"(?:undecided again: )?undo of review ([0-9]{1,19}) by (.+)")
 _UNDECIDED = "undecided again: "
-_FINAL_BOARDS = table("final_boards", column("board_id"), column("verdict"))
 _OF_BOARD = (boards.c.board_type, boards.c.serial, boards.c.attempt, boards.c.lot, boards.c.station)
 
 
@@ -163,7 +160,7 @@ def append(tx: Transaction, wanted: ReviewDecision) -> tuple[Review, Published |
         row |= {name: getattr(wanted, name) for name in fields}
     row["seq"] = tx.next_seq()
     row["review_id"] = tx.connection.execute(insert(reviews).returning(reviews.c.review_id), [row]).scalar_one()
-    final = select(_FINAL_BOARDS.c.verdict).where(_FINAL_BOARDS.c.board_id == subject["of_board"])
+    final = select(FINAL_BOARDS.c.verdict).where(FINAL_BOARDS.c.board_id == subject["of_board"])
     row["board_verdict"] = tx.connection.execute(final).scalar()
     changed = update(reviews).where(reviews.c.review_id == row["review_id"])
     tx.connection.execute(changed.values(board_verdict=row["board_verdict"]))
@@ -191,8 +188,8 @@ def history(connection: Connection, inspection_id: int | None, board_id: int | N
     return [Review(**row) for row in connection.execute(query).mappings()]
 
 
-def _subject(connection: Connection, wanted: ReviewDecision) -> Mapping[str, Any]:
-    """Return the line's verdict and defect of the image or attempt, with its board; ReviewRefusedError if it has none."""
+def _subject(connection: Connection, wanted: ReviewDecision) -> dict[str, Any]:
+    """Return the line's verdict and defect of an image or attempt, with its board. Raises ReviewRefusedError."""
     image = inspections.c
     if wanted.board_id is None:
         query = (
@@ -211,7 +208,7 @@ def _subject(connection: Connection, wanted: ReviewDecision) -> Mapping[str, Any
     if row["verdict"] is None:
         reason = f"{wanted.subject} has no verdict of the line yet: decide when it has"
         raise ReviewRefusedError("not_finished", reason)
-    return row
+    return dict(row)
 
 
 def decisions(past: list[Review]) -> list[Review]:

@@ -2,7 +2,8 @@
 
 Columns that RESULTS.md does not name are the daemon's: `inspections.lot` and `.station` (as this image's publisher
 sent them, so that a message can be rendered again), `boards.failed`, `.review`, `.unknown` and `.missing` (frozen at
-closing), `reviews.board_verdict` (the attempt's final verdict with this row, as published), `generations.max_new_tokens`, `.slo_ms`, `.deadline_ms` and `.stream` (as sent, for a restart), and the tables
+closing), `reviews.board_verdict` (the attempt's final verdict with this row, as published),
+`generations.max_new_tokens`, `.slo_ms`, `.deadline_ms` and `.stream` (as sent, for a restart), and the tables
 `pending`, `recipes` and `stream_position`. Columns that came later are null in older rows.
 
 A new database is made from here. A change of a table or a view comes with a migration (migrate.py).
@@ -24,7 +25,9 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    column,
     func,
+    table,
 )
 
 metadata = MetaData(
@@ -295,10 +298,10 @@ _IS_NEWEST = """NOT EXISTS (
                               )"""
 
 
-def _newest_decision(column: str) -> str:
+def _newest_decision(name: str) -> str:
     """Return the subquery for the newest decision that stands about an image of a board."""
     return f"""(
-                        SELECT reviews.{column} FROM inspections
+                        SELECT reviews.{name} FROM inspections
                         JOIN reviews ON reviews.inspection_id = inspections.inspection_id
                         WHERE inspections.board_id = boards.board_id AND reviews.reviewer <> 'daemon'
                               AND {_IS_NEWEST}
@@ -460,6 +463,13 @@ VIEWS: dict[str, str] = {
         WHERE inspections.status = 'done'
     """,
 }
+
+#: That view, for queries.
+FINAL_BOARDS = table(
+    "final_boards",
+    column("board_id", BigInteger),
+    *(column(name, Text) for name in ("verdict", "decided_by", "decided_at", "verdict_by_line")),
+)
 
 #: The clock and `last_seq` every few minutes of the last day in which a daemon ran (pruning.py, RunningAges).
 _age_columns = Column("running_s", _Big, primary_key=True), *_columns(_Real, "wall_s"), *_columns(_Big, "seq")

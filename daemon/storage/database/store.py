@@ -204,7 +204,7 @@ class Store:
     def review(
         self, decision: reviews.ReviewDecision, publish: Callable[[list[Published]], None] = lambda _: None
     ) -> reviews.Review:
-        """Write a person's decision, or its undoing; ReviewRefusedError if it may not be. `publish` its message then."""
+        """Write a person's decision, or its undoing, and `publish` it once durable. Raises ReviewRefusedError."""
         with self._transaction() as tx:
             review, message = reviews.append(tx, decision)
         if message is not None:
