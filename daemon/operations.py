@@ -347,7 +347,7 @@ class Operations:
         return {"last_error": text, "last_error_at": utc_text(at_s) if text else None}
 
     def _review(self, fields: dict[str, Any]) -> dict[str, Any]:
-        written = write_review(self.writer, fields)
+        written = write_review(self.writer, fields, self.writer.publish)
         self.metrics.reviewed(str(written["verdict"]))
         return written
 

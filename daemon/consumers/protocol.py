@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 #: A message of the results stream exactly as published (PROTOCOL.md, Results stream), with its `topic` added.
 Message = dict[str, Any]
-ResultKind = Literal["inspections", "boards", "generations"]
+ResultKind = Literal["inspections", "boards", "generations", "reviews"]
 
 #: The state that people see: `connected`; `refused`, which a person has to correct; or `waiting` for the next attempt,
 #: which may succeed.
@@ -67,9 +67,11 @@ class ConsumerSettings(BaseModel):
     extra: ClassVar[tuple[str, str, str] | None] = None
     #: Keys of files that only the daemon may read.
     secret_files: ClassVar[frozenset[SettingKey]] = frozenset()
+    #: With `boards`, the state of a board is delivered again after each review of it (ResultsReader.board_states).
+    repeats_boards: ClassVar[bool] = False
 
     kind: str
-    send: Annotated[list[ResultKind], Field(min_length=1)] = ["boards", "inspections"]
+    send: Annotated[list[ResultKind], Field(min_length=1)] = ["boards", "inspections", "reviews"]
     start: Literal["oldest", "newest"] = "oldest"
 
     def make(self, identifier: str) -> Consumer:

@@ -59,6 +59,7 @@ def _run(path: Path, name: str, newest: int | None, status_page: SharedStatusPag
         config.database,
         config.positions,
         send=settings.send,
+        repeats_boards=settings.repeats_boards,
         start=settings.start,
         newest=newest,
         status_page=status_page,

@@ -28,6 +28,7 @@ def run_consumer(  # noqa: PLR0913  an integrator's program names what it has, m
     positions: Path,
     *,
     send: Sequence[ResultKind] = ("boards", "inspections"),
+    repeats_boards: bool = False,
     start: Literal["oldest", "newest"] = "oldest",
     newest: int | None = None,
     status_page: SharedStatusPage | None = None,
@@ -35,6 +36,7 @@ def run_consumer(  # noqa: PLR0913  an integrator's program names what it has, m
 ) -> None:
     """Bring the results of `database` (an SQLAlchemy URL) to `consumer` until SIGTERM or SIGINT.
 
+    `repeats_boards`: the state of a board comes again after each review of it.
     Its position is the file `NAME.position` in the folder `positions`. `start: newest` begins behind `newest`, or
     behind what there is now. A daemon that keeps this process running gives it `status_page` and `heart`.
     Raises StoreError if there is no database.
@@ -45,7 +47,11 @@ def run_consumer(  # noqa: PLR0913  an integrator's program names what it has, m
     elif newest is None:
         newest = reader.last_seq()
     runner = Runner(
-        name, consumer, reader, PositionFile(positions, name), send=send, newest=newest, status_page=status_page
+        *(name, consumer, reader, PositionFile(positions, name)),
+        send=send,
+        repeats_boards=repeats_boards,
+        newest=newest,
+        status_page=status_page,
     )
     asyncio.run(_until_asked_to_end(runner, heart))
     reader.close()

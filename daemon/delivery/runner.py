@@ -49,15 +49,20 @@ class Runner:
         reader: ResultsReader,
         positions: PositionFile,
         *,
-        send: Sequence[str] = ("boards", "inspections", "generations"),
+        send: Sequence[str] = ("boards", "inspections", "generations", "reviews"),
+        repeats_boards: bool = False,
         newest: int | None = None,
         status_page: SharedStatusPage | None = None,
     ) -> None:
-        """A consumer without a position begins behind `newest`, or with the oldest message that is kept."""
+        """A consumer without a position begins behind `newest`, or with the oldest message that is kept.
+
+        `repeats_boards`: with `boards` it gets the state of a board again after each review of it.
+        """
         self._consumer = consumer
         self._reader = reader
         self._file = positions
         self._wanted = tuple(f"{kind.removesuffix('s')}/" for kind in send)
+        self._repeats_boards = repeats_boards and "boards" in send
         self._newest = newest
         self._status_page = status_page
         self._log: Any = structlog.get_logger("consumer").bind(consumer=name)
@@ -137,7 +142,9 @@ class Runner:
         if not items:
             self._moved(items, last_seq)
             return True
+        states = await self._ask(self._reader.board_states, items) if self._repeats_boards else []
         wanted = [message for message in items if message["topic"].startswith(self._wanted)]
+        wanted = sorted(wanted + states, key=lambda message: message["seq"])
         reached = await self._consumer.deliver(wanted) if wanted else 0
         is_whole = not wanted or reached >= wanted[-1]["seq"]
         done = items if is_whole else [message for message in items if message["seq"] <= reached]

@@ -1,12 +1,13 @@
-"""Control's `review`: a person's decision about an image, or its undoing, written by the writer's thread."""
+"""Control's `review`: a person's decision about an image or a whole attempt, or its undoing, written by the writer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from daemon.records import Published
 from daemon.storage.database.reviews import DAEMON, ReviewDecision, ReviewRefusedError, is_undo
 from daemon.storage.database.store import TaskRunner
 from daemon.wire.control import ControlError
@@ -14,7 +15,7 @@ from daemon.wire.messages import MAX_INTEGER, NAME, NAME_EXPECTED, shown
 
 VERDICTS = ("pass", "fail", "unknown", "review")
 
-_FIELDS = ("inspection_id", "verdict", "reviewer", "defect", "note", "newest", "undo")
+_FIELDS = ("inspection_id", "board_id", "verdict", "reviewer", "defect", "note", "newest", "undo")
 #: A writer that takes longer waits for a disk or for another program's lock: control must go on answering.
 _WAIT_S = 1.0
 
@@ -27,32 +28,35 @@ def decision(fields: Mapping[str, Any]) -> ReviewDecision:
     undo = fields.get("undo", False)
     if not isinstance(undo, bool):
         raise ControlError("bad_field", f"undo: expected true or false, got {shown(undo)}")
-    inspection_id = _number(fields, "inspection_id")
-    if inspection_id is None:
-        raise ControlError("bad_field", "inspection_id: is missing")
+    inspection_id, board_id = _number(fields, "inspection_id"), _number(fields, "board_id")
+    if (inspection_id is None) == (board_id is None):
+        both = "is missing: name" if board_id is None else "one decision is about"
+        raise ControlError("bad_field", f"inspection_id: {both} an image (inspection_id) or a whole board (board_id)")
     reviewer = _reviewer(fields)
     verdict, defect, note = fields.get("verdict"), _name(fields, "defect"), _name(fields, "note")
     if undo:
         extra = next((name for name in ("verdict", "defect", "note") if fields.get(name) is not None), None)
         if extra:
             raise ControlError("bad_field", f"{extra}: undoing restores the decision before and takes no new one")
-        return ReviewDecision(inspection_id, reviewer, _number(fields, "newest"), None)
+        return ReviewDecision(inspection_id, reviewer, _number(fields, "newest"), None, board_id=board_id)
     if verdict not in VERDICTS:
         raise ControlError("bad_field", f"verdict: expected one of {', '.join(VERDICTS)}, got {shown(verdict)}")
     if defect is not None and verdict != "fail":
         raise ControlError("bad_field", f"defect: only a fail has one, this is a {verdict}")
     if is_undo(note):
         raise ControlError("bad_field", "note: these words mark what was undone: say it in other words")
-    return ReviewDecision(inspection_id, reviewer, _number(fields, "newest"), verdict, defect, note)
+    return ReviewDecision(inspection_id, reviewer, _number(fields, "newest"), verdict, defect, note, board_id)
 
 
-def write_review(writer: TaskRunner, fields: dict[str, Any]) -> dict[str, Any]:
-    """Write the decision, wait for its commit, and return the row.
+def write_review(
+    writer: TaskRunner, fields: dict[str, Any], publish: Callable[[list[Published]], None]
+) -> dict[str, Any]:
+    """Write the decision, wait for its commit, and return the row. `publish` gets its message, in the writer's thread.
 
     ControlError if nothing was written, or (`no_answer`) if that is not known yet.
     """
     wanted = decision(fields)
-    writing = writer.run(lambda store: store.review(wanted))
+    writing = writer.run(lambda store: store.review(wanted, publish))
     try:
         return asdict(writing.result(_WAIT_S))
     except ReviewRefusedError as error:

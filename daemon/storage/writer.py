@@ -176,6 +176,10 @@ class Writer:
         self._queue.put(_Task(task, done))
         return done
 
+    def publish(self, messages: list[Published]) -> None:
+        """Publish messages that a task has just made durable; within that task, so that their order is kept."""
+        self._call(self._reports.published, messages)
+
     def _run(self) -> None:
         while not (self._stopping and self._queue.empty() and not self._groups):
             try:

@@ -1,4 +1,4 @@
-"""`coserve review`: decide about an image from the terminal, through the daemon or, if none runs, in its place."""
+"""`coserve review`: decide about an image or a whole board, through the daemon or, if none runs, in its place."""
 
 import getpass
 from collections.abc import Mapping
@@ -11,7 +11,10 @@ from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console
 
 def review(
     image: Annotated[
-        int | None, typer.Argument(metavar="ID", min=1, help="The image: its inspection_id.", show_default=False)
+        int | None,
+        typer.Argument(
+            metavar="ID", min=1, help="The image: its inspection_id (a board_id with --board).", show_default=False
+        ),
     ] = None,
     verdict: Annotated[
         str | None, typer.Argument(metavar="VERDICT", help="pass, fail, unknown or review.", show_default=False)
@@ -29,12 +32,18 @@ def review(
     undo: Annotated[
         int | None, typer.Option("--undo", metavar="ID", min=1, help="Take back the newest decision about this image.")
     ] = None,
+    board: Annotated[
+        bool,
+        typer.Option("--board", help="ID is a board_id: release or scrap a whole board (coserve results --boards)."),
+    ] = False,
     show: Annotated[bool, typer.Option("--list", help="Print what waits for a decision, oldest board first.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Images of --list.")] = 50,
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: AsJson = False,
 ) -> None:
-    """Decide about an image: what a person says counts, the line's verdict stays beside it.
+    """Decide about an image or a board: what a person says counts, the line's verdict stays beside it.
+
+    With --board the decision is about the whole board, such as one with a missing or unjudgeable image.
 
     Example: coserve review 1042 fail --defect D207 --note "pad 3" --reviewer Eva --config demo/coserve.yaml
     """
@@ -55,7 +64,8 @@ def review(
         else:
             _print_waiting(rows, limit)
         return
-    what = {"inspection_id": undo, "undo": True} if undo is not None else {"inspection_id": image, "verdict": verdict}
+    key = "board_id" if board else "inspection_id"
+    what = {key: undo, "undo": True} if undo is not None else {key: image, "verdict": verdict}
     fields = {"defect": defect, "note": note, "reviewer": reviewer or getpass.getuser(), "newest": after}
     review = decide(config, settings, what | fields)
     if as_json:
@@ -66,7 +76,10 @@ def review(
 
 def _sentence(review: Mapping[str, Any], *, is_undone: bool) -> str:
     defect = f" {review['defect']}" if review["defect"] else ""
-    verdict = f"image {review['inspection_id']} is {review['verdict']}{defect}{' again' if is_undone else ''}"
+    subject, answer = f"image {review['inspection_id']}", review["verdict"]
+    if review["board_id"] is not None:
+        subject, answer = f"board {review['board_id']}", review["board_verdict"]
+    verdict = f"{subject} is {answer}{defect}{' again' if is_undone else ''}"
     return f"{verdict}, says {review['reviewer']} (review {review['review_id']})"
 
 

@@ -480,7 +480,8 @@ class BoardSelection:
         conditions = {
             boards: is_chosen,
             inspections: on_boards,
-            **{table: table.c.inspection_id.in_(image_ids) for table in (stages, detections, reviews, pending)},
+            **{table: table.c.inspection_id.in_(image_ids) for table in (stages, detections, pending)},
+            reviews: reviews.c.inspection_id.in_(image_ids) | reviews.c.board_id.in_(board_ids),
             generations: generations.c.board_id.in_(board_ids),
             rules_versions: rules_versions.c.rules_version.in_(rules),
             expert_versions: tuple_(expert_versions.c.expert, expert_versions.c.expert_version).in_(answers),

@@ -1,4 +1,4 @@
-"""A person's decision about an image, through the daemon or, if none runs, written here under the line's locks."""
+"""A person's decision about an image or a board, through the daemon or, if none runs, under the line's locks."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -45,11 +45,11 @@ def decide(config: Path, settings: Config, fields: Mapping[str, Any]) -> Mapping
         decision(request)
     except ControlError as error:
         raise DecisionError(str(error), status=2) from None
-    if request.get("verdict") == "fail" and "defect" not in request:
+    if request.get("verdict") == "fail" and "defect" not in request and "inspection_id" in request:
         defect = _in_database(settings, lambda connection: read_defect(connection, request["inspection_id"]))
         request |= {"defect": defect} if defect is not None else {}
     if "newest" not in request:
-        newest = _newest_review(settings, request["inspection_id"])
+        newest = _newest_review(settings, request)
         # A decision that was undone leaves the image waiting: there is nothing to overrule.
         if newest is not None and (newest.is_open or "undo" in request):
             request["newest"] = newest.review_id
@@ -63,7 +63,7 @@ def decide(config: Path, settings: Config, fields: Mapping[str, Any]) -> Mapping
     except ReviewRefusedError as error:
         code, reason = error.code, error.reason
     if code == "conflict" and "verdict" in request:
-        newest = _newest_review(settings, request["inspection_id"])
+        newest = _newest_review(settings, request)
         reason += f"; to overrule it: {_command(config, request, newest)}" if newest is not None else ""
     raise DecisionError(reason)
 
@@ -93,7 +93,8 @@ def _write_here(config: Path, settings: Config, request: Mapping[str, Any]) -> M
 
 def _command(config: Path, request: Mapping[str, Any], newest: Review) -> str:
     """Return the command that overrules the review `newest` with the same decision."""
-    words = ["coserve", "review", str(request["inspection_id"]), str(request["verdict"])]
+    subject = [str(request["board_id"]), "--board"] if "board_id" in request else [str(request["inspection_id"])]
+    words = ["coserve", "review", *subject, str(request["verdict"])]
     for name in ("defect", "note", "reviewer"):
         if name in request:
             words += [f"--{name}", str(request[name])]
@@ -102,8 +103,9 @@ def _command(config: Path, request: Mapping[str, Any], newest: Review) -> str:
     return shlex.join([*words, "--after", str(newest.review_id)])
 
 
-def _newest_review(settings: Config, inspection_id: int) -> Review | None:
-    past = _in_database(settings, lambda connection: history(connection, inspection_id))
+def _newest_review(settings: Config, request: Mapping[str, Any]) -> Review | None:
+    subject = request.get("inspection_id"), request.get("board_id")
+    past = _in_database(settings, lambda connection: history(connection, *subject))
     return past[-1] if past else None
 
 

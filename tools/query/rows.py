@@ -1,7 +1,7 @@
 """The kinds of rows that a person asks for: images, stages and boards, each with its columns, and filters over them.
 
-An image's verdict is that of its newest review. A value of a filter is always a bound parameter, and column names come
-from this module only.
+The verdict of an image is that of its newest review, a board's that of the view `final_boards`. A value of a filter is
+always a bound parameter, and column names come from this module only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from sqlalchemy.sql.type_api import TypeEngine
 
 from daemon.storage.database.boards import has_serial
 from daemon.storage.database.reviews import DAEMON
-from daemon.storage.database.schema import boards, inspections, reviews, stages
+from daemon.storage.database.schema import FINAL_BOARDS, boards, inspections, reviews, stages
 from tools.terminal.console import CommandError
 
 #: `time` is UTC text such as 2026-11-21T09:28:11.123Z.
@@ -104,11 +104,16 @@ _STAGE_COLUMNS: dict[str, ColumnElement[Any]] = {
     },
 }
 _BOARD_COLUMNS: dict[str, ColumnElement[Any]] = {
-    name: boards.c[name]
-    for name in (
-        *("seq", "completed_at", "board_type", "serial", "attempt", "lot", "verdict", "reason", "expected"),
-        *("inspected", "station", "board_id", "first_seen_at", "rules_version", "missing"),
-    )
+    **{name: boards.c[name] for name in ("seq", "completed_at", "board_type", "serial", "attempt", "lot")},
+    **{name: FINAL_BOARDS.c[name] for name in ("verdict", "decided_by", "decided_at")},
+    "daemon_verdict": boards.c.verdict,
+    **{
+        name: boards.c[name]
+        for name in (
+            *("reason", "expected", "inspected", "station", "board_id", "first_seen_at", "rules_version", "missing"),
+            *("failed", "review", "unknown"),
+        )
+    },
 }
 
 IMAGES = RowKind(
@@ -136,12 +141,12 @@ STAGES = RowKind(
 BOARDS = RowKind(
     "boards",
     _BOARD_COLUMNS,
-    boards,
+    boards.join(FINAL_BOARDS, FINAL_BOARDS.c.board_id == boards.c.board_id),
     boards.c.verdict.is_not(None),
     ("seq",),
     (
-        *("serial", "attempt", "verdict", "board_type", "reason", "inspected", "expected", "lot", "completed_at"),
-        *("station", "rules_version"),
+        *("serial", "attempt", "verdict", "daemon_verdict", "decided_by", "decided_at", "board_id", "reason"),
+        *("inspected", "expected", "board_type", "lot", "completed_at", "station", "rules_version"),
     ),
 )
 

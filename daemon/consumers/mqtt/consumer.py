@@ -1,7 +1,8 @@
 """Results over MQTT 5: each message to a topic of its own, the state of each board retained, a last will.
 
-`PREFIX/inspection/TYPE/SERIAL`, `PREFIX/board/TYPE/SERIAL`, `PREFIX/generation/SOURCE` and `PREFIX/status`. A message
-is delivered when the broker has confirmed it (QoS 1).
+`PREFIX/inspection/TYPE/SERIAL`, `PREFIX/board/TYPE/SERIAL`, `PREFIX/review/TYPE/SERIAL`, `PREFIX/generation/SOURCE` and
+`PREFIX/status`. A message is delivered when the broker has confirmed it (QoS 1). The state of a board has
+`final_verdict`, and is sent again after a review.
 """
 
 import asyncio
@@ -79,16 +80,19 @@ class Mqtt:
                 await self._publish_status()
             return 0
         answers = await self._publish_all(messages)
-        reached, waits = 0, False
+        reached = before = messages[0]["seq"] - 1
+        waits = False
         for message, answer in zip(messages, answers, strict=True):
             if isinstance(answer, BaseException):
                 self._refusal = answer if isinstance(answer, PublishRefusedError) else None
-                if not reached:
+                reached = min(reached, message["seq"] - 1)  # a review and the state of its board have one `seq`
+                if reached == before:
                     self._must_stand()
                     raise self._trouble(answer)
                 break
             waits = not self._is_delivered(message, answer)
             if waits:
+                reached = min(reached, message["seq"] - 1)
                 break
             reached = message["seq"]
         if waits:
@@ -139,8 +143,9 @@ class Mqtt:
         for message in messages:
             await window.acquire()
             topic = f"{prefix}/{message['topic'].rstrip('/')}"
-            body = encode({key: value for key, value in message.items() if key != "topic"})
             is_board = message["topic"].startswith("board/")
+            final = {"final_verdict": message["verdict"]} if is_board else {}
+            body = encode(final | {key: value for key, value in message.items() if key != "topic"})
             properties = self._retained if is_board else None
             answer = client.hand_over(topic, body, retain=is_board, properties=properties)
             answer.add_done_callback(lambda _: window.release())

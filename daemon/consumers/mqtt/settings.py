@@ -55,6 +55,8 @@ class MqttSettings(ConsumerSettings):
     extra: ClassVar[tuple[str, str, str] | None] = ("mqtt", "aiomqtt", "a consumer speaks MQTT")
     secret_files: ClassVar[frozenset[SettingKey]] = frozenset({("password",), ("tls", "key")})
 
+    repeats_boards: ClassVar[bool] = True
+
     kind: Literal["mqtt"]  # type: ignore[assignment]
     host: Annotated[str, AfterValidator(_host)]
     port: Annotated[int, Field(ge=1, le=65535)] = 1883

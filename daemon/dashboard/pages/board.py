@@ -11,15 +11,17 @@ from typing import Annotated, Any, Literal
 
 import anyio
 import anyio.to_thread
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from sqlalchemy import Row, bindparam, text
 from starlette.exceptions import HTTPException
 
+from daemon.dashboard.pages.review import REFUSED, REVIEW_TIMEOUT_S, ReviewerCookie, SeenReview, name_of
 from daemon.dashboard.site.database import Database
 from daemon.dashboard.site.pictures import WIDTHS, NoPicture, StoredPicture
 from daemon.dashboard.site.site import SearchText, Site, Verdict
 from daemon.storage.database.boards import serial_range
+from daemon.wire.control import ControlError
 from daemon.wire.messages import MAX_INTEGER
 
 #: Boards in one list, and components in one part of a large board.
@@ -42,11 +44,13 @@ _UNPACKED_AT_ONCE = 1
 
 _WORST_FIRST = ("fail", "unknown", "review", None, "pass")
 
-_BOARD = """
-SELECT board_id, board_type, serial, attempt, lot, station, first_seen_at, completed_at, expected, inspected, verdict,
-       reason, rules_version, failed, missing
+BOARDS = """
+SELECT boards.board_id, boards.board_type, boards.serial, boards.attempt, boards.lot, boards.station, first_seen_at,
+       completed_at, expected, inspected, boards.verdict, reason, rules_version, failed, missing
 FROM boards
 """
+#: A closed attempt's verdict after review, and who gave it. Filtered by `board_id`: the view is slow for all boards.
+_FINAL = "SELECT board_id, verdict, decided_by, decided_at FROM final_boards WHERE board_id IN :ids"
 _COUNT = """
 SELECT verdict, count(*) AS number
 FROM (SELECT verdict FROM inspections WHERE board_id = :board_id LIMIT :limit) AS counted GROUP BY verdict
@@ -64,6 +68,9 @@ _BOXES = """
 SELECT inspection_id, step, label, confidence, x1, y1, x2, y2
 FROM detections WHERE inspection_id IN :ids ORDER BY inspection_id, confidence DESC
 """
+_DECISIONS = """
+SELECT review_id, at, reviewer, verdict, defect, note FROM reviews WHERE board_id = :board_id ORDER BY review_id DESC
+"""
 _REVIEWS = """
 SELECT inspection_id, review_id, at, reviewer, verdict, defect, note
 FROM reviews WHERE inspection_id IN :ids ORDER BY inspection_id, review_id DESC
@@ -78,6 +85,7 @@ class BoardSearch:
     """The filters in the address; an empty one matches every board. `before` is the last board of the list before."""
 
     serial: SearchText = ""
+    #: After review.
     verdict: Literal["", "pass", "fail", "review", "unknown", "open"] = ""
     board_type: SearchText = ""
     lot: SearchText = ""
@@ -104,25 +112,66 @@ def router(site: Site) -> APIRouter:
         if search.serial and not search.before and _is_one_board(matches, search.serial):
             return RedirectResponse(f"/boards/{matches[0].board_id}", 303)
         more = matches[_LIST_BOARDS - 1].board_id if len(matches) > _LIST_BOARDS else None
-        rows = [(board, failures(board)) for board in matches[:_LIST_BOARDS]]
+        rows = listed(site.database, matches[:_LIST_BOARDS])
         return site.page(request, "boards.html", search=search, rows=rows, more=more)
 
     @routes.get("/boards/{board_id}")
     def board(
-        request: Request, board_id: IdInPath, verdict: Verdict = "", after: IdInQuery = 0, inspection: IdInQuery = 0
+        request: Request,
+        board_id: IdInPath,
+        verdict: Verdict = "",
+        after: IdInQuery = 0,
+        inspection: IdInQuery = 0,
+        cookie: ReviewerCookie = "",
     ) -> HTMLResponse:
-        return _board_page(site, request, board_id, verdict, after, inspection)
+        return _board_page(site, request, board_id, verdict, after, inspection, reviewer=name_of(cookie))
+
+    @routes.post("/boards/{board_id}")
+    def decide(
+        request: Request,
+        board_id: IdInPath,
+        verdict: Annotated[Literal["pass", "fail", "undo"], Form()],
+        note: Annotated[str, Form()] = "",
+        newest: SeenReview = "",
+        cookie: ReviewerCookie = "",
+    ) -> Response:
+        """Release or scrap a whole attempt, or undo that; a refusal is shown on the page, with the note."""
+        reviewer, note = name_of(cookie), note.strip()
+        fields: dict[str, Any] = {"undo": True} if verdict == "undo" else {"verdict": verdict, "note": note or None}
+        fields |= {"reviewer": reviewer, "newest": int(newest) if newest else None}
+        try:
+            site.ask_daemon("review", timeout_s=REVIEW_TIMEOUT_S, board_id=board_id, **fields)
+        except ControlError as error:
+            status = REFUSED.get(error.code, 503)
+            refusal = {"problem": error.reason, "note": note, "status_code": status}
+            return _board_page(site, request, board_id, "", 0, 0, reviewer=reviewer, **refusal)
+        return RedirectResponse(f"/boards/{board_id}", 303)
 
     return routes
+
+
+def final_verdicts(database: Database, board_ids: Sequence[int]) -> dict[int, Row[Any]]:
+    """Return the final verdict of each closed attempt among `board_ids`: `verdict`, `decided_by`, `decided_at`."""
+    question = text(_FINAL).bindparams(bindparam("ids", expanding=True))
+    rows = database.rows(question, {"ids": list(board_ids)}, limit=len(board_ids)) if board_ids else []
+    return {row.board_id: row for row in rows}
+
+
+def listed(
+    database: Database, boards: Sequence[Row[Any]]
+) -> list[tuple[Row[Any], list[dict[str, Any]], Row[Any] | None]]:
+    """Return each board with its failed positions and, if it is closed, its final verdict, for _boards_table.html."""
+    final = final_verdicts(database, [board.board_id for board in boards])
+    return [(board, failures(board), final.get(board.board_id)) for board in boards]
 
 
 def find_boards(database: Database, search: BoardSearch) -> list[Row[Any]]:
     """Return the boards of one list and one more, the newest first. A serial matches by its beginning, in any case."""
     conditions = {
-        "verdict": "verdict IS NULL" if search.verdict == "open" else "verdict = :verdict",
-        "board_type": "board_type = :board_type",
-        "lot": "lot = :lot",
-        "before": "board_id < :before",
+        "verdict": "boards.verdict IS NULL" if search.verdict == "open" else "final_boards.verdict = :verdict",
+        "board_type": "boards.board_type = :board_type",
+        "lot": "boards.lot = :lot",
+        "before": "boards.board_id < :before",
     }
     values: dict[str, Any] = {name: getattr(search, name) for name in conditions if getattr(search, name)}
     where = [conditions[name] for name in values]
@@ -133,7 +182,8 @@ def find_boards(database: Database, search: BoardSearch) -> list[Row[Any]]:
         where.append(condition)
         values |= bounds
     limit = _LIST_BOARDS + 1
-    sql = f"{_BOARD} WHERE {' AND '.join(where) or '1 = 1'} ORDER BY board_id DESC LIMIT {limit}"
+    of_verdict = "JOIN final_boards ON final_boards.board_id = boards.board_id" if "verdict" in values else ""
+    sql = f"{BOARDS} {of_verdict} WHERE {' AND '.join(where) or '1 = 1'} ORDER BY boards.board_id DESC LIMIT {limit}"
     return database.rows(sql, values, limit=limit)
 
 
@@ -143,13 +193,13 @@ def _serial_condition(database: Database, text: str) -> tuple[str, dict[str, Any
     Of many matches the newest are found sooner by a walk from the newest board; and the index has no other filter.
     """
     first, behind = serial_range(text)
-    within = "lower(serial) >= :first" + (" AND lower(serial) < :behind" if behind is not None else "")
+    within = "lower(boards.serial) >= :first" + (" AND lower(boards.serial) < :behind" if behind is not None else "")
     values = {"first": first} | ({"behind": behind} if behind is not None else {})
     limit = _MAX_INDEXED_BOARDS + 1
     matches = database.rows(f"SELECT board_id FROM boards WHERE {within} LIMIT {limit}", values, limit=limit)  # noqa: S608
     if len(matches) < limit:
         return within, values
-    return "lower(substr(serial, 1, :length)) = :first", {"first": first, "length": len(text)}
+    return "lower(substr(boards.serial, 1, :length)) = :first", {"first": first, "length": len(text)}
 
 
 def failures(board: Row[Any]) -> list[dict[str, Any]]:
@@ -162,9 +212,12 @@ def _is_one_board(matches: Sequence[Row[Any]], serial: str) -> bool:
     return len({(board.board_type, board.serial) for board in matches}) == 1 and matches[0].serial == serial
 
 
-def _board_page(site: Site, request: Request, board_id: int, verdict: str, after: int, inspection: int) -> HTMLResponse:
+def _board_page(
+    site: Site, request: Request, board_id: int, verdict: str, after: int, inspection: int, **shown_beside: Any
+) -> HTMLResponse:
+    """Return the page; `shown_beside` is the reviewer and, of a refused decision, the problem, note and status code."""
     database = site.database
-    board = database.first(f"{_BOARD} WHERE board_id = :board_id", board_id=board_id)
+    board = database.first(f"{BOARDS} WHERE board_id = :board_id", board_id=board_id)
     if board is None:
         raise HTTPException(404, f"There is no board {board_id}: it never existed, or was pruned with its results.")
     limit = _MAX_COUNTED_IMAGES + 1
@@ -181,12 +234,18 @@ def _board_page(site: Site, request: Request, board_id: int, verdict: str, after
     shown = _components(database, images)
     findings = [component for component in shown if component.image.verdict in ("fail", "unknown", "review")]
     chosen = _chosen(database, board_id, inspection) if inspection else None
-    attempts = f"{_BOARD} WHERE board_type = :type AND serial = :serial ORDER BY attempt"
+    of_serial = f"{BOARDS} WHERE board_type = :type AND serial = :serial ORDER BY attempt"
+    attempts = database.rows(of_serial, {"type": board.board_type, "serial": board.serial}, limit=_MAX_ATTEMPTS)
+    finals = final_verdicts(database, [board_id, *(one.board_id for one in attempts)])
     return site.page(
         request,
         "board.html",
+        **{"problem": "", "note": "", **shown_beside},
         board=board,
-        attempts=database.rows(attempts, {"type": board.board_type, "serial": board.serial}, limit=_MAX_ATTEMPTS),
+        attempts=attempts,
+        finals=finals,
+        final=finals.get(board_id),
+        decisions=database.rows(_DECISIONS, {"board_id": board_id}, limit=_MAX_REVIEWS),
         counts=counts,
         total=total,
         is_counted=total <= _MAX_COUNTED_IMAGES,

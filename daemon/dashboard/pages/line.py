@@ -14,7 +14,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from daemon.dashboard.pages.board import failures
+from daemon.dashboard.pages.board import BOARDS, listed
 from daemon.dashboard.pages.experts import ExpertOverview
 from daemon.dashboard.site.database import Database, NoDatabase, TooMuchToCount
 from daemon.dashboard.site.site import Site
@@ -38,11 +38,7 @@ SELECT verdict, count(*) AS number FROM {table}
 WHERE seq > :after AND seq <= :until AND completed_at >= :since {only}
 GROUP BY verdict
 """
-_BOARDS = f"""
-SELECT board_id, board_type, serial, attempt, lot, station, first_seen_at, completed_at, expected, inspected, verdict,
-       reason, failed
-FROM boards ORDER BY board_id DESC LIMIT {_NEWEST_BOARDS}
-"""  # noqa: S608 - our own number
+_BOARDS = f"{BOARDS} ORDER BY board_id DESC LIMIT {_NEWEST_BOARDS}"
 _JUDGED = "SELECT count(*) FROM inspections WHERE board_id = :board_id AND status = 'done'"
 
 Status = Mapping[str, Any]
@@ -95,9 +91,10 @@ def _boards(site: Site) -> str:
         boards = site.database.rows(_BOARDS, limit=_NEWEST_BOARDS)
         open_ids = [board.board_id for board in boards if board.verdict is None][:_MAX_OPEN_COUNTED]
         judged = {board_id: site.database.number(_JUDGED, board_id=board_id) for board_id in open_ids}
+        rows = listed(site.database, boards)
     except (NoDatabase, TooMuchToCount) as error:
         return site.render("_problem.html", title="The boards cannot be read now", remedy=str(error))
-    return site.render("_boards.html", rows=[(board, failures(board)) for board in boards], judged=judged)
+    return site.render("_boards.html", rows=rows, judged=judged)
 
 
 # Today's numbers

@@ -38,8 +38,9 @@ _NAME_COOKIE = "coserve_reviewer"
 _NAME_COOKIE_S = 365 * 86400
 _MAX_EXCLUDED = 1000
 #: The daemon waits a second for its writer, and then answers what it knows.
-_REVIEW_TIMEOUT_S = 3.0
-_STATUS = {"conflict": 409, "not_finished": 409, "no_decision": 409, "unknown_inspection": 404, "bad_field": 422}
+REVIEW_TIMEOUT_S = 3.0
+_GONE = ("unknown_inspection", "unknown_board")
+REFUSED = dict.fromkeys(_GONE, 404) | {"conflict": 409, "not_finished": 409, "no_decision": 409, "bad_field": 422}
 _CACHE_S = 30.0
 #: Codes, filters, and the good parts of each component.
 _MAX_CACHED = 1000
@@ -288,10 +289,10 @@ class _ReviewPage:
             given["newest"] = int(newest)
         try:
             written = self._site.ask_daemon(
-                "review", timeout_s=_REVIEW_TIMEOUT_S, inspection_id=image, reviewer=reviewer, **given
+                "review", timeout_s=REVIEW_TIMEOUT_S, inspection_id=image, reviewer=reviewer, **given
             )
         except ControlError as error:
-            return _refusal(_STATUS.get(error.code, 503), error.code, error.reason)
+            return _refusal(REFUSED.get(error.code, 503), error.code, error.reason)
         self.offers.forget(image)
         return JSONResponse(written)
 
@@ -533,9 +534,9 @@ def done_question(since: str, reviewer: str) -> Question:
 
 
 def _last_question(since: str, reviewer: str) -> Question:
-    """Select a reviewer's decisions that were not undone, the newest first."""
+    """Select a reviewer's decisions about images that were not undone, the newest first."""
     table = reviews.c
-    is_own = (table.reviewer == reviewer, table.at >= since, stands())
+    is_own = (table.inspection_id.is_not(None), table.reviewer == reviewer, table.at >= since, stands())
     return select(table.inspection_id, table.review_id).where(*is_own).order_by(table.review_id.desc())
 
 

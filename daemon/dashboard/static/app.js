@@ -148,6 +148,9 @@ addKey("k", () => step(-1));
 addKey("p", () => document.querySelector("[data-print]") && window.print());
 addKey("/", () => document.querySelector("[data-search], main input, main select")?.focus());
 
+for (const part of document.querySelectorAll("[data-key]"))
+  addKey(part.dataset.key, (event) => event.repeat || (part.localName === "input" ? part.focus() : part.click()));
+
 document.addEventListener("keydown", onKey);
 document.addEventListener("htmx:afterSwap", (event) => settle(event.detail.target));
 document.getElementById("theme").addEventListener("click", otherTheme);

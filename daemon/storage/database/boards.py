@@ -35,11 +35,13 @@ _ATTEMPTS = select(boards, recipes.c.positions, recipes.c.time_limit_s).join(
 _THAT_MATTER = (
     select(
         *(inspections.c.inspection_id, inspections.c.component, inspections.c.designator),
-        *(inspections.c.verdict, inspections.c.defect),
+        *(inspections.c.verdict, inspections.c.defect, inspections.c.reason),
     )
     .where(inspections.c.surplus.is_(None))
     .order_by(inspections.c.inspection_id)
 )
+#: The lists of a closed attempt, the worst first: a position is in one of them.
+_LISTS: tuple[Verdict, ...] = ("fail", "unknown", "review")
 _FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _LAST_CHARACTER = chr(0x10FFFF)
 _SURROGATES = range(0xD800, 0xE000)
@@ -97,6 +99,8 @@ class BoardClosing:
     reason: ClosingReason
     inspected: int
     failed: list[dict[str, Any]]
+    unknown: list[dict[str, Any]]
+    review: list[dict[str, Any]]
     missing: list[dict[str, Any]]
 
 
@@ -130,7 +134,10 @@ class Filled:
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt at one board, with the positions that accepted images fill (`seen`), and those with a verdict."""
+    """One attempt at one board, with the positions that accepted images fill (`seen`), and those with a verdict.
+
+    `findings` has the worst finding of each position, of equals the first: its list, inspection, defect, reason.
+    """
 
     board_id: int
     number: int
@@ -139,8 +146,8 @@ class Attempt:
     pending: int = 0
     worst: Verdict = "pass"
     surplus: int = 0
-    failures: dict[tuple[str, str], tuple[int, str | None]] = field(
-        default_factory=dict[tuple[str, str], tuple[int, str | None]]
+    findings: dict[tuple[str, str], tuple[int, int, str | None, str | None]] = field(
+        default_factory=dict[tuple[str, str], tuple[int, int, str | None, str | None]]
     )
     seen: Filled = field(init=False)
     judged: Filled = field(init=False)
@@ -153,7 +160,15 @@ class Attempt:
         self.seen.add(component, designator)
         self.pending += 1
 
-    def judge(self, inspection_id: int, component: str, designator: str, verdict: Verdict, defect: str | None) -> bool:
+    def judge(
+        self,
+        inspection_id: int,
+        component: str,
+        designator: str,
+        verdict: Verdict,
+        defect: str | None,
+        reason: str | None = None,
+    ) -> bool:
         """Note the verdict of an accepted image; False if the attempt is the same without this image.
 
         A closed attempt only counts it as no longer pending.
@@ -164,11 +179,11 @@ class Attempt:
         before = self.worst
         self.worst = worst((before, verdict))
         matters = self.judged.add(component, designator) or self.worst != before
-        if verdict == "fail":
-            place = (component, designator)
-            first = self.failures.get(place)
-            if first is None or inspection_id < first[0]:
-                self.failures[place] = (inspection_id, defect)
+        if verdict != "pass":
+            finding = (_LISTS.index(verdict), inspection_id, defect, reason)
+            known = self.findings.get((component, designator))
+            if known is None or finding[:2] < known[:2]:
+                self.findings[component, designator] = finding
                 matters = True
         self.surplus += not matters
         return matters
@@ -191,17 +206,25 @@ class Attempt:
             if len(judged := self.judged.of(position.component)) < position.quantity
         ]
         unjudged = bool(missing) or self.pending > 0
-        failures = sorted(self.failures.items(), key=lambda item: item[1][0])
         return BoardClosing(
             verdict=worst((self.worst, "unknown")) if unjudged else self.worst,
             reason=reason,
             inspected=self.inspected,
-            failed=[
-                {"designator": designator, "component": component, "defect": defect}
-                for (component, designator), (_, defect) in failures
-            ],
+            failed=[{**place, "defect": defect} for place, defect, _ in self._list("fail")],
+            unknown=[{**place, "reason": reason} for place, _, reason in self._list("unknown")],
+            review=[place for place, _, _ in self._list("review")],
             missing=missing,
         )
+
+    def _list(self, verdict: Verdict) -> list[tuple[dict[str, Any], str | None, str | None]]:
+        """Return position, defect and reason of each finding of `verdict`, in the order of the images."""
+        findings = [
+            (*finding, place) for place, finding in self.findings.items() if finding[0] == _LISTS.index(verdict)
+        ]
+        return [
+            ({"designator": designator, "component": component}, defect, reason)
+            for _, _, defect, reason, (component, designator) in sorted(findings, key=lambda finding: finding[1])
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,10 +321,10 @@ class BoardAttempts:
         plan = BoardPlan.of_row(row["positions"], row["time_limit_s"])
         attempt = self.add({name: row[name] for name in boards.c.keys()}, plan)  # noqa: SIM118  # a column collection
         images = connection.execute(_THAT_MATTER.where(inspections.c.board_id == attempt.board_id))
-        for inspection_id, component, designator, verdict, defect in images:
+        for inspection_id, component, designator, verdict, defect, reason in images:
             attempt.take(component, designator)
             if verdict is not None:
-                attempt.judge(inspection_id, component, designator, verdict, defect)
+                attempt.judge(inspection_id, component, designator, verdict, defect, reason)
 
 
 class BoardCache:

@@ -33,7 +33,8 @@ VersionOf = Callable[[str, str], ExpertVersion | None]
 #: Serials of scanners that read nothing, in lower case; so are those without a letter or digit, such as `???`.
 _SCANNER_DEFAULTS = {"noread", "no read", "no_read", "no-read", "error", "err", "null", "none", "nan", "unknown", "0"}
 _RESULT = ("status", "completed_at", "verdict", "defect", "reason", "late", "latency_ms", "seq", "surplus", "run_id")
-_CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", "failed", "missing")
+_LISTS = ("failed", "missing", "review", "unknown")
+_CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", *_LISTS)
 
 
 def accept_images(
@@ -92,7 +93,7 @@ def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Route
         "expected": plan.expected,
         "inspected": 0,
         "rules_version": routes.version,
-        **dict.fromkeys(("completed_at", "verdict", "reason", "seq", "failed", "missing")),
+        **dict.fromkeys(("completed_at", "verdict", "reason", "seq", *_LISTS)),
     }
     board.add(row, plan)
     if plan.time_limit_s is not None:
@@ -191,7 +192,7 @@ class ResultsBatch:
             # Judged in time, but durable too late, so heard too late.
             outcome = replace(outcome, verdict="unknown", defect=None, reason="deadline")
         place = row["component"], row["designator"]
-        matters = attempt.judge(outcome.inspection_id, *place, outcome.verdict, outcome.defect)
+        matters = attempt.judge(outcome.inspection_id, *place, outcome.verdict, outcome.defect, outcome.reason)
         if not matters and attempt.surplus == _MUCH_SURPLUS:
             tx.suspect_serials.append((row["serial"], attempt.surplus, row["source"]))
         row |= {
@@ -240,8 +241,7 @@ class ResultsBatch:
             "verdict": closing.verdict,
             "reason": closing.reason,
             "seq": self._tx.next_seq(),
-            "failed": json.dumps(closing.failed, ensure_ascii=False),
-            "missing": json.dumps(closing.missing, ensure_ascii=False),
+            **{name: json.dumps(getattr(closing, name), ensure_ascii=False) for name in _LISTS},
         }
         self._boards[attempt.board_id] = (attempt, row)
         self.written.published.append(rows.board_message(row))

@@ -213,7 +213,7 @@ def _oldest(connection: Connection, limit: int, old: AgeLimit | None, *where: Co
 
 
 def _may_go(old: AgeLimit) -> ColumnElement[bool]:
-    """Return the condition that a board is closed and old, and has no younger, waiting or reviewed image."""
+    """Return the condition that a board is closed and old, with no younger or waiting image and no review."""
     table = inspections.c
     stays = (
         exists()
@@ -229,8 +229,9 @@ def _may_go(old: AgeLimit) -> ColumnElement[bool]:
         )
     )
     answers = exists().where(generations.c.board_id == boards.c.board_id)
+    decided = exists().where(reviews.c.board_id == boards.c.board_id)
     is_old = (boards.c.completed_at < old.before) & (boards.c.seq <= old.seq)
-    return boards.c.verdict.is_not(None) & is_old & ~stays & ~answers
+    return boards.c.verdict.is_not(None) & is_old & ~stays & ~answers & ~decided
 
 
 def _count_pruned(tx: Transaction, rows: int) -> None:

@@ -10,8 +10,17 @@ from daemon.records import Published, TextRequest
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.generations import AS_SENT, as_sent
 from daemon.storage.database.inspections import rules_in_use
+from daemon.storage.database.reviews import messages_after
 from daemon.storage.database.rows import KnownImage, board_message, generation_message, inspection_message
-from daemon.storage.database.schema import boards, detections, generations, inspections, stages, stream_position
+from daemon.storage.database.schema import (
+    boards,
+    detections,
+    generations,
+    inspections,
+    reviews,
+    stages,
+    stream_position,
+)
 from daemon.storage.database.transaction import PreparedQuery
 
 
@@ -83,6 +92,7 @@ class ResultsReader:
                 *_inspections(connection, *rest),
                 *map(board_message, _rows_after(connection, select(boards), boards, *rest)),
                 *map(generation_message, _rows_after(connection, select(generations), generations, *rest)),
+                *messages_after(connection, *rest),
             ]
             oldest_seq = _oldest_seq(connection)
         messages.sort(key=lambda message: message.seq)
@@ -94,10 +104,34 @@ class ResultsReader:
             "oldest_seq": oldest_seq,
         }
 
+    def board_states(self, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the board's message with its `final_verdict` for each of `items` that is a review of a newest attempt.
+
+        `seq` and `at` are those of the review. An attempt that is open has no state yet.
+        """
+        closed = boards.c.verdict.is_not(None)
+        states: list[dict[str, Any]] = []
+        with self._engine.connect() as connection:
+            for review in items:
+                if not review["topic"].startswith("review/") or review["board_verdict"] is None:
+                    continue
+                board = review["board"]
+                attempts = select(boards).where(
+                    boards.c.board_type == board["type"], boards.c.serial == board["serial"]
+                )
+                newest = attempts.where(closed).order_by(boards.c.attempt.desc()).limit(1)
+                row = connection.execute(newest).mappings().one_or_none()
+                if row is not None and row["attempt"] == board["attempt"]:
+                    message = board_message(row)
+                    changed = {"seq": review["seq"], "at": review["at"], "final_verdict": review["board_verdict"]}
+                    states.append({"topic": message.topic, **message.body, **changed})
+        return states
+
 
 def _oldest_seq(connection: Connection) -> int | None:
     """Return the first `seq` that was not pruned."""
-    first = [connection.execute(select(func.min(table.c.seq))).scalar() for table in (inspections, boards, generations)]
+    tables = (inspections, boards, generations, reviews)
+    first = [connection.execute(select(func.min(table.c.seq))).scalar() for table in tables]
     return min((seq for seq in first if seq is not None), default=None)
 
 

@@ -1,8 +1,9 @@
-"""Decisions of people about images: rows of `reviews`, appended and never changed. The newest row of an image counts.
+"""Decisions of people about images and whole attempts: rows of `reviews`, appended and never changed.
 
+The newest row of an image, or of an attempt as a whole, counts, in the order of `review_id`, which no clock spoils.
 A decision names the row that its reviewer saw last, so that no decision is overruled unseen. Undoing appends a row as
 well: the decision before the undone one with its reviewer's name, or the line's own verdict, by `daemon`, if there was
-none. The note says what was undone and by whom, since the table has no other place for it.
+none. The note says what was undone and by whom.
 
 The second half counts the outcomes of each expert version's answers, for `coserve experts` and the dashboard.
 """
@@ -24,10 +25,14 @@ from sqlalchemy import (
     func,
     insert,
     literal,
+    null,
     select,
+    update,
 )
 
-from daemon.storage.database.schema import boards, expert_versions, inspections, reviews, stages
+from daemon.records import Published
+from daemon.storage.database.rows import review_message
+from daemon.storage.database.schema import FINAL_BOARDS, boards, expert_versions, inspections, reviews, stages
 from daemon.storage.database.transaction import Transaction
 from experts.drift import BINS, EDGES, RECENT_ANSWERS
 
@@ -40,14 +45,18 @@ RECENT_IMAGES = 100_000
 
 _UNDO = re.compile(r"(?:undecided again: )?undo of review ([0-9]{1,19}) by (.+)")
 _UNDECIDED = "undecided again: "
+_OF_BOARD = (boards.c.board_type, boards.c.serial, boards.c.attempt, boards.c.lot, boards.c.station)
 
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A row of `reviews`. `undo_of` is the decision that this row undoes; None if it is a decision itself."""
+    """A row of `reviews`. `undo_of` is the decision that this row undoes; None if it is a decision itself.
+
+    It is about an image, or about the whole attempt `board_id`. `board_verdict` is the attempt's final verdict with it.
+    """
 
     review_id: int
-    inspection_id: int
+    inspection_id: int | None
     at: str
     reviewer: str
     verdict: str
@@ -56,6 +65,7 @@ class Review:
     board_id: int | None = None
     undo_of: int | None = None
     seq: int | None = None
+    board_verdict: str | None = None
 
     @property
     def writer(self) -> str:
@@ -65,14 +75,15 @@ class Review:
 
     @property
     def is_open(self) -> bool:
-        """True if the image waits for a decision again after this row."""
+        """True if the image or attempt waits for a decision again after this row."""
         return self.verdict == "review" or (self.note or "").startswith(_UNDECIDED)
 
     def __str__(self) -> str:
         """Return the sentence that tells a person of this row."""
         what = f"decided {self.answer}"
         if self.undo_of is not None:
-            after = "so the image waits" if self.is_open else f"back to {self.answer}"
+            waits = "so the image waits" if self.board_id is None else "so its images count again"
+            after = waits if self.is_open else f"back to {self.answer}"
             what = f"undid review {self.undo_of}, {after}"
         return f"{self.writer} {what} at {self.at} (review {self.review_id})"
 
@@ -84,14 +95,22 @@ class Review:
 
 @dataclass(frozen=True, slots=True)
 class ReviewDecision:
-    """A decision to write. `newest` is the last row that its reviewer saw, if any; `verdict` None undoes it."""
+    """A decision to write, about an image or the whole attempt `board_id`.
 
-    inspection_id: int
+    `newest` is the last row that its reviewer saw, if any; `verdict` None undoes it.
+    """
+
+    inspection_id: int | None
     reviewer: str
     newest: int | None
     verdict: str | None
     defect: str | None = None
     note: str | None = None
+    board_id: int | None = None
+
+    @property
+    def subject(self) -> str:
+        return f"image {self.inspection_id}" if self.board_id is None else f"board {self.board_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,44 +140,79 @@ def is_undo(note: str | None) -> bool:
     return bool(note and _UNDO.fullmatch(note)) or bool(note and note.startswith(_UNDECIDED))
 
 
-def append(tx: Transaction, wanted: ReviewDecision) -> Review:
-    """Write the decision and return its row, or the row that an attempt whose answer was lost has written.
+def append(tx: Transaction, wanted: ReviewDecision) -> tuple[Review, Published | None]:
+    """Write the decision and return its row with its message, or the row that an attempt whose answer was lost wrote.
 
     Raises ReviewRefusedError if it may not be written.
     """
-    table = inspections.c
-    image = tx.connection.execute(
-        select(table.status, table.verdict, table.defect).where(table.inspection_id == wanted.inspection_id)
-    ).one_or_none()
-    if image is None:
-        raise ReviewRefusedError("unknown_inspection", f"there is no image {wanted.inspection_id}")
-    if image.status != "done":
-        reason = f"image {wanted.inspection_id} has no verdict of the line yet: decide when it has"
-        raise ReviewRefusedError("not_finished", reason)
-    past = history(tx.connection, wanted.inspection_id)
+    subject = _subject(tx.connection, wanted)
+    past = history(tx.connection, wanted.inspection_id, wanted.board_id)
     newest = past[-1] if past else None
     if newest is not None and _is_repeated(wanted, newest, past[-2].review_id if len(past) > 1 else None):
-        return newest
+        return newest, None
     if wanted.newest != (newest.review_id if newest else None):
         raise ReviewRefusedError("conflict", _conflict(wanted, newest))
-    row: dict[str, Any] = {"inspection_id": wanted.inspection_id, "at": tx.at}
+    row: dict[str, Any] = {"inspection_id": wanted.inspection_id, "board_id": wanted.board_id, "at": tx.at}
     if wanted.verdict is None:
-        row |= _undoing(past, wanted.reviewer, image.verdict, image.defect)
+        row |= _undoing(past, wanted, subject["verdict"], subject["defect"])
     else:
         fields = ("reviewer", "verdict", "defect", "note")
         row |= {name: getattr(wanted, name) for name in fields}
-    review_id = tx.connection.execute(insert(reviews).returning(reviews.c.review_id), [row]).scalar_one()
-    return Review(review_id=review_id, **row)
+    row["seq"] = tx.next_seq()
+    row["review_id"] = tx.connection.execute(insert(reviews).returning(reviews.c.review_id), [row]).scalar_one()
+    final = select(FINAL_BOARDS.c.verdict).where(FINAL_BOARDS.c.board_id == subject["of_board"])
+    row["board_verdict"] = tx.connection.execute(final).scalar()
+    changed = update(reviews).where(reviews.c.review_id == row["review_id"])
+    tx.connection.execute(changed.values(board_verdict=row["board_verdict"]))
+    return Review(**row), review_message({**subject, "undo_of": None, **row})
 
 
-def history(connection: Connection, inspection_id: int) -> list[Review]:
-    """Return all rows of an image, oldest first."""
-    query = select(reviews).where(reviews.c.inspection_id == inspection_id).order_by(reviews.c.review_id)
+def messages_after(connection: Connection, seq: int, limit: int) -> list[Published]:
+    """Return the messages of at most `limit` rows after `seq`, as they were published."""
+    on_board = boards.c.board_id == func.coalesce(reviews.c.board_id, inspections.c.board_id)
+    query = (
+        select(reviews, inspections.c.component, inspections.c.designator, *_OF_BOARD)
+        .outerjoin(inspections, inspections.c.inspection_id == reviews.c.inspection_id)
+        .join(boards, on_board)
+        .where(reviews.c.seq > seq)
+        .order_by(reviews.c.seq)
+        .limit(limit)
+    )
+    return [review_message(row) for row in connection.execute(query).mappings()]
+
+
+def history(connection: Connection, inspection_id: int | None, board_id: int | None = None) -> list[Review]:
+    """Return all rows of an image, or of an attempt as a whole, oldest first."""
+    is_subject = reviews.c.inspection_id == inspection_id if board_id is None else reviews.c.board_id == board_id
+    query = select(reviews).where(is_subject).order_by(reviews.c.review_id)
     return [Review(**row) for row in connection.execute(query).mappings()]
 
 
+def _subject(connection: Connection, wanted: ReviewDecision) -> dict[str, Any]:
+    """Return the line's verdict and defect of an image or attempt, with its board. Raises ReviewRefusedError."""
+    image = inspections.c
+    if wanted.board_id is None:
+        query = (
+            select(image.component, image.designator, image.verdict, image.defect)
+            .join_from(inspections, boards, image.board_id == boards.c.board_id)
+            .where(image.inspection_id == wanted.inspection_id)
+        )
+    else:
+        nothing = (null().label(name) for name in ("component", "designator", "defect"))
+        query = select(boards.c.verdict, *nothing).where(boards.c.board_id == wanted.board_id)
+    query = query.add_columns(boards.c.board_id.label("of_board"), *_OF_BOARD)
+    row = connection.execute(query).mappings().one_or_none()
+    if row is None:
+        code = "unknown_inspection" if wanted.board_id is None else "unknown_board"
+        raise ReviewRefusedError(code, f"there is no {wanted.subject}: it never existed, or was pruned")
+    if row["verdict"] is None:
+        reason = f"{wanted.subject} has no verdict of the line yet: decide when it has"
+        raise ReviewRefusedError("not_finished", reason)
+    return dict(row)
+
+
 def decisions(past: list[Review]) -> list[Review]:
-    """Return the rows of an image that decide and were not undone, oldest first: the last one stands."""
+    """Return the rows of one subject that decide and were not undone, oldest first: the last one stands."""
     undone = {review.undo_of for review in past}
     return [review for review in past if review.undo_of is None and review.review_id not in undone]
 
@@ -172,7 +226,8 @@ def is_newest(row: Any = reviews) -> ColumnElement[bool]:
 def stands(row: Any = reviews) -> ColumnElement[bool]:
     """Return the condition that a row of `reviews` decides and was not undone."""
     undo = reviews.alias("undo")
-    undone = exists().where(undo.c.inspection_id == row.c.inspection_id, undo.c.undo_of == row.c.review_id)
+    same = (undo.c.inspection_id == row.c.inspection_id) | (undo.c.board_id == row.c.board_id)
+    undone = exists().where(same, undo.c.undo_of == row.c.review_id)
     return row.c.undo_of.is_(None) & ~undone
 
 
@@ -234,7 +289,8 @@ def _is_decided() -> ColumnElement[bool]:
 def _asked_again() -> Select[*tuple[Any, ...]]:
     """Select the images that a person wants reviewed again, with any verdict."""
     newest = reviews.alias("asked")
-    return select(newest.c.inspection_id).where(newest.c.verdict == "review", is_newest(newest))
+    is_image = newest.c.inspection_id.is_not(None)
+    return select(newest.c.inspection_id).where(is_image, newest.c.verdict == "review", is_newest(newest))
 
 
 def _is_repeated(wanted: ReviewDecision, newest: Review, before: int | None) -> bool:
@@ -248,16 +304,16 @@ def _is_repeated(wanted: ReviewDecision, newest: Review, before: int | None) -> 
 
 def _conflict(wanted: ReviewDecision, newest: Review | None) -> str:
     if newest is None:
-        return f"image {wanted.inspection_id} has no review {wanted.newest}: look at it again, then decide"
-    return f"{newest}: look at image {wanted.inspection_id} again, then decide"
+        return f"{wanted.subject} has no review {wanted.newest}: look at it again, then decide"
+    return f"{newest}: look at {wanted.subject} again, then decide"
 
 
-def _undoing(past: list[Review], by: str, verdict: str, defect: str | None) -> dict[str, Any]:
+def _undoing(past: list[Review], wanted: ReviewDecision, verdict: str, defect: str | None) -> dict[str, Any]:
     """Return the row that undoes the standing decision."""
     standing = decisions(past)
     if not standing:
-        raise ReviewRefusedError("no_decision", "this image has no decision: there is nothing to undo")
-    note = f"undo of review {standing[-1].review_id} by {by}"
+        raise ReviewRefusedError("no_decision", f"{wanted.subject} has no decision: there is nothing to undo")
+    note = f"undo of review {standing[-1].review_id} by {wanted.reviewer}"
     if len(standing) == 1:
         row: dict[str, Any] = {"reviewer": DAEMON, "verdict": verdict, "defect": defect, "note": _UNDECIDED + note}
     else:

@@ -200,11 +200,18 @@ def board_message(row: AnyRow) -> Published:
         "at": row["completed_at"],
         "board": _board(row),
         **{name: row[name] for name in ("verdict", "expected", "inspected")},
-        "failed": json.loads(row["failed"] or "[]"),
-        "missing": json.loads(row["missing"] or "[]"),
-        "reason": row["reason"],
+        **{name: json.loads(row[name] or "[]") for name in ("failed", "review", "unknown", "missing")},
+        **{name: row[name] for name in ("reason", "rules_version")},
     }
     return Published(row["seq"], topic("board", row["board_type"], row["serial"]), body)
+
+
+def review_message(row: AnyRow) -> Published:
+    """Render a row of `reviews` that has the columns of its board, and `component` and `designator` of its image."""
+    body: Row = {"seq": row["seq"], **{name: row[name] for name in ("at", "review_id", "inspection_id")}}
+    body |= {"board": _board(row), **{name: row[name] for name in ("component", "designator", "verdict", "defect")}}
+    body |= {name: row[name] for name in ("reviewer", "note", "undo_of", "board_verdict")}
+    return Published(row["seq"], topic("review", row["board_type"], row["serial"]), body)
 
 
 def generation_message(row: AnyRow) -> Published:

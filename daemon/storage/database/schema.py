@@ -2,7 +2,8 @@
 
 Columns that RESULTS.md does not name are the daemon's: `inspections.lot` and `.station` (as this image's publisher
 sent them, so that a message can be rendered again), `boards.failed`, `.review`, `.unknown` and `.missing` (frozen at
-closing), `generations.max_new_tokens`, `.slo_ms`, `.deadline_ms` and `.stream` (as sent, for a restart), and the tables
+closing), `reviews.board_verdict` (the attempt's final verdict with this row, as published),
+`generations.max_new_tokens`, `.slo_ms`, `.deadline_ms` and `.stream` (as sent, for a restart), and the tables
 `pending`, `recipes` and `stream_position`. Columns that came later are null in older rows.
 
 A new database is made from here. A change of a table or a view comes with a migration (migrate.py).
@@ -24,7 +25,9 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    column,
     func,
+    table,
 )
 
 metadata = MetaData(
@@ -212,6 +215,7 @@ reviews = Table(
     Column("board_id", _Big, ForeignKey("boards.board_id"), index=True),
     Column("undo_of", _Big),
     Column("seq", _Big, unique=True),
+    Column("board_verdict", Text),
     CheckConstraint(f"verdict IN {_VERDICTS}", name="verdict"),
     CheckConstraint("inspection_id IS NOT NULL OR board_id IS NOT NULL", name="subject"),
     # Append-only: a deleted newest review must not give its number away.
@@ -287,6 +291,23 @@ stream_position = Table(
     CheckConstraint("position_id = 1", name="one_row"),
 )
 
+_IS_NEWEST = """NOT EXISTS (
+                                  SELECT 1 FROM reviews AS later
+                                  WHERE later.inspection_id = reviews.inspection_id
+                                    AND later.review_id > reviews.review_id
+                              )"""
+
+
+def _newest_decision(name: str) -> str:
+    """Return the subquery for the newest decision that stands about an image of a board."""
+    return f"""(
+                        SELECT reviews.{name} FROM inspections
+                        JOIN reviews ON reviews.inspection_id = inspections.inspection_id
+                        WHERE inspections.board_id = boards.board_id AND reviews.reviewer <> 'daemon'
+                              AND {_IS_NEWEST}
+                        ORDER BY reviews.review_id DESC LIMIT 1
+                    )"""  # noqa: S608 - our own column names
+
 
 #: Name and SELECT, in the order in which they are made.
 VIEWS: dict[str, str] = {
@@ -299,58 +320,48 @@ VIEWS: dict[str, str] = {
         UNION ALL
         SELECT seq, 'review' AS kind, review_id AS key FROM reviews WHERE seq IS NOT NULL
     """,
-    "final_boards": """
-        SELECT board_id, board_type, serial, attempt, lot,
-               CASE WHEN decision IS NOT NULL THEN decision
-                    WHEN worst IS NULL THEN verdict_by_line
-                    WHEN worst = 3 THEN 'fail' WHEN worst = 2 OR inspected < expected THEN 'unknown'
-                    WHEN worst = 1 THEN 'review' ELSE 'pass' END AS verdict,
-               coalesce(decided_by, 'daemon') AS decided_by,
-               coalesce(decided_at, completed_at) AS decided_at,
-               verdict_by_line
-        FROM (
-            SELECT boards.board_id, boards.board_type, boards.serial, boards.attempt, boards.lot, boards.completed_at,
-                   boards.inspected, boards.expected, boards.verdict AS verdict_by_line,
-                   CASE WHEN whole.reviewer <> 'daemon' THEN whole.verdict END AS decision,
-                   CASE WHEN whole.reviewer <> 'daemon' THEN whole.reviewer ELSE newest.reviewer END AS decided_by,
-                   CASE WHEN whole.reviewer <> 'daemon' THEN whole.at ELSE newest.at END AS decided_at,
-                   (
-                       SELECT max(CASE coalesce(reviews.verdict, inspections.verdict, 'unknown')
-                                  WHEN 'fail' THEN 3 WHEN 'unknown' THEN 2 WHEN 'review' THEN 1 ELSE 0 END)
-                       FROM inspections
-                       LEFT JOIN reviews ON reviews.review_id = (
-                           SELECT max(later.review_id) FROM reviews AS later
-                           WHERE later.inspection_id = inspections.inspection_id
-                       )
-                       WHERE inspections.board_id = boards.board_id
-                   ) AS worst
-            FROM boards
-            LEFT JOIN reviews AS whole ON whole.review_id = (
-                SELECT max(reviews.review_id) FROM reviews
-                WHERE reviews.board_id = boards.board_id AND reviews.inspection_id IS NULL
-            )
-            LEFT JOIN reviews AS newest ON newest.review_id = (
-                SELECT max(reviews.review_id) FROM inspections
-                JOIN reviews ON reviews.inspection_id = inspections.inspection_id
-                WHERE inspections.board_id = boards.board_id
-            )
-            WHERE boards.verdict IS NOT NULL
-        ) AS decided
-    """,
-    "board_yield": """
-        SELECT boards.board_type, boards.lot, substr(boards.completed_at, 1, 10) AS day,
-               count(*) AS boards,
-               sum(CASE WHEN boards.verdict = 'pass' THEN 1 ELSE 0 END) AS passed,
-               sum(CASE WHEN boards.verdict = 'fail' THEN 1 ELSE 0 END) AS failed,
-               sum(CASE WHEN boards.verdict = 'review' THEN 1 ELSE 0 END) AS review,
-               sum(CASE WHEN boards.verdict = 'unknown' THEN 1 ELSE 0 END) AS unknown,
-               1.0 * sum(CASE WHEN boards.verdict = 'pass' THEN 1 ELSE 0 END) / count(*) AS first_pass_yield,
-               sum(CASE WHEN final_boards.verdict = 'pass' THEN 1 ELSE 0 END) AS final_passed,
-               1.0 * sum(CASE WHEN final_boards.verdict = 'pass' THEN 1 ELSE 0 END) / count(*) AS final_yield
+    "final_boards": f"""
+        SELECT boards.board_id, boards.board_type, boards.serial, boards.attempt, boards.lot,
+               CASE WHEN whole.reviewer <> 'daemon' THEN whole.verdict
+                    ELSE CASE (
+                        SELECT max(CASE WHEN coalesce(reviews.verdict, inspections.verdict) = 'fail' THEN 3
+                                   WHEN boards.inspected < boards.expected THEN 2
+                                   WHEN coalesce(reviews.verdict, inspections.verdict) = 'review' THEN 1
+                                   WHEN coalesce(reviews.verdict, inspections.verdict) = 'pass' THEN 0 ELSE 2 END)
+                        FROM inspections
+                        LEFT JOIN reviews ON reviews.inspection_id = inspections.inspection_id
+                              AND {_IS_NEWEST}
+                        WHERE inspections.board_id = boards.board_id
+                    ) WHEN 3 THEN 'fail' WHEN 2 THEN 'unknown' WHEN 1 THEN 'review' WHEN 0 THEN 'pass'
+                    ELSE boards.verdict END
+               END AS verdict,
+               CASE WHEN whole.reviewer <> 'daemon' THEN whole.reviewer
+                    ELSE coalesce({_newest_decision("reviewer")}, 'daemon') END AS decided_by,
+               CASE WHEN whole.reviewer <> 'daemon' THEN whole.at
+                    ELSE coalesce({_newest_decision("at")}, boards.completed_at) END AS decided_at,
+               boards.verdict AS verdict_by_line
         FROM boards
-        JOIN final_boards ON final_boards.board_id = boards.board_id
-        WHERE boards.verdict IS NOT NULL AND boards.attempt = 1
-        GROUP BY boards.board_type, boards.lot, substr(boards.completed_at, 1, 10)
+        LEFT JOIN reviews AS whole ON whole.review_id = (
+            SELECT max(reviews.review_id) FROM reviews WHERE reviews.board_id = boards.board_id
+        )
+        WHERE boards.verdict IS NOT NULL
+    """,  # noqa: S608 - our own column names
+    "board_yield": """
+        SELECT board_type, lot, day, boards, passed, failed, review, unknown, 1.0 * passed / boards AS first_pass_yield,
+               final_passed, 1.0 * final_passed / boards AS final_yield
+        FROM (
+            SELECT boards.board_type, boards.lot, substr(boards.completed_at, 1, 10) AS day,
+                   count(*) AS boards,
+                   sum(CASE WHEN boards.verdict = 'pass' THEN 1 ELSE 0 END) AS passed,
+                   sum(CASE WHEN boards.verdict = 'fail' THEN 1 ELSE 0 END) AS failed,
+                   sum(CASE WHEN boards.verdict = 'review' THEN 1 ELSE 0 END) AS review,
+                   sum(CASE WHEN boards.verdict = 'unknown' THEN 1 ELSE 0 END) AS unknown,
+                   sum(CASE WHEN final_boards.verdict = 'pass' THEN 1 ELSE 0 END) AS final_passed
+            FROM boards
+            JOIN final_boards ON final_boards.board_id = boards.board_id
+            WHERE boards.attempt = 1
+            GROUP BY boards.board_type, boards.lot, substr(boards.completed_at, 1, 10)
+        ) AS counted
     """,
     "defect_pareto": """
         SELECT board_type, component, defect, count,
@@ -452,6 +463,13 @@ VIEWS: dict[str, str] = {
         WHERE inspections.status = 'done'
     """,
 }
+
+#: That view, for queries.
+FINAL_BOARDS = table(
+    "final_boards",
+    column("board_id", BigInteger),
+    *(column(name, Text) for name in ("verdict", "decided_by", "decided_at", "verdict_by_line")),
+)
 
 #: The clock and `last_seq` every few minutes of the last day in which a daemon ran (pruning.py, RunningAges).
 _age_columns = Column("running_s", _Big, primary_key=True), *_columns(_Real, "wall_s"), *_columns(_Big, "seq")

@@ -11,7 +11,17 @@ import structlog
 from sqlalchemy import Connection, Engine, Executable, bindparam, func, select, update
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from daemon.records import Accepted, AcceptedText, Arrival, ExpertSwitch, JournalKey, Outcome, TextOutcome, TextRequest
+from daemon.records import (
+    Accepted,
+    AcceptedText,
+    Arrival,
+    ExpertSwitch,
+    JournalKey,
+    Outcome,
+    Published,
+    TextOutcome,
+    TextRequest,
+)
 from daemon.storage.database import changes, generations, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
 from daemon.storage.database.connections import StoreError, open_for_writing
@@ -214,10 +224,15 @@ class Store:
         with self.engine.connect() as connection:
             return generations.unfinished_texts(connection)
 
-    def review(self, decision: reviews.ReviewDecision) -> reviews.Review:
-        """Write a person's decision, or its undoing; ReviewRefusedError if it may not be."""
+    def review(
+        self, decision: reviews.ReviewDecision, publish: Callable[[list[Published]], None] = lambda _: None
+    ) -> reviews.Review:
+        """Write a person's decision, or its undoing, and `publish` it once durable. Raises ReviewRefusedError."""
         with self._transaction() as tx:
-            return reviews.append(tx, decision)
+            review, message = reviews.append(tx, decision)
+        if message is not None:
+            publish([message])
+        return review
 
     def note_changes(self, notes: changes.ChangeNotes) -> None:
         """Append rows to `changes`, and to `runs` for a start."""

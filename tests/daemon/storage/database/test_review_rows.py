@@ -201,7 +201,7 @@ def test_a_full_disk_is_said_and_the_same_decision_is_stored_once_there_is_room(
 
     def fill() -> None:
         for _ in range(200):
-            newest = write_review(writer, dict(request))["review_id"]
+            newest = write_review(writer, dict(request), list)["review_id"]
             request.update(newest=newest, verdict="unknown" if request["verdict"] == "pass" else "pass")
 
     with pytest.raises(ControlError, match="full: try again") as refused:
@@ -209,8 +209,8 @@ def test_a_full_disk_is_said_and_the_same_decision_is_stored_once_there_is_room(
     assert refused.value.code == "not_stored"
     before = kit.history(request["inspection_id"])
     pages(100_000)
-    written = write_review(writer, dict(request))
-    assert write_review(writer, dict(request)) == written
+    written = write_review(writer, dict(request), list)
+    assert write_review(writer, dict(request), list) == written
     assert [review.review_id for review in kit.history(request["inspection_id"])[len(before) :]] == [
         written["review_id"]
     ]

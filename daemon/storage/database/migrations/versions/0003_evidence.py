@@ -23,6 +23,11 @@ def upgrade() -> None:
         for name in names:
             op.add_column(table, sa.Column(name, sa.Text))
     op.add_column("inspections", sa.Column("run_id", _BIG))
+    # An open attempt lists such images when it closes: no longer surplus.
+    op.execute(
+        "UPDATE inspections SET surplus = NULL WHERE surplus = 1 AND verdict IN ('review', 'unknown')"
+        " AND board_id IN (SELECT board_id FROM boards WHERE completed_at IS NULL)"
+    )
     op.create_table(
         "expert_settings",
         *(sa.Column(name, sa.Text, primary_key=True) for name in ("expert", "expert_settings")),
@@ -56,6 +61,7 @@ def _decisions_on_boards() -> None:
         reviews.alter_column("inspection_id", existing_type=_BIG, nullable=True)
         for name in ("board_id", "undo_of", "seq"):
             reviews.add_column(sa.Column(name, _BIG))
+        reviews.add_column(sa.Column("board_verdict", sa.Text))
         reviews.create_foreign_key(op.f("fk_reviews_board_id"), "boards", ["board_id"], ["board_id"])
         reviews.create_unique_constraint(op.f("uq_reviews_seq"), ["seq"])
         reviews.create_check_constraint(op.f("ck_reviews_subject"), "inspection_id IS NOT NULL OR board_id IS NOT NULL")
