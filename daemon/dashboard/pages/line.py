@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -77,7 +76,7 @@ def _now(site: Site, today: "TodayCounter", experts: ExpertOverview) -> str:
         status = error
     day, problem = DayCounts(""), None
     try:
-        day = today.counts(f"{datetime.now(UTC):%Y-%m-%d}")
+        day = today.counts(site.day_began())
     except (NoDatabase, TooMuchToCount) as error:
         problem = f"Today's boards and images are not counted: {error}"
     return site.render(
@@ -105,9 +104,9 @@ def _boards(site: Site) -> str:
 
 @dataclass(slots=True)
 class DayCounts:
-    """Verdicts of one UTC day. `is_whole` is False until the counting of rows before the start has caught up."""
+    """Verdicts since the day began. `is_whole` is False until the counting of rows before the start has caught up."""
 
-    day: str
+    since: str
     boards: Counter[str] = field(default_factory=Counter)
     images: Counter[str] = field(default_factory=Counter)
     is_whole: bool = False
@@ -131,17 +130,17 @@ class TodayCounter:
         self._day = DayCounts("")
         self._seq = {"boards": 0, "inspections": 0}
 
-    def counts(self, day: str) -> DayCounts:
-        """Return the counts of `day`, which is today, as `2026-11-21`; NoDatabase or TooMuchToCount."""
+    def counts(self, since: str) -> DayCounts:
+        """Return the counts of the day that began at `since`, which is today; NoDatabase or TooMuchToCount."""
         with self._lock:
-            if self._day.day != day:
-                self._seq = {table: self._first_seq(table, day) - 1 for table in self._seq}
-                self._day = DayCounts(day)
+            if self._day.since != since:
+                self._seq = {table: self._first_seq(table, since) - 1 for table in self._seq}
+                self._day = DayCounts(since)
             whole = [
                 self._count("boards", self._day.boards, "AND attempt = 1"),
                 self._count("inspections", self._day.images, ""),
             ]
-            return DayCounts(day, Counter(self._day.boards), Counter(self._day.images), all(whole))
+            return DayCounts(since, Counter(self._day.boards), Counter(self._day.images), all(whole))
 
     def _count(self, table: str, counts: Counter[str], only: str) -> bool:
         """Add the rows that are new, and return True once all are counted."""
@@ -151,19 +150,19 @@ class TodayCounter:
             if after >= last:
                 return True
             until = min(after + _STEP, last)
-            values = {"after": after, "until": until, "since": self._day.day}
+            values = {"after": after, "until": until, "since": self._day.since}
             for row in self._database.rows(_COUNT.format(table=table, only=only), values, limit=10):
                 counts[row.verdict] += row.number
             self._seq[table] = until
         return self._seq[table] >= last
 
-    def _first_seq(self, table: str, day: str) -> int:
-        """Return the first `seq` of `day` by bisection: rows are numbered in the order of their completion."""
+    def _first_seq(self, table: str, since: str) -> int:
+        """Return the first `seq` of the day by bisection: rows are numbered in the order of their completion."""
         low, high = 0, self._database.number(_LAST.format(table=table)) + 1
         while low < high:
             middle = (low + high) // 2
             row = self._database.first(_FROM.format(table=table), seq=middle)
-            if row is None or row.completed_at >= day:
+            if row is None or row.completed_at >= since:
                 high = middle
             else:
                 low = row.seq + 1

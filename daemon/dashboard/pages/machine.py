@@ -163,7 +163,7 @@ class _Machine:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._thermometer = Thermometer()
-        self._holdings = CachedAnswer(_HOLDINGS_CACHE_S, lambda: _holdings(site.database))
+        self._holdings = CachedAnswer(_HOLDINGS_CACHE_S, lambda: _holdings(site.database, site.day_began()))
         self._files = CachedAnswer(_FILES_CACHE_S, lambda: _file_sizes(site.config))
         self._now = CachedAnswer(_NOW_CACHE_S, self._gather)
         self._pruned = CachedAnswer(_PRUNED_CACHE_S, lambda: site.ask_daemon("prune", begin=False))
@@ -255,9 +255,9 @@ def steps(
 # Disks and files
 
 
-def _holdings(database: Database) -> DatabaseHoldings:
+def _holdings(database: Database, day_began: str) -> DatabaseHoldings:
     after = database.id_before_newest(_RECENT_IMAGES)
-    (today,) = database.rows(_TODAY, {"after": after, "today": f"{datetime.now(UTC):%Y-%m-%d}T00:00:00.000Z"}, limit=1)
+    (today,) = database.rows(_TODAY, {"after": after, "today": day_began}, limit=1)
     (kept,) = database.rows(_KEPT, limit=1)
     oldest = database.first(_OLDEST)
     return DatabaseHoldings(

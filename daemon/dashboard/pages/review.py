@@ -174,12 +174,11 @@ def router(site: Site) -> APIRouter:
         held: Annotated[str, Query(pattern=r"^[0-9,]{0,400}$")] = "",
         skipped: SkippedIds = "",
         count: Annotated[int, Query(ge=0, le=12)] = 4,
-        since: Annotated[str, Query(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,12}Z$")] = "9999-12-31T00:00:00Z",
         cookie: ReviewerCookie = "",
     ) -> JSONResponse:
         reviewer = name_of(cookie)
         page.offers.remember(reviewer, _ids(skipped))
-        return JSONResponse(page.next_items(which, seat, reviewer, _ids(held), count) | page.progress(since, reviewer))
+        return JSONResponse(page.next_items(which, seat, reviewer, _ids(held), count) | page.progress(reviewer))
 
     @routes.get("/review/items/{image}")
     def item(image: ImageId) -> JSONResponse:
@@ -211,8 +210,8 @@ def _add_decisions(routes: APIRouter, page: "_ReviewPage") -> None:
         return Response(status_code=204)
 
     @routes.get("/review/last")
-    def last(since: Annotated[str, Query(max_length=32)], cookie: ReviewerCookie = "") -> JSONResponse:
-        return JSONResponse(page.last(since, name_of(cookie)))
+    def last(cookie: ReviewerCookie = "") -> JSONResponse:
+        return JSONResponse(page.last(name_of(cookie)))
 
 
 def name_of(cookie: str) -> str:
@@ -268,14 +267,14 @@ class _ReviewPage:
             raise HTTPException(404, f"there is no image {inspection_id}")
         return self._rendered(item)
 
-    def progress(self, since: str, reviewer: str) -> dict[str, int]:
-        """Return the number of decisions since the reader's midnight."""
-        (done,) = self._database.rows(done_question(since, reviewer), limit=1)
+    def progress(self, reviewer: str) -> dict[str, int]:
+        """Return the number of today's decisions."""
+        (done,) = self._database.rows(done_question(self._site.day_began(), reviewer), limit=1)
         return {"done": int(done.by_all), "done_by_you": int(done.by_one)}
 
-    def last(self, since: str, reviewer: str) -> dict[str, Any]:
-        """Return the decision that this reviewer can undo after the page was reloaded."""
-        row = self._database.first(_last_question(since, reviewer))
+    def last(self, reviewer: str) -> dict[str, Any]:
+        """Return the decision of today that this reviewer can undo after the page was reloaded."""
+        row = self._database.first(_last_question(self._site.day_began(), reviewer))
         return {"id": row.inspection_id, "newest": row.review_id} if row is not None else {}
 
     def write(self, image: int, cookie: str, newest: str, **fields: Any) -> JSONResponse:

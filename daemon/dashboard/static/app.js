@@ -1,15 +1,17 @@
-/* What every page does: times in the reader's zone, live parts, keys, light and dark. No page needs more than links
+/* What every page does: times in the plant's zone or else the reader's, live parts, keys, light and dark. No page needs more than links
    and forms to work; this makes it live and quick. */
 "use strict";
 
-/* Times: `<time datetime="…Z" data-style="full|time|date">`; the UTC text stays in the title. */
+/* Times: `<time datetime="…Z" data-style="full|time|date">`; the server's text with its zone stays in the title. */
+const ZONE = document.body.dataset.zone ? { timeZone: document.body.dataset.zone } : {};
 const ZONED = {
   full: { year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" },
   time: { hour: "2-digit", minute: "2-digit", second: "2-digit" },
   date: { year: "numeric", month: "2-digit", day: "2-digit" },
 };
+if (ZONE.timeZone) ZONED.full.timeZoneName = "short";
 const FORMATS = Object.fromEntries(
-  Object.entries(ZONED).map(([name, options]) => [name, new Intl.DateTimeFormat("sv-SE", options)]),
+  Object.entries(ZONED).map(([name, options]) => [name, new Intl.DateTimeFormat("sv-SE", { ...options, ...ZONE })]),
 );
 function localTimes(root) {
   for (const time of root.querySelectorAll("time[datetime]:not([data-local])")) {

@@ -24,7 +24,7 @@ function text(value, series) {
   return series.unit ? `${rounded} ${series.unit}` : `${rounded}`;
 }
 function said(at_s, time) {
-  return new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: time, hourCycle: "h23" }).format(at_s * 1000);
+  return new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: time, hourCycle: "h23", ...ZONE }).format(at_s * 1000);
 }
 /* 08:54, or 08:54:30 where they lie close; the day under the first and wherever a new one begins. */
 function times(splits, step_s) {
@@ -70,6 +70,7 @@ function options(data, place) {
     legend: { show: data.series.length > 1, live: false, markers: { dash: (plot, at) => (plot.series[at].dash ? "dashed" : "solid") } },
     cursor: { drag: { x: false, y: false } },
     padding: [null, x.rotate ? SLANTED_PX : null, null, null],
+    ...(ZONE.timeZone && { tzDate: (at_s) => uPlot.tzDate(new Date(at_s * 1000), ZONE.timeZone) }),
     scales: {
       x: {
         time: data.kind === "time",

@@ -28,13 +28,12 @@
   let isUnread = false; // what is complained about is that the next images could not be read
   let counted = 0; // decisions counted here: numbers asked for before one are old
 
-  const midnight = () => new Date(new Date().setHours(0, 0, 0, 0)).toISOString();
   const inZone = (text) => text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (at) => FORMATS.full.format(new Date(at)));
 
   /* What this reviewer skipped today, the longest ago first: kept here, where a restart of the server does not reach. */
   function skipped(change = (ids) => ids) {
     const key = `coserve-skipped ${reviewer}`;
-    const day = new Date().toDateString();
+    const day = FORMATS.date.format(new Date());
     let ids = [];
     try {
       const kept = JSON.parse(localStorage.getItem(key)) || {};
@@ -73,7 +72,7 @@
     const held = [current, ...queue].filter(Boolean).map((one) => one.id);
     const count = Math.max(0, HELD - queue.length);
     try {
-      const more = new URLSearchParams({ seat, held: held.join(","), skipped: skipped().join(","), count, since: midnight() });
+      const more = new URLSearchParams({ seat, held: held.join(","), skipped: skipped().join(","), count });
       const { ok, body } = await ask(`/review/next?${query ? query + "&" : ""}${more}`);
       if (!ok) throw new Error(body.reason);
       const known = new Set([current, ...queue].filter(Boolean).map((one) => one.id));
@@ -242,7 +241,7 @@
     if (isSending) return;
     let last = undoable[undoable.length - 1];
     if (!last) {
-      const { ok, body } = await ask(`/review/last?since=${midnight()}`).catch(() => ({ ok: false }));
+      const { ok, body } = await ask("/review/last").catch(() => ({ ok: false }));
       if (!ok || !body.id) {
         say("There is nothing of today to undo.");
         return;
