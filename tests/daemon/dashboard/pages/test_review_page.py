@@ -213,7 +213,7 @@ def test_a_review_that_the_reviewer_undid_is_not_offered_to_be_undone_again(web:
     web.add_review(4, "pass", "Uwe", at=utc_text(time.time()))
     ((newest,),) = web.sql("SELECT max(review_id) FROM reviews")
     assert last() == {"id": 4, "newest": newest}
-    assert following(web)["done"] == 1
+    assert following(web, count=0)["done"] == 1
     web.add_review(4, "unknown", "Uwe", undo_of=newest)
     assert last() == {}
     assert 4 in ids(web, "aaaaaaaaaaaaaaaa")
