@@ -137,12 +137,15 @@ class Retention(_ConfigSection):
 
     Kept images go after `images_for`, beyond `images_bytes` in all, and while less than `free` (at most half of the
     disk) is free where they lie: passed ones first, then unknown, then failed, unsure and reviewed ones, the oldest
-    first; their rows stay. Closed boards go with all their rows after `results_for`, unless an operator has reviewed
-    them. Unset keys prune nothing. No image is accepted while less than `reserve`, or than an eighth of a small disk,
-    is free. `segment` is the size of the journal's files, `quarantine` what refused images may take.
+    first; their rows stay. Closed boards go with all their rows after `results_for`, unless an operator has
+    reviewed them. Of each component the newest `good_examples` passes are kept to compare with, whatever `keep`
+    says, and go last where space is needed. Unset keys prune nothing. No image is accepted while less than
+    `reserve`, or than an eighth of a small disk, is free. `segment` is the size of the journal's files,
+    `quarantine` what refused images may take.
     """
 
     keep: list[Literal["pass", "fail", "review", "unknown"]] = ["fail", "review", "unknown"]
+    good_examples: Annotated[int, Field(ge=0, le=100)] = 3
     images_for: Seconds | None = None
     images_bytes: Bytes | None = None
     free: Bytes | None = None
@@ -155,11 +158,13 @@ class Retention(_ConfigSection):
 class Plant(_ConfigSection):
     """The plant's clock: pages and commands show times and count days in `timezone`, the reader's or UTC without it.
 
-    `shifts` says when each shift begins (`early: "06:00"`); it lasts until the next one begins.
+    `shifts` says when each shift begins (`early: "06:00"`); it lasts until the next one begins. `yield_goal` is the
+    share of boards that should pass at their first attempt.
     """
 
     timezone: Annotated[str, AfterValidator(timezone_name)] | None = None
     shifts: dict[Annotated[str, AfterValidator(shift_name)], Annotated[str, AfterValidator(clock_time)]] = {}
+    yield_goal: Annotated[float, Field(gt=0, le=1)] | None = None
 
     def clock(self) -> PlantTime:
         """Return the plant's days, hours and shifts."""

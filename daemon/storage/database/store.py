@@ -13,6 +13,7 @@ from daemon.records import Accepted, AcceptedText, Arrival, ExpertSwitch, Journa
 from daemon.storage.database import generations, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
 from daemon.storage.database.connections import StoreError, open_for_writing
+from daemon.storage.database.good_examples import GoodExamples
 from daemon.storage.database.inspections import VersionOf
 from daemon.storage.database.migrate import migrate
 from daemon.storage.database.rows import CopyRequest, ImageCopy, KnownImage, Recovery, WrittenResults
@@ -54,6 +55,7 @@ def open_store(
     url: str,
     *,
     keep: Collection[Verdict] = KEEP,
+    good_examples: int = 0,
     expert_version: VersionOf = lambda _expert, _version: None,
     clock: Clock | None = None,
     busy_timeout_ms: int = 2000,
@@ -62,7 +64,8 @@ def open_store(
     """Open the database at `url`, and make or migrate it where that is due; StoreError says what to do otherwise.
 
     `expert_version(expert, version)` describes weights at their first verdict; `keep` are the verdicts whose images
-    stay; `busy_timeout_ms` is the wait for another program's lock; `tell` gets the progress of a long migration.
+    stay, and `good_examples` passes of each component; `busy_timeout_ms` is the wait for another program's lock;
+    `tell` gets the progress of a long migration.
     """
     try:
         engine = open_for_writing(url, busy_timeout_ms)
@@ -72,7 +75,7 @@ def open_store(
         raise StoreError(f"cannot use {url}: {error}; name a file, for example sqlite:///inspection.db") from error
     try:
         migrate(engine, tell)
-        return Store(engine, frozenset(keep), expert_version, clock or Clock())
+        return Store(engine, frozenset(keep), good_examples, expert_version, clock or Clock())
     except SQLAlchemyError as error:
         engine.dispose()
         raise StoreError(f"cannot use the database at {engine.url.render_as_string()}: {error}") from error
@@ -84,7 +87,9 @@ def open_store(
 class Store:
     """The results database for the one thread that writes to it. Memory follows a transaction once it is durable."""
 
-    def __init__(self, engine: Engine, keep: frozenset[Verdict], expert_version: VersionOf, clock: Clock) -> None:
+    def __init__(
+        self, engine: Engine, keep: frozenset[Verdict], good_examples: int, expert_version: VersionOf, clock: Clock
+    ) -> None:
         #: For upkeep between two transactions, in the writer's thread (upkeep.py).
         self.engine = engine
         self._keep = keep
@@ -98,6 +103,7 @@ class Store:
             for number, images in tx.connection.execute(select(segment, func.count()).group_by(segment)):
                 tx.segments[number] = images
             tx.due_added = _open_time_limits(tx)
+            self._examples = GoodExamples(tx.connection, 0 if "pass" in keep else good_examples)
 
     @property
     def segments_in_use(self) -> set[int]:
@@ -168,7 +174,7 @@ class Store:
     ) -> WrittenResults:
         """Write verdicts with their stages and `seq`, the boards that close, loads, finished copies."""
         with self._transaction() as tx:
-            batch = inspections.ResultsBatch(tx, self._keep, self._expert_version)
+            batch = inspections.ResultsBatch(tx, self._keep, self._examples, self._expert_version)
             batch.judge(outcomes)
             batch.close_due()
             batch.note_copies(copies)
@@ -207,6 +213,13 @@ class Store:
         """Remove the paths of images whose files are about to be pruned."""
         with self._transaction() as tx:
             prune.forget_images(tx, ids)
+
+    def drop_examples(self) -> list[str]:
+        """Forget the good examples that newer ones have replaced, and return the paths of their files."""
+        if not self._examples.are_too_many:
+            return []
+        with self._transaction() as tx:
+            return self._examples.drop(tx)
 
     def forget_boards(self, board_ids: Sequence[int], old: prune.AgeLimit) -> prune.PrunedBoards:
         """Prune those of these attempts that are closed and old and that nothing keeps, with all their rows."""
