@@ -17,7 +17,7 @@ from sqlalchemy import Row, bindparam, text
 from starlette.exceptions import HTTPException
 
 from daemon.dashboard.site.database import Database
-from daemon.dashboard.site.pictures import WIDTHS, NoPicture, StoredPicture
+from daemon.dashboard.site.pictures import WIDTHS, NoPicture, PictureSize, StoredPicture
 from daemon.dashboard.site.site import SearchText, Site, Verdict
 from daemon.storage.database.boards import serial_range
 from daemon.wire.messages import MAX_INTEGER
@@ -53,7 +53,7 @@ FROM (SELECT verdict FROM inspections WHERE board_id = :board_id LIMIT :limit) A
 """
 _IMAGES = """
 SELECT inspection_id, board_id, source, image_id, component, designator, accepted_at, completed_at, verdict, defect,
-       reason, late, image_path, latency_ms
+       reason, late, image_path, latency_ms, rules_version
 FROM inspections
 """
 _STAGES = """
@@ -157,6 +157,11 @@ def failures(board: Row[Any]) -> list[dict[str, Any]]:
     return _json_list(board.failed)
 
 
+def missing(board: Row[Any]) -> list[dict[str, Any]]:
+    """Return the missing positions of a closed board: `component`, `count`, perhaps `designators`."""
+    return _json_list(board.missing)
+
+
 def _is_one_board(matches: Sequence[Row[Any]], serial: str) -> bool:
     """Return True if all matches are attempts at the board of this serial: who scans it wants to see that board."""
     return len({(board.board_type, board.serial) for board in matches}) == 1 and matches[0].serial == serial
@@ -180,6 +185,12 @@ def _board_page(site: Site, request: Request, board_id: int, verdict: str, after
         images = images[:_PART_IMAGES]
     shown = _components(database, images)
     findings = [component for component in shown if component.image.verdict in ("fail", "unknown", "review")]
+
+    def card(one: InspectedComponent) -> tuple[InspectedComponent, PictureSize | None, str]:
+        size = site.pictures.size(one.image.image_path)
+        pixels = size and (size.width, size.height)
+        return one, size, site.rules.reason(board.board_type, one.image, one.stages, one.boxes, pixels)
+
     chosen = _chosen(database, board_id, inspection) if inspection else None
     attempts = f"{_BOARD} WHERE board_type = :type AND serial = :serial ORDER BY attempt"
     return site.page(
@@ -190,15 +201,15 @@ def _board_page(site: Site, request: Request, board_id: int, verdict: str, after
         counts=counts,
         total=total,
         is_counted=total <= _MAX_COUNTED_IMAGES,
-        missing=_json_list(board.missing),
+        missing=missing(board),
         verdict=verdict,
         after=after,
         more=more,
         is_whole=is_whole,
         components=shown,
-        findings=[(finding, site.pictures.size(finding.image.image_path)) for finding in findings[:_MAX_FINDINGS]],
+        findings=[card(finding) for finding in findings[:_MAX_FINDINGS]],
         more_findings=len(findings[_MAX_FINDINGS:]),
-        chosen=chosen and (chosen, site.pictures.size(chosen.image.image_path)),
+        chosen=chosen and card(chosen),
     )
 
 

@@ -17,14 +17,14 @@ from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from sqlalchemy import ColumnElement, Row, Select, case, func, literal_column, or_, select
 from starlette.exceptions import HTTPException
 
 from daemon.config.plant_time import PlantTime, Span
-from daemon.dashboard.pages.review import defect_codes
+from daemon.dashboard.pages.drawings import BarValue, Pictures, bar_charts
 from daemon.dashboard.site.database import CachedAnswers, TooMuchToCount
-from daemon.dashboard.site.site import ShortText, Site, Verdict, chart_series
+from daemon.dashboard.site.site import ShortText, Site, Verdict
 from daemon.storage.database.reviews import DAEMON, is_newest
 from daemon.storage.database.schema import boards, inspections, reviews
 from daemon.units import spreadsheet_cell
@@ -35,8 +35,7 @@ _MAX_GROUPS = 60_000
 _MAX_ROWS = 200
 _PAGE_IMAGES = 100
 _MAX_CSV_IMAGES = 10_000
-_CHART_BARS = 15
-_CHART_NAME_LETTERS = 20
+_CHART_DAYS = 31
 #: Beside a line that needs every core the pages get a tenth of one: a million images then take some seconds more.
 _COUNT_TIMEOUT_S = 15.0
 _CACHE_S = 10.0
@@ -82,7 +81,7 @@ class DefectFilter:
     type: ShortText = ""
     lot: ShortText = ""
     station: ShortText = ""
-    by: Grouping = "both"
+    by: Grouping = "defect"
     span: DefectSpan = field(init=False)
 
     def on_days(self, plant: PlantTime, today: date) -> Self:
@@ -109,7 +108,7 @@ class DefectFilter:
         if self.range == "own":
             fields |= {"from": self.span.since, "to": self.span.until}
         fields |= {"type": self.type, "lot": self.lot, "station": self.station}
-        fields |= {"by": self.by if self.by != "both" else ""} | more
+        fields |= {"by": self.by if self.by != "defect" else ""} | more
         return urlencode({name: value for name, value in fields.items() if value not in ("", None)})
 
 
@@ -146,7 +145,7 @@ _Only = Annotated[ImageFilter, Depends()]
 
 
 def router(site: Site) -> APIRouter:
-    """Return the routes of the page, its charts' numbers, its lists and its CSV files."""
+    """Return the routes of the page, its lists and its CSV files."""
     routes = APIRouter()
     cache = _DefectCache(site)
 
@@ -162,18 +161,11 @@ def router(site: Site) -> APIRouter:
             trend=trend,
             tallies=tallies[:_MAX_ROWS],
             more_tallies=max(0, len(tallies) - _MAX_ROWS),
+            days=_day_charts(tallies) if trend == "day" else None,
+            top_rate=max((tally.fail_rate or 0.0 for tally in tallies), default=0.0) or 1.0,
             choices=cache.choices(),
             verdicts=_VERDICTS,
-            labels=cache.labels(),
         )
-
-    @routes.get("/defects/pareto.json")
-    def pareto_chart(which: _Which) -> JSONResponse:
-        return JSONResponse(_pareto_chart(cache.summary(which).causes[:_CHART_BARS], which.by))
-
-    @routes.get("/defects/trend.json")
-    def trend_chart(which: _Which, trend: Trend = "day") -> JSONResponse:
-        return JSONResponse(_trend_chart(cache.summary(which).tallies[trend][: _CHART_BARS * 2], trend))
 
     @routes.get("/defects/images")
     def images(
@@ -256,11 +248,6 @@ class _DefectCache:
             lambda: {name: [row[0] for row in rows(ask, limit=_MAX_ROWS)] for name, ask in choices_questions().items()},
         )
 
-    def labels(self) -> dict[str, str]:
-        """Return the rules' label of each defect code."""
-        codes = self._cache.get("codes", lambda: defect_codes(self._database))
-        return {code.code: code.label for code in codes if code.label}
-
 
 # Counted rows into tables
 
@@ -322,10 +309,6 @@ class FailCause:
     share: float
     cumulative: float
 
-    def name(self, by: Grouping) -> str:
-        code = self.defect or "no code"
-        return code if by == "defect" else str(self.component) if by == "component" else f"{code} {self.component}"
-
 
 @dataclass(frozen=True, slots=True)
 class DefectSummary:
@@ -382,23 +365,23 @@ def pareto(rows: Iterable[Any], by: Grouping) -> list[FailCause]:
     return causes
 
 
-def _pareto_chart(causes: Sequence[FailCause], by: Grouping) -> dict[str, Any]:
-    series = [
-        chart_series("share", [cause.share for cause in causes], "fail", "bars", is_share=True),
-        chart_series("up to here", [cause.cumulative for cause in causes], "accent", is_share=True),
-    ]
-    names = [cause.name(by)[:_CHART_NAME_LETTERS] for cause in causes]
-    return {"kind": "category", "x": names, "series": series, "empty": "No fails in this time."}
+def _day_charts(tallies: Sequence[DefectTally]) -> Pictures | None:
+    """Draw the fail rate of each of the last days up to the newest; None if there is only one to draw."""
+    by_day = {tally.name: tally for tally in tallies}
+    if len(by_day) < 2:
+        return None
+    last = date.fromisoformat(max(by_day))
+    first = max(date.fromisoformat(min(by_day)), last - timedelta(days=_CHART_DAYS - 1))
+    days = [f"{first + timedelta(days=number)}" for number in range((last - first).days + 1)]
+    rates = {day: by_day[day].fail_rate for day in days if day in by_day}
+    values = [BarValue(day[5:], rates.get(day), *_rate_texts(day, rates.get(day)), "fail") for day in days]
+    return bar_charts(values, most=max((rate or 0.0 for rate in rates.values()), default=0.0))
 
 
-def _trend_chart(tallies: Sequence[DefectTally], trend: str) -> dict[str, Any]:
-    style = "line" if trend == "day" else "bars"
-    series = [chart_series("fails", [tally.fail_rate for tally in tallies], "fail", style, is_share=True)]
-    if trend == "day":
-        rates = [tally.false_call_rate for tally in tallies]
-        series.append(chart_series("false calls", rates, "review", is_share=True))
-    names = [(tally.name or "none")[:_CHART_NAME_LETTERS] for tally in tallies]
-    return {"kind": "category", "x": names, "series": series, "empty": "No boards closed in this time."}
+def _rate_texts(day: str, rate: float | None) -> tuple[str, str]:
+    if rate is None:
+        return "", f"{day}: no boards closed"
+    return f"{100 * rate:.1f}", f"{day}: {100 * rate:.2f} % of the images failed"
 
 
 def _csv(name: str, span: DefectSpan, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:

@@ -21,16 +21,13 @@ from sqlalchemy import Row, Select, and_, case, exists, func, literal, select
 from starlette.exceptions import HTTPException
 
 from daemon.dashboard.site.access import safe_path
-from daemon.dashboard.site.database import CachedAnswers, Database, TooMuchToCount
+from daemon.dashboard.site.database import CachedAnswers, TooMuchToCount
 from daemon.dashboard.site.pictures import PictureSize
 from daemon.dashboard.site.site import ShortText, Site, Verdict
 from daemon.storage.database.reviews import Review, WaitingFilter, count_of, decisions, is_newest, stands, waiting
-from daemon.storage.database.schema import boards, detections, inspections, pending, reviews, rules_versions, stages
+from daemon.storage.database.schema import boards, detections, inspections, pending, reviews, stages
 from daemon.wire.control import ControlError
 from daemon.wire.messages import MAX_INTEGER, NAME
-from routing_rules.document import read_yaml_text
-from routing_rules.load import validate
-from routing_rules.schema import RulesFile
 
 #: Waiting images beyond this are shown as "1000 or more".
 _MAX_COUNTED = 1000
@@ -93,14 +90,6 @@ class ReviewFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class DefectCode:
-    """A defect that a person may name; `label` is the rules' label of it, if there is one."""
-
-    code: str
-    label: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class GoodPart:
     """A good part of the same component, to compare with."""
 
@@ -121,6 +110,7 @@ class ReviewItem:
     past: Sequence[Review]
     standing: Review | None
     good_part: GoodPart | None
+    reason: str
 
     @property
     def newest(self) -> int | None:
@@ -238,7 +228,7 @@ class _ReviewPage:
 
     def show(self, request: Request, which: ReviewFilter, image: int | None, reviewer: str) -> HTMLResponse:
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        codes = self._cache.get("codes", lambda: defect_codes(self._database)) if reviewer else []
+        codes = self._cache.get("codes", self._codes) if reviewer else []
         facets = self._cache.get("facets", self._facets) if reviewer else {}
         return self._site.page(
             *(request, "review.html"),
@@ -305,14 +295,18 @@ class _ReviewPage:
             return None
         past = [Review(**row._mapping) for row in rows(_of_image(reviews, inspection_id), limit=_MAX_ROWS)]
         standing = decisions(past)
+        size = self._site.pictures.size(image.image_path)
+        answers = rows(_of_image(stages, inspection_id), limit=_MAX_ROWS)
+        boxes = rows(_of_image(detections, inspection_id), limit=_MAX_ROWS)
         return ReviewItem(
             image=image,
-            size=self._site.pictures.size(image.image_path),
-            answers=rows(_of_image(stages, inspection_id), limit=_MAX_ROWS),
-            boxes=rows(_of_image(detections, inspection_id), limit=_MAX_ROWS),
+            size=size,
+            answers=answers,
+            boxes=boxes,
             past=past,
             standing=standing[-1] if standing else None,
             good_part=self._good_part(image),
+            reason=self._site.rules.reason(image.board_type, image, answers, boxes, size and (size.width, size.height)),
         )
 
     def _facets(self) -> dict[str, list[tuple[str, int]]]:
@@ -322,6 +316,14 @@ class _ReviewPage:
         facets = {name: _most_frequent(getattr(row, column) for row in rows) for name, column in columns.items()}
         experts = self._database.rows(experts_question(), limit=_MAX_ROWS)
         return facets | {"expert": [(str(expert), int(images)) for expert, images in map(tuple, experts)]}
+
+    def _codes(self) -> list[tuple[str, str]]:
+        """Return (code, name): the rules' codes in their order, then those that people and the line have used."""
+        codes = dict(self._site.rules.defects())
+        for question in (_codes_of_people(), _codes_of_line()):
+            for code, *_ in self._database.rows(question, limit=_MAX_CODES):
+                codes.setdefault(code, code)
+        return list(codes.items())[:_MAX_CODES]
 
     def _good_part(self, image: Row[Any]) -> GoodPart | None:
         """Return the most similar good part: best of the same place and board type, passed by a person, the newest."""
@@ -345,22 +347,6 @@ class _ReviewPage:
             ]
         except TooMuchToCount:
             return []  # the page does not wait longer for a comparison
-
-
-def defect_codes(database: Database) -> list[DefectCode]:
-    """Return the rules' codes in their order, then those that people and the line have used, in a stable order."""
-    row = database.first(select(rules_versions.c.text).order_by(rules_versions.c.loaded_at.desc()))
-    rules = validate(RulesFile, read_yaml_text(row.text, "rules"))[0] if row is not None else None
-    labels: dict[str, str] = {}
-    for label, code in (rules.defects if rules else {}).items():
-        labels.setdefault(code, label)
-    codes = [DefectCode(code, label if label != code else None) for code, label in labels.items()]
-    for question in (_codes_of_people(), _codes_of_line()):
-        for code in (row[0] for row in database.rows(question, limit=_MAX_CODES)):
-            if code not in labels:
-                labels[code] = code
-                codes.append(DefectCode(code, None))
-    return codes[:_MAX_CODES]
 
 
 def _most_frequent(values: Iterable[str | None]) -> list[tuple[str, int]]:
@@ -460,7 +446,8 @@ def image_question(inspection_id: int) -> Question:
     return (
         select(
             *(table.inspection_id, table.board_id, table.component, table.designator, table.status, table.verdict),
-            *(table.defect, table.reason, table.completed_at, table.image_path, is_pending.label("is_copied_later")),
+            *(table.defect, table.reason, table.completed_at, table.image_path, table.rules_version),
+            is_pending.label("is_copied_later"),
             *(board.board_type, board.serial, board.attempt, board.lot, board.station),
         )
         .join_from(inspections, boards, table.board_id == board.board_id)

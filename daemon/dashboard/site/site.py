@@ -24,6 +24,7 @@ from daemon.config.settings import Config, Plant
 from daemon.dashboard.site.database import CachedAnswer, Database
 from daemon.dashboard.site.live import LiveTopics
 from daemon.dashboard.site.pictures import WIDTHS, PictureFolder
+from daemon.dashboard.site.stored_rules import StoredRules
 from daemon.units import size_text
 from daemon.wire.control import ask
 
@@ -53,6 +54,7 @@ class Site:
     live: LiveTopics
     pictures: PictureFolder
     plant: PlantTime
+    rules: StoredRules
     templates: jinja2.Environment
     _status: CachedAnswer[Mapping[str, Any]]
 
@@ -88,13 +90,16 @@ class Site:
 
 def make_site(config: Config) -> Site:
     """Return the services of the line that `config` describes; NoDatabase if it has no database."""
+    database = Database(config.database)
+    rules = StoredRules(database)
     return Site(
         config=config,
-        database=Database(config.database),
+        database=database,
         live=LiveTopics(),
         pictures=PictureFolder(config.images),
         plant=config.plant.clock(),
-        templates=_templates(config.plant),
+        rules=rules,
+        templates=_templates(config.plant, rules),
         _status=CachedAnswer(
             _STATUS_CACHE_S, lambda: ask(config.endpoints.control, "status", timeout_s=_CONTROL_TIMEOUT_S)
         ),
@@ -111,7 +116,7 @@ def chart_series(
     return {"label": label, "values": percents, "tone": tone, "style": style, "unit": "%"}
 
 
-def _templates(plant: Plant) -> jinja2.Environment:
+def _templates(plant: Plant, rules: StoredRules) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / "templates"),
         autoescape=True,
@@ -127,6 +132,7 @@ def _templates(plant: Plant) -> jinja2.Environment:
         "number": _number,
         "ms": _ms,
         "size": _size,
+        "defect": rules.defect,
     }
     return environment
 

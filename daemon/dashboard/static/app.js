@@ -45,7 +45,11 @@ function listen() {
       retry = setTimeout(listen, 10000);
     } else say("off", "reconnecting");
   };
-  for (const topic of topics) stream.addEventListener(topic, (event) => show(topic, event.data));
+  for (const topic of topics)
+    stream.addEventListener(topic, (event) => {
+      document.dispatchEvent(new CustomEvent("live:run", { detail: event.lastEventId.split("-")[0] }));
+      show(topic, event.data);
+    });
 }
 function hush() {
   clearTimeout(retry);
@@ -84,8 +88,17 @@ function announce(part) {
   document.getElementById("announce").textContent = text;
   announceAt = Date.now() + 5000;
 }
+/* On a telephone a row of a table is a card (app.css): each cell says what its column is called. */
+function nameCells(root) {
+  for (const table of root.querySelectorAll("table.rows:has(thead)")) {
+    const names = [...table.querySelectorAll("thead th")].map((head) => head.textContent.replace(/[▴▾]/g, "").trim());
+    for (const row of table.tBodies[0]?.rows || [])
+      [...row.cells].forEach((cell, at) => (cell.dataset.name = cell.colSpan > 1 ? "" : names[at] || ""));
+  }
+}
 function settle(root) {
   localTimes(root);
+  nameCells(root);
   for (const part of root === document ? root.querySelectorAll("[data-live]") : [root]) announce(part);
   if (window.htmx) htmx.process(root);
 }

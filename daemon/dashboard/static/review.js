@@ -148,9 +148,12 @@
     find("review-problem-text").textContent = inZone(text);
     find("review-retry").hidden = !canRetry;
   }
+  function called(code) {
+    return place.querySelector(`.code[data-code="${CSS.escape(code)}"] strong`)?.textContent || code;
+  }
   function nameFail() {
     const own = current && current.node.dataset.defect;
-    find("review-fail").textContent = isChoosing ? "No code" : own ? `Fail ${own}` : "Fail";
+    find("review-fail").textContent = isChoosing ? "No code" : own ? `Fail: ${called(own)}` : "Fail";
     find("review-codes").classList.toggle("choosing", isChoosing);
   }
 
@@ -192,7 +195,7 @@
     if (!current || isSending || current.node.dataset.finished !== "yes") return;
     const { id, node } = current;
     const name = node.dataset.name;
-    const label = defect ? `${verdict} ${defect}` : verdict;
+    const label = defect ? `${verdict}, ${called(defect)}` : verdict;
     send({
       id,
       label: `${name} ${label}`,

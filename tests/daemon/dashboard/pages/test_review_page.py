@@ -135,7 +135,7 @@ def test_filters_choose_and_are_only_ever_values(web: Web, which: dict[str, str]
     [
         (1, ("D207", "tombstone", "97.0", 'src="/pictures/1"', 'src="/pictures/2"', "passed by the line", "1 box")),
         (1, ('data-newest=""', '<rect x="10.5"')),
-        (4, ("it was not kept, or was pruned", 'data-finished="yes"', "deadline")),
+        (4, ("it was not kept, or was pruned", 'data-finished="yes"', "its time was over")),
         (5, ('data-newest="1"', "D500", "decided")),
     ],
     ids=["answers, boxes and a good part", "nothing decided", "a pruned picture", "a decision and the row seen"],
