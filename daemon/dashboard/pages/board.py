@@ -275,7 +275,7 @@ def _add_pictures(routes: APIRouter, site: Site) -> None:
     @routes.get("/pictures/{inspection_id}")
     async def picture(request: Request, inspection_id: IdInPath, width: Annotated[int, Query()] = 0) -> Response:
         if width not in (0, *WIDTHS):
-            raise HTTPException(422, f"width: expected {' or '.join(map(str, WIDTHS))}, or none for the whole picture")
+            raise HTTPException(422, f"width: expected {' or '.join(map(str, WIDTHS))}, or none for the whole image")
         stored = await anyio.to_thread.run_sync(_open_picture, site, inspection_id)
         try:
             if request.headers.get("if-none-match") == stored.etag(width):
@@ -297,7 +297,7 @@ def _open_picture(site: Site, inspection_id: int) -> StoredPicture:
     if row is None:
         raise HTTPException(404, f"There is no inspection {inspection_id}.")
     if row.image_path is None:
-        raise HTTPException(404, f"The picture of inspection {inspection_id} was not kept, or was pruned.")
+        raise HTTPException(404, f"The image of inspection {inspection_id} was not kept, or was pruned.")
     try:
         return site.pictures.open(row.image_path)
     except NoPicture as error:
@@ -305,7 +305,7 @@ def _open_picture(site: Site, inspection_id: int) -> StoredPicture:
 
 
 def _not_shown(inspection_id: int, error: NoPicture) -> HTTPException:
-    return HTTPException(404, f"The picture of inspection {inspection_id} cannot be shown: {error}.")
+    return HTTPException(404, f"The image of inspection {inspection_id} cannot be shown: {error}.")
 
 
 def _cache_headers(etag: str) -> dict[str, str]:

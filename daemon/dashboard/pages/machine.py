@@ -350,7 +350,7 @@ def _retention(config: Config) -> list[tuple[str, str]]:
     """Return what coserve.yaml keeps and for how long, in words."""
     kept = config.retention
     return [
-        ("Pictures kept", ", ".join(kept.keep) or "none"),
+        ("Images kept", ", ".join(kept.keep) or "none"),
         ("Keep for", duration(kept.images_for) if kept.images_for else "no limit (images_for)"),
         ("Good examples", f"the newest {kept.good_examples} passes of each component (good_examples)"),
         ("At most", size_text(kept.images_bytes) if kept.images_bytes else "no limit (images_bytes)"),

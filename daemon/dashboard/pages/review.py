@@ -121,11 +121,11 @@ class ReviewItem:
     def why_no_picture(self) -> str:
         """Return the text in place of a picture."""
         if self.image.is_copied_later:
-            return "The picture is being copied to the images folder: it comes in a moment."
+            return "The image is being copied to the images folder: it comes in a moment."
         what = (
             "it was not kept, or was pruned" if self.image.image_path is None else "its file cannot be shown any more"
         )
-        return f"No picture: {what}. Decide by the experts' answers, or look at the board."
+        return f"No image: {what}. Decide by the experts' answers, or look at the board."
 
 
 _Which = Annotated[ReviewFilter, Depends()]

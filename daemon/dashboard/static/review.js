@@ -124,7 +124,7 @@
       img.addEventListener("error", () => {
         const gone = document.createElement("p");
         gone.className = "no-picture";
-        gone.textContent = "No picture: it was pruned meanwhile, or cannot be shown.";
+        gone.textContent = "No image: it was pruned meanwhile, or cannot be shown.";
         img.closest(".picture")?.replaceWith(gone);
       });
     node.querySelector(".review-reference")?.addEventListener("click", compare);
@@ -300,7 +300,7 @@
     const picture = stage.querySelector(".review-picture");
     const good = stage.querySelector(".review-reference .picture");
     if (!picture || !good) {
-      say("There is no picture of a good part to compare with.");
+      say("There is no image of a good part to compare with.");
       return;
     }
     zoomTo(1);
