@@ -43,6 +43,7 @@ from daemon.monitor.gauges import Gauges
 from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe, Station
+from daemon.monitor.rejections import Rejections
 from daemon.monitor.timeline import WorkTimeline
 from daemon.monitor.web_pages import WebPages, missing_packages
 from daemon.operations import Operations
@@ -66,6 +67,7 @@ from daemon.storage.writer import Writer
 from daemon.wire.access import Access
 from daemon.wire.control import ControlServer
 from daemon.wire.endpoints import Gate
+from daemon.wire.messages import Answer
 from daemon.wire.sockets import end_context
 from experts.versions import current_user
 
@@ -128,6 +130,7 @@ class App:
         self._rulebook = Rulebook(line.routes)
         self._metrics = Metrics(self._catalogs.architecture_of)
         self._timeline = WorkTimeline(time.time)
+        self._rejections = Rejections(time.time)
         self._context: zmq.Context[Any] = zmq.Context()
         self._handles = handle_shares(raise_handle_limit())
         keys = curve_keys(config.security)
@@ -185,6 +188,7 @@ class App:
             open_store,
             config.database,
             keep=config.retention.keep,
+            good_examples=config.retention.good_examples,
             expert_version=self._catalogs.version,
             tell=tell,
             record=EpochRecord(config.journal),
@@ -198,7 +202,8 @@ class App:
 
     def _claims(self) -> SpaceClaims:
         """Return the space that accepted images still need."""
-        may_stay_bytes = self._backlog.bytes if self._config.retention.keep else 0
+        kept = self._config.retention
+        may_stay_bytes = self._backlog.bytes if kept.keep or kept.good_examples else 0
         arriving_bytes = self._admission.bytes_in_memory
         return SpaceClaims(self._backlog.images, may_stay_bytes, self._writer.to_copy_bytes, arriving_bytes)
 
@@ -268,7 +273,7 @@ class App:
             self._admission,
             self._reader.results_since,
             keys,
-            self._metrics.answered,
+            self._count_answer,
             self._gate.is_allowed if self._gate else None,
             self._handles.intake,
         )
@@ -277,6 +282,11 @@ class App:
         self._access = Access(
             self._gate, (self._intake.rebind, self._results.rebind), self._http.reload if self._http else list
         )
+
+    def _count_answer(self, answer: Answer) -> None:
+        self._metrics.answered(answer.kind, answer.code)
+        if answer.code is not None:
+            self._rejections.note(answer.source, answer.code, answer.reason)
 
     def _make_http(self, config: Config) -> HttpServer | WebPages | None:
         """Return the web pages; without their extra, metrics and health alone."""
@@ -306,6 +316,7 @@ class App:
             metrics=self._metrics,
             access=self._access,
             timeline=self._timeline,
+            rejections=self._rejections,
             probe=self.probe,
             children=self._children,
             deliveries=self._deliveries,

@@ -32,6 +32,7 @@ from daemon.monitor.answers import Vitals, health
 from daemon.monitor.gauges import ScrapeFacts
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe
+from daemon.monitor.rejections import Rejections
 from daemon.monitor.timeline import MAX_WINDOW_S, WorkTimeline
 from daemon.policy.quota import Quotas
 from daemon.storage.database.changes import PROGRAM, RESTORED, RULES, Change, ChangeNotes, State, expert_subject
@@ -82,6 +83,7 @@ class Operations:
     metrics: Metrics
     access: Access
     timeline: WorkTimeline
+    rejections: Rejections
     probe: PipelineProbe
     children: Children
     deliveries: Deliveries
@@ -308,6 +310,7 @@ class Operations:
             "children": children,
             "consumers": [] if last_seq is None else self.deliveries.status(last_seq, children),
             "models": self.language.status() if self.config.models else [],
+            "rejected": self.rejections.rows(),
         }
         return {
             **known,

@@ -25,6 +25,8 @@ Grade = Literal["stable", "shifting", "drifted", "too few"]
 Lacks = Literal["answers", "images held out"]
 Histograms = Mapping[str, Sequence[int]]
 _SHIFTING, _DRIFTED = 0.1, 0.25
+#: Chance exceeds the limit in one of two thousand comparisons (this normal quantile): a line has many experts.
+_QUANTILE = 3.29
 #: Added to each bin that either side has, so that a bin that one side lacks does not weigh infinitely.
 _SMOOTHING = 0.5
 
@@ -33,9 +35,9 @@ _SMOOTHING = 0.5
 class Drift:
     """Distance of recent answers from training's, over `answers` of them and `held_out` images of training.
 
-    `noise` is the average value if nothing had changed: small samples differ by chance alone. If the noise alone
-    reaches "shifting" the grade is "too few", and `lacks` names what is missing. More answers come with time; more
-    images held out must be measured.
+    `noise` is the average value if nothing had changed, and `chance` one that is hardly ever exceeded then: small
+    samples differ by chance alone, so a smaller value is "stable". If the noise alone reaches "shifting" the grade is
+    "too few", and `lacks` names what is missing. More answers come with time; more images held out must be measured.
     """
 
     value: float
@@ -43,6 +45,7 @@ class Drift:
     answers: int
     held_out: int
     noise: float
+    chance: float = 0.0
     lacks: Lacks | None = None
 
 
@@ -88,7 +91,7 @@ def compare(training: Histograms, recent: Histograms) -> Drift:
         training, recent = {ALL: training[ALL]}, {ALL: _sum(recent.values())}
     answers = sum(map(sum, recent.values()))
     held_out = sum(map(sum, training.values()))
-    value = noise = weight = unknown = 0.0
+    value = noise = spread = weight = unknown = 0.0
     for label, counts in recent.items():
         of_training, now = training.get(label, ()), sum(counts)
         if not now:
@@ -100,23 +103,35 @@ def compare(training: Histograms, recent: Histograms) -> Drift:
         weight += now
         value += now * drift(of_training, counts)
         noise += now * by_chance
+        spread += (now * by_chance) ** 2 * 2 / max(1, _bins(of_training, counts) - 1)
     # Where most answers are of labels that cannot be compared, the rest does not speak for the expert.
     if weight < answers / 2 or not answers:
         lacks: Lacks = "images held out" if unknown and unknown >= (answers - weight) / 2 else "answers"
         return Drift(0.0, "too few", answers, held_out, noise=_SHIFTING, lacks=lacks)
-    return Drift(value / weight, grade(value / weight), answers, held_out, noise / weight)
+    value, chance = value / weight, _chance(noise / weight, spread / weight**2)
+    return Drift(value, grade(value) if value > chance else "stable", answers, held_out, noise / weight, chance)
+
+
+def _chance(mean: float, variance: float) -> float:
+    """Return the value that chance hardly ever exceeds: a scaled chi-square with these moments (Wilson, Hilferty)."""
+    if not variance:
+        return mean
+    ninth = variance / (9 * mean**2)  # 2 / (9 degrees of freedom)
+    return mean * (1 - ninth + _QUANTILE * math.sqrt(ninth)) ** 3
 
 
 def _noise(training: Sequence[int], recent: Sequence[int]) -> float:
     """The index that two samples of one distribution have on average: degrees of freedom times (1/n + 1/m)."""
-    bins = sum(1 for t, r in zip(training, recent, strict=True) if t or r)
-    return (bins - 1) * (1 / sum(training) + 1 / sum(recent))
+    return (_bins(training, recent) - 1) * (1 / sum(training) + 1 / sum(recent))
 
 
 def _lacks_held_out(training: Sequence[int], recent: Sequence[int]) -> bool:
     """Return True if the recent answers suffice and only the images held out are too few."""
-    bins = sum(1 for t, r in zip(training or [0] * BINS, recent, strict=True) if t or r)
-    return bins / sum(recent) < _SHIFTING and sum(training) < sum(recent)
+    return _bins(training or [0] * BINS, recent) / sum(recent) < _SHIFTING and sum(training) < sum(recent)
+
+
+def _bins(training: Sequence[int], recent: Sequence[int]) -> int:
+    return sum(1 for t, r in zip(training, recent, strict=True) if t or r)
 
 
 def _sum(parts: Iterable[Sequence[int]]) -> tuple[int, ...]:

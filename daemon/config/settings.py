@@ -9,6 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from daemon.config.addresses import absolute_database, absolute_endpoint, absolute_secret, http_endpoint
 from daemon.config.environment import override
+from daemon.config.plant_time import PlantTime, clock_time, shift_name, timezone_name
 from daemon.consumers.kinds import CONSUMER_KEYS, CONSUMER_NAME, AnyConsumer, consumer_mistakes
 from daemon.errors import ConfigError
 from daemon.units import MAX_COUNT, Bytes, Count, Seconds, between, size_text
@@ -141,12 +143,15 @@ class Retention(_ConfigSection):
 
     Kept images go after `images_for`, beyond `images_bytes` in all, and while less than `free` (at most half of the
     disk) is free where they lie: passed ones first, then unknown, then failed, unsure and reviewed ones, the oldest
-    first; their rows stay. Closed boards go with all their rows after `results_for`, unless an operator has reviewed
-    them. Unset keys prune nothing. No image is accepted while less than `reserve`, or than an eighth of a small disk,
-    is free. `segment` is the size of the journal's files, `quarantine` what refused images may take.
+    first; their rows stay. Closed boards go with all their rows after `results_for`, unless an operator has
+    reviewed them. Of each component the newest `good_examples` passes are kept to compare with, whatever `keep`
+    says, and go last where space is needed. Unset keys prune nothing. No image is accepted while less than
+    `reserve`, or than an eighth of a small disk, is free. `segment` is the size of the journal's files,
+    `quarantine` what refused images may take.
     """
 
     keep: list[Literal["pass", "fail", "review", "unknown"]] = ["fail", "review", "unknown"]
+    good_examples: Annotated[int, Field(ge=0, le=100)] = 3
     images_for: Seconds | None = None
     images_bytes: Bytes | None = None
     free: Bytes | None = None
@@ -154,6 +159,23 @@ class Retention(_ConfigSection):
     reserve: Bytes = 64 * 2**20
     segment: Bytes = 256 * 2**20
     quarantine: Bytes = 256 * 2**20
+
+
+class Plant(_ConfigSection):
+    """The plant's clock: pages and commands show times and count days in `timezone`, the reader's or UTC without it.
+
+    `shifts` says when each shift begins (`early: "06:00"`); it lasts until the next one begins. `yield_goal` is the
+    share of boards that should pass at their first attempt.
+    """
+
+    timezone: Annotated[str, AfterValidator(timezone_name)] | None = None
+    shifts: dict[Annotated[str, AfterValidator(shift_name)], Annotated[str, AfterValidator(clock_time)]] = {}
+    yield_goal: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    def clock(self) -> PlantTime:
+        """Return the plant's days, hours and shifts."""
+        starts = tuple((name, time.fromisoformat(at)) for name, at in self.shifts.items())
+        return PlantTime(self.timezone or "UTC", starts)
 
 
 class StopSettings(_ConfigSection):
@@ -206,6 +228,7 @@ class Config(_ConfigSection):
     policy: str = "coserve-plus"
     limits: Limits = Limits()
     retention: Retention = Retention()
+    plant: Plant = Plant()
     stop: StopSettings = StopSettings()
     models: dict[Annotated[str, Field(pattern=_MODEL_NAME)], Model] = {}
     consumers: dict[Annotated[str, Field(pattern=CONSUMER_NAME)], AnyConsumer] = {}
@@ -311,6 +334,7 @@ def _resolve(
         mistakes.append((("database",), str(error)))
         database = absolute_database(_DATABASE, folder)  # so that the mistake is reported once
     mistakes += [(("consumers", *path), message) for path, message in consumer_mistakes(config.consumers)]
+    mistakes += [(("plant", "shifts", name), message) for name, message in _shift_mistakes(config.plant)]
     secrets, mistaken = _absolute_secrets(config.security, folder, environ)
     mistakes += [(("security", *path), message) for path, message in mistaken]
     update: dict[str, Any] = {
@@ -372,6 +396,13 @@ def _device_mistakes(name: str, device: Device) -> list[tuple[tuple[str, ...], s
         message = "the CPU's experts are in RAM already: leave host_cache out, or raise expert_memory"
         mistakes.append((("host_cache",), message))
     return mistakes
+
+
+def _shift_mistakes(plant: Plant) -> Iterator[tuple[str, str]]:
+    first: dict[str, str] = {}
+    for name, start in plant.shifts.items():
+        if first.setdefault(start, name) != name:
+            yield name, f"begins at {start}, as {first[start]} does: a shift lasts until the next one begins"
 
 
 def _model_mistakes(model: Model, devices: Mapping[str, Device]) -> list[tuple[str, str]]:

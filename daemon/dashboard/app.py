@@ -59,6 +59,7 @@ def make_app(site: Site, keyring: Keyring, heart: int | None) -> AccessGuard:
 
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # malformed forms are answered, not logged
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=life, redirect_slashes=False)
+    app.state.site = site
     _add_login(app, site, keyring)
     _add_events_and_probes(app, site)
     for page in PAGES:

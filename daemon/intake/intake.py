@@ -92,11 +92,11 @@ class Intake:
         admission: Admission,
         results_since: ResultsReader,
         keys: ServerKeys | None = None,
-        on_answer: Callable[[str, str | None], None] = lambda _kind, _code: None,
+        on_answer: Callable[[Answer], None] = lambda _answer: None,
         is_allowed: Callable[[str], bool] | None = None,
         max_connections: int = 256,
     ) -> None:
-        """`results_since(seq, limit)` is called in a thread of its own; `on_answer` counts answers by type and code.
+        """`results_since(seq, limit)` is called in a thread of its own; `on_answer` counts answers.
 
         `is_allowed(key)` tells if a client's public key is still allowed; None if clients need no key.
         """
@@ -308,7 +308,7 @@ class Intake:
         return [(reply.peer, reply.answer)]
 
     def _send(self, router: Socket, peer: Peer, answer: Answer) -> None:
-        self._on_answer(answer.kind, answer.code)
+        self._on_answer(answer)
         try:
             router.send_multipart([peer.identity, *peer.envelope, MAGIC, answer.header], zmq.NOBLOCK)
         except zmq.ZMQError:  # the peer is gone, or does not read: it will send again

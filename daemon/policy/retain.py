@@ -1,4 +1,7 @@
-"""Order of pruning when disk space is needed: passed images first, evidence last, the oldest first within each."""
+"""Order of pruning when disk space is needed: passed images first, evidence late, the newest good examples last.
+
+The oldest go first within each.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,10 +18,16 @@ class KeptImage:
     size_bytes: int
     verdict: Verdict
     is_reviewed: bool
+    is_example: bool = False
 
 
 def rank(image: KeptImage) -> int:
-    """Return 0 for passed images, which go first, 1 for never judged ones, 2 for failed, unsure and reviewed ones."""
+    """Return 0 for passed images, which go first, 1 for never judged ones, 2 for failed, unsure and reviewed ones.
+
+    The newest good examples of each component, 3, are few, and every review needs them.
+    """
+    if image.is_example:
+        return 3
     if image.is_reviewed or image.verdict in ("fail", "review"):
         return 2
     return 1 if image.verdict == "unknown" else 0

@@ -140,7 +140,9 @@ class Pruner:
         self._engine.dispose()
 
     def prune_images(self) -> None:
-        """Prune until no image is too old, and images need no more room than they may."""
+        """Prune until no image is too old, and images need no more room than they may. Replaced examples go first."""
+        replaced = self._run_task(lambda store: store.drop_examples())
+        self._count_images(len(replaced) - len(remove_images(self._images, replaced)), 0)
         total_bytes = self._query(kept_bytes) if self._settings.images_bytes is not None else 0
         while images := self._next_images(total_bytes):
             began_s = time.monotonic()
@@ -200,7 +202,8 @@ class Pruner:
         excess = excess_bytes(total_bytes, self._settings.images_bytes, *self._free())
         if not excess:
             return []
-        oldest = self._query(lambda connection: oldest_kept(connection, _IMAGES_PER_TURN, None))
+        examples = self._settings.good_examples
+        oldest = self._query(lambda connection: oldest_kept(connection, _IMAGES_PER_TURN, None, examples))
         return images_to_prune(oldest, excess)[:_IMAGES_PER_TURN]
 
     def _free(self) -> tuple[int | None, int | None]:

@@ -463,12 +463,14 @@ class Answer:
     kind: str
     header: bytes
     code: str | None = None
+    source: str | None = None
+    reason: str = ""
 
 
 def answer(kind: str, image_id: str | None, source: str | None, credit: int, **fields: Any) -> Answer:
     """Return the answer to a message, with the number of messages that may be outstanding from now on."""
     header = encode({"type": kind, "id": image_id, "source": source, "credit": credit, **fields})
-    return Answer(kind, header, fields.get("code"))
+    return Answer(kind, header, fields.get("code"), source, fields.get("reason", ""))
 
 
 def results_answer(asked: ResultsSince, page: Mapping[str, Any], credit: int) -> Answer:

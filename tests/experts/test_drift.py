@@ -76,6 +76,28 @@ def test_chance_alone_is_hardly_ever_called_drift():
     assert grades.count("stable") > 90
 
 
+def test_a_line_of_many_experts_that_saw_few_parts_has_none_that_drifts_by_chance():
+    """Three of 34 less sure answers in training and none of 30 now: an index of 0.16, and nothing has changed."""
+    training, recent = [0] * BINS, [0] * BINS
+    training[18:], recent[18:] = [3, 31], [0, 30]
+    drift_now = compare({"ok": training}, {"ok": recent})
+    assert drift_now.value > 0.1
+    assert (drift_now.grade, drift_now.value < drift_now.chance) == ("stable", True)
+    random = np.random.default_rng(5)
+    grades = []
+    for _ in range(2000):
+        less = random.binomial([36, 60], random.choice([0.03, 0.1, 0.3]))
+        training[18:], recent[18:] = [less[0], 36 - less[0]], [less[1], 60 - less[1]]
+        grades.append(compare({"ok": training}, {"ok": recent}).grade)
+    assert sum(grade not in ("stable", "too few") for grade in grades) <= 5
+
+
+def test_few_answers_suffice_where_everything_is_another():
+    training, recent = [0] * BINS, [0] * BINS
+    training[19], recent[12:14] = 60, [30, 30]
+    assert compare({"ok": training}, {"ok": recent}).grade == "drifted"
+
+
 def test_a_label_that_training_hardly_answered_does_not_speak_for_the_expert():
     training = histograms([("ok", c) for c in confidences(0, 500)] + [("rare", 0.99)])
     recent = histograms([("ok", c) for c in confidences(1, 900)] + [("rare", 0.3)] * 20)

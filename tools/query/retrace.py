@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from experts.spec import Detection
 from routing_rules.compile import RulesError, compile_rules
 from routing_rules.document import Document, KeyPath, read_yaml_text
+from routing_rules.reasons import wanted
 from routing_rules.routes import (
     ANY_LABEL,
     ClassifierStep,
     DetectorStep,
     Judgement,
-    Requirement,
     Seen,
     Step,
     Verdict,
@@ -289,18 +289,10 @@ def _count_findings(
         count = f"{sure} sure" + (f" and {len(counted) - sure} unsure" if len(counted) > sure else "")
         defect = "" if judgement.defect is None else f": {judgement.defect}"
         yield RuleFinding(
-            f"required {_wanted(requirement)} {requirement.label}, found {count}{where}{defect}",
+            f"required {wanted(requirement)} {requirement.label}, found {count}{where}{defect}",
             rule.line_if_present("require", requirement.label),
             judgement.verdict,
         )
-
-
-def _wanted(requirement: Requirement) -> str:
-    if requirement.maximum is None:
-        return f"at least {requirement.minimum}"
-    if requirement.minimum == requirement.maximum:
-        return f"{requirement.minimum}"
-    return f"{requirement.minimum} to {requirement.maximum}"
 
 
 def _onward(alone: Judgement, so_far: Judgement, *, is_first: bool) -> str:

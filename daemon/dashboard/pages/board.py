@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from daemon.dashboard.pages.review import REFUSED, REVIEW_TIMEOUT_S, ReviewerCookie, SeenReview, name_of
 from daemon.dashboard.site.database import Database
-from daemon.dashboard.site.pictures import WIDTHS, NoPicture, StoredPicture
+from daemon.dashboard.site.pictures import WIDTHS, NoPicture, PictureSize, StoredPicture
 from daemon.dashboard.site.site import SearchText, Site, Verdict
 from daemon.storage.database.boards import serial_range
 from daemon.wire.control import ControlError
@@ -57,7 +57,7 @@ FROM (SELECT verdict FROM inspections WHERE board_id = :board_id LIMIT :limit) A
 """
 _IMAGES = """
 SELECT inspection_id, board_id, source, image_id, component, designator, accepted_at, completed_at, verdict, defect,
-       reason, late, image_path, latency_ms
+       reason, late, image_path, latency_ms, rules_version
 FROM inspections
 """
 _STAGES = """
@@ -207,6 +207,11 @@ def failures(board: Row[Any]) -> list[dict[str, Any]]:
     return _json_list(board.failed)
 
 
+def missing(board: Row[Any]) -> list[dict[str, Any]]:
+    """Return the missing positions of a closed board: `component`, `count`, perhaps `designators`."""
+    return _json_list(board.missing)
+
+
 def _is_one_board(matches: Sequence[Row[Any]], serial: str) -> bool:
     """Return True if all matches are attempts at the board of this serial: who scans it wants to see that board."""
     return len({(board.board_type, board.serial) for board in matches}) == 1 and matches[0].serial == serial
@@ -233,6 +238,12 @@ def _board_page(
         images = images[:_PART_IMAGES]
     shown = _components(database, images)
     findings = [component for component in shown if component.image.verdict in ("fail", "unknown", "review")]
+
+    def card(one: InspectedComponent) -> tuple[InspectedComponent, PictureSize | None, str]:
+        size = site.pictures.size(one.image.image_path)
+        pixels = size and (size.width, size.height)
+        return one, size, site.rules.reason(board.board_type, one.image, one.stages, one.boxes, pixels)
+
     chosen = _chosen(database, board_id, inspection) if inspection else None
     of_serial = f"{BOARDS} WHERE board_type = :type AND serial = :serial ORDER BY attempt"
     attempts = database.rows(of_serial, {"type": board.board_type, "serial": board.serial}, limit=_MAX_ATTEMPTS)
@@ -249,15 +260,15 @@ def _board_page(
         counts=counts,
         total=total,
         is_counted=total <= _MAX_COUNTED_IMAGES,
-        missing=_json_list(board.missing),
+        missing=missing(board),
         verdict=verdict,
         after=after,
         more=more,
         is_whole=is_whole,
         components=shown,
-        findings=[(finding, site.pictures.size(finding.image.image_path)) for finding in findings[:_MAX_FINDINGS]],
+        findings=[card(finding) for finding in findings[:_MAX_FINDINGS]],
         more_findings=len(findings[_MAX_FINDINGS:]),
-        chosen=chosen and (chosen, site.pictures.size(chosen.image.image_path)),
+        chosen=chosen and card(chosen),
     )
 
 
@@ -323,7 +334,7 @@ def _add_pictures(routes: APIRouter, site: Site) -> None:
     @routes.get("/pictures/{inspection_id}")
     async def picture(request: Request, inspection_id: IdInPath, width: Annotated[int, Query()] = 0) -> Response:
         if width not in (0, *WIDTHS):
-            raise HTTPException(422, f"width: expected {' or '.join(map(str, WIDTHS))}, or none for the whole picture")
+            raise HTTPException(422, f"width: expected {' or '.join(map(str, WIDTHS))}, or none for the whole image")
         stored = await anyio.to_thread.run_sync(_open_picture, site, inspection_id)
         try:
             if request.headers.get("if-none-match") == stored.etag(width):
@@ -345,7 +356,7 @@ def _open_picture(site: Site, inspection_id: int) -> StoredPicture:
     if row is None:
         raise HTTPException(404, f"There is no inspection {inspection_id}.")
     if row.image_path is None:
-        raise HTTPException(404, f"The picture of inspection {inspection_id} was not kept, or was pruned.")
+        raise HTTPException(404, f"The image of inspection {inspection_id} was not kept, or was pruned.")
     try:
         return site.pictures.open(row.image_path)
     except NoPicture as error:
@@ -353,7 +364,7 @@ def _open_picture(site: Site, inspection_id: int) -> StoredPicture:
 
 
 def _not_shown(inspection_id: int, error: NoPicture) -> HTTPException:
-    return HTTPException(404, f"The picture of inspection {inspection_id} cannot be shown: {error}.")
+    return HTTPException(404, f"The image of inspection {inspection_id} cannot be shown: {error}.")
 
 
 def _cache_headers(etag: str) -> dict[str, str]:

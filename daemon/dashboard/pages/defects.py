@@ -11,19 +11,20 @@ import io
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from sqlalchemy import ColumnElement, Row, Select, case, func, literal_column, or_, select
 from starlette.exceptions import HTTPException
 
-from daemon.dashboard.pages.review import defect_codes
+from daemon.config.plant_time import PlantTime, Span
+from daemon.dashboard.pages.drawings import BarValue, Pictures, bar_charts
 from daemon.dashboard.site.database import CachedAnswers, TooMuchToCount
-from daemon.dashboard.site.site import ShortText, Site, Verdict, chart_series
+from daemon.dashboard.site.site import ShortText, Site, Verdict
 from daemon.storage.database.reviews import DAEMON, is_newest
 from daemon.storage.database.schema import boards, inspections, reviews
 from daemon.units import spreadsheet_cell
@@ -34,14 +35,18 @@ _MAX_GROUPS = 60_000
 _MAX_ROWS = 200
 _PAGE_IMAGES = 100
 _MAX_CSV_IMAGES = 10_000
-_CHART_BARS = 15
-_CHART_NAME_LETTERS = 20
+_CHART_DAYS = 31
 #: Beside a line that needs every core the pages get a tenth of one: a million images then take some seconds more.
 _COUNT_TIMEOUT_S = 15.0
 _CACHE_S = 10.0
 _MAX_CACHED = 8
 _RANGES = {"today": 1, "7d": 7, "30d": 30}
+#: The days of the plant's zone that a span may have: each is named in the question.
+_MAX_ZONED_DAYS = 3660
 _VERDICTS = ("pass", "fail", "review", "unknown")
+
+_UTC = PlantTime()
+_FIRST_DAY, _LAST_DAY = date(1970, 1, 1), date(2999, 12, 31)
 
 Day = Annotated[str, Query(pattern=r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$")]
 Grouping = Literal["both", "defect", "component"]
@@ -51,13 +56,19 @@ Question = Select[*tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class DefectSpan:
-    """Boards closed from the day `since` to `until` (UTC). An empty filter matches all, `-` no lot or station."""
+    """Boards closed from the plant's day `since` to `until`. An empty filter matches all, `-` no lot or station."""
 
     since: date
     until: date
     type: str = ""
     lot: str = ""
     station: str = ""
+    plant: PlantTime = _UTC
+
+    @property
+    def edges(self) -> Span:
+        """Return the span as the database has times."""
+        return self.plant.days(self.since, self.until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +81,25 @@ class DefectFilter:
     type: ShortText = ""
     lot: ShortText = ""
     station: ShortText = ""
-    by: Grouping = "both"
+    by: Grouping = "defect"
     span: DefectSpan = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "span", DefectSpan(*self._days(), self.type, self.lot, self.station))
+    def on_days(self, plant: PlantTime, today: date) -> Self:
+        """Return the filters with their `span`."""
+        object.__setattr__(
+            self, "span", DefectSpan(*self._days(plant, today), self.type, self.lot, self.station, plant)
+        )
+        return self
 
-    def _days(self) -> tuple[date, date]:
-        today = datetime.now(UTC).date()
+    def _days(self, plant: PlantTime, today: date) -> tuple[date, date]:
         if self.range != "own":
             return today - timedelta(days=_RANGES[self.range] - 1), today
-        try:
-            until = date.fromisoformat(self.last) if self.last else today
-            since = date.fromisoformat(self.first) if self.first else until - timedelta(days=6)
-        except (ValueError, OverflowError):
-            raise HTTPException(422, "from, to: expected days such as 2026-11-21") from None
-        if until == date.max:
-            until -= timedelta(days=1)  # a span ends at the beginning of the day after
+        until = _date(self.last) if self.last else today
+        since = _date(self.first) if self.first else max(until, _FIRST_DAY + timedelta(days=6)) - timedelta(days=6)
         if since > until:
             raise HTTPException(422, f"from {since} is after to {until}: exchange them")
+        if plant.timezone != "UTC" and (until - since).days >= _MAX_ZONED_DAYS:
+            raise HTTPException(422, f"from {since} to {until}: choose at most {_MAX_ZONED_DAYS:,} days")
         return since, until
 
     def query(self, **more: Any) -> str:
@@ -97,7 +108,7 @@ class DefectFilter:
         if self.range == "own":
             fields |= {"from": self.span.since, "to": self.span.until}
         fields |= {"type": self.type, "lot": self.lot, "station": self.station}
-        fields |= {"by": self.by if self.by != "both" else ""} | more
+        fields |= {"by": self.by if self.by != "defect" else ""} | more
         return urlencode({name: value for name, value in fields.items() if value not in ("", None)})
 
 
@@ -117,12 +128,24 @@ class ImageFilter:
         return {name: value for name, value in asdict(self).items() if value}
 
 
-_Which = Annotated[DefectFilter, Depends()]
+def _date(text: str) -> date:
+    try:
+        return min(max(date.fromisoformat(text), _FIRST_DAY), _LAST_DAY)
+    except ValueError:
+        raise HTTPException(422, "from, to, day: expected days such as 2026-11-21") from None
+
+
+def _of_the_plant(request: Request, given: Annotated[DefectFilter, Depends()]) -> DefectFilter:
+    site: Site = request.app.state.site
+    return given.on_days(site.plant, site.today())
+
+
+_Which = Annotated[DefectFilter, Depends(_of_the_plant)]
 _Only = Annotated[ImageFilter, Depends()]
 
 
 def router(site: Site) -> APIRouter:
-    """Return the routes of the page, its charts' numbers, its lists and its CSV files."""
+    """Return the routes of the page, its lists and its CSV files."""
     routes = APIRouter()
     cache = _DefectCache(site)
 
@@ -138,18 +161,11 @@ def router(site: Site) -> APIRouter:
             trend=trend,
             tallies=tallies[:_MAX_ROWS],
             more_tallies=max(0, len(tallies) - _MAX_ROWS),
+            days=_day_charts(tallies) if trend == "day" else None,
+            top_rate=max((tally.fail_rate or 0.0 for tally in tallies), default=0.0) or 1.0,
             choices=cache.choices(),
             verdicts=_VERDICTS,
-            labels=cache.labels(),
         )
-
-    @routes.get("/defects/pareto.json")
-    def pareto_chart(which: _Which) -> JSONResponse:
-        return JSONResponse(_pareto_chart(cache.summary(which).causes[:_CHART_BARS], which.by))
-
-    @routes.get("/defects/trend.json")
-    def trend_chart(which: _Which, trend: Trend = "day") -> JSONResponse:
-        return JSONResponse(_trend_chart(cache.summary(which).tallies[trend][: _CHART_BARS * 2], trend))
 
     @routes.get("/defects/images")
     def images(
@@ -232,11 +248,6 @@ class _DefectCache:
             lambda: {name: [row[0] for row in rows(ask, limit=_MAX_ROWS)] for name, ask in choices_questions().items()},
         )
 
-    def labels(self) -> dict[str, str]:
-        """Return the rules' label of each defect code."""
-        codes = self._cache.get("codes", lambda: defect_codes(self._database))
-        return {code.code: code.label for code in codes if code.label}
-
 
 # Counted rows into tables
 
@@ -298,10 +309,6 @@ class FailCause:
     share: float
     cumulative: float
 
-    def name(self, by: Grouping) -> str:
-        code = self.defect or "no code"
-        return code if by == "defect" else str(self.component) if by == "component" else f"{code} {self.component}"
-
 
 @dataclass(frozen=True, slots=True)
 class DefectSummary:
@@ -358,23 +365,23 @@ def pareto(rows: Iterable[Any], by: Grouping) -> list[FailCause]:
     return causes
 
 
-def _pareto_chart(causes: Sequence[FailCause], by: Grouping) -> dict[str, Any]:
-    series = [
-        chart_series("share", [cause.share for cause in causes], "fail", "bars", is_share=True),
-        chart_series("up to here", [cause.cumulative for cause in causes], "accent", is_share=True),
-    ]
-    names = [cause.name(by)[:_CHART_NAME_LETTERS] for cause in causes]
-    return {"kind": "category", "x": names, "series": series, "empty": "No fails in this time."}
+def _day_charts(tallies: Sequence[DefectTally]) -> Pictures | None:
+    """Draw the fail rate of each of the last days up to the newest; None if there is only one to draw."""
+    by_day = {tally.name: tally for tally in tallies}
+    if len(by_day) < 2:
+        return None
+    last = date.fromisoformat(max(by_day))
+    first = max(date.fromisoformat(min(by_day)), last - timedelta(days=_CHART_DAYS - 1))
+    days = [f"{first + timedelta(days=number)}" for number in range((last - first).days + 1)]
+    rates = {day: by_day[day].fail_rate for day in days if day in by_day}
+    values = [BarValue(day[5:], rates.get(day), *_rate_texts(day, rates.get(day)), "fail") for day in days]
+    return bar_charts(values, most=max((rate or 0.0 for rate in rates.values()), default=0.0))
 
 
-def _trend_chart(tallies: Sequence[DefectTally], trend: str) -> dict[str, Any]:
-    style = "line" if trend == "day" else "bars"
-    series = [chart_series("fails", [tally.fail_rate for tally in tallies], "fail", style, is_share=True)]
-    if trend == "day":
-        rates = [tally.false_call_rate for tally in tallies]
-        series.append(chart_series("false calls", rates, "review", is_share=True))
-    names = [(tally.name or "none")[:_CHART_NAME_LETTERS] for tally in tallies]
-    return {"kind": "category", "x": names, "series": series, "empty": "No boards closed in this time."}
+def _rate_texts(day: str, rate: float | None) -> tuple[str, str]:
+    if rate is None:
+        return "", f"{day}: no boards closed"
+    return f"{100 * rate:.1f}", f"{day}: {100 * rate:.2f} % of the images failed"
 
 
 def _csv(name: str, span: DefectSpan, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
@@ -390,7 +397,7 @@ def _csv(name: str, span: DefectSpan, columns: Sequence[str], rows: Iterable[Seq
 # Questions
 
 # Numbers as text: PostgreSQL would not see that a bound one in GROUP BY is the one in SELECT.
-_day = func.substr(boards.c.completed_at, literal_column("1"), literal_column("10"))
+_utc_day = func.substr(boards.c.completed_at, literal_column("1"), literal_column("10"))
 _newest = (
     select(
         *(reviews.c.inspection_id, reviews.c.review_id, reviews.c.verdict, reviews.c.defect),
@@ -407,7 +414,7 @@ _final_defect = case((_is_reviewed, _newest.c.defect), else_=inspections.c.defec
 def not_passed_question(span: DefectSpan) -> Question:
     """Count images that are not plain passes by place, the line's verdict, a person's, and the defect."""
     columns = (
-        *(_day.label("day"), boards.c.lot, boards.c.station, inspections.c.component),
+        *(_day_of(span).label("day"), boards.c.lot, boards.c.station, inspections.c.component),
         *(inspections.c.verdict.label("said"), _newest.c.verdict.label("decided"), _final_defect.label("defect")),
     )
     is_plain = (inspections.c.verdict == "pass") & ~_is_reviewed
@@ -419,7 +426,7 @@ def by_board_question(span: DefectSpan) -> Question:
     """Count all images by their boards' day, lot and station, including images not judged yet."""
     of_board = select(func.count()).where(inspections.c.board_id == boards.c.board_id).correlate(boards)
     counted = (
-        select(_day.label("day"), boards.c.lot, boards.c.station, of_board.scalar_subquery().label("images"))
+        select(_day_of(span).label("day"), boards.c.lot, boards.c.station, of_board.scalar_subquery().label("images"))
         .where(*_within(span))
         .subquery()
     )
@@ -449,7 +456,7 @@ def images_question(span: DefectSpan, only: ImageFilter, before: int | None) -> 
             *(inspections.c.designator, inspections.c.verdict.label("said"), inspections.c.defect.label("said_defect")),
             *(_final.label("final"), _final_defect.label("defect"), _newest.c.reviewer, _newest.c.at, _newest.c.note),
         )
-    ).where(*_within(span), inspections.c.status == "done", *_conditions(only))
+    ).where(*_within(span), inspections.c.status == "done", *_conditions(span, only))
     if before is not None:
         query = query.where(inspections.c.inspection_id < before)
     return query.order_by(inspections.c.inspection_id.desc())
@@ -476,17 +483,37 @@ def _joined(query: Question) -> Question:
 
 
 def _within(span: DefectSpan) -> list[ColumnElement[bool]]:
-    after = span.until + timedelta(days=1)
     return [
-        boards.c.completed_at >= f"{span.since}T00:00:00.000Z",
-        boards.c.completed_at < f"{after}T00:00:00.000Z",
+        *_between(span.edges),
         *_equal((boards.c.board_type, span.type)),
         *_equal((boards.c.lot, span.lot), (boards.c.station, span.station), missing="-"),
     ]
 
 
-def _conditions(only: ImageFilter) -> list[ColumnElement[bool]]:
-    where = _equal((_final, only.final), (inspections.c.component, only.component), (_day, only.day))
+def _between(edges: Span) -> list[ColumnElement[bool]]:
+    return [boards.c.completed_at >= edges.since, boards.c.completed_at < edges.until]
+
+
+def _day_of(span: DefectSpan) -> ColumnElement[str]:
+    """Return a board's day. In the plant's zone it is found by halves, so that a year costs nine comparisons."""
+    if span.plant.timezone == "UTC":
+        return _utc_day
+    days = [span.since + timedelta(days=number) for number in range((span.until - span.since).days + 1)]
+
+    def among(days: Sequence[date]) -> ColumnElement[str]:
+        if len(days) == 1:
+            return literal_column(f"'{days[0]}'")
+        later = days[len(days) // 2 :]
+        begins = literal_column(f"'{span.plant.days(later[0]).since}'")
+        return case((boards.c.completed_at < begins, among(days[: len(days) // 2])), else_=among(later))
+
+    return among(days)
+
+
+def _conditions(span: DefectSpan, only: ImageFilter) -> list[ColumnElement[bool]]:
+    where = _equal((_final, only.final), (inspections.c.component, only.component))
+    if only.day:
+        where += _between(span.plant.days(_date(only.day)))
     where += _equal((_final_defect, only.defect), missing="-")
     kinds = {
         "false_call": [inspections.c.verdict == "fail", _newest.c.verdict == "pass"],

@@ -1,4 +1,4 @@
-"""Drawings in numbers, which templates turn into SVG: the memory of a pool, and the last minutes of the executors.
+"""Drawings in numbers, which templates turn into SVG: bars, the memory of a pool, the last minutes of the executors.
 
 Text in a drawing does not wrap, so each is made in two widths. What is too small to see is merged or has no text.
 """
@@ -12,6 +12,81 @@ from typing import Any
 from daemon.units import size_text
 
 WIDE, NARROW = 1120, 336
+
+# Bars
+
+_BAR_HEIGHT, _ABOVE, _BELOW = 150, 20, 20
+_LETTER, _MAX_BAR, _BAR_SHARE = 8.0, 64.0, 0.72
+
+
+@dataclass(frozen=True, slots=True)
+class BarValue:
+    """One bar to draw: `value` None is a gap. `tone` is a colour of the sheet, and `text` stands above the bar."""
+
+    name: str
+    value: float | None
+    text: str
+    title: str
+    tone: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    x: float
+    y: float
+    width: float
+    height: float
+    middle: float
+    name: str
+    text: str
+    title: str
+    tone: str
+
+
+@dataclass(frozen=True, slots=True)
+class BarChart:
+    """Bars from the line `base_y` up; `goal_y` is where a goal's line lies."""
+
+    width: int
+    height: int
+    base_y: int
+    bars: tuple[Bar, ...]
+    goal_y: float | None
+
+
+#: A drawing in each width, by its CSS class.
+Pictures = Sequence[tuple[str, BarChart]]
+
+
+def bar_charts(values: Sequence[BarValue], *, wide: int = WIDE, most: float, goal: float | None = None) -> Pictures:
+    """Draw bars side by side on a scale from 0 to `most`; texts that would not fit are left out."""
+    return [(look, _bar_chart(values, width, most, goal)) for look, width in (("wide", wide), ("narrow", NARROW))]
+
+
+def _bar_chart(values: Sequence[BarValue], width: int, most: float, goal: float | None) -> BarChart:
+    base_y, slot = _ABOVE + _BAR_HEIGHT, width / max(1, len(values))
+    bar_width = min(_MAX_BAR, slot * _BAR_SHARE)
+    longest = max((len(value.name) for value in values), default=1)
+    every = math.ceil((longest + 1) * _LETTER / slot)
+    bars: list[Bar] = []
+    for number, value in enumerate(values):
+        middle, height = (number + 0.5) * slot, _BAR_HEIGHT * min(1.0, (value.value or 0.0) / (most or 1.0))
+        bars.append(
+            Bar(
+                x=round(middle - bar_width / 2, 1),
+                y=round(base_y - height, 1),
+                width=round(bar_width, 1),
+                height=round(height, 1),
+                middle=round(middle, 1),
+                name=value.name if (len(values) - 1 - number) % every == 0 else "",
+                text=value.text if len(value.text) * _LETTER <= slot else "",
+                title=value.title,
+                tone=value.tone,
+            )
+        )
+    goal_y = None if goal is None else round(base_y - _BAR_HEIGHT * goal / most, 1)
+    return BarChart(width, base_y + _BELOW, base_y, tuple(bars), goal_y)
+
 
 # Memory
 
@@ -127,20 +202,27 @@ def _fitted(text: str, width: float, min_width: float, margin: float, letter_wid
 
 # Time
 
-_NAME_HEIGHT, _LANE_HEIGHT, _LANE_GAP = 15, 20, 7
+_NAME_HEIGHT, _LANE_HEIGHT, _LANE_GAP = 15, 24, 8
 _TONES = 6
-#: Bars of one expert that are no farther apart become one; thinner bars become one with others beside them.
-_MAX_GAP, _THIN = 2.0, 1.5
+#: Bars of one expert that are no farther apart become one; shorter ones one with others beside them, up to a width.
+_MAX_GAP, _SHORT, _SHORT_GAP, _MAX_MERGED = 2.0, 14.0, 6.0, 42.0
+#: An expert with this share of a merged bar's time gives it its colour.
+_DOMINANT = 0.6
+_MIN_HEIGHT = 4.0
 _TICKS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class WorkBar:
-    """A batch or load, or several that lie close together; `kind` is its CSS class."""
+    """A batch or load, or several that lie close together: as high as the share of its time that was worked.
+
+    `kind` is its CSS class.
+    """
 
     x: float
     width: float
-    y: int
+    y: float
+    height: float
     kind: str
     text: str
     title: str
@@ -164,11 +246,11 @@ class WorkChart:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A time of work in pixels from the left; `expert` is None for several."""
+    """A time of work in pixels from the left; `experts` are the pixels that each worked, the first one the longest."""
 
     left: float
     right: float
-    expert: str | None
+    experts: Mapping[str, float]
     images: int
     count: int
     bytes: int
@@ -196,7 +278,8 @@ def work_chart(timeline: Mapping[str, Any], executors: Sequence[str], width: int
 
 def _work(row: Mapping[str, Any], seconds: float, scale: float) -> _Work:
     left, right = (max(0.0, seconds - row[end]) * scale for end in ("began_s", "ended_s"))
-    return _Work(left, max(left, right), row["expert"], row.get("images", 0), 1, row.get("bytes", 0))
+    right = max(left, right)
+    return _Work(left, right, {row["expert"]: right - left}, row.get("images", 0), 1, row.get("bytes", 0))
 
 
 def _merged(works: Iterable[_Work]) -> list[_Work]:
@@ -204,10 +287,12 @@ def _merged(works: Iterable[_Work]) -> list[_Work]:
     for work in sorted(works, key=lambda work: work.left):
         last = merged[-1] if merged else None
         if last is not None and _are_one(last, work):
+            experts = {name: last.experts.get(name, 0.0) + work.experts.get(name, 0.0)
+                       for name in {**last.experts, **work.experts}}  # fmt: skip
             merged[-1] = replace(
                 last,
                 right=max(last.right, work.right),
-                expert=last.expert if last.expert == work.expert else None,
+                experts=dict(sorted(experts.items(), key=lambda item: -item[1])),
                 images=last.images + work.images,
                 count=last.count + work.count,
                 bytes=last.bytes + work.bytes,
@@ -219,22 +304,28 @@ def _merged(works: Iterable[_Work]) -> list[_Work]:
 
 def _are_one(last: _Work, work: _Work) -> bool:
     gap = work.left - last.right
-    is_thin = last.right - last.left < _THIN or work.right - work.left < _THIN
-    return gap <= _MAX_GAP and (last.expert == work.expert or (is_thin and gap <= _THIN))
+    if last.experts.keys() == work.experts.keys() and gap <= _MAX_GAP:
+        return True
+    is_short = min(last.right - last.left, work.right - work.left) < _SHORT
+    return is_short and gap <= _SHORT_GAP and work.right - last.left <= _MAX_MERGED
 
 
 def _bar(work: _Work, kind: str, y: int, scale: float) -> WorkBar:
-    width = max(1.0, work.right - work.left)
-    name = work.expert or "several experts"
-    took = f"{1000 * (work.right - work.left) / scale:,.0f} ms"
+    width, worked = max(1.0, work.right - work.left), sum(work.experts.values())
+    expert, others = next(iter(work.experts)), len(work.experts) - 1
+    name = f"{expert} and {others} more" if others else expert
+    took = f"{1000 * worked / scale:,.0f} ms"
     if kind == "batch":
         batches = f"{work.count} batches" if work.count > 1 else "one batch"
         title = f"{name}: {work.images} images in {batches}, {took}"
-        text = f"{name} ×{work.images}"
+        text = f"{expert} +{others}" if others else f"{expert} ×{work.images}"
     else:
         title = f"{name}: {work.count} loads, {size_text(work.bytes)}, {took}"
         text = name
     # An expert keeps its colour, whichever others are shown.
-    look = "mixed" if work.expert is None else f"tone-{zlib.crc32(work.expert.encode()) % _TONES}"
+    is_mixed = work.experts[expert] < _DOMINANT * worked
+    look = "mixed" if is_mixed else f"tone-{zlib.crc32(expert.encode()) % _TONES}"
+    height = max(_MIN_HEIGHT, _LANE_HEIGHT * min(1.0, worked / width)) if work.count > 1 else float(_LANE_HEIGHT)
     shown = _fitted(text, width, 24, 6, 6.4)
-    return WorkBar(round(work.left, 2), round(width, 2), y, f"{look} {kind}", shown, title)
+    x, top = round(work.left, 2), round(y + _LANE_HEIGHT - height, 1)
+    return WorkBar(x, round(width, 2), top, round(height, 1), f"{look} {kind}", shown, title)

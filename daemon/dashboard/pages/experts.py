@@ -63,6 +63,12 @@ FROM (
 ) AS batch
 GROUP BY expert
 """
+_TODAY = """
+SELECT stages.expert, count(*) AS today
+FROM stages JOIN inspections ON inspections.inspection_id = stages.inspection_id
+WHERE stages.inspection_id > :after AND inspections.completed_at >= :since
+GROUP BY stages.expert
+"""
 _NEWEST_LOADS = f"""
 (SELECT at, device, loaded, load_ms FROM expert_switches WHERE cause <> 'startup'
  ORDER BY switch_id DESC LIMIT {_RECENT_LOADS}) AS newest
@@ -93,7 +99,7 @@ _RULES = "SELECT text FROM rules_versions WHERE rules_version = :version"
 #: Of each (expert, version): counts of confidence in 20 bins, by answered label.
 VersionHistograms = Mapping[tuple[str, str], Mapping[str, Sequence[int]]]
 _Sort = Literal[
-    "health", "name", "size", "usage", "answers", "confidence", "fail", "hit", "loads", "drift", "calls"
+    "health", "name", "today", "size", "usage", "answers", "confidence", "fail", "hit", "loads", "drift", "calls"
 ]  # fmt: skip
 _Show = Literal["all", "resident", "trouble", "pinned", "unused"]
 
@@ -115,6 +121,7 @@ class ExpertRow:
     pinned: Sequence[str]
     queued: int
     failed: str | None
+    today: int = 0
     answers: int = 0
     confidence: float | None = None
     fail_rate: float | None = None
@@ -141,7 +148,7 @@ class ExpertRow:
             return "cannot be loaded"
         if self.drift is not None and self.drift.grade in ("drifted", "shifting"):
             return self.drift.grade
-        return "well" if self.answers else "never used"
+        return "OK" if self.answers else "never used"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +161,12 @@ class ExpertList:
 
 
 #: The worst first.
-HEALTH = ("cannot be loaded", "drifted", "shifting", "never used", "well")
+HEALTH = ("cannot be loaded", "drifted", "shifting", "never used", "OK")
 #: The orders of the list. The largest comes first but for names, health, confidence and hit rate.
 SORTS: Mapping[str, Callable[[ExpertRow], Any]] = {
     "health": lambda row: (HEALTH.index(row.health), -row.answers, row.expert),
     "name": lambda row: row.expert,
+    "today": lambda row: -row.today,
     "size": lambda row: -row.bytes,
     "usage": lambda row: -row.usage,
     "answers": lambda row: -row.answers,
@@ -167,7 +175,7 @@ SORTS: Mapping[str, Callable[[ExpertRow], Any]] = {
     "hit": lambda row: row.hit_rate if row.hit_rate is not None else 2.0,
     "loads": lambda row: -row.loads,
     "drift": lambda row: -(row.drift.value if row.drift else -1.0),
-    "calls": lambda row: (-row.escapes, -row.false_calls),
+    "calls": lambda row: (-row.false_calls, -row.escapes),
 }
 SHOWN: Mapping[str, Callable[[ExpertRow], bool]] = {
     "all": lambda _row: True,
@@ -190,6 +198,7 @@ def router(site: Site) -> APIRouter:
         q: SearchText = "",
         show: _Show = "all",
         sort: _Sort = "health",
+        columns: Literal["people", "all"] = "people",
         page: Annotated[int, Query(ge=1, le=1000)] = 1,
     ) -> HTMLResponse:
         listing = overview.listing()
@@ -201,8 +210,8 @@ def router(site: Site) -> APIRouter:
         first = (page - 1) * _PAGE_ROWS
 
         def link(**changes: Any) -> str:
-            defaults = {"q": "", "show": "all", "sort": "health", "page": 1}
-            fields = {"q": q, "show": show, "sort": sort, "page": 1} | changes
+            defaults = {"q": "", "show": "all", "sort": "health", "columns": "people", "page": 1}
+            fields = {"q": q, "show": show, "sort": sort, "columns": columns, "page": 1} | changes
             return "/experts?" + urlencode({key: value for key, value in fields.items() if value != defaults[key]})
 
         return site.page(
@@ -218,6 +227,7 @@ def router(site: Site) -> APIRouter:
             q=q,
             show=show,
             sort=sort,
+            columns=columns,
             link=link,
         )
 
@@ -251,7 +261,7 @@ class ExpertOverview:
         self._database = site.database
         self._catalog = CachedAnswer(_CATALOG_CACHE_S, lambda: _read_catalog(site.config))
         self._places = CachedAnswer(_PLACES_CACHE_S, lambda: site.ask_daemon("experts")["experts"])
-        self._recent = CachedAnswer(_RECENT_CACHE_S, lambda: _recent_work(site.database))
+        self._recent = CachedAnswer(_RECENT_CACHE_S, lambda: _recent_work(site))
         self._confidences = CachedAnswer(_DRIFT_CACHE_S, lambda: self.confidences(None))
         self._calls = CachedAnswer(_DRIFT_CACHE_S, lambda: self.calls(None))
         self._drifted = CachedAnswer(_DRIFT_CACHE_S, self._find_drifted)
@@ -300,6 +310,11 @@ class ExpertOverview:
         """Return the names of the experts graded `drifted`, the worst first; none if they cannot be counted."""
         return self._drifted.get()
 
+    def unusable(self) -> list[str]:
+        """Return what is wrong with experts that cannot judge, and with the catalog, in words."""
+        failed = [f"{row['expert']} cannot be loaded: {row['failed']}" for row in self._places.get() if row["failed"]]
+        return failed or self.catalog()[1]
+
     def _find_drifted(self) -> list[str]:
         catalog, _ = self.catalog()
         try:
@@ -322,11 +337,13 @@ def _read_catalog(config: Config) -> tuple[Catalog, list[str]]:
     return catalog or Catalog({}, {}), [str(problem) for problem in (*problems, *unusable)]
 
 
-def _recent_work(database: Database) -> dict[str, dict[str, Any]]:
+def _recent_work(site: Site) -> dict[str, dict[str, Any]]:
     """Return the fields of ExpertRow that the newest images and loads give, by expert."""
+    database = site.database
     after = {"after": database.id_before_newest(_RECENT_IMAGES)}
+    today = {"since": site.day_began(), "after": database.id_before_newest(_RECENT_IMAGES_FOR_CALLS)}
     work: dict[str, dict[str, Any]] = {}
-    for sql, values in ((_RATES, after), (_BATCHES, after), (_LOADS, {})):
+    for sql, values in ((_RATES, after), (_BATCHES, after), (_LOADS, {}), (_TODAY, today)):
         for row in database.rows(sql, values, limit=_MAX_EXPERTS):
             numbers = dict(row._mapping)
             work.setdefault(numbers.pop("expert"), {}).update(numbers)
@@ -396,7 +413,7 @@ def _confidence_chart(overview: ExpertOverview, name: str) -> dict[str, Any]:
     if training:
         series.append(chart_series("in training", _shares(training), "other2", is_share=True))
     bins = [f"{number / BINS:.2f}" for number in range(BINS)] if recent or training else []
-    return {"kind": "category", "x": bins, "series": series, "empty": "No answers yet, and no training distribution."}
+    return {"kind": "category", "x": bins, "series": series, "empty": "No answers yet."}
 
 
 def _shares(histograms: Mapping[str, Sequence[int]]) -> list[float]:

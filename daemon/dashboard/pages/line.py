@@ -1,43 +1,48 @@
-"""The page Line: state, alarms, today's numbers, and the boards as they come.
+"""The page Line, an andon: the last board's verdict, yield, what fails now, and what is wrong with the line itself.
 
-Alarms say what needs a person now and what to do about it. They are made from control's `status`, with the experts that
-drift added as `drifted`. To add an alarm, write a function from the status to alarms and add it to ALARM_SOURCES.
+Alarms say what needs a person now and what to do about it. They are made from control's `status`, with what the web
+process knows added: experts that drift or cannot be loaded, disks, silence of the cameras. To add an alarm, write a
+function from the status to alarms and add it to ALARM_SOURCES.
 """
 
-import threading
-from collections import Counter
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from daemon.dashboard.pages.andon import (
+    VerdictCounter,
+    fails_now,
+    first_pass_yield,
+    last_board,
+    silence,
+    yield_charts,
+)
 from daemon.dashboard.pages.board import BOARDS, listed
 from daemon.dashboard.pages.experts import ExpertOverview
-from daemon.dashboard.site.database import Database, NoDatabase, TooMuchToCount
+from daemon.dashboard.pages.machine import duration
+from daemon.dashboard.site.database import CachedAnswer, NoDatabase, TooMuchToCount, ask_or
 from daemon.dashboard.site.site import Site
+from daemon.storage.disk_space import DiskSpace, places
+from daemon.units import size_text, utc_text
 from daemon.wire.control import ControlError
 
 _NEWEST_BOARDS = 30
 #: Open boards whose images are counted at each look; a line works at a few.
 _MAX_OPEN_COUNTED = 8
-#: Rows are counted in steps of so many numbers, each a short question, and in so many steps at each look.
-_STEP = 50_000
-_STEPS_AT_ONCE = 4
 #: Experts that an alarm names.
 _MAX_NAMES = 3
 #: A consumer that is further behind than this raises an alarm.
 _MAX_BEHIND = 1000
+#: A disk with less free than this share raises an alarm long before intake must refuse images.
+_TIGHT = 0.05
+#: Charts and alarms that read rows are made again after so many seconds, for all readers.
+_FIGURES_S, _WATCH_S = 5.0, 2.0
+_HOUR_S = 3600.0
 
-_LAST = "SELECT max(seq) FROM {table}"
-_FROM = "SELECT seq, completed_at FROM {table} WHERE seq >= :seq ORDER BY seq"
-_COUNT = """
-SELECT verdict, count(*) AS number FROM {table}
-WHERE seq > :after AND seq <= :until AND completed_at >= :since {only}
-GROUP BY verdict
-"""
 _BOARDS = f"{BOARDS} ORDER BY board_id DESC LIMIT {_NEWEST_BOARDS}"
 _JUDGED = "SELECT count(*) FROM inspections WHERE board_id = :board_id AND status = 'done'"
 
@@ -46,125 +51,113 @@ Status = Mapping[str, Any]
 
 def router(site: Site) -> APIRouter:
     routes = APIRouter()
-    today, experts = TodayCounter(site.database), ExpertOverview(site)
-
-    def now() -> str:
-        return _now(site, today, experts)
-
-    def boards() -> str:
-        return _boards(site)
-
-    site.live.add("line", now)
-    site.live.add("boards", boards)
+    page = _LinePage(site)
+    site.live.add("andon", page.andon)
+    site.live.add("line", page.now)
+    site.live.add("figures", page.figures, every_s=_FIGURES_S)
+    site.live.add("boards", page.boards)
 
     @routes.get("/")
-    def line(request: Request) -> HTMLResponse:
-        return site.page(request, "line.html", now=now(), boards=boards())
+    def line(request: Request, kiosk: str | None = None) -> HTMLResponse:
+        return site.page(
+            request,
+            "line.html",
+            andon=page.andon(),
+            now=page.now(),
+            figures=page.figures(),
+            boards="" if kiosk is not None else page.boards(),
+            is_kiosk=kiosk is not None,
+        )
 
     return routes
 
 
-def _now(site: Site, today: "TodayCounter", experts: ExpertOverview) -> str:
-    """Render state, alarms and today's numbers."""
-    status: Status | ControlError
-    try:
-        status = {**site.status(), "drifted": experts.drifted()}
-    except ControlError as error:
-        status = error
-    day, problem = DayCounts(""), None
-    try:
-        day = today.counts(f"{datetime.now(UTC):%Y-%m-%d}")
-    except (NoDatabase, TooMuchToCount) as error:
-        problem = f"Today's boards and images are not counted: {error}"
-    return site.render(
-        "_line.html",
-        status={} if isinstance(status, ControlError) else status,
-        alarms=alarms(status),
-        day=day,
-        problem=problem,
-    )
+class _LinePage:
+    """The page's fragments."""
 
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._counter = VerdictCounter(site.database)
+        self._experts = ExpertOverview(site)
+        self._watched = CachedAnswer(_WATCH_S, self._watch)
 
-def _boards(site: Site) -> str:
-    """Render the newest boards; of open ones, with how many of their images are judged."""
-    try:
-        boards = site.database.rows(_BOARDS, limit=_NEWEST_BOARDS)
-        open_ids = [board.board_id for board in boards if board.verdict is None][:_MAX_OPEN_COUNTED]
-        judged = {board_id: site.database.number(_JUDGED, board_id=board_id) for board_id in open_ids}
-        rows = listed(site.database, boards)
-    except (NoDatabase, TooMuchToCount) as error:
-        return site.render("_problem.html", title="The boards cannot be read now", remedy=str(error))
-    return site.render("_boards.html", rows=rows, judged=judged)
+    def andon(self) -> str:
+        """Render the last board's verdict."""
+        try:
+            last = last_board(self._site.database)
+        except (NoDatabase, TooMuchToCount) as error:
+            return self._site.render("_problem.html", title="The last board cannot be read now", remedy=str(error))
+        size = self._site.pictures.size(last.shown.image_path) if last and last.shown else None
+        return self._site.render("_andon.html", last=last, size=size)
 
+    def now(self) -> str:
+        """Render alarms, state and today's numbers."""
+        status: Status | ControlError
+        try:
+            status = {**self._site.status(), **self._watched.get()}
+        except ControlError as error:
+            status = error
+        problem, now_s = None, time.time()
+        try:
+            self._counter.look(now_s)
+        except (NoDatabase, TooMuchToCount) as error:
+            problem = f"Today's boards and images are not counted: {error}"
+        today = self._site.plant.days(self._site.today())
+        boards = self._counter.verdicts("boards", today)
+        return self._site.render(
+            "_line.html",
+            status={} if isinstance(status, ControlError) else status,
+            alarms=alarms(status),
+            today=today,
+            boards=boards,
+            images=self._counter.verdicts("inspections", today),
+            first_pass_yield=first_pass_yield(boards),
+            is_whole=self._counter.is_whole,
+            problem=problem,
+        )
 
-# Today's numbers
+    def figures(self) -> str:
+        """Render yield by hour and shift, and what fails now."""
+        now_s, goal = time.time(), self._site.config.plant.yield_goal
+        shift = self._site.plant.shift_at(now_s)
+        since = shift.since if shift else utc_text(now_s - _HOUR_S)
+        try:
+            self._counter.look(now_s)
+            defects, positions = fails_now(self._site.database, self._site.rules, since)
+        except (NoDatabase, TooMuchToCount) as error:
+            return self._site.render("_problem.html", title="The yield cannot be counted now", remedy=str(error))
+        return self._site.render(
+            "_figures.html",
+            charts=yield_charts(self._counter, self._site.plant, goal, now_s),
+            goal=goal,
+            when=f"this shift ({shift.name})" if shift else "in the last hour",
+            defects=defects,
+            positions=positions,
+        )
 
+    def boards(self) -> str:
+        """Render the newest boards; of open ones, with how many of their images are judged."""
+        site = self._site
+        try:
+            boards = site.database.rows(_BOARDS, limit=_NEWEST_BOARDS)
+            open_ids = [board.board_id for board in boards if board.verdict is None][:_MAX_OPEN_COUNTED]
+            judged = {board_id: site.database.number(_JUDGED, board_id=board_id) for board_id in open_ids}
+            rows = listed(site.database, boards)
+        except (NoDatabase, TooMuchToCount) as error:
+            return site.render("_problem.html", title="The boards cannot be read now", remedy=str(error))
+        return site.render("_boards.html", rows=rows, judged=judged)
 
-@dataclass(slots=True)
-class DayCounts:
-    """Verdicts of one UTC day. `is_whole` is False until the counting of rows before the start has caught up."""
-
-    day: str
-    boards: Counter[str] = field(default_factory=Counter)
-    images: Counter[str] = field(default_factory=Counter)
-    is_whole: bool = False
-
-    @property
-    def first_pass_yield(self) -> float | None:
-        """Return the share of boards that passed, of all that were closed at their first attempt."""
-        closed = sum(self.boards.values())
-        return self.boards["pass"] / closed if closed else None
-
-
-class TodayCounter:
-    """Counts today's verdicts, for any thread. Counting the whole day at each look would cost more as the day goes on.
-
-    Rows get their `seq` once, in order, and never change their verdict after it: each is counted once.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._lock = threading.Lock()
-        self._day = DayCounts("")
-        self._seq = {"boards": 0, "inspections": 0}
-
-    def counts(self, day: str) -> DayCounts:
-        """Return the counts of `day`, which is today, as `2026-11-21`; NoDatabase or TooMuchToCount."""
-        with self._lock:
-            if self._day.day != day:
-                self._seq = {table: self._first_seq(table, day) - 1 for table in self._seq}
-                self._day = DayCounts(day)
-            whole = [
-                self._count("boards", self._day.boards, "AND attempt = 1"),
-                self._count("inspections", self._day.images, ""),
-            ]
-            return DayCounts(day, Counter(self._day.boards), Counter(self._day.images), all(whole))
-
-    def _count(self, table: str, counts: Counter[str], only: str) -> bool:
-        """Add the rows that are new, and return True once all are counted."""
-        last = self._database.number(_LAST.format(table=table))
-        for _ in range(_STEPS_AT_ONCE):
-            after = self._seq[table]
-            if after >= last:
-                return True
-            until = min(after + _STEP, last)
-            values = {"after": after, "until": until, "since": self._day.day}
-            for row in self._database.rows(_COUNT.format(table=table, only=only), values, limit=10):
-                counts[row.verdict] += row.number
-            self._seq[table] = until
-        return self._seq[table] >= last
-
-    def _first_seq(self, table: str, day: str) -> int:
-        """Return the first `seq` of `day` by bisection: rows are numbered in the order of their completion."""
-        low, high = 0, self._database.number(_LAST.format(table=table)) + 1
-        while low < high:
-            middle = (low + high) // 2
-            row = self._database.first(_FROM.format(table=table), seq=middle)
-            if row is None or row.completed_at >= day:
-                high = middle
-            else:
-                low = row.seq + 1
-        return low
+    def _watch(self) -> dict[str, Any]:
+        """Return what the status lacks, for alarms."""
+        site, config, unknown = self._site, self._site.config, list[str]()
+        health: Mapping[str, Any] = ask_or({}, lambda: site.ask_daemon("health"), "health", unknown)
+        return {
+            "drifted": self._experts.drifted(),
+            "unusable": ask_or([], self._experts.unusable, "experts", unknown),
+            "silent": ask_or(None, lambda: silence(site.database, time.time()), "images", unknown),
+            "disks": DiskSpace(places(config), config.retention.reserve).look(),
+            "ready": health.get("ready", {}).get("text", ""),
+        }
 
 
 # Alarms
@@ -190,13 +183,48 @@ def alarms(status: Status | ControlError) -> list[LineAlarm]:
 def _state_alarms(status: Status) -> Iterable[LineAlarm]:
     state, last_error = status.get("state"), status.get("last_error")
     if state == "degraded":
-        yield LineAlarm("trouble", str(last_error or "The line is degraded."), "coserve status says more")
+        ready = str(status.get("ready") or "").removeprefix("degraded").lstrip(": ")
+        yield LineAlarm("trouble", ready or str(last_error or "The line is degraded."), "coserve status says more")
     elif state == "draining":
         remedy = "coserve drain --off accepts images again"
         yield LineAlarm("notice", "The line is draining: it accepts no new images.", remedy)
     elif state == "starting":
         title = "The line is starting: its experts are being loaded."
         yield LineAlarm("notice", title, "Images are judged meanwhile.")
+
+
+def _silence_alarms(status: Status) -> Iterable[LineAlarm]:
+    """No image for long, while boards came steadily before."""
+    if status.get("silent") and status.get("state") in ("ready", "degraded"):
+        silent_s, usual_s = status["silent"]
+        title = f"No image for {duration(silent_s)}: boards usually come within {duration(usual_s)} of each other."
+        yield LineAlarm("notice", title, "Look at the conveyor, the scanner and the camera program.")
+
+
+def _rejection_alarms(status: Status) -> Iterable[LineAlarm]:
+    """Images of the last hour that were refused for good, by source."""
+    for row in status.get("rejected", ())[:_MAX_NAMES]:
+        count = "1 image" if row["images"] == 1 else f"{row['images']:,} images"
+        source, code = row["source"] or "An unknown source", row["code"].replace("_", " ")
+        title = f"{source}: {count} rejected in the last hour ({code})."
+        yield LineAlarm("notice", title, f"Newest reason: {row['reason']}")
+
+
+def _expert_alarms(status: Status) -> Iterable[LineAlarm]:
+    """Experts whose weights are missing or damaged: their images are not judged."""
+    problems = status.get("unusable", ())
+    if problems:
+        more = f" (and {len(problems) - 1} more: see Experts)" if len(problems) > 1 else ""
+        yield LineAlarm("trouble", f"{problems[0]}{more}", "coserve check; put the file back, then coserve reload")
+
+
+def _disk_alarms(status: Status) -> Iterable[LineAlarm]:
+    """Disks that will soon be full; full ones make the line degraded."""
+    tight = {space.disk: (name, space) for name, space in reversed(status.get("disks", {}).items())
+             if space.free_bytes < _TIGHT * space.total_bytes}  # fmt: skip
+    for name, space in tight.values():
+        title = f"The disk of the {name} has only {size_text(space.free_bytes)} free."
+        yield LineAlarm("notice", title, "Delete what is not needed, or set retention.images_for; see Machine.")
 
 
 def _child_alarms(status: Status) -> Iterable[LineAlarm]:
@@ -237,6 +265,10 @@ def _drift_alarms(status: Status) -> Iterable[LineAlarm]:
 _CATCHES_UP = "It catches up automatically, as far back as results are kept (retention.results_for)."
 ALARM_SOURCES: Sequence[Callable[[Status], Iterable[LineAlarm]]] = (
     _state_alarms,
+    _expert_alarms,
+    _rejection_alarms,
+    _silence_alarms,
+    _disk_alarms,
     _child_alarms,
     _consumer_alarms,
     _drift_alarms,

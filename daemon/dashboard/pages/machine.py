@@ -28,7 +28,7 @@ from daemon.units import size_text
 from daemon.wire.control import ControlError
 
 #: Seconds that the timeline may show: names can be read in the shortest, shifts of work seen in the longest.
-WINDOWS = (10, 60, 300)
+WINDOWS = (5, 10, 30, 60, 300)
 _NOW_CACHE_S = 0.9
 _HOLDINGS_CACHE_S = 30.0
 _FILES_CACHE_S = 5.0
@@ -124,7 +124,7 @@ def router(site: Site) -> APIRouter:
     site.live.add("machine", machine.details, every_s=2.0)
 
     @routes.get("/machine")
-    def page(request: Request, seconds: Literal["10", "60", "300"] = "60") -> HTMLResponse:
+    def page(request: Request, seconds: Literal["5", "10", "30", "60", "300"] = "60") -> HTMLResponse:
         window = int(seconds)
         return site.page(
             request,
@@ -163,7 +163,7 @@ class _Machine:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._thermometer = Thermometer()
-        self._holdings = CachedAnswer(_HOLDINGS_CACHE_S, lambda: _holdings(site.database))
+        self._holdings = CachedAnswer(_HOLDINGS_CACHE_S, lambda: _holdings(site.database, site.day_began()))
         self._files = CachedAnswer(_FILES_CACHE_S, lambda: _file_sizes(site.config))
         self._now = CachedAnswer(_NOW_CACHE_S, self._gather)
         self._pruned = CachedAnswer(_PRUNED_CACHE_S, lambda: site.ask_daemon("prune", begin=False))
@@ -255,9 +255,9 @@ def steps(
 # Disks and files
 
 
-def _holdings(database: Database) -> DatabaseHoldings:
+def _holdings(database: Database, day_began: str) -> DatabaseHoldings:
     after = database.id_before_newest(_RECENT_IMAGES)
-    (today,) = database.rows(_TODAY, {"after": after, "today": f"{datetime.now(UTC):%Y-%m-%d}T00:00:00.000Z"}, limit=1)
+    (today,) = database.rows(_TODAY, {"after": after, "today": day_began}, limit=1)
     (kept,) = database.rows(_KEPT, limit=1)
     oldest = database.first(_OLDEST)
     return DatabaseHoldings(
@@ -350,11 +350,12 @@ def _retention(config: Config) -> list[tuple[str, str]]:
     """Return what coserve.yaml keeps and for how long, in words."""
     kept = config.retention
     return [
-        ("Pictures that stay", ", ".join(kept.keep) or "none"),
-        ("For how long", duration(kept.images_for) if kept.images_for else "no limit (images_for)"),
+        ("Images kept", ", ".join(kept.keep) or "none"),
+        ("Keep for", duration(kept.images_for) if kept.images_for else "no limit (images_for)"),
+        ("Good examples", f"the newest {kept.good_examples} passes of each component (good_examples)"),
         ("At most", size_text(kept.images_bytes) if kept.images_bytes else "no limit (images_bytes)"),
         ("Free on their disk", size_text(kept.free) if kept.free else "no floor (free)"),
-        ("Results stay", duration(kept.results_for) if kept.results_for else "for ever (results_for)"),
-        ("Never filled", f"{size_text(kept.reserve)}, or an eighth of a small disk (reserve)"),
+        ("Keep results for", duration(kept.results_for) if kept.results_for else "no limit (results_for)"),
+        ("Reserved free space", f"{size_text(kept.reserve)}, or an eighth of a small disk (reserve)"),
         ("Refused images", f"at most {size_text(kept.quarantine)} (quarantine)"),
     ]

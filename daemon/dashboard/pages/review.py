@@ -21,16 +21,13 @@ from sqlalchemy import Row, Select, and_, case, exists, func, literal, select
 from starlette.exceptions import HTTPException
 
 from daemon.dashboard.site.access import safe_path
-from daemon.dashboard.site.database import CachedAnswers, Database, TooMuchToCount
+from daemon.dashboard.site.database import CachedAnswers, TooMuchToCount
 from daemon.dashboard.site.pictures import PictureSize
 from daemon.dashboard.site.site import ShortText, Site, Verdict
 from daemon.storage.database.reviews import Review, WaitingFilter, count_of, decisions, is_newest, stands, waiting
-from daemon.storage.database.schema import boards, detections, inspections, pending, reviews, rules_versions, stages
+from daemon.storage.database.schema import boards, detections, inspections, pending, reviews, stages
 from daemon.wire.control import ControlError
 from daemon.wire.messages import MAX_INTEGER, NAME
-from routing_rules.document import read_yaml_text
-from routing_rules.load import validate
-from routing_rules.schema import RulesFile
 
 #: Waiting images beyond this are shown as "1000 or more".
 _MAX_COUNTED = 1000
@@ -94,14 +91,6 @@ class ReviewFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class DefectCode:
-    """A defect that a person may name; `label` is the rules' label of it, if there is one."""
-
-    code: str
-    label: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class GoodPart:
     """A good part of the same component, to compare with."""
 
@@ -122,6 +111,7 @@ class ReviewItem:
     past: Sequence[Review]
     standing: Review | None
     good_part: GoodPart | None
+    reason: str
 
     @property
     def newest(self) -> int | None:
@@ -132,11 +122,11 @@ class ReviewItem:
     def why_no_picture(self) -> str:
         """Return the text in place of a picture."""
         if self.image.is_copied_later:
-            return "The picture is being copied to the images folder: it comes in a moment."
+            return "The image is being copied to the images folder: it comes in a moment."
         what = (
             "it was not kept, or was pruned" if self.image.image_path is None else "its file cannot be shown any more"
         )
-        return f"No picture: {what}. Decide by the experts' answers, or look at the board."
+        return f"No image: {what}. Decide by the experts' answers, or look at the board."
 
 
 _Which = Annotated[ReviewFilter, Depends()]
@@ -175,12 +165,11 @@ def router(site: Site) -> APIRouter:
         held: Annotated[str, Query(pattern=r"^[0-9,]{0,400}$")] = "",
         skipped: SkippedIds = "",
         count: Annotated[int, Query(ge=0, le=12)] = 4,
-        since: Annotated[str, Query(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,12}Z$")] = "9999-12-31T00:00:00Z",
         cookie: ReviewerCookie = "",
     ) -> JSONResponse:
         reviewer = name_of(cookie)
         page.offers.remember(reviewer, _ids(skipped))
-        return JSONResponse(page.next_items(which, seat, reviewer, _ids(held), count) | page.progress(since, reviewer))
+        return JSONResponse(page.next_items(which, seat, reviewer, _ids(held), count) | page.progress(reviewer))
 
     @routes.get("/review/items/{image}")
     def item(image: ImageId) -> JSONResponse:
@@ -212,8 +201,8 @@ def _add_decisions(routes: APIRouter, page: "_ReviewPage") -> None:
         return Response(status_code=204)
 
     @routes.get("/review/last")
-    def last(since: Annotated[str, Query(max_length=32)], cookie: ReviewerCookie = "") -> JSONResponse:
-        return JSONResponse(page.last(since, name_of(cookie)))
+    def last(cookie: ReviewerCookie = "") -> JSONResponse:
+        return JSONResponse(page.last(name_of(cookie)))
 
 
 def name_of(cookie: str) -> str:
@@ -240,7 +229,7 @@ class _ReviewPage:
 
     def show(self, request: Request, which: ReviewFilter, image: int | None, reviewer: str) -> HTMLResponse:
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        codes = self._cache.get("codes", lambda: defect_codes(self._database)) if reviewer else []
+        codes = self._cache.get("codes", self._codes) if reviewer else []
         facets = self._cache.get("facets", self._facets) if reviewer else {}
         return self._site.page(
             *(request, "review.html"),
@@ -269,14 +258,14 @@ class _ReviewPage:
             raise HTTPException(404, f"there is no image {inspection_id}")
         return self._rendered(item)
 
-    def progress(self, since: str, reviewer: str) -> dict[str, int]:
-        """Return the number of decisions since the reader's midnight."""
-        (done,) = self._database.rows(done_question(since, reviewer), limit=1)
+    def progress(self, reviewer: str) -> dict[str, int]:
+        """Return the number of today's decisions."""
+        (done,) = self._database.rows(done_question(self._site.day_began(), reviewer), limit=1)
         return {"done": int(done.by_all), "done_by_you": int(done.by_one)}
 
-    def last(self, since: str, reviewer: str) -> dict[str, Any]:
-        """Return the decision that this reviewer can undo after the page was reloaded."""
-        row = self._database.first(_last_question(since, reviewer))
+    def last(self, reviewer: str) -> dict[str, Any]:
+        """Return the decision of today that this reviewer can undo after the page was reloaded."""
+        row = self._database.first(_last_question(self._site.day_began(), reviewer))
         return {"id": row.inspection_id, "newest": row.review_id} if row is not None else {}
 
     def write(self, image: int, cookie: str, newest: str, **fields: Any) -> JSONResponse:
@@ -307,14 +296,18 @@ class _ReviewPage:
             return None
         past = [Review(**row._mapping) for row in rows(_of_image(reviews, inspection_id), limit=_MAX_ROWS)]
         standing = decisions(past)
+        size = self._site.pictures.size(image.image_path)
+        answers = rows(_of_image(stages, inspection_id), limit=_MAX_ROWS)
+        boxes = rows(_of_image(detections, inspection_id), limit=_MAX_ROWS)
         return ReviewItem(
             image=image,
-            size=self._site.pictures.size(image.image_path),
-            answers=rows(_of_image(stages, inspection_id), limit=_MAX_ROWS),
-            boxes=rows(_of_image(detections, inspection_id), limit=_MAX_ROWS),
+            size=size,
+            answers=answers,
+            boxes=boxes,
             past=past,
             standing=standing[-1] if standing else None,
             good_part=self._good_part(image),
+            reason=self._site.rules.reason(image.board_type, image, answers, boxes, size and (size.width, size.height)),
         )
 
     def _facets(self) -> dict[str, list[tuple[str, int]]]:
@@ -324,6 +317,14 @@ class _ReviewPage:
         facets = {name: _most_frequent(getattr(row, column) for row in rows) for name, column in columns.items()}
         experts = self._database.rows(experts_question(), limit=_MAX_ROWS)
         return facets | {"expert": [(str(expert), int(images)) for expert, images in map(tuple, experts)]}
+
+    def _codes(self) -> list[tuple[str, str]]:
+        """Return (code, name): the rules' codes in their order, then those that people and the line have used."""
+        codes = dict(self._site.rules.defects())
+        for question in (_codes_of_people(), _codes_of_line()):
+            for code, *_ in self._database.rows(question, limit=_MAX_CODES):
+                codes.setdefault(code, code)
+        return list(codes.items())[:_MAX_CODES]
 
     def _good_part(self, image: Row[Any]) -> GoodPart | None:
         """Return the most similar good part: best of the same place and board type, passed by a person, the newest."""
@@ -347,22 +348,6 @@ class _ReviewPage:
             ]
         except TooMuchToCount:
             return []  # the page does not wait longer for a comparison
-
-
-def defect_codes(database: Database) -> list[DefectCode]:
-    """Return the rules' codes in their order, then those that people and the line have used, in a stable order."""
-    row = database.first(select(rules_versions.c.text).order_by(rules_versions.c.loaded_at.desc()))
-    rules = validate(RulesFile, read_yaml_text(row.text, "rules"))[0] if row is not None else None
-    labels: dict[str, str] = {}
-    for label, code in (rules.defects if rules else {}).items():
-        labels.setdefault(code, label)
-    codes = [DefectCode(code, label if label != code else None) for code, label in labels.items()]
-    for question in (_codes_of_people(), _codes_of_line()):
-        for code in (row[0] for row in database.rows(question, limit=_MAX_CODES)):
-            if code not in labels:
-                labels[code] = code
-                codes.append(DefectCode(code, None))
-    return codes[:_MAX_CODES]
 
 
 def _most_frequent(values: Iterable[str | None]) -> list[tuple[str, int]]:
@@ -462,7 +447,8 @@ def image_question(inspection_id: int) -> Question:
     return (
         select(
             *(table.inspection_id, table.board_id, table.component, table.designator, table.status, table.verdict),
-            *(table.defect, table.reason, table.completed_at, table.image_path, is_pending.label("is_copied_later")),
+            *(table.defect, table.reason, table.completed_at, table.image_path, table.rules_version),
+            is_pending.label("is_copied_later"),
             *(board.board_type, board.serial, board.attempt, board.lot, board.station),
         )
         .join_from(inspections, boards, table.board_id == board.board_id)

@@ -5,9 +5,11 @@ A page is a module with `router(site) -> APIRouter`, listed in app.py. Its route
 `site.page(request, "line.html", boards=…)`.
 """
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,10 +19,12 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 from pydantic import StringConstraints
 
-from daemon.config.settings import Config
+from daemon.config.plant_time import PlantTime
+from daemon.config.settings import Config, Plant
 from daemon.dashboard.site.database import CachedAnswer, Database
 from daemon.dashboard.site.live import LiveTopics
 from daemon.dashboard.site.pictures import WIDTHS, PictureFolder
+from daemon.dashboard.site.stored_rules import StoredRules
 from daemon.units import size_text
 from daemon.wire.control import ask
 
@@ -49,12 +53,22 @@ class Site:
     database: Database
     live: LiveTopics
     pictures: PictureFolder
+    plant: PlantTime
+    rules: StoredRules
     templates: jinja2.Environment
     _status: CachedAnswer[Mapping[str, Any]]
 
     def ask_daemon(self, kind: str, /, *, timeout_s: float = _CONTROL_TIMEOUT_S, **fields: Any) -> dict[str, Any]:
         """Return control's answer to `kind`; ControlError with `code` and `reason` if there is none."""
         return ask(self.config.endpoints.control, kind, timeout_s=timeout_s, **fields)
+
+    def today(self) -> date:
+        """Return the plant's day now."""
+        return self.plant.today(time.time())
+
+    def day_began(self) -> str:
+        """Return when the plant's day began."""
+        return self.plant.days(self.today()).since
 
     def status(self) -> Mapping[str, Any]:
         """Return control's `status`, at most half a second old; ControlError as above."""
@@ -76,12 +90,16 @@ class Site:
 
 def make_site(config: Config) -> Site:
     """Return the services of the line that `config` describes; NoDatabase if it has no database."""
+    database = Database(config.database)
+    rules = StoredRules(database)
     return Site(
         config=config,
-        database=Database(config.database),
+        database=database,
         live=LiveTopics(),
         pictures=PictureFolder(config.images),
-        templates=_templates(),
+        plant=config.plant.clock(),
+        rules=rules,
+        templates=_templates(config.plant, rules),
         _status=CachedAnswer(
             _STATUS_CACHE_S, lambda: ask(config.endpoints.control, "status", timeout_s=_CONTROL_TIMEOUT_S)
         ),
@@ -98,7 +116,7 @@ def chart_series(
     return {"label": label, "values": percents, "tone": tone, "style": style, "unit": "%"}
 
 
-def _templates() -> jinja2.Environment:
+def _templates(plant: Plant, rules: StoredRules) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / "templates"),
         autoescape=True,
@@ -107,16 +125,27 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.globals["widths"] = WIDTHS
-    environment.filters |= {"moment": _moment, "percent": _percent, "number": _number, "ms": _ms, "size": _size}
+    environment.globals["plant_zone"] = plant.timezone or ""
+    environment.filters |= {
+        "moment": partial(_moment, plant.clock()),
+        "percent": _percent,
+        "number": _number,
+        "ms": _ms,
+        "size": _size,
+        "defect": rules.defect,
+    }
     return environment
 
 
-def _moment(value: str | None, style: str = "full") -> Markup:
-    """Return a stored time as `<time>`: app.js shows it in the reader's zone. `style` is `full`, `time` or `date`."""
+def _moment(plant: PlantTime, value: str | None, style: str = "full") -> Markup:
+    """Return a stored time as `<time>`: app.js shows it in the plant's zone, or in the reader's.
+
+    `style` is `full`, `time` or `date`. Without scripts, and in the title, it is in the plant's zone in full.
+    """
     if not value:
         return Markup("–")
     try:
-        text = f"{datetime.fromisoformat(value):%Y-%m-%d %H:%M:%S} UTC"
+        text = plant.text(value)
     except ValueError:
         return Markup("{}").format(value)
     return Markup('<time datetime="{}" data-style="{}" title="{}">{}</time>').format(value, style, text, text)

@@ -1,15 +1,17 @@
-/* What every page does: times in the reader's zone, live parts, keys, light and dark. No page needs more than links
+/* What every page does: times in the plant's zone or else the reader's, live parts, keys, light and dark. No page needs more than links
    and forms to work; this makes it live and quick. */
 "use strict";
 
-/* Times: `<time datetime="…Z" data-style="full|time|date">`; the UTC text stays in the title. */
+/* Times: `<time datetime="…Z" data-style="full|time|date">`; the server's text with its zone stays in the title. */
+const ZONE = document.body.dataset.zone ? { timeZone: document.body.dataset.zone } : {};
 const ZONED = {
   full: { year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" },
   time: { hour: "2-digit", minute: "2-digit", second: "2-digit" },
   date: { year: "numeric", month: "2-digit", day: "2-digit" },
 };
+if (ZONE.timeZone) ZONED.full.timeZoneName = "short";
 const FORMATS = Object.fromEntries(
-  Object.entries(ZONED).map(([name, options]) => [name, new Intl.DateTimeFormat("sv-SE", options)]),
+  Object.entries(ZONED).map(([name, options]) => [name, new Intl.DateTimeFormat("sv-SE", { ...options, ...ZONE })]),
 );
 function localTimes(root) {
   for (const time of root.querySelectorAll("time[datetime]:not([data-local])")) {
@@ -43,7 +45,11 @@ function listen() {
       retry = setTimeout(listen, 10000);
     } else say("off", "reconnecting");
   };
-  for (const topic of topics) stream.addEventListener(topic, (event) => show(topic, event.data));
+  for (const topic of topics)
+    stream.addEventListener(topic, (event) => {
+      document.dispatchEvent(new CustomEvent("live:run", { detail: event.lastEventId.split("-")[0] }));
+      show(topic, event.data);
+    });
 }
 function hush() {
   clearTimeout(retry);
@@ -82,8 +88,17 @@ function announce(part) {
   document.getElementById("announce").textContent = text;
   announceAt = Date.now() + 5000;
 }
+/* On a telephone a row of a table is a card (app.css): each cell says what its column is called. */
+function nameCells(root) {
+  for (const table of root.querySelectorAll("table.rows:has(thead)")) {
+    const names = [...table.querySelectorAll("thead th")].map((head) => head.textContent.replace(/[▴▾]/g, "").trim());
+    for (const row of table.tBodies[0]?.rows || [])
+      [...row.cells].forEach((cell, at) => (cell.dataset.name = cell.colSpan > 1 ? "" : names[at] || ""));
+  }
+}
 function settle(root) {
   localTimes(root);
+  nameCells(root);
   for (const part of root === document ? root.querySelectorAll("[data-live]") : [root]) announce(part);
   if (window.htmx) htmx.process(root);
 }

@@ -6,8 +6,7 @@
     "from": 1795336200, "to": 1795336800,           the ends of the axis of time; without them, of the values
     "empty": "No fails yet"}                        said where x is empty
    Tones: pass fail review unknown accent muted other1 … other4. A null is a gap. `data-every="10"` asks again every 10 s.
-   `data-height="180"` is in pixels. `data-table="beside"`: the page has the numbers in a table of its own.
-   `data-first="30"`: the first categories matter most; as many are drawn as have so many pixels each. */
+   `data-height="180"` is in pixels. */
 "use strict";
 
 const plots = new Map();
@@ -24,7 +23,7 @@ function text(value, series) {
   return series.unit ? `${rounded} ${series.unit}` : `${rounded}`;
 }
 function said(at_s, time) {
-  return new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: time, hourCycle: "h23" }).format(at_s * 1000);
+  return new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: time, hourCycle: "h23", ...ZONE }).format(at_s * 1000);
 }
 /* 08:54, or 08:54:30 where they lie close; the day under the first and wherever a new one begins. */
 function times(splits, step_s) {
@@ -42,12 +41,6 @@ function nameOf(data, at) {
 }
 function isLine(one) {
   return one.style !== "bars" && one.style !== "area";
-}
-function firstOf(data, place) {
-  const most = Math.max(3, Math.floor((place.clientWidth - 60) / Number(place.dataset.first || 1)));
-  if (!place.dataset.first || data.x.length <= most) return data;
-  const series = data.series.map((one) => ({ ...one, values: one.values.slice(0, most) }));
-  return { ...data, x: data.x.slice(0, most), series };
 }
 function options(data, place) {
   const axis = { stroke: colour("muted"), grid: { stroke: colour("rule"), width: 1 }, ticks: { stroke: colour("rule"), width: 1 } };
@@ -70,6 +63,7 @@ function options(data, place) {
     legend: { show: data.series.length > 1, live: false, markers: { dash: (plot, at) => (plot.series[at].dash ? "dashed" : "solid") } },
     cursor: { drag: { x: false, y: false } },
     padding: [null, x.rotate ? SLANTED_PX : null, null, null],
+    ...(ZONE.timeZone && { tzDate: (at_s) => uPlot.tzDate(new Date(at_s * 1000), ZONE.timeZone) }),
     scales: {
       x: {
         time: data.kind === "time",
@@ -120,7 +114,6 @@ function table(data) {
   return made;
 }
 function numbers(place, data) {
-  if (place.dataset.table === "beside") return;
   let details = place.nextElementSibling;
   if (!details?.matches("details.chart-numbers")) {
     details = document.createElement("details");
@@ -130,22 +123,22 @@ function numbers(place, data) {
     place.after(details);
   }
   details.lastElementChild.replaceChildren(table(data));
+  nameCells(details);
 }
-function draw(place, whole) {
-  const data = firstOf(whole, place);
+function draw(place, data) {
   plots.get(place)?.plot?.destroy();
   place.setAttribute("role", "img");
   place.replaceChildren();
   if (!data.x.length) {
     place.textContent = data.empty || "Nothing yet";
-    plots.set(place, { data: whole });
+    plots.set(place, { data });
     if (place.nextElementSibling?.matches("details.chart-numbers")) place.nextElementSibling.remove();
     return;
   }
   const x = data.kind === "category" ? data.x.map((_, at) => at) : data.x;
   const plot = new uPlot(options(data, place), [x, ...data.series.map((one) => one.values)], place);
-  plots.set(place, { data: whole, plot });
-  numbers(place, whole);
+  plots.set(place, { data, plot });
+  numbers(place, data);
 }
 async function load(place) {
   try {

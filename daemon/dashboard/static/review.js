@@ -28,13 +28,12 @@
   let isUnread = false; // what is complained about is that the next images could not be read
   let counted = 0; // decisions counted here: numbers asked for before one are old
 
-  const midnight = () => new Date(new Date().setHours(0, 0, 0, 0)).toISOString();
   const inZone = (text) => text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (at) => FORMATS.full.format(new Date(at)));
 
   /* What this reviewer skipped today, the longest ago first: kept here, where a restart of the server does not reach. */
   function skipped(change = (ids) => ids) {
     const key = `coserve-skipped ${reviewer}`;
-    const day = new Date().toDateString();
+    const day = FORMATS.date.format(new Date());
     let ids = [];
     try {
       const kept = JSON.parse(localStorage.getItem(key)) || {};
@@ -73,7 +72,7 @@
     const held = [current, ...queue].filter(Boolean).map((one) => one.id);
     const count = Math.max(0, HELD - queue.length);
     try {
-      const more = new URLSearchParams({ seat, held: held.join(","), skipped: skipped().join(","), count, since: midnight() });
+      const more = new URLSearchParams({ seat, held: held.join(","), skipped: skipped().join(","), count });
       const { ok, body } = await ask(`/review/next?${query ? query + "&" : ""}${more}`);
       if (!ok) throw new Error(body.reason);
       const known = new Set([current, ...queue].filter(Boolean).map((one) => one.id));
@@ -125,7 +124,7 @@
       img.addEventListener("error", () => {
         const gone = document.createElement("p");
         gone.className = "no-picture";
-        gone.textContent = "No picture: it was pruned meanwhile, or cannot be shown.";
+        gone.textContent = "No image: it was pruned meanwhile, or cannot be shown.";
         img.closest(".picture")?.replaceWith(gone);
       });
     node.querySelector(".review-reference")?.addEventListener("click", compare);
@@ -149,9 +148,12 @@
     find("review-problem-text").textContent = inZone(text);
     find("review-retry").hidden = !canRetry;
   }
+  function called(code) {
+    return place.querySelector(`.code[data-code="${CSS.escape(code)}"] strong`)?.textContent || code;
+  }
   function nameFail() {
     const own = current && current.node.dataset.defect;
-    find("review-fail").textContent = isChoosing ? "No code" : own ? `Fail ${own}` : "Fail";
+    find("review-fail").textContent = isChoosing ? "No code" : own ? `Fail: ${called(own)}` : "Fail";
     find("review-codes").classList.toggle("choosing", isChoosing);
   }
 
@@ -193,7 +195,7 @@
     if (!current || isSending || current.node.dataset.finished !== "yes") return;
     const { id, node } = current;
     const name = node.dataset.name;
-    const label = defect ? `${verdict} ${defect}` : verdict;
+    const label = defect ? `${verdict}, ${called(defect)}` : verdict;
     send({
       id,
       label: `${name} ${label}`,
@@ -242,7 +244,7 @@
     if (isSending) return;
     let last = undoable[undoable.length - 1];
     if (!last) {
-      const { ok, body } = await ask(`/review/last?since=${midnight()}`).catch(() => ({ ok: false }));
+      const { ok, body } = await ask("/review/last").catch(() => ({ ok: false }));
       if (!ok || !body.id) {
         say("There is nothing of today to undo.");
         return;
@@ -298,7 +300,7 @@
     const picture = stage.querySelector(".review-picture");
     const good = stage.querySelector(".review-reference .picture");
     if (!picture || !good) {
-      say("There is no picture of a good part to compare with.");
+      say("There is no image of a good part to compare with.");
       return;
     }
     zoomTo(1);

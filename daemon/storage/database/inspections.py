@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Delete, Select, Update, delete, select, updat
 from daemon.records import Arrival, ExpertVersion, JournalKey, Outcome
 from daemon.storage.database import rows
 from daemon.storage.database.boards import Attempt, BoardAttempts, BoardPlan, ClosingReason, ExpectedPosition, folded
+from daemon.storage.database.good_examples import GoodExamples
 from daemon.storage.database.rows import ImageCopy, Row, WrittenResults
 from daemon.storage.database.schema import (
     boards,
@@ -130,11 +131,17 @@ class ResultsBatch:
     """The results of one transaction, collected row by row and written table by table."""
 
     def __init__(
-        self, tx: Transaction, keep: frozenset[Verdict], version_of: VersionOf, run_id: int | None = None
+        self,
+        tx: Transaction,
+        keep: frozenset[Verdict],
+        examples: GoodExamples,
+        version_of: VersionOf,
+        run_id: int | None = None,
     ) -> None:
         self._tx = tx
         self._run_id = run_id
         self._keep = keep
+        self._examples = examples
         self._version_of = version_of
         self._inspections: list[Row] = []
         self._boards: dict[int, tuple[Attempt, Row]] = {}
@@ -217,7 +224,10 @@ class ResultsBatch:
         tx.finished.append(outcome.inspection_id)
         for stage in stage_rows:
             self._note_expert(stage["expert"], stage["expert_version"])
-        if outcome.verdict in self._keep:  # the bytes stay in the journal until they are copied
+        is_example = outcome.verdict == "pass" and self._examples.choose(
+            row["component"], row["inspection_id"], tx.now_s
+        )
+        if is_example or outcome.verdict in self._keep:  # the bytes stay in the journal until they are copied
             self._to_keep.append(row["inspection_id"])
             self.written.copies.append(rows.copy_request(row))
         else:

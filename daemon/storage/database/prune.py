@@ -4,12 +4,13 @@ Queries run on a reader's connection, so that the writer waits for short stateme
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, literal, or_, select, update
 
 from daemon.policy.retain import KeptImage
+from daemon.storage.database.good_examples import newest_passes
 from daemon.storage.database.schema import (
     age_marks,
     boards,
@@ -82,21 +83,27 @@ def kept_bytes(connection: Connection) -> int:
     return connection.execute(query).scalar() or 0
 
 
-def oldest_kept(connection: Connection, limit: int, old: AgeLimit | None) -> list[KeptImage]:
+def oldest_kept(connection: Connection, limit: int, old: AgeLimit | None, good_examples: int = 0) -> list[KeptImage]:
     """Return enough kept images to know the `limit` that go next; with `old`, only those that are.
 
-    A row has an `image_path` only once its verdict and its copy are durable.
+    A row has an `image_path` only once its verdict and its copy are durable. Where age does not decide, the newest
+    `good_examples` passes of each component go last.
     """
+    newest = newest_passes(connection, good_examples) if good_examples and old is None else {}
+    examples = [one for ids in newest.values() for one in ids]
     images: list[KeptImage] = []
     for verdict in ("pass", "unknown"):
-        images += _oldest(connection, limit, old, inspections.c.verdict == verdict, ~_IS_REVIEWED)
+        may_go = inspections.c.verdict == verdict, ~_IS_REVIEWED, inspections.c.inspection_id.not_in(examples)
+        images += _oldest(connection, limit, old, *may_go)
     if len(images) >= limit:
         return images
     for verdict in ("fail", "review"):
         images += _oldest(connection, limit, old, inspections.c.verdict == verdict)
     reviewed = select(reviews.c.inspection_id).distinct()
     of_reviewed = inspections.c.inspection_id.in_(reviewed), inspections.c.verdict.in_(("pass", "unknown"))
-    return images + _oldest(connection, limit, old, *of_reviewed)
+    images += _oldest(connection, limit, old, *of_reviewed)
+    last = _oldest(connection, limit, old, inspections.c.inspection_id.in_(examples), ~_IS_REVIEWED)
+    return images + [replace(image, is_example=True) for image in last]
 
 
 def forget_images(tx: Transaction, ids: Sequence[int]) -> None:

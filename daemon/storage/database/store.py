@@ -25,6 +25,7 @@ from daemon.records import (
 from daemon.storage.database import changes, generations, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
 from daemon.storage.database.connections import StoreError, open_for_writing
+from daemon.storage.database.good_examples import GoodExamples
 from daemon.storage.database.inspections import VersionOf
 from daemon.storage.database.migrate import migrate
 from daemon.storage.database.rows import CopyRequest, ImageCopy, KnownImage, Recovery, WrittenResults
@@ -68,6 +69,7 @@ def open_store(
     url: str,
     *,
     keep: Collection[Verdict] = KEEP,
+    good_examples: int = 0,
     expert_version: VersionOf = lambda _expert, _version: None,
     clock: Clock | None = None,
     busy_timeout_ms: int = 2000,
@@ -77,8 +79,9 @@ def open_store(
     """Open the database at `url`, and make or migrate it where that is due; StoreError says what to do otherwise.
 
     `expert_version(expert, version)` describes weights at their first verdict; `keep` are the verdicts whose images
-    stay; `busy_timeout_ms` is the wait for another program's lock; `tell` gets the progress of a long migration;
-    `record` knows the results that the line gave out, and with it an older or another database gets a new epoch.
+    stay, and `good_examples` passes of each component; `busy_timeout_ms` is the wait for another program's lock;
+    `tell` gets the progress of a long migration; `record` knows the results that the line gave out, and with it an
+    older or another database gets a new epoch.
     """
     try:
         engine = open_for_writing(url, busy_timeout_ms)
@@ -88,7 +91,7 @@ def open_store(
         raise StoreError(f"cannot use {url}: {error}; name a file, for example sqlite:///inspection.db") from error
     try:
         migrate(engine, tell)
-        return Store(engine, frozenset(keep), expert_version, clock or Clock(), record)
+        return Store(engine, frozenset(keep), good_examples, expert_version, clock or Clock(), record)
     except SQLAlchemyError as error:
         engine.dispose()
         raise StoreError(f"cannot use the database at {engine.url.render_as_string()}: {error}") from error
@@ -104,6 +107,7 @@ class Store:
         self,
         engine: Engine,
         keep: frozenset[Verdict],
+        good_examples: int,
         expert_version: VersionOf,
         clock: Clock,
         record: EpochRecord | None = None,
@@ -123,6 +127,7 @@ class Store:
             for number, images in tx.connection.execute(select(segment, func.count()).group_by(segment)):
                 tx.segments[number] = images
             tx.due_added = _open_time_limits(tx)
+            self._examples = GoodExamples(tx.connection, 0 if "pass" in keep else good_examples)
             #: 12 hex digits that name this history of results.
             self.epoch, is_new = _settle_epoch(tx, record)
         if record is not None and is_new:
@@ -201,7 +206,7 @@ class Store:
     ) -> WrittenResults:
         """Write verdicts with their stages and `seq`, the boards that close, loads, finished copies."""
         with self._transaction() as tx:
-            batch = inspections.ResultsBatch(tx, self._keep, self._expert_version, self._run_id)
+            batch = inspections.ResultsBatch(tx, self._keep, self._examples, self._expert_version, self._run_id)
             batch.judge(outcomes)
             batch.close_due()
             batch.note_copies(copies)
@@ -262,6 +267,13 @@ class Store:
         """Remove the paths of images whose files are about to be pruned."""
         with self._transaction() as tx:
             prune.forget_images(tx, ids)
+
+    def drop_examples(self) -> list[str]:
+        """Forget the good examples that newer ones have replaced, and return the paths of their files."""
+        if not self._examples.are_too_many:
+            return []
+        with self._transaction() as tx:
+            return self._examples.drop(tx)
 
     def forget_boards(self, board_ids: Sequence[int], old: prune.AgeLimit) -> prune.PrunedBoards:
         """Prune those of these attempts that are closed and old and that nothing keeps, with all their rows."""

@@ -215,3 +215,30 @@ def test_a_file_that_cannot_be_read_any_more_says_why(tmp_path: Path) -> None:
     assert "coserve.yaml" in problems[0]
     path.unlink()
     assert settings.changed()[1]
+
+
+def test_a_plant_has_a_time_zone_and_shifts(tmp_path: Path) -> None:
+    assert a_config(tmp_path).plant.clock().timezone == "UTC"
+    text = MINIMAL + 'plant: {timezone: Europe/Berlin, shifts: {night: 22:00, early: "06:00"}}\n'
+    plant = a_config(tmp_path, text).plant.clock()
+    assert (plant.timezone, plant.shift_names) == ("Europe/Berlin", ("early", "night"))
+    assert a_config(tmp_path, COSERVE_PLANT_TIMEZONE="Asia/Tokyo").plant.timezone == "Asia/Tokyo"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("timezone: Europe/Berln", "expected a time zone such as Europe/Berlin; did you mean Europe/Berlin?"),
+        ("timezone: ../../etc/passwd", "expected a time zone"),
+        ("timezone: CEST", "expected a time zone"),
+        ("shifts: {early: 25:00}", "expected a time of day from 00:00 to 23:59, found `25:00`"),
+        ("shifts: {early: 6:00}", "expected a time of day"),
+        ("shifts: {early: 6}", "expected text"),
+        ("shifts: {early@1: 06:00}", "expected a name of at most 32 letters"),
+        ("shifts: {early: 06:00, late: 06:00}", "begins at 06:00, as early does"),
+    ],
+)
+def test_a_mistake_in_the_plants_clock_is_named_with_its_line(tmp_path: Path, entry: str, message: str) -> None:
+    problems = problems_of(tmp_path, MINIMAL + f"plant: {{{entry}}}\n")
+    assert f"{tmp_path}/coserve.yaml:5:" in problems
+    assert message in problems

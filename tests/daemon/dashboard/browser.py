@@ -26,7 +26,7 @@ from tests.waiting import PATIENCE_S, until
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
 
-HEIGHTS = {1280: 800, 390: 844}
+HEIGHTS = {1920: 1080, 1280: 800, 390: 844}
 #: Verdicts that need no trained weights, on components with familiar names.
 RULES = """\
 boards:

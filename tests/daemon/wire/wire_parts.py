@@ -208,7 +208,7 @@ def a_line(
         admission,
         reader.results_since,
         gate.keys if gate else None,
-        on_answer=lambda kind, _code: counts.append(kind),
+        on_answer=lambda answer: counts.append(answer.kind),
         is_allowed=gate.is_allowed if gate else None,
         max_connections=max_connections,
     )

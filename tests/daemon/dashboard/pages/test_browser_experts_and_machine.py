@@ -61,8 +61,7 @@ def test_memory_and_work_are_pictures_that_can_be_read_with_tables_queues_disks_
     assert table.get_by_text("resident, pinned").count() == 1
     assert page.locator("[data-chart] canvas, [data-chart]:has-text('No expert was loaded')").count() >= 1
     listed = page.locator(".scroll[aria-label='All experts']")
-    has_room = listed.evaluate("table => table.scrollWidth <= table.clientWidth")
-    assert has_room == (width == 1280), "on a desk every column is seen, the version too"
+    assert listed.evaluate("table => table.scrollWidth <= table.clientWidth"), "no column is cut"
     page.goto(line.url("/machine?seconds=300"))
     picture = page.locator("svg.time:visible")
     picture.wait_for()
@@ -107,7 +106,7 @@ def test_an_expert_is_found_and_opened_with_the_keyboard_alone(open_page: Pages,
     page.keyboard.press("Enter")
     page.wait_for_url("**/experts/QFP64")
     assert page.get_by_role("heading", level=1).inner_text() == "QFP64"
-    assert "It is not known how sure it was in training" in page.inner_text("main")
+    assert "Its confidence in training is not known" in page.inner_text("main")
     assert "mainboard-a" in page.get_by_role("region", name="Where the rules use it").inner_text()
     page.locator("[data-chart] canvas").wait_for()
     page.locator(".thumbs img").first.scroll_into_view_if_needed()

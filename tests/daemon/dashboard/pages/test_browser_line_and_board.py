@@ -35,12 +35,37 @@ CONTRAST = """() => {
 
 TOKEN = "s" * 40
 #: Every page with a navigation; {board} is a board with findings.
-PAGES = ("/", "/boards", "/boards/{board}", "/defects", "/experts", "/experts/QFP64", "/machine", "/review")
+PAGES = ("/", "/?kiosk", "/boards", "/boards/{board}", "/defects", "/experts", "/experts/QFP64", "/machine", "/review")
 #: Records the states of a page's event stream.
 STATES = """() => {
   const place = document.getElementById("live-state");
   window.states = [];
   new MutationObserver(() => window.states.push(place.dataset.state)).observe(place, { attributes: true });
+}"""
+
+
+#: The height of the verdict's capital letters in pixels.
+CAP_HEIGHT = """() => {
+  const word = document.querySelector(".andon-word span");
+  const pen = document.createElement("canvas").getContext("2d");
+  const style = getComputedStyle(word);
+  pen.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
+  return pen.measureText("H").actualBoundingBoxAscent;
+}"""
+#: Shows three thousand events, as a month brings them, and counts nodes and timers before and behind.
+MANY_EVENTS = """() => {
+  const textOf = (name) => document.querySelector(`[data-live=${name}]`).innerHTML;
+  const parts = ["andon", "line", "figures"].map((name) => [name, textOf(name)]);
+  const all = () => document.querySelectorAll("*").length;
+  let timers = 0;
+  const real = window.setInterval;
+  window.setInterval = (...given) => { timers += 1; return real(...given); };
+  for (const [name, text] of parts) show(name, text);
+  const before = all();
+  for (let round = 0; round < 1000; round += 1)
+    for (const [name, text] of parts) show(name, text.replaceAll("W2", `W${round}`));
+  for (const [name, text] of parts) show(name, text);
+  return { before, after: all(), timers };
 }"""
 
 
@@ -66,7 +91,7 @@ def board_of(line: ShownLine, serial: str) -> int:
     return int(board_id)
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
+@pytest.mark.parametrize(("width", "dark"), [(1920, False), (1280, False), (1280, True), (390, False), (390, True)])
 def test_pages_fit_their_screen_are_named_and_can_be_read(
     shown_line: ShownLine, open_page: Pages, width: int, dark: bool
 ) -> None:
@@ -82,8 +107,61 @@ def test_pages_fit_their_screen_are_named_and_can_be_read(
         for table in page.locator(".scroll").all():
             assert table.get_attribute("aria-label"), path
             assert table.get_attribute("tabindex") == "0", path
+            if width < 700:
+                assert table.evaluate("table => table.scrollWidth <= table.clientWidth"), (path, "rows are cards")
         for verdict in page.locator(".verdict").all_inner_texts():
             assert re.search(r"[a-z]{4}", verdict), (path, "a word beside the colour and the sign")
+
+
+@pytest.mark.parametrize("width", [1920, 1280, 390])
+def test_the_last_boards_verdict_is_read_from_afar_by_word_shape_and_colour(
+    shown_line: ShownLine, open_page: Pages, width: int
+) -> None:
+    page = open_page(shown_line.url("/?kiosk"), width=width)
+    word = page.locator(".andon-word span")
+    assert word.inner_text().lower() in ("pass", "fail", "review", "unknown")
+    letters_px = page.evaluate(CAP_HEIGHT)
+    assert letters_px >= (0.12 * 1080 if width == 1920 else 0.1 * 800 if width == 1280 else 30)
+    assert page.locator(".andon-word svg.shape path").count() == 2
+    assert page.locator(".andon-serial").is_visible()
+    assert not page.locator(".bar nav").is_visible()
+    assert page.locator("table").filter(visible=True).count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+def test_a_display_on_a_wall_sounds_at_a_fail_grows_no_memory_and_says_when_it_is_cut_off(
+    guarded_line: ShownLine, open_page: Pages
+) -> None:
+    open_page.forgive("ERR_|Failed to load resource")
+    page = log_in(open_page, guarded_line, "/?kiosk")
+    page.wait_for_function("() => document.getElementById('live-state').dataset.state === 'on'")
+    page.locator("#sound").click()
+    page.get_by_text("Sound on a fail: on", exact=True).wait_for()
+
+    def send(serial: str, verdict: str) -> None:
+        board = {"type": "sensor-node" if verdict == "pass" else "mainboard-a", "serial": serial}
+        for designator in ("R1", "R2") if verdict == "pass" else ("R1", "R2", "C1", "U1"):
+            component = {"R": "R0402", "C": "C0603", "U": "QFP64"}[designator[0]]
+            guarded_line.send_image(board=board, component=component, designator=designator)
+        page.locator(f".andon.{verdict}", has_text=serial).wait_for()
+
+    send("W1", "pass")
+    assert page.locator("#sound").get_attribute("data-played") is None
+    send("W2", "fail")
+    page.locator("#sound[data-played='1']").wait_for()
+    page.reload()
+    page.locator(".andon.fail", has_text="W2").wait_for()
+    assert "on" in page.locator("#sound").inner_text(), "this browser remembers it"
+    page.wait_for_function("() => document.getElementById('live-state').dataset.state === 'on'")
+    nodes = page.evaluate(MANY_EVENTS)
+    assert nodes["after"] <= nodes["before"] + 5, nodes
+    assert nodes["timers"] == 0, nodes
+    (web,) = guarded_line.status()["children"]
+    page.evaluate("window.isOld = true")
+    os.kill(web["pid"], signal.SIGKILL)
+    page.locator("#live-state", has_text="reconnecting").wait_for()
+    page.wait_for_function("() => !window.isOld", timeout=120_000)
+    page.locator(".andon.fail", has_text="W2").wait_for()
 
 
 def test_boards_come_by_themselves_and_a_failed_image_changes_the_days_numbers(

@@ -260,7 +260,7 @@ def test_from_a_number_of_the_defects_to_its_images_and_to_a_decision(
 ) -> None:
     shown_line.wait(lambda: shown_line.rows("SELECT count(*) FROM boards WHERE verdict = 'fail'")[0][0] >= 2)
     page = open_page(shown_line.url("/defects?range=7d&by=defect"), width, dark)
-    page.wait_for_selector("[data-chart] canvas")
+    page.wait_for_selector(".defects-bar .meter")
     assert has_no_sideways_scroll(page)
     row = page.locator("tbody[data-rows] tr", has_text="missing_void").first
     row.locator("a").focus()

@@ -3,12 +3,14 @@
 Deciding needs a daemon: test_browser_review_and_defects.py.
 """
 
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
 
+from daemon.units import utc_text
 from tests.daemon.dashboard.web import EVIL, Web, a_picture
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
@@ -49,7 +51,7 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
 
 
 def following(web: Web, seat: str = SEAT, cookie: str = EVA, **fields: object) -> dict[str, Any]:
-    answer = web.get("/review/next", query={"seat": seat, "since": "2026-11-21T00:00:00.000Z"} | fields, Cookie=cookie)
+    answer = web.get("/review/next", query={"seat": seat} | fields, Cookie=cookie)
     assert answer.status == 200, answer.text
     return answer.json
 
@@ -102,7 +104,7 @@ def test_a_cookie_that_was_made_up_is_not_a_name(web: Web, cookie: str) -> None:
 def test_what_waits_comes_oldest_board_first_or_newest(web: Web) -> None:
     answer = following(web)
     assert [item["id"] for item in answer.pop("items")] == [1, 3, 4]
-    assert answer == {"left": 3, "left_is_least": False, "done": 1, "done_by_you": 0}
+    assert answer == {"left": 3, "left_is_least": False, "done": 0, "done_by_you": 0}
     assert ids(web, order="newest") == [3, 4, 1]
     assert ids(web, held="1,3") == [4]
     assert ids(web, held=f"{'9' * 25},1") == [3, 4], "nonsense numbers are ignored"
@@ -133,7 +135,7 @@ def test_filters_choose_and_are_only_ever_values(web: Web, which: dict[str, str]
     [
         (1, ("D207", "tombstone", "97.0", 'src="/pictures/1"', 'src="/pictures/2"', "passed by the line", "1 box")),
         (1, ('data-newest=""', '<rect x="10.5"')),
-        (4, ("it was not kept, or was pruned", 'data-finished="yes"', "deadline")),
+        (4, ("it was not kept, or was pruned", 'data-finished="yes"', "its time was over")),
         (5, ('data-newest="1"', "D500", "decided")),
     ],
     ids=["answers, boxes and a good part", "nothing decided", "a pruned picture", "a decision and the row seen"],
@@ -204,11 +206,14 @@ def test_skipped_images_come_last_the_longest_ago_first_in_the_order_that_the_br
 
 def test_a_review_that_the_reviewer_undid_is_not_offered_to_be_undone_again(web: Web) -> None:
     def last() -> dict[str, Any]:
-        return web.get("/review/last?since=2026-11-21T00:00:00Z", Cookie="coserve_reviewer=Uwe").json
+        return web.get("/review/last", Cookie="coserve_reviewer=Uwe").json
 
-    web.add_review(4, "pass", "Uwe")
+    web.add_review(3, "pass", "Uwe")
+    assert last() == {}, "it is not of today"
+    web.add_review(4, "pass", "Uwe", at=utc_text(time.time()))
     ((newest,),) = web.sql("SELECT max(review_id) FROM reviews")
     assert last() == {"id": 4, "newest": newest}
-    web.add_review(4, "unknown", "Uwe", note=f"undecided again: undo of review {newest} by Eva")
+    assert following(web, count=0)["done"] == 1
+    web.add_review(4, "unknown", "Uwe", undo_of=newest)
     assert last() == {}
     assert 4 in ids(web, "aaaaaaaaaaaaaaaa")

@@ -1,0 +1,148 @@
+"""The plant's clock: its days, hours and shifts as ranges of UTC, which is all that the database knows.
+
+A day lasts from midnight to midnight in the plant's time zone, 23 or 25 hours where the clock is put forward or back. A
+shift lasts until the next one begins, so that each moment belongs to exactly one; its day is the one on which it began.
+Whatever begins at a time that the clock skips begins when it skips it, and at a time that comes twice, the first time.
+"""
+
+import itertools
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from difflib import get_close_matches
+from functools import cached_property
+from operator import itemgetter
+from zoneinfo import ZoneInfo, available_timezones
+
+from daemon.units import utc_text, wall_seconds
+
+_DAY = timedelta(days=1)
+_FORMATS = {"full": "%Y-%m-%d %H:%M:%S %Z", "minute": "%Y-%m-%d %H:%M", "time": "%H:%M:%S", "date": "%Y-%m-%d"}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A range of time as the database writes it: from `since` up to, but not with, `until`."""
+
+    since: str
+    until: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shift(Span):
+    """One shift that began on `day` of the plant."""
+
+    name: str
+    day: date
+
+
+@dataclass(frozen=True)
+class PlantTime:
+    """The clock of one plant. `starts` says when each shift begins; there may be none.
+
+    A moment `at_s` or `now_s` is in seconds since 1970. Dates beyond the calendar raise ValueError or OverflowError.
+    """
+
+    timezone: str = "UTC"
+    starts: tuple[tuple[str, time], ...] = ()
+
+    @cached_property
+    def zone(self) -> ZoneInfo:
+        return ZoneInfo(self.timezone)
+
+    @cached_property
+    def shift_names(self) -> tuple[str, ...]:
+        """Return the shifts in the order in which a day begins them."""
+        return tuple(name for name, _ in sorted(self.starts, key=itemgetter(1)))
+
+    def at(self, day: date, clock: time = time()) -> float:
+        """Return when the plant's clock first shows `clock` of `day`, or skips it."""
+        wanted = datetime.combine(day, clock)
+        early, late = sorted(wanted.replace(tzinfo=self.zone, fold=fold).timestamp() for fold in (0, 1))
+        if self._shown(early) >= wanted:
+            return early
+        skipped = range(int(early), int(late) + 1)
+        return float(skipped[bisect_left(skipped, wanted, key=self._shown)])
+
+    def today(self, now_s: float) -> date:
+        """Return the plant's day."""
+        return self._shown(now_s).date()
+
+    def days(self, first: date, last: date | None = None) -> Span:
+        """Return the day `first`, or the days up to and with `last`."""
+        return Span(utc_text(self.at(first)), utc_text(self.at((last or first) + _DAY)))
+
+    def hours(self, span: Span) -> list[Span]:
+        """Return the hours of the plant's clock that begin in `span`, in order; the first and last may be shorter."""
+        edges = [wall_seconds(span.since)]
+        until_s = wall_seconds(span.until)
+        while edges[-1] < until_s:
+            shown = self._shown(edges[-1])
+            edges.append(min(edges[-1] + 3600 - 60 * shown.minute - shown.second - shown.microsecond / 1e6, until_s))
+        texts = [utc_text(edge) for edge in edges]
+        return [Span(since, until) for since, until in itertools.pairwise(texts)]
+
+    def shift(self, name: str, day: date) -> Shift:
+        """Return the shift `name` that begins on `day`; ValueError if the plant has no such shift."""
+        if name not in self.shift_names:
+            known = f"expected one of {', '.join(self.shift_names)}"
+            raise ValueError(f"no shift {name!r}: {known if self.starts else 'coserve.yaml has no plant.shifts'}")
+        return next(shift for shift in self._shifts_of(day) if shift.name == name)
+
+    def shift_at(self, at_s: float) -> Shift | None:
+        """Return the shift to which a moment belongs; None in a plant without shifts."""
+        text = utc_text(at_s)
+        day = self.today(at_s)
+        begun = [one for near in (day - _DAY, day) for one in self._shifts_of(near) if one.since <= text]
+        return begun[-1] if begun else None
+
+    def shifts(self, span: Span) -> list[Shift]:
+        """Return the shifts that have a part in `span`, in order."""
+        day, last = self.today(wall_seconds(span.since)) - _DAY, self.today(wall_seconds(span.until))
+        days = [day + number * _DAY for number in range((last - day).days + 1)]
+        found = [one for day in days for one in self._shifts_of(day)]
+        return [one for one in found if max(one.since, span.since) < min(one.until, span.until)]
+
+    def text(self, at: str, style: str = "full") -> str:
+        """Return a stored time as the plant's clock shows it: `2026-11-21 10:28:11 CET`."""
+        return format(datetime.fromtimestamp(wall_seconds(at), self.zone), _FORMATS[style])
+
+    def _shown(self, at_s: float) -> datetime:
+        return datetime.fromtimestamp(at_s, self.zone).replace(tzinfo=None, fold=0)
+
+    def _shifts_of(self, day: date) -> Sequence[Shift]:
+        if not self.starts:
+            return ()
+        clocks = sorted(clock for _, clock in self.starts)
+        moments = [utc_text(self.at(day, clock)) for clock in clocks] + [utc_text(self.at(day + _DAY, clocks[0]))]
+        edges = zip(moments, moments[1:], self.shift_names, strict=False)
+        return [Shift(since, until, name, day) for since, until, name in edges]
+
+
+def timezone_name(name: str) -> str:
+    """Return `name` if it is a time zone; ValueError with the nearest name if it is not."""
+    known = available_timezones()
+    if name in known:
+        return name
+    places = {known_name.lower(): known_name for known_name in known}
+    close = get_close_matches(name.lower(), places, n=1)
+    hint = f"; did you mean {places[close[0]]}?" if close else ""
+    raise ValueError(f"expected a time zone such as Europe/Berlin{hint}")
+
+
+def shift_name(name: str) -> str:
+    """Return `name` if it can name a shift; ValueError if not. `@` stands between a shift and its day."""
+    if not re.fullmatch(r"\w[\w.-]{0,31}", name):
+        raise ValueError("expected a name of at most 32 letters, digits and _ . -")
+    return name
+
+
+def clock_time(text: str) -> str:
+    """Return `text` if it is a time of day such as `06:00`; ValueError if it is not."""
+    try:
+        time.fromisoformat(text if len(text) == 5 and text[2] == ":" else "")
+    except ValueError:
+        raise ValueError("expected a time of day from 00:00 to 23:59") from None
+    return text

@@ -1,0 +1,225 @@
+"""The figures of the page Line: yield by hour and shift, the last board, what fails now, the silence of the cameras."""
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import Row
+
+from daemon.config.plant_time import PlantTime, Span
+from daemon.dashboard.pages.board import failures, missing
+from daemon.dashboard.pages.drawings import WIDE, BarValue, Pictures, bar_charts
+from daemon.dashboard.site.database import Database
+from daemon.dashboard.site.stored_rules import StoredRules
+from daemon.units import utc_text, wall_seconds
+
+#: Minutes are remembered for so long: the longest that anything on the page looks back.
+_WINDOW_S = 48 * 3600.0
+_HOURS, _SHIFTS = 12, 6
+#: Rows are counted in steps of so many numbers, each a short question, and in so many steps at each look.
+_STEP = 50_000
+_STEPS_AT_ONCE = 4
+_TABLES = {"boards": "AND attempt = 1", "inspections": ""}
+#: Failed boards of which the most frequent failures are counted, and failures that are listed.
+_MAX_FAILED_BOARDS = 2000
+_LISTED = 4
+#: A larger board's images are not searched for a picture.
+_MAX_SEARCHED_IMAGES = 5000
+_MAX_FINDINGS = 30
+#: The usual pause is taken from so many boards; a longer one than an hour is a break, and after eight the line is off.
+_RHYTHM_BOARDS = 60
+_BREAK_S, _OFF_S = 3600.0, 8 * 3600.0
+_MIN_SILENCE_S, _SILENCE_FACTOR = 300.0, 5.0
+
+_LAST = "SELECT max(seq) FROM {table}"
+_FROM = "SELECT seq, completed_at FROM {table} WHERE seq >= :seq ORDER BY seq"
+_COUNT = """
+SELECT substr(completed_at, 1, 16) AS minute, verdict, count(*) AS number FROM {table}
+WHERE seq > :after AND seq <= :until {only}
+GROUP BY substr(completed_at, 1, 16), verdict
+"""
+_LAST_BOARD = """
+SELECT board_id, board_type, serial, attempt, lot, station, completed_at, expected, inspected, verdict, reason, missing
+FROM boards WHERE seq IS NOT NULL ORDER BY seq DESC LIMIT 1
+"""
+_FINAL = "SELECT verdict, decided_by FROM final_boards WHERE board_id = :board_id"
+_FINDINGS = """
+SELECT inspection_id, component, designator, verdict, defect, reason, image_path
+FROM inspections WHERE board_id = :board_id AND verdict IN ('fail', 'unknown', 'review') ORDER BY inspection_id
+"""
+_BOXES = "SELECT label, confidence, x1, y1, x2, y2 FROM detections WHERE inspection_id = :id ORDER BY confidence DESC"
+_FAILED = f"""
+SELECT board_type, failed FROM boards WHERE verdict = 'fail' AND completed_at >= :since
+ORDER BY completed_at DESC LIMIT {_MAX_FAILED_BOARDS}
+"""  # noqa: S608 - our own number
+_NEWEST_IMAGE = "SELECT accepted_at FROM inspections ORDER BY inspection_id DESC LIMIT 1"
+_BEGINNINGS = f"SELECT first_seen_at FROM boards ORDER BY board_id DESC LIMIT {_RHYTHM_BOARDS}"  # noqa: S608
+
+
+class VerdictCounter:
+    """Counts verdicts by the minute, for any thread: closed first attempts of boards, and images.
+
+    Rows get their `seq` once, in order, and never change their verdict after it, so each is counted once: counting the
+    whole day at each look would cost more as the day goes on.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._seq: dict[str, int] = {}
+        self._minutes: dict[str, dict[str, Counter[str]]] = {table: {} for table in _TABLES}
+        #: False while rows from before the start are still being counted.
+        self.is_whole = False
+
+    def look(self, now_s: float) -> None:
+        """Count the rows that are new; NoDatabase or TooMuchToCount."""
+        since = utc_text(now_s - _WINDOW_S)
+        with self._lock:
+            if not self._seq:
+                self._seq = {table: self._first_seq(table, since) - 1 for table in _TABLES}
+            whole = [self._count(table) for table in _TABLES]  # each of them
+            self.is_whole = all(whole)
+            for table, minutes in self._minutes.items():
+                self._minutes[table] = {minute: counts for minute, counts in minutes.items() if minute >= since[:16]}
+
+    def verdicts(self, table: str, span: Span) -> Counter[str]:
+        """Return the counts of `boards` or `inspections` in a span, by verdict."""
+        with self._lock:
+            minutes = self._minutes[table]
+            total: Counter[str] = Counter()
+            for minute, counts in minutes.items():
+                if span.since[:16] <= minute < span.until[:16]:
+                    total.update(counts)
+            return total
+
+    def _count(self, table: str) -> bool:
+        """Add the rows that are new, and return True once all are counted."""
+        last = self._database.number(_LAST.format(table=table))
+        sql = _COUNT.format(table=table, only=_TABLES[table])
+        for _ in range(_STEPS_AT_ONCE):
+            after = self._seq[table]
+            if after >= last:
+                return True
+            until = min(after + _STEP, last)
+            for row in self._database.rows(sql, {"after": after, "until": until}, limit=_STEP):
+                self._minutes[table].setdefault(row.minute, Counter())[row.verdict] += row.number
+            self._seq[table] = until
+        return self._seq[table] >= last
+
+    def _first_seq(self, table: str, since: str) -> int:
+        """Return the first `seq` from `since` on by bisection: rows are numbered in the order of their completion."""
+        low, high = 0, self._database.number(_LAST.format(table=table)) + 1
+        while low < high:
+            middle = (low + high) // 2
+            row = self._database.first(_FROM.format(table=table), seq=middle)
+            if row is None or row.completed_at >= since:
+                high = middle
+            else:
+                low = row.seq + 1
+        return low
+
+
+def first_pass_yield(verdicts: Mapping[str, int]) -> float | None:
+    """Return the share of boards that passed, of all that were closed at their first attempt."""
+    closed = sum(verdicts.values())
+    return verdicts.get("pass", 0) / closed if closed else None
+
+
+def yield_charts(
+    counter: VerdictCounter, clock: PlantTime, goal: float | None, now_s: float
+) -> list[tuple[str, Pictures]]:
+    """Return the yield of the last hours, and of the last shifts where the plant has some: title, and both widths."""
+    now = utc_text(now_s)
+    hours = clock.hours(Span(utc_text(now_s - _HOURS * 3600), now))[1:]  # the first has lost its beginning
+    parts: dict[str, list[tuple[str, Span]]] = {
+        "Yield by hour": [(clock.text(hour.since, "time")[:2], hour) for hour in hours]
+    }
+    shifts = clock.shifts(Span(utc_text(now_s - _WINDOW_S), now))
+    whole = [shift for shift in shifts if shift.since >= utc_text(now_s - _WINDOW_S)]
+    if whole:
+        parts["Yield by shift"] = [(shift.name, shift) for shift in whole[-_SHIFTS:]]
+    charts: list[tuple[str, Pictures]] = []
+    for title, spans in parts.items():
+        bars = [_yield_bar(name, counter.verdicts("boards", span), goal) for name, span in spans]
+        charts.append((title, bar_charts(bars, wide=WIDE // 2, most=1.0, goal=goal)))
+    return charts
+
+
+def _yield_bar(name: str, verdicts: Counter[str], goal: float | None) -> BarValue:
+    share, boards = first_pass_yield(verdicts), verdicts.total()
+    if share is None:
+        return BarValue(name, None, "", f"{name}: no boards closed", "open")
+    tone = "accent" if goal is None else "pass" if share >= goal else "fail"
+    below = "▼" if goal is not None and share < goal else ""
+    return BarValue(
+        name, share, f"{below}{100 * share:.0f}", f"{name}: {100 * share:.1f} % of {boards} boards passed", tone
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LastBoard:
+    """The board that closed last: `verdict` is final, `decided_by` a person where one decided.
+
+    `findings` are its images that did not pass, the worst first, `shown` the first of them that has a picture.
+    """
+
+    board: Row[Any]
+    verdict: str
+    decided_by: str
+    findings: Sequence[Row[Any]]
+    shown: Row[Any] | None
+    boxes: Sequence[Row[Any]]
+    missing: Sequence[Mapping[str, Any]]
+
+
+def last_board(database: Database) -> LastBoard | None:
+    """Return the board that closed last, None before the first."""
+    board = database.first(_LAST_BOARD)
+    if board is None:
+        return None
+    final, findings = None, []
+    if board.inspected <= _MAX_SEARCHED_IMAGES:
+        final = database.first(_FINAL, board_id=board.board_id)
+        findings = database.rows(_FINDINGS, {"board_id": board.board_id}, limit=_MAX_FINDINGS)
+        findings.sort(key=lambda row: ("fail", "unknown", "review").index(row.verdict))
+    shown = next((row for row in findings if row.image_path), None)
+    return LastBoard(
+        board,
+        final.verdict if final else board.verdict,
+        final.decided_by if final else "daemon",
+        findings,
+        shown,
+        database.rows(_BOXES, {"id": shown.inspection_id}, limit=50) if shown else [],
+        missing(board),
+    )
+
+
+def fails_now(database: Database, rules: StoredRules, since: str) -> tuple[list[Any], list[Any]]:
+    """Return the most frequent defects and positions of the boards failed since then: (name, boards) each."""
+    defects: Counter[str] = Counter()
+    positions: Counter[str] = Counter()
+    for board in database.rows(_FAILED, {"since": since}, limit=_MAX_FAILED_BOARDS):
+        failed = failures(board)
+        defects.update({rules.defect(one.get("defect")) or "no code" for one in failed})
+        positions.update({f"{one.get('designator', '?')} on {board.board_type}" for one in failed})
+    return defects.most_common(_LISTED), positions.most_common(_LISTED)
+
+
+def silence(database: Database, now_s: float) -> tuple[float, float] | None:
+    """Return for how long no image came and the usual pause between boards, in seconds; None while that is no wonder.
+
+    Too long is five times the pause that nine of ten boards do not exceed, and at least five minutes. A line that had
+    no image for eight hours is off.
+    """
+    newest = database.first(_NEWEST_IMAGE)
+    begun = sorted(wall_seconds(row.first_seen_at) for row in database.rows(_BEGINNINGS, limit=_RHYTHM_BOARDS))
+    pauses = sorted(pause for pause in (after - before for before, after in pairwise(begun)) if pause <= _BREAK_S)
+    if newest is None or not pauses:
+        return None
+    usual_s = pauses[len(pauses) * 9 // 10]
+    silent_s = now_s - wall_seconds(newest.accepted_at)
+    limit_s = min(max(_MIN_SILENCE_S, _SILENCE_FACTOR * usual_s), _BREAK_S)
+    return (silent_s, usual_s) if limit_s <= silent_s <= _OFF_S else None

@@ -1,0 +1,129 @@
+"""The step that decided a verdict and its limit, in a sentence for people, from the stored answers.
+
+Everything comes from `judge`, with a rule cut down to one part where a part must be found: no sentence can contradict
+the verdict.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from routing_rules.routes import (
+    ANY_LABEL,
+    ClassifierStep,
+    DetectorStep,
+    Judgement,
+    Requirement,
+    Seen,
+    Step,
+    judge,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """One expert's answer, as a row of `stages` with its boxes has it."""
+
+    expert: str
+    label: str | None
+    confidence: float | None
+    boxes: Sequence[Seen] = ()
+
+
+def deciding_reasons(
+    first: Step | None, answers: Sequence[StoredAnswer], image_size: tuple[int, int] | None
+) -> tuple[Judgement, list[str]] | None:
+    """Judge the answers once more; return the judgement and a sentence for each step that decided it (none for a pass).
+
+    None if the answers are not those of a whole chain of these rules.
+    """
+    step, so_far = first, None
+    parts: list[tuple[Step, StoredAnswer, Judgement]] = []
+    for answer in answers:
+        if step is None or step.expert != answer.expert:
+            return None
+        given = (answer.label, answer.confidence, answer.boxes)
+        parts.append((step, answer, judge(step, *given, None, image_size)))
+        so_far = judge(step, *given, so_far, image_size)
+        step = so_far.next
+    if so_far is None or step is not None:
+        return None
+    deciding = [part for part in parts if part[2].verdict == so_far.verdict != "pass"]
+    return so_far, [_sentence(*part, image_size) for part in deciding]
+
+
+def _sentence(step: Step, answer: StoredAnswer, alone: Judgement, image_size: tuple[int, int] | None) -> str:
+    if isinstance(step, ClassifierStep):
+        return f"{step.expert} {_of_label(step, answer, alone)}"
+    found = next(_of_boxes(step, answer.boxes, alone), None) or next(
+        _of_counts(step, answer.boxes, alone, image_size), "decided by its rule"
+    )
+    return f"{step.expert} {found}"
+
+
+def _of_label(step: ClassifierStep, answer: StoredAnswer, alone: Judgement) -> str:
+    label, confidence = answer.label, answer.confidence
+    if label is None:
+        return "gave no label"
+    shown, limit = _percents(confidence, step.review_below)
+    if confidence is None or not confidence >= step.review_below:
+        return f"was only {shown} sure of '{label}' (limit {limit})"
+    if alone.verdict == "review":
+        return f"found '{label}', {shown} sure, and no later step failed it"
+    return f"found '{label}', {shown} sure" + (f" (limit {limit})" if step.review_below else "")
+
+
+def _of_boxes(step: DetectorStep, boxes: Sequence[Seen], alone: Judgement) -> Iterator[str]:
+    """Yield a sentence for each box that has the verdict by itself, the surest first."""
+    by_itself = replace(step, require=(), branches=(), otherwise=None)
+    for box in sorted(boxes, key=lambda box: -box.confidence):
+        if judge(by_itself, None, None, [box], None).verdict != alone.verdict:
+            continue
+        fails, reviews = (dict(limits) for limits in (step.fail_on, step.review_on))
+        fails_from = fails.get(box.label, fails.get(ANY_LABEL))
+        reviews_from = reviews.get(box.label, reviews.get(ANY_LABEL))
+        if alone.verdict == "review" and fails_from is not None and not box.confidence < fails_from:
+            shown, limit = _percents(box.confidence, step.review_below)
+            yield f"was only {shown} sure of '{box.label}' (limit {limit})"
+        elif alone.verdict == "review":
+            shown, limit = _percents(box.confidence, reviews_from)
+            above = "" if fails_from is None else f"; it fails from {_percents(fails_from, box.confidence)[0]}"
+            yield f"found '{box.label}', {shown} sure (a person must look from {limit}{above})"
+        else:
+            shown, limit = _percents(box.confidence, fails_from)
+            yield f"found '{box.label}', {shown} sure (limit {limit})"
+
+
+def _of_counts(
+    step: DetectorStep, boxes: Sequence[Seen], alone: Judgement, image_size: tuple[int, int] | None
+) -> Iterator[str]:
+    """Yield a sentence for each requirement that has the verdict by itself."""
+    for requirement in step.require:
+        only = replace(step, fail_on=(), review_on=(), require=(requirement,), branches=(), otherwise=None)
+        if judge(only, None, None, boxes, None, image_size).verdict != alone.verdict:
+            continue
+        counted = [box for box in boxes if box.label == requirement.label]
+        if requirement.is_placed and image_size is not None:
+            counted = [box for box in counted if requirement.holds(box.box, image_size)]
+        sure = sum(box.confidence >= requirement.confidence for box in counted)
+        unsure = f" and {len(counted) - sure} below the limit" if len(counted) > sure else ""
+        where = " in its place" if requirement.is_placed else ""
+        limit = f" (limit {_percents(requirement.confidence, None)[0]})" if requirement.confidence else ""
+        yield f"found {sure} '{requirement.label}'{unsure}{where}, expected {wanted(requirement)}{limit}"
+
+
+def wanted(requirement: Requirement) -> str:
+    """Return the count that a requirement expects: `2`, `at least 1`, `1 to 3`."""
+    if requirement.maximum is None:
+        return f"at least {requirement.minimum}"
+    if requirement.minimum == requirement.maximum:
+        return f"{requirement.minimum}"
+    return f"{requirement.minimum} to {requirement.maximum}"
+
+
+def _percents(value: float | None, limit: float | None) -> tuple[str, str]:
+    """Return both in percent, with as many digits as it takes to tell them apart."""
+    for digits in (0, 1, 2, 3):
+        shown, beside = ("–" if one is None else f"{100 * one:.{digits}f} %" for one in (value, limit))
+        if shown != beside or value == limit:
+            break
+    return shown, beside

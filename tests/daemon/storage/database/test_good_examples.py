@@ -1,0 +1,89 @@
+"""The newest passes of each component, kept to compare with: enough, never more, and the last to go."""
+
+from pathlib import Path
+
+from daemon.policy.retain import images_to_prune
+from daemon.storage.database.prune import oldest_kept
+from daemon.storage.database.rows import ImageCopy
+from daemon.storage.database.store import open_store
+from tests.daemon.storage.database.store_parts import Line, a_line, an_arrival, an_outcome
+
+
+def kept(line: Line) -> list[int]:
+    query = "SELECT inspection_id FROM inspections WHERE image_path IS NOT NULL ORDER BY 1"
+    return [one for (one,) in line.rows(query)]
+
+
+def passes(line: Line, number: int, *, every_s: float = 61.0, verdict: str = "pass", component: str = "R0402") -> None:
+    """Judge images one after the other, and copy those that are to be kept, as the archiver does."""
+    for _ in range(number):
+        line.images += 1
+        (image,) = line.accept(an_arrival(f"image-{line.images}", component, f"R{line.images}"))
+        written = line.store.write([an_outcome(image.inspection_id, verdict)])  # type: ignore[arg-type]
+        copies = [ImageCopy(one.inspection_id, f"images/{one.inspection_id}.png") for one in written.copies]
+        line.store.write(copies=copies)
+        line.clock.pass_s(every_s)
+
+
+def test_the_newest_passes_stay_and_older_ones_go_without_touching_failures(tmp_path: Path) -> None:
+    line = a_line(tmp_path, good_examples=3)
+    passes(line, 1, verdict="fail")
+    passes(line, 5)
+    assert line.store.drop_examples() == ["images/2.png", "images/3.png"]
+    assert kept(line) == [1, 4, 5, 6]
+    assert line.store.drop_examples() == []
+
+
+def test_a_fast_line_renews_its_examples_once_a_minute(tmp_path: Path) -> None:
+    line = a_line(tmp_path, good_examples=3)
+    passes(line, 300, every_s=1.0)
+    line.store.drop_examples()
+    assert len(kept(line)) == 3
+    assert max(kept(line)) > 240, "the newest is at most a minute old"
+
+
+def test_each_component_has_its_own_and_a_restart_forgets_none(tmp_path: Path) -> None:
+    line = a_line(tmp_path, good_examples=2)
+    passes(line, 3)
+    passes(line, 2, component="C0603")
+    line.store.drop_examples()
+    assert kept(line) == [2, 3, 4, 5]
+    line.store.close()
+    line.store = open_store(line.url, clock=line.clock.clock, good_examples=2)
+    passes(line, 1)
+    assert line.store.drop_examples() == ["images/2.png"]
+    assert kept(line) == [3, 4, 5, 6]
+
+
+def test_an_example_that_a_person_failed_stays_as_evidence(tmp_path: Path) -> None:
+    line = a_line(tmp_path, good_examples=1)
+    passes(line, 1)
+    line.review(1, "fail")
+    passes(line, 2)
+    assert line.store.drop_examples() == ["images/2.png"]
+    assert kept(line) == [1, 3]
+
+
+def test_a_copy_under_way_is_dropped_later_and_none_is_kept_where_none_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    line = a_line(tmp_path / "a", good_examples=1)
+    (image,) = line.accept(an_arrival("slow", "R0402", "R1"))
+    line.store.write([an_outcome(image.inspection_id, "pass")])
+    line.clock.pass_s(61.0)
+    passes(line, 1)
+    assert line.store.drop_examples() == []
+    line.store.write(copies=[ImageCopy(image.inspection_id, "images/slow.png")])
+    assert line.store.drop_examples() == ["images/slow.png"]
+    (tmp_path / "b").mkdir()
+    without = a_line(tmp_path / "b")
+    passes(without, 3)
+    assert kept(without) == []
+
+
+def test_where_space_is_needed_the_newest_examples_go_last(tmp_path: Path) -> None:
+    line = a_line(tmp_path, keep=("pass", "fail"), good_examples=2)
+    passes(line, 4)
+    passes(line, 1, verdict="fail")
+    with line.store.engine.connect() as connection:
+        order = images_to_prune(oldest_kept(connection, 100, None, 2), 10**9)
+    assert [image.inspection_id for image in order] == [1, 2, 5, 3, 4]
