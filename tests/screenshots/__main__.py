@@ -35,6 +35,7 @@ def pages(line: ShownLine) -> list[Page]:
     return [
         Page("line", "/"),
         Page("line", "/", dark=True),
+        Page("kiosk", "/?kiosk"),
         Page("board", f"/boards/{board}"),
         Page("review", "/review", begin=say_who),
         Page("defects", "/defects"),
@@ -49,7 +50,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Where the pictures go.")] = ROOT / "docs" / "img",
     boards: Annotated[int, typer.Option(min=4, help="Boards of each of three lots.")] = 12,
 ) -> None:
-    """Pictures of every page at 1280 and 390 pixels, from a copy of the demo's line.
+    """Pictures of every page at 1920, 1280 and 390 pixels, from a copy of the demo's line.
 
     Example: python -m tests.screenshots --dir demo --out docs/img
     """

@@ -104,6 +104,7 @@ def copy_of(demo: Path, folder: Path) -> ShownLine:
         "http": url,
     }
     settings["retention"] = {"keep": ["pass", "fail", "review", "unknown"], "free": "1GB"}
+    settings["plant"] = {"shifts": {"early": "06:00", "late": "14:00", "night": "22:00"}, "yield_goal": 0.6}
     (folder / "coserve.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     return ShownLine(folder / "coserve.yaml", url)
 

@@ -1,4 +1,4 @@
-"""Pages of a dashboard as PNG files: real Chromium, a desk's width and a telephone's, small enough to commit."""
+"""Pages of a dashboard as PNG files: real Chromium, at the widths of a wall, a desk and a telephone, kept small."""
 
 import io
 import shutil
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from playwright.sync_api import Page as Tab
 
-WIDTHS = {1280: 800, 390: 844}
+WIDTHS = {1920: 1080, 1280: 800, 390: 844}
 #: What a page does after its first paint: charts are drawn, the first events come.
 _SETTLE_MS = 1500
 _COLOURS, _FEWEST_COLOURS = 256, 16

@@ -129,47 +129,12 @@ def test_the_last_boards_verdict_is_read_from_afar_by_word_shape_and_colour(
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
-def test_a_display_on_a_wall_sounds_at_a_fail_grows_no_memory_and_says_when_it_is_cut_off(
-    guarded_line: ShownLine, open_page: Pages
-) -> None:
-    open_page.forgive("ERR_|Failed to load resource")
-    page = log_in(open_page, guarded_line, "/?kiosk")
-    page.wait_for_function("() => document.getElementById('live-state').dataset.state === 'on'")
-    page.locator("#sound").click()
-    page.get_by_text("Sound on a fail: on", exact=True).wait_for()
-
-    def send(serial: str, verdict: str) -> None:
-        board = {"type": "sensor-node" if verdict == "pass" else "mainboard-a", "serial": serial}
-        for designator in ("R1", "R2") if verdict == "pass" else ("R1", "R2", "C1", "U1"):
-            component = {"R": "R0402", "C": "C0603", "U": "QFP64"}[designator[0]]
-            guarded_line.send_image(board=board, component=component, designator=designator)
-        page.locator(f".andon.{verdict}", has_text=serial).wait_for()
-
-    send("W1", "pass")
-    assert page.locator("#sound").get_attribute("data-played") is None
-    send("W2", "fail")
-    page.locator("#sound[data-played='1']").wait_for()
-    page.reload()
-    page.locator(".andon.fail", has_text="W2").wait_for()
-    assert "on" in page.locator("#sound").inner_text(), "this browser remembers it"
-    page.wait_for_function("() => document.getElementById('live-state').dataset.state === 'on'")
-    nodes = page.evaluate(MANY_EVENTS)
-    assert nodes["after"] <= nodes["before"] + 5, nodes
-    assert nodes["timers"] == 0, nodes
-    (web,) = guarded_line.status()["children"]
-    page.evaluate("window.isOld = true")
-    os.kill(web["pid"], signal.SIGKILL)
-    page.locator("#live-state", has_text="reconnecting").wait_for()
-    page.wait_for_function("() => !window.isOld", timeout=120_000)
-    page.locator(".andon.fail", has_text="W2").wait_for()
-
-
 def test_boards_come_by_themselves_and_a_failed_image_changes_the_days_numbers(
     guarded_line: ShownLine, open_page: Pages
 ) -> None:
     line = guarded_line
     page = log_in(open_page, line, "/")
-    page.get_by_text("No boards yet").wait_for()
+    page.get_by_text("No boards yet", exact=True).wait_for()
     page.locator('#live-state[data-state="on"]').wait_for()
     assert "–" in page.locator(".tile", has_text="First-pass yield").inner_text()
     board = {"type": "sensor-node", "serial": "<i>N1</i>", "lot": "L9"}
@@ -291,3 +256,38 @@ def test_a_person_logs_in_and_out(guarded_line: ShownLine, open_page: Pages) -> 
     page.locator("#token").wait_for()
     page.goto(guarded_line.url("/"))
     page.locator("#token").wait_for()
+
+
+def test_a_display_on_a_wall_sounds_at_a_fail_grows_no_memory_and_says_when_it_is_cut_off(
+    guarded_line: ShownLine, open_page: Pages
+) -> None:
+    open_page.forgive("ERR_|Failed to load resource")
+    page = log_in(open_page, guarded_line, "/?kiosk")
+    page.wait_for_function("() => document.getElementById('live-state').dataset.state === 'on'")
+    page.locator("#sound").click()
+    page.get_by_text("Sound on a fail: on", exact=True).wait_for()
+
+    def send(serial: str, verdict: str) -> None:
+        board = {"type": "sensor-node" if verdict == "pass" else "mainboard-a", "serial": serial}
+        for designator in ("R1", "R2") if verdict == "pass" else ("R1", "R2", "C1", "U1"):
+            component = {"R": "R0402", "C": "C0603", "U": "QFP64"}[designator[0]]
+            guarded_line.send_image(board=board, component=component, designator=designator)
+        page.locator(f".andon.{verdict}", has_text=serial).wait_for()
+
+    send("W1", "pass")
+    assert page.locator("#sound").get_attribute("data-played") is None
+    send("W2", "fail")
+    page.locator("#sound[data-played='1']").wait_for()
+    page.reload()
+    page.locator(".andon.fail", has_text="W2").wait_for()
+    assert "on" in page.locator("#sound").inner_text(), "this browser remembers it"
+    page.wait_for_function("() => document.getElementById('live-state').dataset.state === 'on'")
+    nodes = page.evaluate(MANY_EVENTS)
+    assert nodes["after"] <= nodes["before"] + 5, nodes
+    assert nodes["timers"] == 0, nodes
+    (web,) = guarded_line.status()["children"]
+    page.evaluate("window.isOld = true")
+    os.kill(web["pid"], signal.SIGKILL)
+    page.locator("#live-state", has_text="reconnecting").wait_for()
+    page.wait_for_function("() => !window.isOld", timeout=120_000)
+    page.locator(".andon.fail", has_text="W2").wait_for()
