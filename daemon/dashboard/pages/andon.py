@@ -91,7 +91,7 @@ class VerdictCounter:
             minutes = self._minutes[table]
             total: Counter[str] = Counter()
             for minute, counts in minutes.items():
-                if span.since[:16] <= minute < span.until[:16]:
+                if span.since <= f"{minute}:00.000Z" < span.until:
                     total.update(counts)
             return total
 
