@@ -1,4 +1,4 @@
-"""Order of pruning when disk space is needed: passed images first, evidence late, the newest good examples last.
+"""Order of pruning when disk space is needed: passed images first, the newest good examples late, evidence last.
 
 The oldest go first within each.
 """
@@ -22,13 +22,13 @@ class KeptImage:
 
 
 def rank(image: KeptImage) -> int:
-    """Return 0 for passed images, which go first, 1 for never judged ones, 2 for failed, unsure and reviewed ones.
+    """Return 0 for passed images, which go first, 1 for never judged ones, 3 for failed, unsure and reviewed ones.
 
-    The newest good examples of each component, 3, are few, and every review needs them.
+    The newest good examples of each component, 2, are few, and every review needs them; no evidence goes for them.
     """
-    if image.is_example:
-        return 3
     if image.is_reviewed or image.verdict in ("fail", "review"):
+        return 3
+    if image.is_example:
         return 2
     return 1 if image.verdict == "unknown" else 0
 

@@ -87,7 +87,7 @@ def oldest_kept(connection: Connection, limit: int, old: AgeLimit | None, good_e
     """Return enough kept images to know the `limit` that go next; with `old`, only those that are.
 
     A row has an `image_path` only once its verdict and its copy are durable. Where age does not decide, the newest
-    `good_examples` passes of each component go last.
+    `good_examples` passes of each component go after the others, before evidence.
     """
     newest = newest_passes(connection, good_examples) if good_examples and old is None else {}
     examples = [one for ids in newest.values() for one in ids]
@@ -95,15 +95,15 @@ def oldest_kept(connection: Connection, limit: int, old: AgeLimit | None, good_e
     for verdict in ("pass", "unknown"):
         may_go = inspections.c.verdict == verdict, ~_IS_REVIEWED, inspections.c.inspection_id.not_in(examples)
         images += _oldest(connection, limit, old, *may_go)
+    examples_last = _oldest(connection, limit, old, inspections.c.inspection_id.in_(examples), ~_IS_REVIEWED)
+    images += [replace(image, is_example=True) for image in examples_last]
     if len(images) >= limit:
         return images
     for verdict in ("fail", "review"):
         images += _oldest(connection, limit, old, inspections.c.verdict == verdict)
     reviewed = select(reviews.c.inspection_id).distinct()
     of_reviewed = inspections.c.inspection_id.in_(reviewed), inspections.c.verdict.in_(("pass", "unknown"))
-    images += _oldest(connection, limit, old, *of_reviewed)
-    last = _oldest(connection, limit, old, inspections.c.inspection_id.in_(examples), ~_IS_REVIEWED)
-    return images + [replace(image, is_example=True) for image in last]
+    return images + _oldest(connection, limit, old, *of_reviewed)
 
 
 def forget_images(tx: Transaction, ids: Sequence[int]) -> None:
