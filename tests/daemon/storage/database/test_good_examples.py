@@ -1,4 +1,4 @@
-"""The newest passes of each component, kept to compare with: enough, never more, and the last to go."""
+"""The newest passes of each component, kept to compare with: enough, never more, and kept longer than others."""
 
 from pathlib import Path
 
@@ -80,10 +80,10 @@ def test_a_copy_under_way_is_dropped_later_and_none_is_kept_where_none_is_wanted
     assert kept(without) == []
 
 
-def test_where_space_is_needed_the_newest_examples_go_last(tmp_path: Path) -> None:
+def test_where_space_is_needed_the_newest_examples_go_after_other_passes_and_before_evidence(tmp_path: Path) -> None:
     line = a_line(tmp_path, keep=("pass", "fail"), good_examples=2)
     passes(line, 4)
     passes(line, 1, verdict="fail")
     with line.store.engine.connect() as connection:
         order = images_to_prune(oldest_kept(connection, 100, None, 2), 10**9)
-    assert [image.inspection_id for image in order] == [1, 2, 5, 3, 4]
+    assert [image.inspection_id for image in order] == [1, 2, 3, 4, 5]

@@ -301,7 +301,7 @@ def test_a_serial_with_many_attempts_costs_the_writer_no_more_than_one_with_few(
         line.rows("DROP TRIGGER fault")
 
     clock = line.clock.clock
-    assert steps_of(line.store, lambda: Store(line.store.engine, frozenset(), lambda *_: None, clock)) <= 20
+    assert steps_of(line.store, lambda: Store(line.store.engine, frozenset(), 0, lambda *_: None, clock)) <= 20
     assert steps_of(line.store, line.store.recover) <= 100  # the newest 2000 results
     assert steps_of(line.store, accept) <= 20
     assert steps_of(line.store, fail) <= 20
