@@ -222,7 +222,9 @@ class Operations:
         self.writer.note(ChangeNotes((start,), steps, states, version("coserve")))
 
     def _in_force(self, what: Literal["start", "reload"], at: str, who: str, note: str | None, **at_of: str) -> State:
-        experts = {expert_subject(expert): spec.version for expert, spec in self.catalogs.current.items()}
+        catalog = self.catalogs.current
+        experts = {expert_subject(expert): spec.version for expert, spec in catalog.items()}
+        experts |= {f"settings of {expert}": spec.settings_digest for expert, spec in catalog.items()}
         return State(at, who, what, {RULES: self.rulebook.current.version, **experts}, note, at_of)
 
     def _version_steps(self) -> list[Change]:

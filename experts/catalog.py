@@ -4,6 +4,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -127,9 +128,11 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
 
 
 def settings_of(entry: CatalogEntry, root: Path) -> str | None:
-    """Return the `ExpertSpec.settings` of an entry whose file is relative to `root`; None for a mistaken entry."""
-    spec = resolve(CatalogFile(experts={"expert": entry}), root)[0].get(ExpertId("expert"))
-    return spec.settings if spec is not None else None
+    """Return the `ExpertSpec.settings` of an entry, whose file is relative to `root`; None for an unknown network."""
+    layout, file = UNREADABLE, root / entry.file
+    with suppress(WeightsError):
+        layout = LayoutId(read_header(file).metadata.get("layout", UNREADABLE))
+    return _spec(ExpertId(""), entry, file, layout, 0).settings if entry.architecture in ARCHITECTURES else None
 
 
 def entry_with(settings: str, file: str, sha256: str) -> CatalogEntry:

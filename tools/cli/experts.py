@@ -276,11 +276,10 @@ def _print_facts(facts: dict[str, Any]) -> None:
             console.print(f"it has not read the catalog since: {waits} waits for `coserve reload`")
         if serving["failed"]:
             console.print(f"it failed: {serving['failed']}", markup=False)
-    keys = ("version", "state", "first_use", "verdicts", "reviewed", "false_calls", "escapes")
-    rows = [{**row, "first_use": (row["first_used_at"] or "–")[:16]} for row in facts["versions"]]
-    versions = [[row[key] for key in keys] for row in rows]
+    keys = ("version", "state", "verdicts", "reviewed", "false_calls", "escapes")
+    versions = [[row[key] for key in keys] for row in facts["versions"]]
     print_table("Versions", [key.replace("_", " ") for key in keys], versions, unbroken=_VERSIONS)
-    for row in rows:
+    for row in facts["versions"]:
         if row["differs"]:
             console.print(f"{row['version']}, then → in force: {', '.join(row['differs'])}", markup=False)
     print_table("History", ("at", "what", "version", "before", "by"), _history(facts), unbroken=_VERSIONS)

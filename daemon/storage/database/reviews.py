@@ -363,8 +363,8 @@ def calls_statement(expert: str | None = None, after: int | None = None) -> Sele
     conditions += [stages.c.inspection_id > after] if after is not None else []
     used, reviewed = _used(conditions), _reviewed(conditions)
     versions, settings = expert_versions.c, expert_settings.c
-    is_later = settings.first_used_at > versions.first_used_at
-    first_used_at = case((is_later, settings.first_used_at), else_=versions.first_used_at).label("first_used_at")
+    at, of_version = func.coalesce(settings.first_used_at, versions.first_used_at), versions.first_used_at
+    first_used_at = case((of_version > at, of_version), else_=at).label("first_used_at")
     same = and_(*(reviewed.c[each.name].is_not_distinct_from(used.c[each.name]) for each in _VERSION_KEY))
     return (
         select(
