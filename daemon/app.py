@@ -322,8 +322,7 @@ class App:
             deliveries=self._deliveries,
             settings=StartSettings(self._path),
             identity=self._identity,
-            catalog=lambda: self._catalogs.current,
-            on_catalog=self._catalogs.replace,
+            catalogs=self._catalogs,
         )
         self._control = ControlServer(
             self._context, config.endpoints.control, self.operations.handlers(), self._handles.control

@@ -27,7 +27,7 @@ from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog
 from daemon.language.models import LanguageModels
 from daemon.line.line import reload_rules_and_catalog, warn_of_weights
-from daemon.line.rulebook import Rulebook
+from daemon.line.rulebook import Catalogs, Rulebook, changed_experts
 from daemon.monitor.answers import Vitals, health
 from daemon.monitor.gauges import ScrapeFacts
 from daemon.monitor.metrics import Metrics
@@ -45,7 +45,6 @@ from daemon.wire.access import Access
 from daemon.wire.control import ControlError, Handler
 from daemon.wire.keys import KeyFileError, fingerprint, read_allow_list
 from daemon.wire.messages import NAME, NAME_EXPECTED, shown
-from experts.catalog import Catalog
 from experts.versions import Versions, VersionsError, current_user
 
 T = TypeVar("T")
@@ -90,9 +89,7 @@ class Operations:
     settings: StartSettings
     #: `line` and `epoch`, which name the results of this line (PROTOCOL.md, Additions, 1.1).
     identity: dict[str, str]
-    catalog: Callable[[], Catalog]
-    #: Gets the catalog of a reload when the drive has it, before rules that need it are in force.
-    on_catalog: Callable[[Catalog], None]
+    catalogs: Catalogs
     _thermometer: Thermometer = field(init=False, default_factory=Thermometer)
     _reloading: threading.Lock = field(init=False, default_factory=threading.Lock)
     _draining: bool = field(init=False, default=False)
@@ -225,7 +222,9 @@ class Operations:
         self.writer.note(ChangeNotes((start,), steps, states, version("coserve")))
 
     def _in_force(self, what: Literal["start", "reload"], at: str, who: str, note: str | None, **at_of: str) -> State:
-        experts = {expert_subject(expert): spec.version for expert, spec in self.catalog().items()}
+        catalog = self.catalogs.current
+        experts = {expert_subject(expert): spec.version for expert, spec in catalog.items()}
+        experts |= {f"settings of {expert}": spec.settings_digest for expert, spec in catalog.items()}
         return State(at, who, what, {RULES: self.rulebook.current.version, **experts}, note, at_of)
 
     def _version_steps(self) -> list[Change]:
@@ -401,7 +400,8 @@ class Operations:
                 raise ControlError("bad_rules", str(error)) from None
             in_use = self._or_none(self.reader.rules_in_use)
             # The catalog first: an image under new rules must not meet a catalog without their experts.
-            self.on_catalog(catalog)
+            changed = changed_experts(self.catalogs.current, catalog)
+            self.catalogs.replace(catalog)
             experts_at = utc_text(self.drive.reload(catalog, routes))
             rules_at = utc_text(self.rulebook.replace(routes, in_use))
             self.writer.rules_in_force(routes)
@@ -410,6 +410,8 @@ class Operations:
             self.writer.note(ChangeNotes(steps=tuple(self._version_steps()), states=states))
             self.access.reload()
         self._log.info("reloaded", rules_version=routes.version, experts=len(catalog))
+        for change in changed:
+            self._log.info("expert_changed", **change)
         unusable = warn_of_weights(catalog)
         restart_for, problems = self.settings.changed()
         if restart_for:
@@ -417,6 +419,7 @@ class Operations:
         for problem in problems:
             self._log.warning("settings_unreadable", problem=problem)
         answer = {"rules_version": routes.version, "experts": len(catalog), "restart_for": restart_for}
+        answer["changed_experts"] = changed
         found = {"settings_problems": problems, "without_weights": unusable}
         return answer | {name: value for name, value in found.items() if value}
 

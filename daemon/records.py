@@ -78,7 +78,10 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One expert's answer in a chain. `queued_ms` is this image's; `load_ms` and `infer_ms` are of its batch."""
+    """One expert's answer in a chain. `queued_ms` is this image's; `load_ms` and `infer_ms` are of its batch.
+
+    `settings` and their digest `expert_settings` are those of the spec that the batch ran with.
+    """
 
     expert: str
     expert_version: str
@@ -92,6 +95,8 @@ class Stage:
     queued_ms: float
     load_ms: float
     infer_ms: float
+    expert_settings: str
+    settings: str
 
 
 @dataclass(frozen=True, slots=True)

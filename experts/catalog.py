@@ -4,6 +4,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,7 +23,8 @@ UNREADABLE = LayoutId("unreadable")
 
 Problem = tuple[tuple[str | int, ...], str]
 Share = Annotated[float, Field(ge=0, le=1)]
-Channels = tuple[float, float, float]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Channels = tuple[Finite, Finite, Finite]
 Label = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Counts = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=BINS, max_length=BINS)]
 Confidences = Mapping[str, tuple[int, ...]]
@@ -34,7 +36,7 @@ class Normalisation(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mean: Channels
-    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=3, max_length=3)]
+    std: Annotated[tuple[Annotated[Finite, Field(gt=0)], ...], Field(min_length=3, max_length=3)]
 
 
 class CatalogEntry(BaseModel):
@@ -48,7 +50,7 @@ class CatalogEntry(BaseModel):
     input_size: Annotated[int, Field(ge=32, le=4096)]
     normalisation: Literal["imagenet", "none"] | Normalisation
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[Finite, Field(gt=0)] = 1.0
     confidence_floor: Share = 0.25
     nms_iou: Share = 0.45
     max_detections: Annotated[int, Field(ge=1, le=3000)] = 300
@@ -123,6 +125,23 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
         ExpertId(name): entry.confidences for name, entry in catalog_file.experts.items() if entry.confidences
     }
     return Catalog(specs, headers, confidences), problems
+
+
+def settings_of(entry: CatalogEntry, root: Path) -> str | None:
+    """Return the `ExpertSpec.settings` of an entry, whose file is relative to `root`; None for an unknown network."""
+    layout, file = UNREADABLE, root / entry.file
+    with suppress(WeightsError):
+        layout = LayoutId(read_header(file).metadata.get("layout", UNREADABLE))
+    return _spec(ExpertId(""), entry, file, layout, 0).settings if entry.architecture in ARCHITECTURES else None
+
+
+def entry_with(settings: str, file: str, sha256: str) -> CatalogEntry:
+    """Return the entry of weights that answered with `settings` (ExpertSpec.settings)."""
+    values = json.loads(settings)
+    fields = {name: value for name, value in values.items() if name in CatalogEntry.model_fields}
+    normalisation = {"mean": values["mean"], "std": values["std"]}
+    entry = {**fields, "normalisation": normalisation, "file": file, "sha256": sha256}
+    return CatalogEntry.model_validate(entry, strict=False)
 
 
 def _lies_in(file: Path, folders: Sequence[Path]) -> bool:

@@ -1,8 +1,11 @@
 """Values that describe an expert: identity, architecture, classes, preprocessing, and its answers."""
 
+import hashlib
+import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Literal, NewType
+from typing import Any, Literal, NewType
 
 ExpertId = NewType("ExpertId", str)
 #: A network's shape without its weights: "resnet18", "yolo11n".
@@ -12,6 +15,9 @@ LayoutId = NewType("LayoutId", str)
 
 Task = Literal["classify", "detect"]
 Box = tuple[float, float, float, float]
+
+#: The parts of a layout's name (architectures.layout_id) that architecture, classes and input size do not tell.
+_FORM = ("dtype", "memory_format", "head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,7 @@ class Answer:
     detections: tuple[Detection, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExpertSpec:
     """One catalog entry, resolved: where its weights are and how an image becomes its input.
 
@@ -64,3 +70,58 @@ class ExpertSpec:
     def version(self) -> str:
         """The first 12 hex digits of the weights' sha256 (RESULTS.md, `expert_version`)."""
         return self.sha256[:12]
+
+    @cached_property
+    def settings(self) -> str:
+        """Everything beside the weights that an answer depends on: canonical JSON, by the catalog's names.
+
+        The stored form is missing while the weights file cannot be read.
+        """
+        head: dict[str, Any] = {"temperature": _number(self.temperature)}
+        if self.task == "detect":
+            head = {name: _number(getattr(self, name)) for name in ("confidence_floor", "nms_iou")}
+            head["max_detections"] = self.max_detections
+        values = {
+            "architecture": self.architecture,
+            "classes": self.classes,
+            "input_size": self.input_size,
+            "mean": [*map(_number, self.mean)],
+            "std": [*map(_number, self.std)],
+            **dict(zip(_FORM, self.layout.split("-")[3:], strict=False)),
+            **head,
+        }
+        return json.dumps(values, sort_keys=True, separators=(",", ":"))
+
+    @cached_property
+    def settings_digest(self) -> str:
+        """The first 12 hex digits of the sha256 of `settings` (RESULTS.md, `expert_settings`)."""
+        return digest_of(self.settings)
+
+
+def digest_of(settings: str) -> str:
+    """Return the digest of `ExpertSpec.settings`."""
+    return hashlib.sha256(settings.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """A setting with its values before and after."""
+
+    name: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        """Return it for a person: `temperature 1.3 → 1.1`."""
+        return f"{self.name} {self.before} → {self.after}"
+
+
+def setting_changes(before: str, after: str) -> list[SettingChange]:
+    """Return the settings that differ; those that only one side has are left out."""
+    old, new = json.loads(before), json.loads(after)
+    return [SettingChange(name, old[name], new[name]) for name in old if name in new and old[name] != new[name]]
+
+
+def _number(value: float) -> float:
+    """Return the form of a number that has one text: 1 is 1.0, and -0.0 is 0.0."""
+    return float(value) + 0.0

@@ -1,10 +1,13 @@
 """Versions of experts: which are stored, which were in force when, and how one takes another's place.
 
 `catalog.yaml` alone says what is in force, and is only ever replaced as a whole, by a rename. Beside it lie
-`versions/EXPERT/VERSION.safetensors`, one file for each version that was put in or was in force when one was, and
-`versions.yaml`: the entry that belongs to each, and who did what when. A step is written there before the catalog is
-replaced; a step that the catalog does not show was not carried out. So a crash at any moment leaves the old state or
-the new one.
+`versions/EXPERT/WEIGHTS.safetensors`, one file for the weights of each version that was put in or was in force when one
+was, and `versions.yaml`: the entry that belongs to each, and who did what when. A step is written there before the
+catalog is replaced; a step that the catalog does not show was not carried out. So a crash at any moment leaves the old
+state or the new one.
+
+A version is named by its weights, `0a1b2c3d4e5f`; other settings of the same weights, which make another version of
+them, are named behind these: `0a1b2c3d4e5f+9f8e7d6c5b4a`.
 """
 
 import errno
@@ -24,9 +27,10 @@ from urllib.parse import quote
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from experts.catalog import CatalogEntry, CatalogFile, dump, rendered, replace_text
+from experts.catalog import CatalogEntry, CatalogFile, dump, rendered, replace_text, settings_of
 from experts.catalog_edit import read, replace_entry
 from experts.durable import replacing, sync
+from experts.spec import digest_of, setting_changes
 from experts.weights import file_sha256
 
 VERSIONS_FILE = "versions.yaml"
@@ -81,16 +85,21 @@ class VersionsFile(BaseModel):
 
 @dataclass(slots=True)
 class Expert:
-    """One expert's versions. `in_force` is the catalog's entry, None for one that was never promoted."""
+    """One expert's versions. `in_force` is the catalog's entry, `version` its name: None if none was ever promoted."""
 
     name: str
     in_force: CatalogEntry | None
     versions: dict[str, StoredVersion] = field(default_factory=dict[str, StoredVersion])
     steps: list[Step] = field(default_factory=list[Step])
+    version: str | None = None
 
     @property
-    def version(self) -> str | None:
-        return version_of(self.in_force) if self.in_force is not None else None
+    def entries(self) -> dict[str, CatalogEntry]:
+        """Return the entry in force, then those that are kept, by version."""
+        entries = {version: stored.entry for version, stored in self.versions.items()}
+        if self.version is None or self.in_force is None:
+            return entries
+        return {self.version: self.in_force} | entries | {self.version: self.in_force}
 
     @property
     def lineage(self) -> list[str]:
@@ -120,6 +129,11 @@ def version_of(entry: CatalogEntry) -> str:
     return entry.sha256[:12]
 
 
+def weights_of(version: str) -> str:
+    """Return the weights' part of a version's name: the version as in the results."""
+    return version.partition("+")[0]
+
+
 class Versions:
     """The versions beside one catalog. `read` needs nothing but the files; changes go through `changing`."""
 
@@ -132,7 +146,9 @@ class Versions:
         entries = self._entries()
         noted = self._noted()
         names = [*entries, *(name for name in noted.experts if name not in entries)]
-        return {name: _settled(name, entries.get(name), noted.experts.get(name, History())) for name in names}
+        return {
+            name: _settled(name, entries.get(name), noted.experts.get(name, History()), self.folder) for name in names
+        }
 
     @contextmanager
     def changing(self) -> "Iterator[Change]":
@@ -150,7 +166,7 @@ class Versions:
         """Return the place of a version's weights."""
         safe = quote(name, safe="")
         safe = "%2E" + safe[1:] if safe.startswith(".") else safe
-        return self.folder / VERSIONS_FOLDER / safe / f"{version}.safetensors"
+        return self.folder / VERSIONS_FOLDER / safe / f"{weights_of(version)}.safetensors"
 
     def _entries(self) -> dict[str, CatalogEntry]:
         if not self.catalog.exists():
@@ -180,16 +196,21 @@ class Change:
 
     def put(self, name: str, entry: CatalogEntry, weights: Path, source: str, note: str | None = None) -> str:
         """Store `weights` with its entry as a candidate and return its version; the version in force stays."""
-        version = version_of(entry)
         expert = self.experts.setdefault(name, Expert(name, None))
+        entry = entry.model_copy(update={"file": str(weights.resolve())})
+        version = _name(expert, entry, self._versions.folder)
         place = self._versions.weights_file(name, version)
-        if version in (expert.version, *expert.versions) and place.exists() and file_sha256(place) == entry.sha256:
-            raise VersionsError(f"{name} has version {version} already: these are the same weights")
+        if version in expert.versions and _holds(place, entry):
+            raise VersionsError(f"{name} has version {version} already: these are the same weights and settings")
         if version == expert.version:
-            raise VersionsError(f"{name} {version} is in force: these are the same weights; train or import others")
+            raise VersionsError(
+                f"{name} {version} is in force: these are the same weights and settings; train or import others, or"
+                " change a setting of the entry, such as its temperature"
+            )
         self._store_in_force(expert)
-        self._copy(weights, place, entry.sha256)
-        self._add(expert, entry, place, source)
+        if not _holds(place, entry):
+            self._copy(weights, place, entry.sha256)
+        self._add(expert, version, entry, place, source)
         expert.steps.append(_step("put", version, note=note))
         self._write()
         return version
@@ -209,14 +230,13 @@ class Change:
         expert.steps.append(_step(action, version, expert.version, note))
         self._write()
         self._replace_entry(name, expert.versions[version].entry)
-        expert.in_force = expert.versions[version].entry
+        expert.in_force, expert.version = expert.versions[version].entry, version
 
     def take_back(self, name: str, text: str, entry: CatalogEntry | None) -> None:
         """Undo the last `promote`: `text` is the catalog before it, `entry` the expert's in there."""
         expert = self.expert(name)
         replace_text(self._versions.catalog, text)
-        expert.in_force = entry
-        expert.steps.pop()
+        expert.in_force, expert.version = entry, expert.steps.pop().before
         self._write()
 
     def measured(self, name: str, confidences: Mapping[str, tuple[int, ...]]) -> None:
@@ -252,6 +272,8 @@ class Change:
         place = self._versions.weights_file(name, version)
         if (self._versions.folder / pruned.entry.file) != place or not place.exists():
             return 0
+        if weights_of(version) in {weights_of(other) for other in (*expert.versions, expert.version or "")}:
+            return 0  # other settings of them are kept
         freed_bytes = place.stat().st_size
         place.unlink()
         return freed_bytes
@@ -262,21 +284,21 @@ class Change:
         if entry is None or version is None or version in expert.versions:
             return
         source, place = self._versions.folder / entry.file, self._versions.weights_file(expert.name, version)
-        if not source.is_file() or file_sha256(source) != entry.sha256:
+        if not _holds(source, entry):
             return  # damaged: there is no way back to it, and a better version can still be promoted
-        _make_folders(place.parent, self._versions.folder)
-        place.unlink(missing_ok=True)
-        try:
-            place.hardlink_to(source)
-        except OSError:  # another disk, or another user's file
-            self._copy(source, place, entry.sha256)
-        sync(place.parent)
-        self._add(expert, entry, place, "in force when first kept")
+        if not (place.exists() and place.samefile(source)):  # other settings of the same weights may lie there
+            _make_folders(place.parent, self._versions.folder)
+            place.unlink(missing_ok=True)
+            try:
+                place.hardlink_to(source)
+            except OSError:  # another disk, or another user's file
+                self._copy(source, place, entry.sha256)
+            sync(place.parent)
+        self._add(expert, version, entry, place, "in force when first kept")
 
-    def _add(self, expert: Expert, entry: CatalogEntry, place: Path, source: str) -> None:
+    def _add(self, expert: Expert, version: str, entry: CatalogEntry, place: Path, source: str) -> None:
         entry = entry.model_copy(update={"file": str(place.relative_to(self._versions.folder))})
-        stored = StoredVersion(entry=entry, put_at=now(), put_by=current_user(), source=source)
-        expert.versions[version_of(entry)] = stored
+        expert.versions[version] = StoredVersion(entry=entry, put_at=now(), put_by=current_user(), source=source)
 
     def _copy(self, source: Path, place: Path, sha256: str) -> None:
         """Copy weights completely and durably, or not at all. Raises VersionsError if the bytes are not the entry's."""
@@ -326,16 +348,39 @@ def current_user() -> str:
         return str(os.getuid())
 
 
-def _settled(name: str, in_force: CatalogEntry | None, noted: History) -> Expert:
+def _settled(name: str, in_force: CatalogEntry | None, noted: History, folder: Path) -> Expert:
     """Return an expert from the notes and the catalog; where they differ, the catalog is right."""
     steps = list(noted.steps)
     expert = Expert(name, in_force, dict(noted.versions), steps)
+    expert.version = _name(expert, in_force, folder) if in_force is not None else None
     moves = [place for place, step in enumerate(steps) if step.did in ("promote", "rollback")]
     if moves and (last := steps[moves[-1]]).version != expert.version and last.before == expert.version:
         del steps[moves[-1]]  # the command ended before it replaced the catalog
     if expert.version is not None and expert.lineage[-1:] != [expert.version]:
         steps.append(_step("found", expert.version))
     return expert
+
+
+def _name(expert: Expert, entry: CatalogEntry, folder: Path) -> str:
+    """Return the name of an entry as a version: that of the known one with the same weights and settings, or a new one.
+
+    The file of `entry` is relative to `folder`. Settings stand in the name where the weights are known with others.
+    """
+    weights = version_of(entry)
+    known = {version: other for version, other in expert.entries.items() if other.sha256 == entry.sha256}
+    settings = settings_of(entry, folder) if known or expert.steps else None
+    if settings is None:
+        return weights
+    for version, other in known.items():
+        if not setting_changes(settings_of(other, folder) or settings, settings):
+            return version
+    name = f"{weights}+{digest_of(settings)}"
+    return name if known or any(step.version == name for step in expert.steps) else weights
+
+
+def _holds(file: Path, entry: CatalogEntry) -> bool:
+    """Return True if a file has exactly the weights of `entry`."""
+    return file.is_file() and file_sha256(file) == entry.sha256
 
 
 def _step(did: Action, version: str, before: str | None = None, note: str | None = None) -> Step:

@@ -240,6 +240,8 @@ def stage_of(
         queued_ms=max(0.0, report.started_s - request.arrived_s) * 1000.0,
         load_ms=load_ms,
         infer_ms=report.infer_ms,
+        expert_settings=order.spec.settings_digest,
+        settings=order.spec.settings,
     )
 
 

@@ -50,6 +50,7 @@ class SchedulerControl:
             {
                 "expert": expert,
                 "version": spec.version,
+                "settings": spec.settings_digest,
                 "architecture": spec.architecture,
                 "task": spec.task,
                 "bytes": spec.weights_bytes,

@@ -7,10 +7,11 @@ operation, so readers see the old version or the new one, never half of each.
 import threading
 import time
 from collections.abc import Collection
+from typing import Any
 
 from daemon.records import ExpertVersion
 from experts.catalog import Catalog
-from experts.spec import ExpertId
+from experts.spec import ExpertId, setting_changes
 from routing_rules.routes import Routes
 
 #: Versions that stay known though no open attempt uses them: an image may come late, to an attempt that has closed.
@@ -83,6 +84,22 @@ class Catalogs:
     def architecture_of(self, expert: str) -> str | None:
         spec = self.current.get(ExpertId(expert))
         return None if spec is None else spec.architecture
+
+
+def changed_experts(before: Catalog, after: Catalog) -> list[dict[str, Any]]:
+    """Return the experts that may answer otherwise from now on: version and settings, and `what` changed."""
+    changed: list[dict[str, Any]] = []
+    for expert in dict.fromkeys((*after, *before)):
+        old, new = before.get(expert), after.get(expert)
+        if old is None or new is None:
+            what = "new" if old is None else "removed"
+        else:
+            weights = [f"version {old.version} → {new.version}"] if old.version != new.version else []
+            what = ", ".join([*weights, *map(str, setting_changes(old.settings, new.settings))])
+        if what:
+            version, settings = (new.version, new.settings_digest) if new else (None, None)
+            changed.append({"expert": expert, "version": version, "settings": settings, "what": what})
+    return changed
 
 
 def version_of(catalog: Catalog, expert: str, expert_version: str) -> ExpertVersion | None:

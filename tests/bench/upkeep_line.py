@@ -155,6 +155,6 @@ class BenchLine:
             )
 
     def _judge(self, images: list[Accepted]) -> None:
-        stage = Stage("R0402", "0123456789ab", "ok", 0.97, (), "cpu", "cpu-0", 1, 8, 1.5, 0.0, 30.0)
+        stage = Stage("R0402", "0123456789ab", "ok", 0.97, (), "cpu", "cpu-0", 1, 8, 1.5, 0.0, 30.0, "s", "{}")
         for image in images:
             self._writer.finish(Outcome(image.inspection_id, "pass", None, None, (stage,)))

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import stat
@@ -333,3 +334,118 @@ def test_confidences_come_and_go_with_their_version(tmp_path: Path):
     entry = versions.read()["R0402"].in_force
     assert entry is not None
     assert entry.confidences == {}
+
+
+def recalibrated(versions: Versions, temperature: float) -> str:
+    """Put the weights in force with another temperature."""
+    entry = versions.read()["R0402"].in_force
+    assert entry is not None
+    with versions.changing() as change:
+        changed = entry.model_copy(update={"temperature": temperature})
+        return change.put("R0402", changed, versions.folder / entry.file, source="a test")
+
+
+def by_hand(versions: Versions, old: str, new: str) -> None:
+    text = versions.catalog.read_text(encoding="utf-8")
+    assert old in text
+    versions.catalog.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def temperature(versions: Versions) -> float:
+    entry = versions.read()["R0402"].in_force
+    assert entry is not None
+    return entry.temperature
+
+
+def test_a_recalibration_is_a_version_of_its_own_that_is_promoted_and_rolled_back(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    first = versions.read()["R0402"].version or ""
+    second = recalibrated(versions, 1.1)
+    assert second.partition("+")[0] == first
+    assert second != first
+    assert temperature(versions) == 1.3
+    promote(versions, second)
+    assert (versions.read()["R0402"].version, temperature(versions)) == (second, 1.1)
+    assert "Ask Ines" in versions.catalog.read_text(encoding="utf-8")
+    third = recalibrated(versions, 2)
+    promote(versions, third)
+    assert (roll_back(versions), temperature(versions)) == (second, 1.1)
+    assert (roll_back(versions), temperature(versions)) == (first, 1.3)
+    (file,) = (versions.folder / "versions" / "R0402").iterdir()
+    assert file.stat().st_ino == (versions.folder / "R0402.safetensors").stat().st_ino  # once on the disk for all three
+    assert [step.did for step in versions.read()["R0402"].steps] == [
+        *("found", "put", "promote", "put", "promote", "rollback", "rollback")
+    ]
+
+
+def test_the_same_weights_with_the_same_settings_are_no_new_version(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    with pytest.raises(
+        VersionsError, match=r"is in force: these are the same weights and settings; .* its temperature"
+    ):
+        recalibrated(versions, 1.3)
+    second = recalibrated(versions, 1.1)
+    with pytest.raises(VersionsError, match=f"has version {re.escape(second)} already"):
+        recalibrated(versions, 1.1)
+
+
+def test_a_temperature_changed_by_hand_is_found_and_can_be_taken_back(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    first = versions.read()["R0402"].version or ""
+    second = put(versions, 1)
+    promote(versions, second)
+    roll_back(versions)
+    by_hand(versions, "temperature: 1.3", "temperature: 1.7")
+    expert = versions.read()["R0402"]
+    assert (expert.version or "").startswith(f"{first}+")
+    assert (expert.steps[-1].did, expert.steps[-1].version) == ("found", expert.version)
+    by_hand(versions, "temperature: 1.7", "temperature: 1.3")
+    assert versions.read()["R0402"].version == first
+    by_hand(versions, "temperature: 1.3", "temperature: 1.7")
+    promote(versions, second)  # keeps what was in force, whose weights lie in the place of the first already
+    assert (roll_back(versions), temperature(versions)) == (expert.version, 1.7)
+    assert file_sha256(versions.weights_file("R0402", first))[:12] == first
+    assert (roll_back(versions), temperature(versions)) == (first, 1.3)
+
+
+def test_what_changes_no_answer_makes_no_version(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    put(versions, 1)
+    first = versions.read()["R0402"].version
+    by_hand(versions, "    temperature: 1.3", "    temperature: 1.3\n    nms_iou: 0.7\n    confidence_floor: 0.1")
+    assert versions.read()["R0402"].version == first
+    assert first is not None
+    assert "+" not in first
+
+
+def test_a_history_from_before_settings_were_versions_reads_as_it_was(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    first, second = versions.read()["R0402"].version, put(versions, 1)
+    promote(versions, second)
+    text = (versions.folder / "versions.yaml").read_text(encoding="utf-8")
+    assert "+" not in text
+    expert = versions.read()["R0402"]
+    assert (list(expert.versions), expert.lineage) == ([first, second], [first, second])
+
+
+def test_pruning_one_of_two_settings_keeps_their_weights(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    first, second = versions.read()["R0402"].version or "", recalibrated(versions, 1.1)
+    promote(versions, second)
+    with versions.changing() as change:
+        assert change.prune("R0402", first) == 0
+    assert versions.weights_file("R0402", second).exists()
+    expert = versions.read()["R0402"]
+    assert (expert.version, list(expert.versions), temperature(versions)) == (second, [second], 1.1)
+
+
+def test_a_promotion_that_is_taken_back_leaves_the_name_in_force(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    first, second = versions.read()["R0402"].version, recalibrated(versions, 1.1)
+    with versions.changing() as change:
+        text, entry = versions.catalog.read_text(encoding="utf-8"), change.expert("R0402").in_force
+        change.promote("R0402", second)
+        assert change.expert("R0402").version == second
+        change.take_back("R0402", text, entry)
+        assert change.expert("R0402").version == first
+    assert (versions.read()["R0402"].version, temperature(versions)) == (first, 1.3)

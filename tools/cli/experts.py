@@ -24,9 +24,11 @@ experts_app = typer.Typer(cls=Commands)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The expert's id in the catalog.", show_default=False)]
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]…", help="Only these; default: all.")]
-Version = Annotated[str, typer.Argument(metavar="VERSION", help="Its 12 letters, or the first four or more.")]
+Version = Annotated[
+    str, typer.Argument(metavar="VERSION", help="Its name in `show`, or its first four letters or more.")
+]
 #: Versions stay on one line, so that they can be copied.
-_VERSIONS = ("version", "before")
+_VERSIONS = ("version", "before", "settings")
 
 
 @experts_app.callback(invoke_without_command=True)
@@ -62,6 +64,7 @@ def list_experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False)
         (
             row["expert"],
             row["version"] or "none in force",
+            row["settings"],
             row["architecture"],
             row["verdicts"],
             len(row["kept"]) or None,
@@ -71,7 +74,7 @@ def list_experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False)
         )
         for row in rows
     ]
-    columns = ("expert", "version", "network", "verdicts", "kept", "labels", "MB", "used since")
+    columns = ("expert", "version", "settings", "network", "verdicts", "kept", "labels", "MB", "used since")
     print_table("Experts of the catalog", columns, cells, unbroken=_VERSIONS, more="--json has them")
 
 
@@ -252,7 +255,8 @@ def _switch(config: Path, name: str, version: str | None, note: str | None, *, a
 
 def _print_facts(facts: dict[str, Any]) -> None:
     entry, serving = facts["entry"], facts["serving"]
-    console.print(f"{facts['expert']}, version {facts['version'] or 'none'} in force", style="bold")
+    settings = f" with settings {facts['settings']}" if facts["settings"] else ""
+    console.print(f"{facts['expert']}, version {facts['version'] or 'none'}{settings} in force", style="bold")
     if entry:
         console.print(
             f"{entry['architecture']}, {entry['input_size']} pixels, classes {', '.join(entry['classes'])}",
@@ -263,15 +267,21 @@ def _print_facts(facts: dict[str, Any]) -> None:
     else:
         where = ", ".join(serving["resident"]) or "nowhere now"
         console.print(
-            f"the daemon serves {serving['version']}, resident {where}, {serving['queued']} queued", markup=False
+            f"the daemon serves {serving['version']} with settings {serving['settings']}, resident {where},"
+            f" {serving['queued']} queued",
+            markup=False,
         )
-        if serving["version"] != facts["version"]:
-            console.print(f"it has not read the catalog since: {facts['version']} waits for `coserve reload`")
+        if (serving["version"], serving["settings"]) != (str(facts["version"]).partition("+")[0], facts["settings"]):
+            waits = f"{facts['version']} with settings {facts['settings']}"
+            console.print(f"it has not read the catalog since: {waits} waits for `coserve reload`")
         if serving["failed"]:
             console.print(f"it failed: {serving['failed']}", markup=False)
     keys = ("version", "state", "verdicts", "reviewed", "false_calls", "escapes")
     versions = [[row[key] for key in keys] for row in facts["versions"]]
     print_table("Versions", [key.replace("_", " ") for key in keys], versions, unbroken=_VERSIONS)
+    for row in facts["versions"]:
+        if row["differs"]:
+            console.print(f"{row['version']}, then → in force: {', '.join(row['differs'])}", markup=False)
     print_table("History", ("at", "what", "version", "before", "by"), _history(facts), unbroken=_VERSIONS)
     uses = [
         (use["board_type"], ", ".join(use["components"]), f"{use['step']}: {use['name']}", use["judges"])

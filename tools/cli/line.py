@@ -211,6 +211,9 @@ def reload(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: As
     _say(answer, as_json, f"rules {answer.get('rules_version')} are in force")
     if as_json:
         return
+    for change in answer.get("changed_experts", ()):
+        name = f"{change['expert']} {change['version']} with settings {change['settings']}"
+        console.print(f"{name if change['version'] else change['expert']}: {change['what']}", markup=False)
     if experts := answer.get("without_weights"):
         names = ", ".join(experts[:5]) + (", …" if len(experts) > 5 else "")
         console.print(f"without usable weights ({len(experts)}): {names}; coserve check says why", markup=False)

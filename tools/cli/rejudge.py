@@ -85,6 +85,9 @@ def _print(report: "RejudgeReport", csv: Path | None) -> None:
     )
     for sentence in report.notes:
         console.print(f"note: {sentence}", markup=False)
+    if summary["differences"]:
+        differences = [(row["what"], row["images"]) for row in summary["differences"]]
+        print_table("Different from then", ("then → now", "images"), differences)
     if not report.changes:
         return
     cells = [

@@ -51,6 +51,7 @@ def results(
     decided_by: Annotated[Texts, _filter("--decided-by", "`daemon`, or a reviewer.")] = None,
     expert: Annotated[Texts, _filter("--expert", "An expert that answered.")] = None,
     expert_version: Annotated[Texts, _filter("--expert-version", "The version that answered.")] = None,
+    expert_settings: Annotated[Texts, _filter("--expert-settings", "The settings that it answered with.")] = None,
     rules_version: Annotated[Texts, _filter("--rules-version", "The rules that judged it.")] = None,
     source: Annotated[Texts, _filter("--source", "Camera.")] = None,
     late: Annotated[
@@ -108,8 +109,8 @@ def results(
         "serial": serial, "board_type": board_type, "lot": lot, "station": station, "attempt": attempt,
         "component": component, "designator": designator, "verdict": verdict,
         "daemon_verdict": daemon_verdict, "defect": defect, "reason": reason, "decided_by": decided_by,
-        "expert": expert, "expert_version": expert_version, "rules_version": rules_version, "source": source,
-        "late": None if late is None else [int(late)],
+        "expert": expert, "expert_version": expert_version, "expert_settings": expert_settings,
+        "rules_version": rules_version, "source": source, "late": None if late is None else [int(late)],
     }  # fmt: skip
     seq_from, seq_to = _range(seq)
     values = {name: list(choices) for name, choices in equal.items() if choices}

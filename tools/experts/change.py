@@ -16,7 +16,7 @@ from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry, CatalogFile
 from experts.catalog_edit import read
 from experts.errors import WeightsError
-from experts.versions import Change, Expert, VersionsError, current_user, version_of
+from experts.versions import Change, Expert, VersionsError, current_user, weights_of
 from experts.weights import file_sha256, read_header
 from tools.experts.line import ExpertsLine, entries_in_force
 from tools.experts.verify import entry_problems
@@ -116,10 +116,9 @@ def switch(line: ExpertsLine, name: str, requested: str | None, note: str | None
         if version == expert.version:
             raise VersionsError(f"{name} {version} is in force already")
         _must_serve(line, change, expert, version)
-        text, before = _catalog_text(line), expert.in_force
+        text, before, old = _catalog_text(line), expert.in_force, expert.version
         change.promote(name, version, deed, note)
         heard, said = _reload(line, change, name, text, before, note)
-    old = version_of(before) if before is not None else None
     return VersionSwitch(name, version, old, heard, said, change.lost_comments)
 
 
@@ -179,8 +178,9 @@ def _prunable(line: ExpertsLine, expert: Expert, keep: int) -> list[str]:
         ) from None
     served = {row["version"] for row in answer["experts"] if row["expert"] == expert.name}
     was_in_force = {step.version for step in expert.steps if step.did in ("found", "promote", "rollback")}
-    needed = {expert.version, *served, *expert.lineage[-keep - 1 :]}
-    return [version for version in expert.versions if version in was_in_force and version not in needed]
+    needed = {expert.version, *expert.lineage[-keep - 1 :]}
+    unused = [version for version in expert.versions if weights_of(version) not in served and version not in needed]
+    return [version for version in unused if version in was_in_force]
 
 
 def _entries(catalog: Path) -> dict[str, CatalogEntry]:

@@ -1,62 +1,88 @@
 """Facts about experts: their versions and who changed them, their use in the rules, false calls and escapes, drift."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from daemon.storage.database.reviews import ExpertCalls, calls_by_version, recent_confidences
+from daemon.storage.database.reviews import (
+    ExpertCalls,
+    VersionKey,
+    answered_settings,
+    calls_by_version,
+    recent_confidences,
+)
 from daemon.wire.control import ControlError
-from experts.catalog import CatalogEntry
+from experts.catalog import CatalogEntry, settings_of
 from experts.drift import compare
 from experts.errors import WeightsError
-from experts.versions import Expert, Versions, VersionsError, version_of
+from experts.spec import SettingChange, digest_of, setting_changes
+from experts.versions import Expert, Versions, VersionsError, version_of, weights_of
 from experts.weights import read_header
 from routing_rules.uses import uses
 from tools.experts.line import ExpertsLine, entries_in_force
 
-#: By expert and version.
-_CallCounts = dict[tuple[str, str], ExpertCalls]
-Standing = Literal["in force", "kept", "gone", "not known"]
+_CallCounts = dict[VersionKey, ExpertCalls]
+#: `other settings`: the weights are here, in force or kept, but not with the settings in question.
+Standing = Literal["in force", "kept", "other settings", "gone", "not known"]
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogVersions:
     """The experts of a catalog with their versions of today, or the `problem` with which it cannot be read."""
 
+    folder: Path
     experts: Mapping[str, Expert]
     problem: str | None = None
 
     @classmethod
     def of(cls, catalog: Path) -> "CatalogVersions":
         try:
-            return cls(Versions(catalog).read())
+            return cls(catalog.parent, Versions(catalog).read())
         except (VersionsError, OSError) as error:
-            return cls({}, str(error).splitlines()[0])
+            return cls(catalog.parent, {}, str(error).splitlines()[0])
 
-    def standing(self, expert: str, version: str) -> Standing:
+    def standing(self, expert: str, version: str, settings: str | None) -> Standing:
+        """Return where a version is today with these settings (ExpertSpec.settings), None if they were not recorded."""
         if self.problem is not None:
             return "not known"
-        return _standing(self.experts[expert], version) if expert in self.experts else "gone"
+        row = self.experts.get(expert, Expert(expert, None))
+        same_weights = [name for name in row.entries if weights_of(name) == version]
+        for name in same_weights:
+            if settings is None or _is_same(settings, settings_of(row.entries[name], self.folder)):
+                return "in force" if name == row.version else "kept"
+        return "other settings" if same_weights else "gone"
 
-    def in_words(self, expert: str, version: str) -> str:
+    def differing(self, expert: str, settings: str | None) -> list[SettingChange]:
+        """Return the settings that are others in force today, with the values then and today."""
+        entry = self.experts[expert].in_force if expert in self.experts else None
+        today = settings_of(entry, self.folder) if entry is not None else None
+        return setting_changes(settings, today) if settings is not None and today is not None else []
+
+    def in_words(self, expert: str, version: str, settings: str | None) -> str:
         row = self.experts.get(expert)
         in_force = f"in force today is {row.version or 'none'}" if row else "the catalog has no such expert any more"
-        match self.standing(expert, version):
+        changes = ", ".join(map(str, self.differing(expert, settings)))
+        others = f" with other settings (then → today): {changes}" if changes else ""
+        match self.standing(expert, version, settings):
             case "in force":
-                return "it is in force today"
+                same = "with the same settings" if settings is not None else "but its settings then are not known"
+                return f"it is in force today, {same}"
             case "not known":
                 return f"the catalog cannot be read now ({self.problem})"
             case "kept":
-                return f"it is kept beside the catalog; {in_force}"
+                return f"it is kept beside the catalog; {in_force}{others}"
+            case "other settings" if row is not None and weights_of(row.version or "") == version:
+                return f"its weights are in force today{others}"
+            case "other settings":
+                return f"its weights are kept, but not its settings; {in_force}{others}"
             case _:
-                return f"these weights are deleted; {in_force}"
+                return f"these weights are deleted; {in_force}{others}"
 
 
-def _standing(expert: Expert, version: str) -> Standing:
-    if expert.version == version:
-        return "in force"
-    return "kept" if version in expert.versions else "gone"
+def _is_same(settings: str, today: str | None) -> bool:
+    return today is not None and not setting_changes(settings, today)
 
 
 def list_experts(line: ExpertsLine) -> list[dict[str, Any]]:
@@ -65,7 +91,7 @@ def list_experts(line: ExpertsLine) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for expert in line.experts().values():
         entry = expert.in_force or next(version.entry for version in expert.versions.values())
-        counts = [count for (name, _), count in calls.items() if name == expert.name]
+        counts = [count for (name, _, _), count in calls.items() if name == expert.name]
         first_uses = [count.first_used_at for count in counts if count.first_used_at is not None]
         rows.append(
             {
@@ -74,6 +100,7 @@ def list_experts(line: ExpertsLine) -> list[dict[str, Any]]:
                 "classes": list(entry.classes),
                 "bytes": _weights_bytes(line, entry),
                 "version": expert.version,
+                "settings": _settings_in_force(line, expert),
                 "kept": [version for version in expert.versions if version != expert.version],
                 "first_used_at": min(first_uses, default=None),
                 "verdicts": sum(count.verdicts for count in counts),
@@ -85,16 +112,12 @@ def list_experts(line: ExpertsLine) -> list[dict[str, Any]]:
 def describe_expert(line: ExpertsLine, name: str) -> dict[str, Any]:
     """Return everything that is known of one expert; exit with status 1 if there is none."""
     expert = line.expert(name)
-    calls = _calls(line, name)
-    # Oldest first: versions that gave verdicts and are deleted, those that are kept, the one in force.
-    versions = dict.fromkeys([*(version for _, version in calls), *expert.versions])
-    if expert.version is not None:
-        versions.setdefault(expert.version)
     return {
         "expert": name,
         "version": expert.version,
+        "settings": _settings_in_force(line, expert),
         "entry": expert.in_force.model_dump(mode="json", exclude={"confidences"}) if expert.in_force else None,
-        "versions": [_describe_version(line, expert, version, calls) for version in versions],
+        "versions": _describe_versions(line, expert),
         "steps": [step.model_dump(mode="json") for step in expert.steps],
         "rules": _uses(line, name),
         "drift": _drift(line, expert),
@@ -102,31 +125,57 @@ def describe_expert(line: ExpertsLine, name: str) -> dict[str, Any]:
     }
 
 
-def _describe_version(line: ExpertsLine, expert: Expert, version: str, calls: _CallCounts) -> dict[str, Any]:
-    candidate = expert.versions.get(version)
-    entry = candidate.entry if candidate else expert.in_force if version == expert.version else None
-    counts = calls.get((expert.name, version))
-    state = _standing(expert, version)
-    is_candidate = state == "kept" and all(step.did == "put" for step in expert.steps if step.version == version)
-    return {
-        "version": version,
-        "state": "candidate" if is_candidate else state,
-        "architecture": entry.architecture if entry else None,
-        "bytes": _weights_bytes(line, entry) if entry else None,
-        "put_at": candidate.put_at if candidate else None,
-        "put_by": candidate.put_by if candidate else None,
-        "source": candidate.source if candidate else None,
-        "first_used_at": counts.first_used_at if counts else None,
-        "verdicts": counts.verdicts if counts else 0,
-        "reviewed": counts.reviewed if counts else 0,
-        "false_calls": counts.false_calls if counts else 0,
-        "escapes": counts.escapes if counts else 0,
-    }
+def _settings_in_force(line: ExpertsLine, expert: Expert) -> str | None:
+    settings = settings_of(expert.in_force, line.versions.folder) if expert.in_force is not None else None
+    return digest_of(settings) if settings is not None else None
+
+
+def _describe_versions(line: ExpertsLine, expert: Expert) -> list[dict[str, Any]]:
+    """Return a row for each version with its settings, oldest first: those that gave verdicts, then those not yet used.
+
+    Settings that are kept nowhere have their digest in the version's name if the weights answered with others too.
+    """
+    folder, calls = line.versions.folder, _calls(line, expert.name)
+    answered = line.in_database(answered_settings) or {}
+    texts = {digest: text for (name, digest), text in answered.items() if name == expert.name}
+    today = CatalogVersions(folder, {expert.name: expert})
+    names: dict[tuple[str, str | None], str] = {}
+    for name, entry in reversed(expert.entries.items()):
+        text = settings_of(entry, folder) or ""
+        digest = next((known for known, other in texts.items() if text and _is_same(other, text)), digest_of(text))
+        texts.setdefault(digest, text)
+        names[weights_of(name), digest] = name
+    keys = dict.fromkeys([*((version, settings) for _, version, settings in calls), *names])
+    uses = Counter(version for version, _ in keys)
+    rows: list[dict[str, Any]] = []
+    for version, settings in keys:
+        name = f"{version}+{settings}" if settings is not None and uses[version] > 1 else version
+        name, text = names.get((version, settings), name), texts.get(settings)
+        entry, stored = expert.entries.get(name), expert.versions.get(name)
+        state = today.standing(expert.name, version, text) if text else "not recorded"
+        is_candidate = state == "kept" and all(step.did == "put" for step in expert.steps if step.version == name)
+        counts = calls.get((expert.name, version, settings))
+        rows.append(
+            {
+                "version": name,
+                "settings": settings,
+                "differs": [str(change) for change in today.differing(expert.name, text)],
+                "state": "candidate" if is_candidate else state,
+                "architecture": entry.architecture if entry else None,
+                "bytes": _weights_bytes(line, entry) if entry else None,
+                "put_at": stored.put_at if stored else None,
+                "put_by": stored.put_by if stored else None,
+                "source": stored.source if stored else None,
+                "first_used_at": counts.first_used_at if counts else None,
+                **{name: getattr(counts, name, 0) for name in ("verdicts", "reviewed", "false_calls", "escapes")},
+            }
+        )
+    return rows
 
 
 def _calls(line: ExpertsLine, name: str | None = None) -> _CallCounts:
     counts = line.in_database(lambda connection: calls_by_version(connection, name)) or []
-    return {(count.expert, count.expert_version): count for count in counts}
+    return {(count.expert, count.expert_version, count.expert_settings): count for count in counts}
 
 
 def _drift(line: ExpertsLine, expert: Expert) -> dict[str, Any] | None:
@@ -135,7 +184,7 @@ def _drift(line: ExpertsLine, expert: Expert) -> dict[str, Any] | None:
     if entry is None or not entry.confidences:
         return None
     confidences = line.in_database(lambda connection: recent_confidences(connection, expert.name)) or {}
-    recent = confidences.get((expert.name, version_of(entry)), {})
+    recent = confidences.get((expert.name, version_of(entry), _settings_in_force(line, expert)), {})
     training = {label: list(counts) for label, counts in entry.confidences.items()}
     return {**asdict(compare(training, recent)), "training": training, "recent": dict(recent)}
 

@@ -18,9 +18,7 @@ def verify_versions(line: ExpertsLine, names: Sequence[str], *, forward: bool) -
     experts = [line.expert(name) for name in names] if names else list(line.experts().values())
     rows: list[dict[str, Any]] = []
     for expert in experts:
-        entries = {version: version_kept.entry for version, version_kept in expert.versions.items()}
-        entries |= {expert.version: expert.in_force} if expert.in_force is not None and expert.version else {}
-        for version, entry in entries.items():
+        for version, entry in expert.entries.items():
             problems = entry_problems(expert.name, entry, line.versions.folder, forward=forward)
             row = {"expert": expert.name, "version": version, "in_force": version == expert.version}
             rows.append(row | {"file": str(line.versions.folder / entry.file), "problems": problems})

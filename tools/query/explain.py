@@ -1,5 +1,6 @@
 """`coserve explain`: the reasons for an image's verdict, judged once more from the stored answers, in words."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -94,7 +95,7 @@ def _document(record: InspectionRecord, retraced: RetracedVerdict, today: Catalo
             "loaded_at": None if rules is None else rules["loaded_at"],
             "is_kept": rules is not None,
         },
-        "stages": [_stage_document(row, step, today) for row, step in _steps(record, retraced)],
+        "stages": [_stage_document(record, row, step, today) for row, step in _steps(record, retraced)],
         "ended_at": asdict(retraced.unanswered) if retraced.unanswered else None,
         "recomputed": {
             "verdict": retraced.verdict,
@@ -110,9 +111,17 @@ def _document(record: InspectionRecord, retraced: RetracedVerdict, today: Catalo
     }
 
 
-def _stage_document(row: Row, step: RetracedStep | None, today: CatalogVersions) -> dict[str, Any]:
-    """Return one expert's row, and beside it what the rule made of its answer, if that is known."""
-    fields = {**row, "version_today": today.standing(row["expert"], row["expert_version"])}
+def _stage_document(
+    record: InspectionRecord, row: Row, step: RetracedStep | None, today: CatalogVersions
+) -> dict[str, Any]:
+    """Return one expert's row, its settings then, and what the rule made of its answer, if that is known."""
+    settings = record.settings.get((row["expert"], row["expert_settings"]))
+    fields = {
+        **row,
+        "settings": json.loads(settings) if settings is not None else None,
+        "version_today": today.standing(row["expert"], row["expert_version"], settings),
+        "settings_today": [asdict(change) for change in today.differing(row["expert"], settings)],
+    }
     if step is None:
         return fields | {"rule": None}
     return fields | {
@@ -152,7 +161,7 @@ def _in_words(
         _about_image(record),
         _about_rules(record),
         *(
-            [*_about_step(number, row, step), _about_expert(record, row, today), _about_times(row)]
+            [*_about_step(number, row, step), *_about_expert(record, row, today), _about_times(row)]
             for number, (row, step) in enumerate(_steps(record, retraced))
         ),
         _about_unanswered(len(record.stages), retraced),
@@ -214,13 +223,19 @@ def _about_unanswered(number: int, retraced: RetracedVerdict) -> Iterator[str]:
         yield f"  {retraced.unanswered.expert} gave no answer"
 
 
-def _about_expert(record: InspectionRecord, row: Row, today: CatalogVersions) -> str:
+def _about_expert(record: InspectionRecord, row: Row, today: CatalogVersions) -> Iterator[str]:
     expert, version = row["expert"], row["expert_version"]
     origin = record.versions.get((expert, version))
     past = (
         f"{origin['architecture']}, first used {origin['first_used_at']}" if origin else "nothing more is known of it"
     )
-    return f"  version {version}, {past}; {today.in_words(expert, version)}"
+    settings = record.settings.get((expert, row["expert_settings"]))
+    yield f"  version {version}, {past}; {today.in_words(expert, version, settings)}"
+    if settings is not None:
+        values = json.loads(settings)
+        told = (name for name in ("temperature", "confidence_floor", "nms_iou", "max_detections") if name in values)
+        shown = ", ".join(f"{name} {values[name]}" for name in ("input_size", *told, "dtype") if name in values)
+        yield f"  settings {row['expert_settings']}: {shown}, classes {', '.join(values['classes'])}"
 
 
 def _about_times(row: Row) -> str:

@@ -12,10 +12,12 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, and_, func, select, true, tuple_
 
 from daemon.storage.database.boards import has_serial
+from daemon.storage.database.reviews import VersionKey, answered_settings
 from daemon.storage.database.schema import (
     boards,
     changes,
     detections,
+    expert_settings,
     expert_versions,
     generations,
     inspections,
@@ -207,7 +209,8 @@ class InspectionName:
 class InspectionRecord:
     """All rows of one inspection. `stages` have their `boxes`, as the expert listed them; `rules` may be deleted.
 
-    `others` are the numbers of further images of the same place of the board; `run` judged it.
+    `settings` are those that experts answered with, by expert and digest. `others` are the numbers of further images of
+    the same place of the board; `run` judged it.
     """
 
     inspection: Row
@@ -216,6 +219,7 @@ class InspectionRecord:
     reviews: Sequence[Row]
     rules: Row | None
     versions: Mapping[tuple[str, str], Row]
+    settings: Mapping[tuple[str, str | None], str]
     others: Sequence[int]
     run: Row | None
 
@@ -240,6 +244,7 @@ def read_inspection(engine: Engine, name: InspectionName) -> InspectionRecord:
                 (row["expert"], row["expert_version"]): row
                 for row in _rows(connection, expert_versions, tuple_(*version_key).in_(sorted(versions)))
             },
+            settings=answered_settings(connection),
             others=others,
             run=next(iter(_rows(connection, runs, runs.c.run_id == inspection["run_id"])), None),
         )
@@ -394,6 +399,8 @@ class StoredImage:
     image_sha256: str
     reviewer: str | None
     final: str | None
+    #: What answered then, step by step.
+    answers: tuple[VersionKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +442,13 @@ def read_stored_images(connection: Connection, ids: Sequence[int]) -> list[Store
         .where(image.inspection_id.in_(ids), image.image_path.is_not(None))
         .order_by(image.inspection_id.desc())
     )
-    return [StoredImage(*row) for row in connection.execute(query)]
+    answers: dict[int, list[VersionKey]] = {}
+    key = (stages.c.expert, stages.c.expert_version, stages.c.expert_settings)
+    steps = select(stages.c.inspection_id, *key).where(stages.c.inspection_id.in_(ids))
+    for number, *answer in connection.execute(steps.order_by(stages.c.inspection_id, stages.c.step)):
+        answers.setdefault(number, []).append(tuple(answer))
+    rows = connection.execute(query)
+    return [StoredImage(*row, answers=tuple(answers.get(row.inspection_id, ()))) for row in rows]
 
 
 def read_defect(connection: Connection, inspection_id: int) -> str | None:
@@ -473,7 +486,9 @@ class BoardSelection:
         board_ids = select(boards.c.board_id).where(is_chosen)
         on_boards = inspections.c.board_id.in_(board_ids)
         image_ids = select(inspections.c.inspection_id).where(on_boards)
-        answers = select(stages.c.expert, stages.c.expert_version).where(stages.c.inspection_id.in_(image_ids))
+        on_images = stages.c.inspection_id.in_(image_ids)
+        versions = select(stages.c.expert, stages.c.expert_version).where(on_images)
+        settings = select(stages.c.expert, stages.c.expert_settings).where(on_images)
         rules = (
             select(boards.c.rules_version).where(is_chosen).union(select(inspections.c.rules_version).where(on_boards))
         )
@@ -484,7 +499,8 @@ class BoardSelection:
             reviews: reviews.c.inspection_id.in_(image_ids) | reviews.c.board_id.in_(board_ids),
             generations: generations.c.board_id.in_(board_ids),
             rules_versions: rules_versions.c.rules_version.in_(rules),
-            expert_versions: tuple_(expert_versions.c.expert, expert_versions.c.expert_version).in_(answers),
+            expert_versions: tuple_(expert_versions.c.expert, expert_versions.c.expert_version).in_(versions),
+            expert_settings: tuple_(expert_settings.c.expert, expert_settings.c.expert_settings).in_(settings),
             **dict.fromkeys((changes, runs), true()),  # all: few, and they tell what was in force when
         }
         queries = {

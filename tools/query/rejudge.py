@@ -6,16 +6,18 @@ It changes nothing. `rejudge_run` computes the verdicts.
 import csv
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daemon.line.line import load_routes
 from daemon.storage.database.connections import redacted_url
+from daemon.storage.database.reviews import answered_settings
 from daemon.units import size_text, spreadsheet_cell
 from experts.catalog import Catalog, CatalogEntry
 from experts.errors import ExpertError
+from experts.spec import ExpertId, setting_changes
 from experts.versions import VersionsError, version_of
 from routing_rules.compile import RulesError
 from routing_rules.routes import Routes
@@ -35,7 +37,7 @@ _GROUP = 5000
 _COLUMNS = (
     *("inspection_id", "board_type", "serial", "designator", "component"),
     *("verdict", "defect", "would_be", "would_be_defect", "reviewer", "final_verdict", "effect"),
-    *("image_path", "sample"),
+    *("image_path", "sample", "differs"),
 )
 #: Changes against reviewers: corrections that would no longer be needed, and new ones that would.
 EFFECTS = {
@@ -109,7 +111,7 @@ def rejudge_line(
     torch.set_num_threads(threads)
     cv2.setNumThreads(threads)
     announce(f"{len(ids)} images; takes up to {size_text(memory_bytes(catalog) + _PROCESS_BYTES)} of memory")
-    total = _Total(routes.version)
+    total = _Total(routes.version, catalog, line.in_database(answered_settings) or {})
     groups, folder = _groups(line, ids), line.config.images
     try:
         for images in rejudge(groups, routes, catalog, folder, lambda: on_progress(len(ids))):
@@ -208,32 +210,52 @@ def _notes(line: ExpertsLine, stored: StoredImages, total: "_Total", sample: dic
         )
     if total.unread:
         notes.append(f"{len(total.unread)} pictures could not be judged again, the first: {total.unread[0]}")
-    if total.by_other_rules and total.by_other_rules < total.rejudged + len(total.unread):
-        notes.append(
-            f"{total.by_other_rules} were judged by other rules than {total.rules}: part of the change is due to them"
-        )
     return notes
 
 
 class _Total:
-    """Counts over all groups, and a row for each change. `rules` is the version that judges now."""
+    """Counts over all groups, and a row for each change. `rules` is the version that judges now, with `catalog`.
 
-    def __init__(self, rules: str) -> None:
-        self.rules = rules
-        self.rejudged = self.by_other_rules = self._reviewed = 0
+    `settings` are those that experts answered with then, by expert and digest.
+    """
+
+    def __init__(self, rules: str, catalog: Catalog, settings: Mapping[tuple[str, str | None], str]) -> None:
+        self._rules, self._catalog, self._settings = rules, catalog, settings
+        self._differences: Counter[str] = Counter()
+        self.rejudged = self._reviewed = 0
         self.unread: list[str] = []
         self.changes: list[dict[str, Any]] = []
 
     def add(self, images: Sequence["RejudgedImage"]) -> None:
         judged = [image for image in images if image.unread is None]
         self.rejudged += len(judged)
-        self.by_other_rules += sum(image.stored.rules_version != self.rules for image in images)
         self._reviewed += sum(image.stored.final is not None for image in judged)
         self.unread += [image.unread for image in images if image.unread is not None]
-        self.changes += [_change(image) for image in judged if image.is_changed]
+        for image in judged:
+            differs = self._differing(image.stored)
+            self._differences.update(differs)
+            if image.is_changed:
+                self.changes.append(_change(image) | {"differs": "; ".join(differs)})
+
+    def _differing(self, image: StoredImage) -> list[str]:
+        """Return what is different from when `image` was judged: rules, versions and settings, then → now."""
+        differs = [f"rules {image.rules_version} → {self._rules}"] if image.rules_version != self._rules else []
+        for expert, version, digest in dict.fromkeys(image.answers):
+            spec, settings = self._catalog.get(ExpertId(expert)), self._settings.get((expert, digest))
+            if spec is None:
+                differs.append(f"{expert} is not in the catalog")
+                continue
+            if version != spec.version:
+                differs.append(f"{expert} version {version} → {spec.version}")
+            if settings is not None and digest != spec.settings_digest:
+                differs += [f"{expert} {change}" for change in setting_changes(settings, spec.settings)]
+        return differs
 
     def summary(self) -> dict[str, Any]:
-        """Count `changes` by verdict before and after, `effects` against reviewers, and boards with a change."""
+        """Count `changes` by verdict before and after, `effects` against reviewers, and boards with a change.
+
+        `differences` are the reasons that a verdict may differ: rules, versions and settings, then → now.
+        """
         verdicts = Counter((change["verdict"], change["would_be"]) for change in self.changes)
         effects = Counter(change["effect"] for change in self.changes)
         return {
@@ -242,6 +264,7 @@ class _Total:
             "changed": len(self.changes),
             "boards": len({(change["board_type"], change["serial"]) for change in self.changes}),
             "unread": len(self.unread),
+            "differences": [{"what": what, "images": count} for what, count in sorted(self._differences.items())],
             "changes": [{"from": old, "to": new, "images": count} for (old, new), count in sorted(verdicts.items())],
             "reviewed": self._reviewed,
             "effects": {name: effects[name] for name in EFFECTS},

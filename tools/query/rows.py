@@ -99,7 +99,7 @@ _STAGE_COLUMNS: dict[str, ColumnElement[Any]] = {
         name: stages.c[name]
         for name in (
             *("expert", "expert_version", "label", "confidence", "device", "executor", "batch_id", "batch_size"),
-            *("queued_ms", "load_ms", "infer_ms"),
+            *("queued_ms", "load_ms", "infer_ms", "expert_settings"),
         )
     },
 }
@@ -167,7 +167,7 @@ class RowFilters:
         equal = dict(self.equal)
         of_any_stage: list[ColumnElement[bool]] = []
         if rows is IMAGES:  # a row of an image has no expert: one of its stages has
-            names = [name for name in ("expert", "expert_version") if name in equal]
+            names = [name for name in ("expert", "expert_version", "expert_settings") if name in equal]
             of_any_stage = [stages.c[name].in_(equal.pop(name)) for name in names]
         unknown = [name for name in equal if name not in rows.columns]
         if self.latency_above_ms is not None and "latency_ms" not in rows.columns:

@@ -20,7 +20,7 @@ from daemon.dashboard.pages.drawings import NARROW, WIDE, expert_state, memory_m
 from daemon.dashboard.site.database import CachedAnswer, Database, NoDatabase, TooMuchToCount, ask_or
 from daemon.dashboard.site.site import SearchText, ShortText, Site, chart_series
 from daemon.line.line import compile_kept_rules, load_catalog
-from daemon.storage.database.reviews import ExpertCalls, by_version, calls_statement, confidences_statement
+from daemon.storage.database.reviews import ExpertCalls, VersionKey, by_version, calls_statement, confidences_statement
 from daemon.units import utc_text
 from daemon.wire.control import ControlError
 from experts.catalog import Catalog
@@ -96,8 +96,8 @@ FROM expert_versions WHERE expert = :expert ORDER BY first_used_at DESC
 """
 _RULES = "SELECT text FROM rules_versions WHERE rules_version = :version"
 
-#: Of each (expert, version): counts of confidence in 20 bins, by answered label.
-VersionHistograms = Mapping[tuple[str, str], Mapping[str, Sequence[int]]]
+#: Of each version with its settings: counts of confidence in 20 bins, by answered label.
+VersionHistograms = Mapping[VersionKey, Mapping[str, Sequence[int]]]
 _Sort = Literal[
     "health", "name", "today", "size", "usage", "answers", "confidence", "fail", "hit", "loads", "drift", "calls"
 ]  # fmt: skip
@@ -275,7 +275,7 @@ class ExpertOverview:
         recent: Mapping[str, Mapping[str, Any]] = ask_or({}, self._recent.get, "Rates and loads", failed)
         histograms: VersionHistograms = ask_or({}, self._confidences.get, "Drift", failed)
         calls: Sequence[ExpertCalls] = ask_or([], self._calls.get, "False calls and escapes", failed)
-        calls_of = {(each.expert, each.expert_version): each for each in calls}
+        calls_of = {(each.expert, each.expert_version, each.expert_settings): each for each in calls}
         rows = [_row(each, catalog, recent, histograms, calls_of) for each in known]
         batches = sum(numbers.get("batches", 0) for numbers in recent.values())
         after_load = sum(numbers.get("batches_after_load", 0) for numbers in recent.values())
@@ -298,7 +298,7 @@ class ExpertOverview:
         spec = self.catalog()[0].get(ExpertId(expert))
         histograms = self.confidences(expert)
         if spec is not None:
-            return histograms.get((expert, spec.version), {})
+            return histograms.get((expert, spec.version, spec.settings_digest), {})
         return next(iter(histograms.values()), {})
 
     def calls(self, expert: str | None) -> list[ExpertCalls]:
@@ -322,8 +322,9 @@ class ExpertOverview:
         except (NoDatabase, TooMuchToCount):
             return []
         drifts = {
-            expert: compare(training, histograms.get((expert, catalog[expert].version), {}))
+            expert: compare(training, histograms.get((expert, spec.version, spec.settings_digest), {}))
             for expert, training in catalog.confidences.items()
+            if (spec := catalog.get(expert)) is not None
         }
         drifted = [(drift.value, expert) for expert, drift in drifts.items() if drift.grade == "drifted"]
         return [expert for _, expert in sorted(drifted, reverse=True)]
@@ -353,7 +354,8 @@ def _recent_work(site: Site) -> dict[str, dict[str, Any]]:
 def _without_daemon(catalog: Catalog, name: ExpertId) -> dict[str, Any]:
     """Return a row like those of control's `experts`, with what the catalog alone knows."""
     spec = catalog[name]
-    known = {"expert": name, "version": spec.version, "architecture": spec.architecture, "bytes": spec.weights_bytes}
+    known = {"expert": name, "architecture": spec.architecture, "bytes": spec.weights_bytes}
+    known |= {"version": spec.version, "settings": spec.settings_digest}
     return {**known, "usage": 0.0, "resident": [], "loading": [], "pinned": [], "queued": 0, "failed": None}
 
 
@@ -362,19 +364,20 @@ def _row(
     catalog: Catalog,
     recent: Mapping[str, Mapping[str, Any]],
     histograms: VersionHistograms,
-    calls_of: Mapping[tuple[str, str], ExpertCalls],
+    calls_of: Mapping[VersionKey, ExpertCalls],
 ) -> ExpertRow:
-    name, version = known["expert"], known["version"]
+    name, key = known["expert"], (known["expert"], known["version"], known["settings"])
     # The file may name another version than the daemon has: that one's training says nothing of this one.
-    is_in_force = name in catalog and catalog[name].version == version
+    spec = catalog.get(name)
+    is_in_force = spec is not None and (spec.version, spec.settings_digest) == key[1:]
     training = catalog.confidences.get(name) if is_in_force else None
-    calls = calls_of.get((name, version))
+    calls = calls_of.get(key)
     fields = {field: known[field] for field in ExpertRow.__dataclass_fields__ if field in known}
     return ExpertRow(
         **fields | recent.get(name, {}),
         false_calls=calls.false_calls if calls else 0,
         escapes=calls.escapes if calls else 0,
-        drift=compare(training, histograms.get((name, version), {})) if training else None,
+        drift=compare(training, histograms.get(key, {})) if training else None,
         has_training=training is not None,
     )
 
@@ -443,7 +446,10 @@ def _expert_page(site: Site, overview: ExpertOverview, request: Request, name: s
         uses=uses(routes, name) if routes else (),
         versions=versions,
         history=_history(site, name, problems),
-        calls={each.expert_version: each for each in calls},
+        calls=calls,
+        answered={
+            name for each in calls for name in (each.expert_version, f"{each.expert_version}+{each.expert_settings}")
+        },
         answers=answers,
         training=training,
         drift=compare(training, overview.newest_confidences(name)) if training else None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Delete, Select, Update, delete, select, update
 
-from daemon.records import Arrival, ExpertVersion, JournalKey, Outcome
+from daemon.records import Arrival, ExpertVersion, JournalKey, Outcome, Stage
 from daemon.storage.database import rows
 from daemon.storage.database.boards import Attempt, BoardAttempts, BoardPlan, ClosingReason, ExpectedPosition, folded
 from daemon.storage.database.good_examples import GoodExamples
@@ -16,6 +16,7 @@ from daemon.storage.database.rows import ImageCopy, Row, WrittenResults
 from daemon.storage.database.schema import (
     boards,
     detections,
+    expert_settings,
     expert_versions,
     inspections,
     pending,
@@ -222,8 +223,8 @@ class ResultsBatch:
         self.written.published.append(rows.inspection_message(row, stage_rows, box_rows))
         self.written.done.append((row["source"], row["image_bytes"]))
         tx.finished.append(outcome.inspection_id)
-        for stage in stage_rows:
-            self._note_expert(stage["expert"], stage["expert_version"])
+        for stage in outcome.stages:
+            self._note_expert(stage)
         is_example = outcome.verdict == "pass" and self._examples.choose(
             row["component"], row["inspection_id"], tx.now_s
         )
@@ -263,12 +264,15 @@ class ResultsBatch:
             return round((self._tx.now_s - accepted_s) * 1000, 3)
         return round(max(0.0, self._tx.now_wall_s - wall_seconds(row["accepted_at"])) * 1000, 3)
 
-    def _note_expert(self, expert: str, expert_version: str) -> None:
+    def _note_expert(self, stage: Stage) -> None:
         def row() -> Row | None:
-            version = self._version_of(expert, expert_version)
+            version = self._version_of(stage.expert, stage.expert_version)
             return rows.expert_version_row(version, self._tx.at) if version is not None else None
 
-        self._tx.add_once(expert_versions, {"expert": expert, "expert_version": expert_version}, row)
+        self._tx.add_once(expert_versions, {"expert": stage.expert, "expert_version": stage.expert_version}, row)
+        key = {"expert": stage.expert, "expert_settings": stage.expert_settings}
+        first_use = {"settings": stage.settings, "first_used_at": self._tx.at}
+        self._tx.add_once(expert_settings, key, lambda: {**key, **first_use})
 
 
 def pending_images(task: str) -> Select[Any]:

@@ -32,9 +32,18 @@ from sqlalchemy import (
 
 from daemon.records import Published
 from daemon.storage.database.rows import review_message
-from daemon.storage.database.schema import FINAL_BOARDS, boards, expert_versions, inspections, reviews, stages
+from daemon.storage.database.schema import (
+    FINAL_BOARDS,
+    boards,
+    expert_settings,
+    expert_versions,
+    inspections,
+    reviews,
+    stages,
+)
 from daemon.storage.database.transaction import Transaction
 from experts.drift import BINS, EDGES, RECENT_ANSWERS
+from experts.spec import digest_of
 
 #: Verdicts of the line that wait for a person's decision.
 WAITING = ("review", "fail", "unknown")
@@ -42,6 +51,9 @@ WAITING = ("review", "fail", "unknown")
 DAEMON = "daemon"
 #: Recent confidences are taken from the newest images only; of a rare expert fewer answers are among them.
 RECENT_IMAGES = 100_000
+#: What gave an answer: expert, version, settings (None in rows from before these were recorded).
+VersionKey = tuple[str, str, str | None]
+_VERSION_KEY = (stages.c.expert, stages.c.expert_version, stages.c.expert_settings)
 
 _UNDO = re.compile(r"(?:undecided again: )?undo of review ([0-9]{1,19}) by (.+)")
 _UNDECIDED = "undecided again: "
@@ -323,7 +335,9 @@ def _undoing(past: list[Review], wanted: ReviewDecision, verdict: str, defect: s
 
 @dataclass(frozen=True, slots=True)
 class ExpertCalls:
-    """One version of one expert. `verdicts` counts the images that it answered on their way to a verdict.
+    """One version of one expert with one digest of settings, None for answers from before these were recorded.
+
+    `first_used_at` is when both had given a verdict, `verdicts` counts the images that it answered on their way to one.
 
     Of those, `reviewed` have a person's decision. `false_calls`: it failed the image and the newest review passes it.
     `escapes`: the image passed and the newest review fails it; each expert of the chain let it through, so each counts
@@ -332,6 +346,7 @@ class ExpertCalls:
 
     expert: str
     expert_version: str
+    expert_settings: str | None
     first_used_at: str | None
     verdicts: int
     reviewed: int
@@ -346,32 +361,36 @@ def calls_statement(expert: str | None = None, after: int | None = None) -> Sele
     """
     conditions = [stages.c.expert == expert] if expert is not None else []
     conditions += [stages.c.inspection_id > after] if after is not None else []
-    used, reviewed, versions = _used(conditions), _reviewed(conditions), expert_versions.c
+    used, reviewed = _used(conditions), _reviewed(conditions)
+    versions, settings = expert_versions.c, expert_settings.c
+    at, of_version = func.coalesce(settings.first_used_at, versions.first_used_at), versions.first_used_at
+    first_used_at = case((of_version > at, of_version), else_=at).label("first_used_at")
+    same = and_(*(reviewed.c[each.name].is_not_distinct_from(used.c[each.name]) for each in _VERSION_KEY))
     return (
         select(
-            *(used.c.expert, used.c.expert_version, versions.first_used_at, used.c.verdicts),
+            *(used.c.expert, used.c.expert_version, used.c.expert_settings, first_used_at, used.c.verdicts),
             *(func.coalesce(reviewed.c[name], 0).label(name) for name in ("reviewed", "false_calls", "escapes")),
         )
         .select_from(used)
-        .outerjoin(
-            reviewed, and_(reviewed.c.expert == used.c.expert, reviewed.c.expert_version == used.c.expert_version)
-        )
+        .outerjoin(reviewed, same)
         .outerjoin(
             expert_versions, and_(versions.expert == used.c.expert, versions.expert_version == used.c.expert_version)
         )
-        .order_by(used.c.expert, versions.first_used_at, used.c.expert_version)
+        .outerjoin(
+            expert_settings, and_(settings.expert == used.c.expert, settings.expert_settings == used.c.expert_settings)
+        )
+        .order_by(used.c.expert, first_used_at, used.c.expert_version, used.c.expert_settings)
     )
 
 
 def _used(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
     """Count the images that each version answered."""
-    version = (stages.c.expert, stages.c.expert_version)
-    return select(*version, func.count().label("verdicts")).where(*conditions).group_by(*version).subquery("used")
+    counted = select(*_VERSION_KEY, func.count().label("verdicts")).where(*conditions)
+    return counted.group_by(*_VERSION_KEY).subquery("used")
 
 
 def _reviewed(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
     """Count the newest reviews of the images that each version answered."""
-    version = (stages.c.expert, stages.c.expert_version)
     newest, later = newest_of_each(), stages.alias("later")
     is_last = ~(
         select(later.c.step)
@@ -382,7 +401,7 @@ def _reviewed(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
     is_escape = and_(inspections.c.verdict == "pass", reviews.c.verdict == "fail")
     return (
         select(
-            *version,
+            *_VERSION_KEY,
             func.count().label("reviewed"),
             func.sum(case((is_false_call, 1), else_=0)).label("false_calls"),
             func.sum(case((is_escape, 1), else_=0)).label("escapes"),
@@ -392,7 +411,7 @@ def _reviewed(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
         .join(inspections, inspections.c.inspection_id == newest.c.inspection_id)
         .join(stages, stages.c.inspection_id == newest.c.inspection_id)
         .where(reviews.c.reviewer != DAEMON, *conditions)
-        .group_by(*version)
+        .group_by(*_VERSION_KEY)
         .subquery("reviewed")
     )
 
@@ -402,8 +421,18 @@ def calls_by_version(connection: Connection, expert: str | None = None, after: i
     return [ExpertCalls(*row) for row in connection.execute(calls_statement(expert, after))]
 
 
+def answered_settings(connection: Connection) -> dict[tuple[str, str | None], str]:
+    """Return the settings that experts answered with (ExpertSpec.settings), by expert and digest.
+
+    A text that was changed, so that it has another digest, is left out.
+    """
+    table = expert_settings.c
+    rows = connection.execute(select(table.expert, table.expert_settings, table.settings))
+    return {(expert, digest): settings for expert, digest, settings in rows if digest_of(settings) == digest}
+
+
 def confidences_statement(expert: str | None = None, answers: int = RECENT_ANSWERS) -> Select[*tuple[Any, ...]]:
-    """Select (expert, expert_version, label, bin, count) of each version's newest `answers` in recent images.
+    """Select expert, version, settings, label, bin and count of each version's newest `answers` in recent images.
 
     A repeated picture counts once: a version gives it the same answer each time, which adds no evidence.
     """
@@ -411,16 +440,13 @@ def confidences_statement(expert: str | None = None, answers: int = RECENT_ANSWE
     # A CASE instead of arithmetic: databases differ in how they round a division.
     bins = case(*((confidence < edge, number) for number, edge in enumerate(EDGES)), else_=BINS - 1)
     after = select(func.coalesce(func.max(stages.c.inspection_id), 0) - RECENT_IMAGES).scalar_subquery()
-    place = func.row_number().over(
-        partition_by=(stages.c.expert, stages.c.expert_version), order_by=stages.c.inspection_id.desc()
-    )
-    columns = (stages.c.inspection_id, stages.c.expert, stages.c.expert_version, stages.c.label)
-    answered = select(*columns, bins.label("bin"), place.label("place"))
+    place = func.row_number().over(partition_by=_VERSION_KEY, order_by=stages.c.inspection_id.desc())
+    answered = select(stages.c.inspection_id, *_VERSION_KEY, stages.c.label, bins.label("bin"), place.label("place"))
     answered = answered.where(stages.c.inspection_id > after, confidence.is_not(None), stages.c.label.is_not(None))
     if expert is not None:
         answered = answered.where(stages.c.expert == expert)
     recent = answered.subquery("recent")
-    key = (recent.c.expert, recent.c.expert_version, recent.c.label, recent.c.bin)
+    key = (*(recent.c[each.name] for each in _VERSION_KEY), recent.c.label, recent.c.bin)
     # Only the newest answers are joined with their pictures.
     counted = select(*key, func.count(inspections.c.image_sha256.distinct())).select_from(recent)
     counted = counted.join(inspections, inspections.c.inspection_id == recent.c.inspection_id)
@@ -429,15 +455,15 @@ def confidences_statement(expert: str | None = None, answers: int = RECENT_ANSWE
 
 def recent_confidences(
     connection: Connection, expert: str | None = None, answers: int = RECENT_ANSWERS
-) -> dict[tuple[str, str], dict[str, list[int]]]:
-    """Return the recent confidences of each (expert, expert_version): 20 counts by answered label (`drift.compare`)."""
+) -> dict[VersionKey, dict[str, list[int]]]:
+    """Return recent confidences by version and settings: 20 counts by answered label (`drift.compare`)."""
     return by_version(connection.execute(confidences_statement(expert, answers)))
 
 
-def by_version(rows: Iterable[Row[Any]]) -> dict[tuple[str, str], dict[str, list[int]]]:
-    """Group rows of `confidences_statement`: 20 counts by answered label, for each (expert, expert_version)."""
-    counts: dict[tuple[str, str], dict[str, list[int]]] = {}
+def by_version(rows: Iterable[Row[Any]]) -> dict[VersionKey, dict[str, list[int]]]:
+    """Group rows of `confidences_statement`: 20 counts by answered label, for each version with its settings."""
+    counts: dict[VersionKey, dict[str, list[int]]] = {}
     for row in rows:
-        expert, version, label, number, count = tuple(row)
-        counts.setdefault((expert, version), {}).setdefault(label, [0] * BINS)[number] = count
+        expert, version, settings, label, number, count = tuple(row)
+        counts.setdefault((expert, version, settings), {}).setdefault(label, [0] * BINS)[number] = count
     return counts

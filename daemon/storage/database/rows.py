@@ -20,7 +20,7 @@ Row = dict[str, Any]
 #: A row as it was made here, or as the database gave it.
 AnyRow = Mapping[Any, Any]
 #: Columns of `stages` that are stored as they are, and those that are rounded.
-_STAGE = ("expert", "expert_version", "label", "device", "executor", "batch_id", "batch_size")
+_STAGE = ("expert", "expert_version", "expert_settings", "label", "device", "executor", "batch_id", "batch_size")
 _TIMES = ("queued_ms", "load_ms", "infer_ms")
 _AS_SENT = ("source", "image_id", "component", "designator", "captured_at", "deadline_ms")
 _sent_of, _stage_of, _times_of = attrgetter(*_AS_SENT), attrgetter(*_STAGE), attrgetter(*_TIMES)
@@ -253,6 +253,7 @@ def _stage(row: AnyRow, boxes: Sequence[AnyRow]) -> Row:
     return {
         "expert": row["expert"],
         "version": row["expert_version"],
+        "settings": row["expert_settings"],
         "label": row["label"],
         "confidence": row["confidence"],
         "detections": [

@@ -219,6 +219,22 @@ def test_no_batch_starts_on_old_weights_after_a_reload():
     assert {"0", "f"} == set(versions)
 
 
+def test_each_answer_names_the_settings_that_gave_it_though_a_reload_comes_during_the_batch():
+    line = a_line(budgets={"cpu": 100}, load_s=0.0)
+    before, after = a_spec("B"), replace(a_spec("B"), temperature=2.0)
+    line.accept(*(an_image(n, "B") for n in range(40)))
+    line.run(until_s=0.12)
+    assert 0 < len(line.outcomes) < 40
+    judged_before = len(line.outcomes)
+    line.drive.reload_later({**a_catalog(), ExpertId("B"): after}, routes())
+    line.run()
+    stages = [line.outcomes[n].stages[0] for n in range(40)]
+    settings = [stage.expert_settings for stage in stages]
+    assert settings.count(before.settings_digest) > judged_before  # a batch was under way
+    assert set(settings) == {before.settings_digest, after.settings_digest}
+    assert {stage.settings for stage in stages} == {before.settings, after.settings}
+
+
 def test_the_pools_fill_at_the_start_by_usage_and_that_counts_as_no_switch():
     line = a_line(budgets={"cpu": 30})
     line.run()

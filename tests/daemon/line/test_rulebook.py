@@ -1,7 +1,36 @@
 """Rules that a running line keeps in memory."""
 
-from daemon.line.rulebook import Rulebook
+from dataclasses import replace
+
+from daemon.line.rulebook import Rulebook, changed_experts
+from experts.catalog import Catalog
+from experts.spec import ExpertSpec
+from tests.daemon.dispatch.simulated_line import a_spec
 from tests.daemon.storage.database.store_parts import RULES, a_line, an_arrival, an_outcome, some_rules
+
+
+def a_catalog(*specs: ExpertSpec) -> Catalog:
+    return Catalog({spec.expert: spec for spec in specs}, {})
+
+
+def test_changed_experts_are_named_with_what_changed_and_others_are_not():
+    same, warm, swapped, gone = (replace(a_spec(name), temperature=1.3) for name in ("A", "B", "C", "D"))
+    moved = replace(same, file=same.file.with_name("moved.safetensors"))
+    cold = replace(warm, temperature=1.1)
+    better = replace(swapped, sha256="f" * 64, temperature=0.9)
+    fresh = a_spec("E")
+    changed = changed_experts(a_catalog(same, warm, swapped, gone), a_catalog(moved, cold, better, fresh))
+    assert changed == [
+        {"expert": "B", "version": "0" * 12, "settings": cold.settings_digest, "what": "temperature 1.3 → 1.1"},
+        {
+            "expert": "C",
+            "version": "f" * 12,
+            "settings": better.settings_digest,
+            "what": f"version {'0' * 12} → {'f' * 12}, temperature 1.3 → 0.9",
+        },
+        {"expert": "E", "version": "0" * 12, "settings": fresh.settings_digest, "what": "new"},
+        {"expert": "D", "version": None, "settings": None, "what": "removed"},
+    ]
 
 
 def rules(number: int):

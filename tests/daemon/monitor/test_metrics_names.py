@@ -57,7 +57,7 @@ def a_scrape(**changed: object) -> str:
         "temperatures": [Reading("cuda:0", 71.0), Reading("coretemp", 48.5)],
     } | changed
     metrics.registry.register(Gauges(lambda: ScrapeFacts(**facts)))  # pyright: ignore[reportArgumentType]
-    stage = Stage("R0402", "v", "ok", 0.9, (), "cpu", "cpu/0", 1, 8, 12.0, 0.0, 2.0)
+    stage = Stage("R0402", "v", "ok", 0.9, (), "cpu", "cpu/0", 1, 8, 12.0, 0.0, 2.0, "s", "{}")
     metrics.finished(Outcome(1, "pass", None, None, (stage, stage)))
     metrics.batch_done(BatchDone("cpu/0", "cpu", "R0402", "resnet18", 0, 8, 1.0, 2.0, 30.0, 20.0))
     metrics.switched(ExpertSwitch(1.0, "cpu", "cpu", "R0402", (), 100, 20.0, "disk", "demand"))

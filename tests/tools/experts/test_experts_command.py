@@ -84,6 +84,42 @@ def test_a_running_line_serves_the_new_version_and_every_command_knows(line: Lin
     assert run(line, "list")[0]["verdicts"] == 3
 
 
+def test_a_recalibration_goes_in_and_back_out_like_weights(line: Line, tmp_path: Path):
+    present = entry(line).model_dump(mode="json", exclude_defaults=True)
+    present |= {"temperature": 4.0, "file": str(line.folder / "experts" / entry(line).file)}
+    (tmp_path / "warmer").mkdir()
+    warmer = yaml.safe_dump({"experts": {"P": present}})
+    (tmp_path / "warmer" / "catalog.yaml").write_text(warmer, encoding="utf-8")
+    first = entry(line).sha256[:12]
+    with line.service():
+        before = line.result(line.send(a_jpeg(1)))["stages"][0]
+        second = put(line, tmp_path / "warmer")
+        assert second.startswith(f"{first}+")
+        refused = coserve("experts", "promote", "P", first[:6], "--config", line.config, status=1).stderr
+        assert f"has the versions {first}, {second}; '{first[:6]}' names several of them" in refused.replace("\n", " ")
+        done = run(line, "promote", "P", second)
+        assert (done["version"], done["before"], done["heard"]) == (second, first, True)
+        after = line.result(line.send(a_jpeg(1)))["stages"][0]
+        assert (before["version"], before["label"]) == (after["version"], after["label"])
+        assert before["confidence"] > after["confidence"]
+        assert second == f"{first}+{after['settings']}"
+        output = output_of(line, "show", "P")
+        assert f"{first}, then → in force: temperature 1.0 → 4.0" in output
+        assert "waits for" not in output
+        rows = {row["version"]: row for row in run(line, "show", "P")["versions"]}
+        assert {name: (row["state"], row["verdicts"]) for name, row in rows.items()} == {
+            first: ("kept", 1),
+            second: ("in force", 1),
+        }
+        assert run(line, "rollback", "P")["version"] == first
+        assert entry(line).temperature == 1.0
+        again = line.result(line.send(a_jpeg(1)))["stages"][0]
+        assert [again[key] for key in ("version", "settings", "confidence")] == [
+            before[key] for key in ("version", "settings", "confidence")
+        ]
+    assert run(line, "verify", "--forward", "P")["ok"]
+
+
 def test_list_needs_no_daemon_and_no_database(line: Line):
     rows = run(line, "list")
     assert [row["expert"] for row in rows] == ["P", "Q"]
@@ -93,6 +129,7 @@ def test_list_needs_no_daemon_and_no_database(line: Line):
         "classes": ["ok", "bad"],
         "bytes": rows[0]["bytes"],
         "version": entry(line).sha256[:12],
+        "settings": rows[0]["settings"],
         "kept": [],
         "first_used_at": None,
         "verdicts": 0,

@@ -14,6 +14,7 @@ from typing import Any
 
 from daemon.storage.database.schema import metadata
 from daemon.storage.database.store import open_store
+from experts.spec import digest_of
 
 CONFIG = """\
 endpoints: {intake: ["ipc://run/i.sock"], results: "ipc://run/r.sock", control: "ipc://run/c.sock"}
@@ -28,6 +29,7 @@ PARTS = {"R0402": 18, "C0603": 14, "QFP64": 4, "SOT23": 6}
 DETECTOR = "solder"
 DEFECTS = {"R0402": ("tombstone", "missing"), "C0603": ("missing",), "QFP64": ("bridge",), "SOT23": ("rotated",)}
 OLD, NEW = "aaaaaaaaaaaa", "bbbbbbbbbbbb"
+SETTINGS = {version: f'{{"temperature":{temperature}}}' for version, temperature in ((OLD, 1.3), (NEW, 1.1))}
 RULES = ("111111111111", "222222222222")
 REVIEWERS = ("anna", "bert")
 
@@ -49,6 +51,7 @@ class _Month:
         for expert, version in [*((expert, version) for expert in PARTS for version in (OLD, NEW)), (DETECTOR, OLD)]:
             self.add("expert_versions", expert, version, version, "resnet18", "[]", 45_000_000, "float32", "",
                      text(BEGIN))  # fmt: skip
+            self.add("expert_settings", expert, digest_of(SETTINGS[version]), SETTINGS[version], text(BEGIN))
 
     def add(self, table: str, *row: Any) -> None:
         self.rows.setdefault(table, []).append(row)
@@ -127,13 +130,13 @@ class _Month:
         confidence = 0.6 if verdict == "review" else min(0.999, draw.gauss(0.97 - 0.01 * week, 0.01))
         label = defect if defect and component != "QFP64" else "ok"
         self.add("stages", number, 0, component, version, label, confidence, "cpu", "cpu/0", self.batches, 4,
-                 round(wait_ms, 3), load_ms, 30.0)  # fmt: skip
+                 round(wait_ms, 3), load_ms, 30.0, digest_of(SETTINGS[version]))  # fmt: skip
         if load_ms:
             self.add("expert_switches", None, text(at), "cpu", "cpu", component, '["SOT23"]', 45_000_000, load_ms,
                      "disk" if draw.random() < 0.2 else "ram", "demand")  # fmt: skip
         if component == "QFP64" and label == "ok":
             self.add("stages", number, 1, DETECTOR, OLD, defect, 0.8 if defect else None, "cpu", "cpu/0",
-                     1_000_000_000 + self.batches, 4, 1.0, 0.0, 40.0)  # fmt: skip
+                     1_000_000_000 + self.batches, 4, 1.0, 0.0, 40.0, digest_of(SETTINGS[OLD]))  # fmt: skip
             if defect:
                 self.add("detections", None, number, 1, defect, 0.8, 1.0, 2.0, 30.0, 40.0)
 

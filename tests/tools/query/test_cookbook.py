@@ -18,8 +18,8 @@ from tests.tools.query.cookbook_questions import COOKBOOK, Question, ask, ask_th
 from tests.tools.query.sample_results import make
 
 QUESTIONS = questions()
-#: The last one says how old open images are by now.
-NOT_BY_THE_CLOCK = range(1, 20)
+#: Question 20 says how old open images are by now.
+NOT_BY_THE_CLOCK = (*range(1, 20), 21)
 Tables = dict[str, list[dict[str, Any]]]
 
 
@@ -46,10 +46,10 @@ def by_key(database: Path, number: int, *key: str) -> dict[tuple[Any, ...], dict
     return {tuple(row[name] for name in key): row for row in answer(database, number)}
 
 
-def test_there_are_twenty_questions_each_with_its_sql_a_line_to_read_it_by_and_a_sample() -> None:
-    assert [question.number for question in QUESTIONS] == list(range(1, 21))
+def test_there_are_twenty_one_questions_each_with_its_sql_a_line_to_read_it_by_and_a_sample() -> None:
+    assert [question.number for question in QUESTIONS] == list(range(1, 22))
     headings = re.findall(r"^## [0-9]+\.", COOKBOOK.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(headings) == 20
+    assert len(headings) == 21
     assert all(question.how_to_read and len(question.sample) >= 3 for question in QUESTIONS)
 
 
@@ -120,6 +120,20 @@ def test_false_calls_and_escapes_are_those_of_the_commands_and_pages(database: P
             calls.false_calls,
             calls.escapes,
         )
+
+
+def test_the_settings_of_a_lot_are_those_of_its_answers(database: Path, tables: Tables) -> None:
+    lot = tables["boards"][-1]["lot"]
+    of_lot = {board["board_id"] for board in tables["boards"] if board["lot"] == lot}
+    images = {image["inspection_id"] for image in tables["inspections"] if image["board_id"] in of_lot}
+    counts = Counter(
+        (row["expert"], row["expert_version"], row["expert_settings"])
+        for row in tables["stages"]
+        if row["inspection_id"] in images
+    )
+    rows = by_key(database, 21, "expert", "expert_version", "expert_settings")
+    assert {key: row["images"] for key, row in rows.items()} == counts
+    assert {row["temperature"] for row in rows.values()} == {1.1, 1.3}
 
 
 def test_drift_is_seen_where_it_was_put(database: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from tests.contract.client import Line
 from tests.lines import COSERVE_RUN, a_jpeg
@@ -232,3 +233,32 @@ def test_what_a_publisher_named_is_no_formula_in_the_file_of_changes(tmp_path: P
     with (tmp_path / "changes.csv").open(encoding="utf-8", newline="") as file:
         (row,) = csv.DictReader(file)
     assert (row["serial"], row["would_be_defect"]) == (f"'{serial}", "D1")
+
+
+def test_what_is_different_from_then_is_named_rules_version_and_settings(
+    line: Line, version_folders: tuple[Path, Path], tmp_path: Path
+):
+    assert rejudge(line)["differences"] == []
+    catalog = line.folder / "experts" / "catalog.yaml"
+    document = yaml.safe_load(catalog.read_text(encoding="utf-8"))
+    document["experts"]["P"]["temperature"] = 5
+    catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
+    with closing(sqlite3.connect(line.folder / "inspection.db")) as database:
+        images = dict(database.execute("SELECT expert, count(*) FROM stages GROUP BY expert").fetchall())
+    assert rejudge(line)["differences"] == [{"what": "P temperature 1.0 → 5.0", "images": images["P"]}]
+    assert f"P temperature 1.0 → 5.0 │ {images['P']}" in coserve("rejudge", line.config).stdout
+    (tmp_path / "rules.yaml").write_text(RULES.replace("pass: [ok]", "pass: [bad]"), encoding="utf-8")
+    report = rejudge(line, "--rules", str(tmp_path / "rules.yaml"), "--csv", str(tmp_path / "changes.csv"), status=1)
+    names = {row["what"].split(" ")[0]: row["images"] for row in report["differences"]}
+    assert names == {"P": images["P"], "rules": images["P"] + images["Q"]}
+    (change, *_) = [row for row in report["list"] if row["component"] == "P"]
+    assert change["differs"].startswith("rules ")
+    assert change["differs"].endswith("; P temperature 1.0 → 5.0")
+    with (tmp_path / "changes.csv").open(encoding="utf-8", newline="") as file:
+        assert {row["differs"] for row in csv.DictReader(file)} == {row["differs"] for row in report["list"]}
+    document["experts"]["P"]["temperature"] = 1.0
+    catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
+    done = coserve("rejudge", line.config, "--json", "--expert", f"P={version_folders[1]}", status=1)
+    (difference,) = json.loads(done.stdout)["differences"]
+    assert difference["what"].startswith("P version ")
+    assert difference["images"] == images["P"]

@@ -15,10 +15,11 @@ from sqlalchemy import Connection, Select
 
 from daemon.config.settings import Config
 from daemon.errors import MissingExtraError
+from daemon.storage.database.reviews import VersionKey
 from daemon.storage.image_archive import as_sent
 from daemon.units import spreadsheet_cell
-from experts.catalog import CatalogEntry, write_catalog
-from experts.versions import Versions, version_of
+from experts.catalog import dump, entry_with
+from experts.versions import weights_of
 from experts.weights import file_sha256
 from tools.experts.look import CatalogVersions
 from tools.query.formats import CsvWriter, JsonLinesWriter, ParquetFile, RowWriter
@@ -34,15 +35,18 @@ _MAX_NAME_LENGTH = 60
 class PackageRows:
     """Numbers of rows by table, and what was noted while they were written.
 
-    `rules` are the texts of rules versions, `experts` the sha256 of expert versions, each None if the database has
-    none any more. `tasks` are those that the daemon has still to do, by image: `judge` or `keep`.
+    `rules` are the texts of rules versions, None if the database has none any more. `answered` says what gave answers,
+    `experts` has the sha256 of expert versions, `settings` the texts of settings by their digest.
+    `tasks` are those that the daemon has still to do, by image: `judge` or `keep`.
     """
 
     last_seq: int
     rows: dict[str, int] = field(default_factory=dict[str, int])
     has_parquet: bool = True
     rules: dict[str, str | None] = field(default_factory=dict[str, str | None])
-    experts: dict[tuple[str, str], str | None] = field(default_factory=dict[tuple[str, str], str | None])
+    answered: set[VersionKey] = field(default_factory=set[VersionKey])
+    experts: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    settings: dict[tuple[str, str | None], str] = field(default_factory=dict[tuple[str, str | None], str])
     tasks: dict[int, str] = field(default_factory=dict[int, str])
     picture_bytes: int = 0
 
@@ -63,11 +67,13 @@ def write_rows(connection: Connection, selection: BoardSelection, folder: Path) 
                     written.rules.setdefault(row["rules_version"])
                     written.picture_bytes += row["image_bytes"] if row["image_path"] else 0
                 case "stages":
-                    written.experts.setdefault((row["expert"], row["expert_version"]))
+                    written.answered.add((row["expert"], row["expert_version"], row["expert_settings"]))
                 case "rules_versions":
                     written.rules[row["rules_version"]] = row["text"]
                 case "expert_versions":
                     written.experts[row["expert"], row["expert_version"]] = row["sha256"]
+                case "expert_settings":
+                    written.settings[row["expert"], row["expert_settings"]] = row["settings"]
                 case _:
                     pass
     written.tasks = {row.inspection_id: row.task for row in connection.execute(tasks)}
@@ -194,47 +200,48 @@ class PackageExperts:
 
 
 def copy_experts(catalog: Path, written: PackageRows, folder: Path, *, with_weights: bool) -> PackageExperts:
-    """Write `catalog.yaml` with the entries of the versions that answered, and copy their weights."""
+    """Write `catalog.yaml` with the entries of the versions as they answered, and copy their weights."""
     folder.mkdir()
     today, experts = CatalogVersions.of(catalog), PackageExperts()
     entries: dict[str, Any] = {}
     if today.problem:
         experts.warnings.append(f"the catalog cannot be read, so there are no entries of experts: {today.problem}")
-    for (expert, version), sha256 in sorted(written.experts.items()):
+    for expert, version, digest in sorted(written.answered, key=lambda key: (*key[:2], key[2] or "")):
+        settings, sha256 = written.settings.get((expert, digest)), written.experts.get((expert, version))
         row: dict[str, Any] = {
             "expert": expert,
             "expert_version": version,
+            "expert_settings": digest,
             "sha256": sha256,
-            "today": today.standing(expert, version),
+            "today": today.standing(expert, version, settings),
             "weights": None,
         }
         experts.listed.append(row)
-        entry, weights = _entry(catalog, today, expert, version)
-        if entry is None or weights is None:
-            if not today.problem:
-                experts.warnings.append(f"expert {expert} {version}: its catalog entry and weights are deleted")
-            continue
         name = f"{quote(expert, safe='').replace('%', '_')}-{version}.safetensors"
-        if with_weights:
-            row["weights"] = _copy_weights(weights, folder / name, entry.sha256, experts)
-        entries[f"{expert} {version}"] = entry.model_dump(mode="json", exclude_unset=True) | {"file": name}
+        known = today.experts[expert].entries if expert in today.experts else {}
+        kept = next((entry for name, entry in known.items() if weights_of(name) == version), None)
+        if kept is None and not today.problem:
+            experts.warnings.append(f"expert {expert} {version}: its weights are deleted")
+        if kept is not None and with_weights:
+            row["weights"] = _copy_weights(catalog.parent / kept.file, folder / name, kept.sha256, experts)
+        if settings is not None and sha256 is not None:
+            entry = entry_with(settings, name, sha256)
+        elif kept is not None:
+            entry = kept.model_copy(update={"file": name})
+            experts.warnings.append(f"expert {expert} {version}: its settings are not known; its entry is today's")
+        else:
+            continue
+        label = f"{expert} {version}+{digest}" if settings is not None else f"{expert} {version}"
+        entries[label] = entry.model_dump(mode="json", exclude_unset=True)
     if entries:
-        write_catalog(folder / "catalog.yaml", entries)
+        (folder / "catalog.yaml").write_text(dump({"experts": entries}), encoding="utf-8")
     return experts
-
-
-def _entry(catalog: Path, today: CatalogVersions, expert: str, version: str) -> tuple[CatalogEntry | None, Path | None]:
-    versions = today.experts.get(expert)
-    if versions is None:
-        return None, None
-    if versions.in_force is not None and version_of(versions.in_force) == version:
-        return versions.in_force, catalog.parent / versions.in_force.file
-    candidate = versions.versions.get(version)
-    return (candidate.entry, Versions(catalog).weights_file(expert, version)) if candidate else (None, None)
 
 
 def _copy_weights(source: Path, target: Path, sha256: str, experts: PackageExperts) -> str | None:
     """Copy weights and compare them with the catalog's checksum; return the file's name, or None if there is none."""
+    if target.exists():
+        return f"experts/{target.name}"
     if not source.is_file():
         experts.warnings.append(f"{source}: this weights file does not exist")
         return None

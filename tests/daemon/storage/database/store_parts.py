@@ -14,7 +14,7 @@ from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import Store, open_store
 from daemon.storage.database.transaction import Clock
 from daemon.storage.journal import Journal
-from experts.spec import Detection
+from experts.spec import Detection, digest_of
 from routing_rules.compile import compile_rules
 from routing_rules.routes import Routes, Verdict
 
@@ -34,6 +34,9 @@ boards:
 classifiers:
   "*": {expert: "{component}", pass: [ok]}
 """
+
+
+SETTINGS = '{"architecture":"resnet50","classes":["ok","bad"],"temperature":1.3}'
 
 
 def some_rules(text: str = RULES) -> Routes:
@@ -99,6 +102,8 @@ def a_stage(expert: str = "r50", batch_id: int = 1, **fields: Any) -> Stage:
         "queued_ms": 1.5,
         "load_ms": 12.25,
         "infer_ms": 30,
+        "expert_settings": digest_of(SETTINGS),
+        "settings": SETTINGS,
     }
     return Stage(**(values | fields))
 

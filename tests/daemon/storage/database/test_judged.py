@@ -1,10 +1,21 @@
 """Outcomes of each expert version's answers, from a database as the daemon writes it."""
 
+import sqlite3
+from contextlib import closing
+
 from daemon.storage.database.connections import open_for_reading
-from daemon.storage.database.reviews import ExpertCalls, calls_by_version, confidences_statement, recent_confidences
-from tests.daemon.storage.database.store_parts import Line, a_stage, an_arrival, an_outcome
+from daemon.storage.database.reviews import (
+    ExpertCalls,
+    answered_settings,
+    calls_by_version,
+    confidences_statement,
+    recent_confidences,
+)
+from experts.spec import digest_of
+from tests.daemon.storage.database.store_parts import SETTINGS, Line, a_stage, an_arrival, an_outcome
 
 OLD, NEW = "0" * 12, "1" * 12
+USUAL = digest_of(SETTINGS)
 
 
 def judged(
@@ -14,13 +25,22 @@ def judged(
     label: str = "ok",
     confidence: float | None = 0.97,
     picture: bytes | None = None,
+    settings: str = SETTINGS,
 ) -> int:
     """One image that went through `stages` (expert, version)."""
     line.images += 1
     payload = picture or f"picture {line.images}".encode()
     (image,) = line.accept(an_arrival(f"image-{line.images}", type="loose", serial=f"S{line.images}", payload=payload))
     answers = [
-        a_stage(expert, expert_version=version, label=label, confidence=confidence) for expert, version in stages
+        a_stage(
+            expert,
+            expert_version=version,
+            label=label,
+            confidence=confidence,
+            settings=settings,
+            expert_settings=digest_of(settings),
+        )
+        for expert, version in stages
     ]
     line.judge(an_outcome(image.inspection_id, verdict, stages=answers))
     return image.inspection_id
@@ -71,12 +91,46 @@ def test_recent_confidences_are_the_newest_of_each_version_by_label(line: Line):
     judged(line, "pass", ("r0402", NEW), label="bad", confidence=0.5)
     judged(line, "pass", ("r0402", NEW), label="ok", confidence=None)
     matches = ask(line, recent_confidences)
-    assert matches[("r0402", OLD)]["ok"][0] == 1
-    assert matches[("r0402", OLD)]["ok"][10] == 1
-    assert matches[("r0402", OLD)]["ok"][19] == 2
-    assert {label: sum(counts) for label, counts in matches[("r0402", NEW)].items()} == {"bad": 1}
+    assert matches[("r0402", OLD, USUAL)]["ok"][0] == 1
+    assert matches[("r0402", OLD, USUAL)]["ok"][10] == 1
+    assert matches[("r0402", OLD, USUAL)]["ok"][19] == 2
+    assert {label: sum(counts) for label, counts in matches[("r0402", NEW, USUAL)].items()} == {"bad": 1}
     newest = ask(line, recent_confidences, "r0402", 2)
-    assert newest[("r0402", OLD)] == {"ok": [0] * 19 + [2]}
+    assert newest[("r0402", OLD, USUAL)] == {"ok": [0] * 19 + [2]}
+
+
+def test_other_settings_of_the_same_weights_are_counted_apart(line: Line):
+    warmer = SETTINGS.replace("1.3", "2.0")
+    judged(line, "fail", ("r0402", OLD))
+    line.clock.pass_s(60)
+    called = judged(line, "fail", ("r0402", OLD), settings=warmer, confidence=0.5)
+    line.review(called, "pass")
+    first, second = ask(line, calls_by_version)
+    assert (first.expert_settings, first.verdicts, first.false_calls) == (USUAL, 1, 0)
+    assert (second.expert_settings, second.verdicts, second.false_calls) == (digest_of(warmer), 1, 1)
+    assert str(first.first_used_at) < str(second.first_used_at)
+    histograms = ask(line, recent_confidences)
+    assert histograms[("r0402", OLD, USUAL)]["ok"][19] == histograms[("r0402", OLD, digest_of(warmer))]["ok"][10] == 1
+    assert ask(line, answered_settings) == {("r0402", USUAL): SETTINGS, ("r0402", digest_of(warmer)): warmer}
+
+
+def test_answers_from_before_settings_were_recorded_are_counted_by_version_and_repeated_with_null(line: Line):
+    image = judged(line, "fail", ("r0402", OLD))
+    line.review(image, "pass")
+    with closing(sqlite3.connect(line.folder / "inspection.db")) as database, database:
+        database.execute("UPDATE stages SET expert_settings = NULL")
+        database.execute("DELETE FROM expert_settings")
+    (calls,) = ask(line, calls_by_version)
+    assert (calls.expert_settings, calls.verdicts, calls.false_calls) == (None, 1, 1)
+    (item, *_) = line.reader().results_since(0)["items"]
+    assert item["stages"][0]["settings"] is None
+
+
+def test_settings_whose_text_was_changed_are_not_believed(line: Line):
+    judged(line, "pass", ("r0402", OLD))
+    with closing(sqlite3.connect(line.folder / "inspection.db")) as database, database:
+        database.execute("UPDATE expert_settings SET settings = replace(settings, '1.3', '1.1')")
+    assert ask(line, answered_settings) == {}
 
 
 def test_a_picture_that_came_again_is_no_more_evidence(line: Line):
@@ -84,7 +138,7 @@ def test_a_picture_that_came_again_is_no_more_evidence(line: Line):
         judged(line, "pass", ("r0402", OLD), ("solder", OLD), picture=picture)
     judged(line, "pass", ("r0402", NEW), picture=b"one")
     counts = {key: sum(map(sum, by_label.values())) for key, by_label in ask(line, recent_confidences).items()}
-    assert counts == {("r0402", OLD): 2, ("solder", OLD): 2, ("r0402", NEW): 1}
+    assert counts == {("r0402", OLD, USUAL): 2, ("solder", OLD, USUAL): 2, ("r0402", NEW, USUAL): 1}
 
 
 def test_the_questions_are_plain_sql_that_postgresql_takes_too():
