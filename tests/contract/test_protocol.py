@@ -440,8 +440,11 @@ def test_messages_have_the_documented_fields_and_equal_what_results_since_repeat
         "expected": 3,
         "inspected": 3,
         "failed": [{"designator": "F1", "component": "F", "defect": failed["defect"]}],
+        "review": [],
+        "unknown": [],
         "missing": [],
         "reason": "complete",
+        "rules_version": failed["rules_version"],
     }
 
 

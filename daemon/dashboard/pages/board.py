@@ -138,7 +138,7 @@ def router(site: Site) -> APIRouter:
         """Release or scrap a whole attempt, or undo that; a refusal is shown on the page, with the note."""
         reviewer, note = name_of(cookie), note.strip()
         fields: dict[str, Any] = {"undo": True} if verdict == "undo" else {"verdict": verdict, "note": note or None}
-        fields |= {"reviewer": reviewer, "newest": int(newest) if newest else None}
+        fields |= {"reviewer": reviewer or None, "newest": int(newest) if newest else None}
         try:
             site.ask_daemon("review", timeout_s=REVIEW_TIMEOUT_S, board_id=board_id, **fields)
         except ControlError as error:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,11 +23,15 @@ from paho.mqtt.properties import Properties
 pytest.importorskip("aiomqtt")
 
 from daemon.consumers.mqtt import consumer as mqtt_module
+from daemon.consumers.mqtt.broker import PublishRefusedError
 from daemon.consumers.mqtt.consumer import Mqtt
 from daemon.consumers.mqtt.settings import MqttSettings
+from daemon.consumers.protocol import DeliveryError
 from daemon.delivery import runner as runner_module
 from daemon.delivery.status_page import SharedStatusPage
 from daemon.storage.database.reader import ResultsReader
+from daemon.storage.database.reviews import ReviewDecision
+from daemon.storage.database.store import open_store
 from tests.bench.broker import Broker, Subscriber, mosquitto
 from tests.daemon.consumers.scripted_broker import ScriptedBroker
 from tests.daemon.delivery.results_database import ResultsDatabase, running
@@ -71,7 +76,8 @@ class Bringing:
     @asynccontextmanager
     async def running(self):
         self.consumer = Counted(self.settings, "coserve-test")
-        async with running(self.database, self.consumer, send=self.settings.send, status_page=self.status_page):
+        named = {"send": self.settings.send, "repeats_boards": self.settings.repeats_boards}
+        async with running(self.database, self.consumer, status_page=self.status_page, **named):
             yield self
 
     async def reached(self, seq: int) -> None:
@@ -121,6 +127,7 @@ async def test_each_message_has_its_topic_and_a_late_subscriber_hears_the_boards
             expected = reader.results_since(0)["items"]
         for message in expected:
             message.pop("topic")
+        expected[-1]["final_verdict"] = "pass"
         assert [json.loads(message.payload) for message in mes.messages[1:4]] == expected
         with Subscriber(broker.port, "plant/line-2/#", name="late", keeps_session=False) as late:
             await bringing.until(lambda: len(late.messages) == 2)
@@ -131,6 +138,50 @@ async def test_each_message_has_its_topic_and_a_late_subscriber_hears_the_boards
             assert json.loads(board.payload)["verdict"] == "pass"
             assert 30 * 86400 - 600 < board.properties.MessageExpiryInterval <= 30 * 86400
             assert json.loads(retained["plant/line-2/status"].payload) == {"state": "offline", "position": 3}
+
+
+@in_a_loop
+async def test_a_review_goes_out_and_the_retained_state_of_its_board_follows_it(tmp_path: Path) -> None:
+    with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "coserve/#") as mes:
+        bringing = Bringing(tmp_path, broker.port)
+        bringing.database.grow(1)
+        with closing(open_store(bringing.database.url)) as store:
+            store.review(ReviewDecision(1, "Eva", None, "fail", "D1"))
+            store.review(ReviewDecision(None, "Ben", None, "pass", board_id=1, note="scratch is harmless"))
+        async with bringing.running():
+            await bringing.reached(5)
+            await bringing.until(lambda: len(mes.messages) == 8)
+        reviews, states = mes.bodies("review/"), mes.bodies("board/")
+        assert [(body["seq"], body["reviewer"], body["board_verdict"]) for body in reviews] == [
+            (4, "Eva", "fail"),
+            (5, "Ben", "pass"),
+        ]
+        assert [(body["seq"], body["verdict"], body["final_verdict"]) for body in states] == [
+            (3, "pass", "pass"),
+            (4, "pass", "fail"),
+            (5, "pass", "pass"),
+        ]
+        assert not any(message.retain for message in mes.messages if "/review/" in message.topic)
+        with Subscriber(broker.port, "coserve/board/#", name="late", keeps_session=False) as late:
+            await bringing.until(lambda: len(late.messages) == 1)
+            assert json.loads(late.messages[0].payload)["seq"] == 5
+
+
+@in_a_loop
+async def test_a_state_that_the_broker_refuses_is_not_skipped_behind_its_review(tmp_path: Path) -> None:
+    consumer = Mqtt(MqttSettings.model_validate({"kind": "mqtt", "host": "127.0.0.1"}), "coserve-test")
+    consumer._lost = asyncio.create_task(asyncio.sleep(60))
+    consumer._client = SimpleNamespace(excess=None)  # type: ignore[assignment]  # that the connection stands is enough
+    refused = PublishRefusedError("coserve/board/pair/S1", 0x97)
+    message = {"seq": 7, "topic": "review/pair/S1/", "board": {}, "verdict": "pass"}
+    messages = [message | {"seq": 6}, message, message | {"topic": "board/pair/S1/"}]
+    for given, reached in (([0, 0, 0], 7), ([0, 0, refused], 6), ([0, refused, 0], 6)):
+        consumer._publish_all = lambda _, given=given: asyncio.sleep(0, given)  # type: ignore[method-assign]
+        assert await consumer.deliver(messages) == reached
+    consumer._publish_all = lambda _: asyncio.sleep(0, [0, refused])  # type: ignore[method-assign]
+    with pytest.raises(DeliveryError, match="does not take messages to coserve/board"):
+        await consumer.deliver(messages[1:])
+    consumer._lost.cancel()
 
 
 @in_a_loop

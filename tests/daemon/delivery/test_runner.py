@@ -18,6 +18,8 @@ from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import BATCH
 from daemon.delivery.status_page import SharedStatusPage
 from daemon.storage.database.reader import ResultsReader
+from daemon.storage.database.reviews import ReviewDecision
+from daemon.storage.database.store import open_store
 from tests.daemon.delivery.results_database import BEGIN, ResultsDatabase, running
 from tests.small_disk import small_disk
 from tests.waiting import in_a_loop
@@ -88,6 +90,31 @@ def saved(database: ResultsDatabase) -> int:
     position = PositionFile(database.file.parent / "consumers", "plant").load()
     assert position is not None
     return position.seq
+
+
+@in_a_loop
+async def test_the_state_of_a_newest_attempt_comes_again_after_each_review(database: ResultsDatabase) -> None:
+    database.grow(2)
+    store = open_store(database.url)
+    with closing(store), closing(sqlite3.connect(database.file)) as rows, rows:
+        store.review(ReviewDecision(1, "Eva", None, "fail", "D1"))
+        store.review(ReviewDecision(None, "Ben", None, "fail", board_id=2))
+        store.review(ReviewDecision(None, "Ben", 2, None, board_id=2))
+        rows.execute("UPDATE boards SET serial = 'S1', attempt = 2 WHERE board_id = 2")
+    mqtt, other = Diary(), Diary()
+    async with running(database, mqtt, database.file.parent / "a", send=["boards"], repeats_boards=True):
+        await until(lambda: len(mqtt.messages) == 4)
+    async with running(database, other, database.file.parent / "b", send=["boards", "reviews"]):
+        await until(lambda: len(other.messages) == 5)
+    assert [(m["seq"], m.get("final_verdict")) for m in mqtt.messages] == [
+        (3, None),
+        (6, None),
+        (8, "fail"),
+        (9, "pass"),
+    ]
+    first, last = mqtt.messages[1], mqtt.messages[-1]
+    assert last == first | {"seq": 9, "at": last["at"], "final_verdict": "pass"}
+    assert [m["topic"].partition("/")[0] for m in other.messages] == ["board", "board", "review", "review", "review"]
 
 
 @in_a_loop

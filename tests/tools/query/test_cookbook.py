@@ -120,6 +120,10 @@ def test_false_calls_and_escapes_are_those_of_the_commands_and_pages(database: P
             calls.false_calls,
             calls.escapes,
         )
+    # The view counts images: each false call once, for whichever expert failed it; an escape has a whole chain.
+    (of_view,) = ask(database, "SELECT sum(false_calls) AS false_calls, sum(escapes) AS escapes FROM false_calls")
+    assert sum(calls.false_calls for calls in counted.values()) == of_view["false_calls"]
+    assert sum(calls.escapes for calls in counted.values()) >= of_view["escapes"] > 0
 
 
 def test_the_settings_of_a_lot_are_those_of_its_answers(database: Path, tables: Tables) -> None:

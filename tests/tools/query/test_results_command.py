@@ -121,8 +121,15 @@ def test_filters_choose_what_sql_chooses(
 
 def test_boards_and_stages_are_rows_too(line: Path, results: Callable[..., Result]) -> None:
     boards = rows(results, "--boards", "--verdict", "fail", "--lot", "L2")
-    query = "SELECT board_id FROM boards WHERE verdict = 'fail' AND lot = 'L2' ORDER BY seq DESC"
-    assert [row["board_id"] for row in boards] == by_hand(line, query)
+    query = "SELECT board_id FROM boards JOIN final_boards USING (board_id) WHERE final_boards.{} = 'fail'"
+    query += " AND boards.lot = 'L2' ORDER BY seq DESC"
+    assert [row["board_id"] for row in boards] == by_hand(line, query.format("verdict"))
+    by_line = rows(results, "--boards", "--daemon-verdict", "fail", "--lot", "L2")
+    assert [row["board_id"] for row in by_line] == by_hand(line, query.format("verdict_by_line"))
+    cleared = rows(results, "--boards", "--daemon-verdict", "fail", "--verdict", "pass", "--decided-by", "anna")
+    assert cleared
+    assert {row["decided_by"] for row in cleared} == {"anna"}
+    assert all(row["decided_at"] > row["completed_at"] for row in cleared)
     stages = rows(results, "--stages", "--expert", "solder", "--order", "oldest")
     query = (
         "SELECT inspection_id FROM stages JOIN inspections USING (inspection_id) WHERE expert = 'solder' ORDER BY seq"

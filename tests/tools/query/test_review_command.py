@@ -66,6 +66,23 @@ def test_a_decision_that_stands_is_overruled_only_by_who_names_it(line: Path) ->
     assert [row[1:4] for row in rows(line.parent)] == [("pass", None, "Eva"), ("fail", "D207", "Ben")]
 
 
+def test_a_whole_board_is_released_and_that_is_undone(line: Path) -> None:
+    refused = review(line, 1, "pass", "--board")
+    assert (refused.exit_code, "board 1 has no verdict of the line yet" in refused.stderr) == (1, True)
+    with closing(sqlite3.connect(line.parent / "inspection.db")) as database, database:
+        database.execute(
+            "UPDATE boards SET verdict = 'unknown', completed_at = '2026-11-21', reason = 'time_limit', seq = 9,"
+            " expected = 9"
+        )
+        database.execute("UPDATE stream_position SET last_seq = 9")
+    assert "board 1 is pass, says Eva (review 1)" in review(line, 1, "pass", "--board", "--reviewer", "Eva").stdout
+    refused = review(line, 1, "fail", "--board", "--reviewer", "Ben", "--note", "no")
+    assert f"coserve review 1 --board fail --note no --reviewer Ben --config {line} --after 1" in refused.stderr
+    assert "board 1 is fail again, says daemon" in review(line, "--undo", 1, "--board", "--reviewer", "Ben").stdout
+    gone = review(line, 7, "pass", "--board")
+    assert (gone.exit_code, "there is no board 7: it never existed, or was pruned" in gone.stderr) == (1, True)
+
+
 def test_the_list_shows_whole_columns_as_many_as_fit(line: Path) -> None:
     lines = review(line, "--list").stdout.splitlines()
     assert all(len(text) <= 80 for text in lines)

@@ -19,11 +19,11 @@ class Images:
         self.attempt = Attempt(board_id=number, number=number, plan=plan)
         self.count = 0
 
-    def image(self, component, designator, verdict=None, defect=None):
+    def image(self, component, designator, verdict=None, defect=None, reason=None):
         self.count += 1
         self.attempt.take(component, designator)
         if verdict is not None:
-            self.attempt.judge(self.count, component, designator, verdict, defect)
+            self.attempt.judge(self.count, component, designator, verdict, defect, reason)
         return self
 
     def complete(self, verdict="pass"):
@@ -87,6 +87,21 @@ def test_a_designator_that_fails_twice_is_one_failure_with_the_first_images_defe
     images = Images().image("R0402", "a").image("R0402", "a", "fail", "second")
     images.attempt.judge(1, "R0402", "a", "fail", "first")
     assert images.attempt.closing("time_limit").failed == [{"designator": "a", "component": "R0402", "defect": "first"}]
+
+
+def test_a_position_is_in_the_list_of_its_worst_verdict_only():
+    images = Images().image("R0402", "a", "review").image("R0402", "a", "fail", "D1").image("R0402", "a", "unknown")
+    images.image("R0402", "b", "unknown", None, "deadline").image("R0402", "b", "review").image("QFP64", "U1", "review")
+    images.image("QFP64", "U1", "pass").image("QFP64", "U2", "unknown", None, "bad_image")
+    images.image("QFP64", "U2", "unknown", None, "expert_failed")
+    closing = images.attempt.closing("complete")
+    assert closing.failed == [{"designator": "a", "component": "R0402", "defect": "D1"}]
+    assert closing.unknown == [
+        {"designator": "b", "component": "R0402", "reason": "deadline"},
+        {"designator": "U2", "component": "QFP64", "reason": "bad_image"},
+    ]
+    assert closing.review == [{"designator": "U1", "component": "QFP64"}]
+    assert images.attempt.surplus == 4  # neither the better answers of a position nor the later ones of the same kind
 
 
 def test_a_repeat_that_is_pending_at_the_time_limit_makes_no_pass():

@@ -1,0 +1,116 @@
+"""Decisions on a whole board over HTTP: the page sends them as a form, the daemon's own code stores or refuses them."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import zmq
+
+from daemon.storage.database.store import open_store
+from daemon.storage.review_requests import write_review
+from daemon.wire.control import ControlServer
+from tests.daemon.dashboard.web import EVIL, Web
+
+pytest.importorskip("fastapi", reason="needs the extra dashboard")
+
+EVA, BEN = "coserve_reviewer=Eva", "coserve_reviewer=Ben"
+
+
+@contextmanager
+def storing(web: Web) -> Iterator[None]:
+    """Serve the control socket's `review` as the daemon does, without its writer's thread."""
+
+    def review(fields: dict[str, Any]) -> dict[str, Any]:
+        def run(task: Any) -> Future[Any]:
+            done: Future[Any] = Future()
+            try:
+                with closing(open_store(f"sqlite:///{web.database}")) as store:
+                    done.set_result(task(store))
+            except Exception as error:  # noqa: BLE001 - as the writer hands it on
+                done.set_exception(error)
+            return done
+
+        return write_review(SimpleNamespace(run=run), fields, list)
+
+    (web.folder / "run").mkdir(exist_ok=True)
+    context: zmq.Context[Any] = zmq.Context()
+    server = ControlServer(context, f"ipc://{web.folder}/run/control.sock", {"review": review})
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop()
+        context.destroy(linger=0)
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[Web]:
+    """A board with a missing image, one that is open, and one that failed and was cleared image by image."""
+    line = Web(tmp_path / "line")
+    line.add_board(1, "A1", "unknown", expected=2, inspected=1)
+    line.add_image(1, 1, "pass")
+    line.add_board(2, "A2", None)
+    line.add_board(3, "A3", "fail", expected=1, inspected=1)
+    line.add_image(3, 3, "fail")
+    line.add_review(3, "pass")
+    with storing(line), line.running() as web:
+        yield web
+
+
+def decide(web: Web, board: int, verdict: str, cookie: str = EVA, **fields: object) -> Any:
+    body = urlencode({"verdict": verdict, **fields})
+    return web.post(f"/boards/{board}", body, Cookie=cookie, Origin=web.origin)
+
+
+def header(web: Web, board: int) -> str:
+    page = web.get(f"/boards/{board}", Cookie=EVA).text
+    return page.partition('<div class="head">')[2].partition("<nav")[0]
+
+
+def test_a_board_is_released_with_a_note_and_the_header_says_by_whom(web: Web) -> None:
+    assert "after review" not in header(web, 1)
+    answer = decide(web, 1, "pass", note=f" {EVIL[:100]} ")
+    assert (answer.status, answer.headers["location"]) == (303, "/boards/1")
+    assert "Passed after review by Eva, " in header(web, 1)
+    assert "line: unknown" in header(web, 1)
+    assert EVIL not in web.get("/boards/1", Cookie=EVA).text
+    assert web.sql("SELECT board_id, verdict, reviewer FROM reviews WHERE board_id = 1") == [(1, "pass", "Eva")]
+    assert decide(web, 1, "undo", newest=2).status == 303
+    assert "after review" not in header(web, 1)
+    assert decide(web, 1, "undo", newest=3).status == 409
+
+
+def test_a_decision_on_a_page_that_is_old_is_refused_with_its_note_kept(web: Web) -> None:
+    assert decide(web, 1, "pass").status == 303
+    answer = decide(web, 1, "fail", BEN, note="cracked & bent")
+    assert answer.status == 409
+    assert "Eva decided pass at " in answer.text
+    assert 'value="cracked &amp; bent"' in answer.text
+    assert 'name="newest" value="2"' in answer.text
+    assert decide(web, 1, "fail", BEN, newest=2).status == 303
+    assert "Failed after review by Ben, " in header(web, 1)
+
+
+def test_what_cannot_be_decided_is_refused_in_words(web: Web) -> None:
+    open_board = decide(web, 2, "pass")
+    assert (open_board.status, 'name="verdict" value="pass"' in open_board.text) == (409, False)
+    assert "board 2 has no verdict of the line yet" in open_board.text
+    assert decide(web, 99, "pass").status == 404
+    assert decide(web, 1, "maybe").status == 422
+    assert decide(web, 1, "pass", note="n" * 200).status == 422
+    nobody = decide(web, 1, "pass", cookie="")
+    assert (nobody.status, "reviewer: is missing" in nobody.text) == (422, True)
+    assert web.sql("SELECT count(*) FROM reviews WHERE board_id IS NOT NULL") == [(0,)]
+
+
+def test_lists_show_and_find_final_verdicts(web: Web) -> None:
+    assert "A3" in web.get("/boards?verdict=pass").text
+    assert "A3" not in web.get("/boards?verdict=fail").text
+    assert "by Eva, line: fail" in web.get("/boards").text
+    assert "A2" in web.get("/boards?verdict=open").text
+    assert "by Eva, line: fail" in web.get("/").text
