@@ -74,6 +74,21 @@ class FailedPosition(TypedDict):
     defect: str | None
 
 
+class ReviewPosition(TypedDict):
+    """A position of a board that a person must review."""
+
+    designator: str
+    component: str
+
+
+class UnknownPosition(TypedDict):
+    """A position of a board that was not judged."""
+
+    designator: str
+    component: str
+    reason: str | None
+
+
 class MissingComponent(TypedDict):
     """Positions of a board without a verdict. `designators` where the recipe lists them."""
 
@@ -94,6 +109,8 @@ class BoardResult(TypedDict):
     expected: int
     inspected: int
     failed: list[FailedPosition]
+    review: NotRequired[list[ReviewPosition]]
+    unknown: NotRequired[list[UnknownPosition]]
     missing: list[MissingComponent]
     reason: Literal["complete", "time_limit"]
     rules_version: NotRequired[str]
