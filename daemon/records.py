@@ -1,10 +1,25 @@
 """The values that travel between the daemon's drivers: an image arrives, is accepted, is judged, is published."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from experts.spec import Detection
 from routing_rules.routes import Verdict
+
+#: The most attributes of an attempt, and their bytes as UTF-8 JSON without spaces.
+MAX_ATTRIBUTES = 32
+MAX_ATTRIBUTES_BYTES = 4096
+
+
+def attributes_text(attributes: Mapping[str, str]) -> str:
+    """Return a board's attributes as they are stored: the names in order, without spaces."""
+    return json.dumps(attributes, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+def attributes_fit(attributes: Mapping[str, str]) -> bool:
+    return len(attributes) <= MAX_ATTRIBUTES and len(attributes_text(attributes).encode()) <= MAX_ATTRIBUTES_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +31,8 @@ class BoardRef:
     lot: str | None = None
     station: str | None = None
     attempt: int | None = None
+    #: Sorted pairs of name and text.
+    attributes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +91,8 @@ class Accepted:
     pixels: Pixels
     #: Monotonic seconds; None for an image that a restart found: only its wall clock time is known.
     accepted_s: float | None = field(default=None, compare=False)
+    #: The number of its board's attempt, for the publisher.
+    attempt: int = field(default=1, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,11 @@ def _recipe(board_type: str, board: BoardEntry) -> Recipe:
         component: Position(len(amount), tuple(amount)) if isinstance(amount, list) else Position(amount)
         for component, amount in board.components.items()
     }
-    return Recipe(board_type, MappingProxyType(positions), board.time_limit, board.extras == "allow", board.share)
+    component_at = {designator: name for name, place in positions.items() for designator in place.designators}
+    return Recipe(
+        *(board_type, MappingProxyType(positions), board.time_limit, board.extras == "allow", board.share),
+        MappingProxyType(component_at),
+    )
 
 
 def _first_steps(recipes: Mapping[str, Recipe], patterns: Sequence[Pattern]) -> dict[str, dict[str, Step]]:

@@ -318,6 +318,15 @@ class Recipe:
     time_limit_s: float | None = None
     extras_allowed: bool = False
     share: float = 1.0
+    #: The component of each designator that the recipe lists.
+    component_at: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+
+    def refuses(self, component: str, designator: str) -> bool:
+        """Return True if the recipe lists the places of `component`, `designator` is none, and extras are refused."""
+        if self.extras_allowed or self.component_at.get(designator) == component:
+            return False
+        position = self.positions.get(component)
+        return position is not None and bool(position.designators)
 
     @property
     def expected(self) -> int:

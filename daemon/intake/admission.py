@@ -9,6 +9,7 @@ call it, except for `hold` and `resume`.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import Protocol, runtime_checkable
 
 import structlog
@@ -21,7 +22,7 @@ from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Arrival, BoardRef
 from daemon.storage.quarantine import Quarantine
 from daemon.wire.messages import VERSION, Answer, Code, Generate, Hello, Inspect, Message, MessageError, answer, parse
-from routing_rules.routes import Routes
+from routing_rules.routes import Recipe, Routes
 
 #: A publisher retries soon after a failed write; its own back-off spaces further ones.
 _FAILED_RETRY_MS = 500
@@ -242,7 +243,7 @@ class Admission(Accounts):
 
         if isinstance(settled.result, Accepted):
             self._on_stored(time.monotonic() - flight.since_s)
-            accepted = answer("accepted", image_id, source, credit)
+            accepted = answer("accepted", image_id, source, credit, attempt=settled.result.attempt)
             return [(flight.peer, accepted), *(duplicate(p, sha != flight.sha256) for p, sha in flight.repeated)]
         self.not_stored(source, flight.payload_bytes)
         if isinstance(settled.result, KnownImage):
@@ -346,6 +347,9 @@ class Admission(Accounts):
         if routes.first_step(message.board.type, message.component) is None:
             reason = f"the recipe of board type {message.board.type!a} has no component {message.component!a}"
             raise _refusal(message, "unknown_component", reason)
+        recipe = routes.recipes[message.board.type]
+        if recipe.refuses(message.component, message.designator):
+            raise _refusal(message, "unknown_component", _wrong_position(recipe, message))
 
     def _rules_of(self, board: BoardRef) -> Routes:
         """Return the rules with which this image's board attempt began; those in force if it begins one."""
@@ -372,6 +376,18 @@ class Admission(Accounts):
             self._quarantine.keep(message.source, message.image_id, payload, reason)
             raise _refusal(message, "bad_image", reason)
         return scan.sha256
+
+
+def _wrong_position(recipe: Recipe, message: Inspect) -> str:
+    component, designator = message.component, message.designator
+    # Not by edit distance: it would take milliseconds of the intake thread for each wrong name.
+    near = max(recipe.positions[component].designators, key=lambda name: len(commonprefix([name, designator])))  # noqa: RUF071
+    there = recipe.component_at.get(designator)
+    instead = "is no position" if there is None else f"is the position of {there!a}, not"
+    return (
+        f"designator {designator!a} {instead} of component {component!a} in the recipe of board type "
+        f"{message.board.type!a}; the nearest of {component!a} is {near!a}"
+    )
 
 
 def _arrival(peer: Peer, message: Inspect, payload: bytes, sha256: str) -> Arrival:

@@ -14,7 +14,14 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Literal
 
 from coserve_client.frames import KEY, MAGIC, MAX_HEADER_BYTES, encode
-from daemon.records import BoardRef, Pixels
+from daemon.records import (
+    MAX_ATTRIBUTES,
+    MAX_ATTRIBUTES_BYTES,
+    BoardRef,
+    Pixels,
+    attributes_fit,
+    attributes_text,
+)
 
 __all__ = [
     "KEY", "MAGIC", "MAX_HEADER_BYTES", "MAX_INTEGER", "Code", "Header", "MessageError", "encode", "read_header",
@@ -175,6 +182,10 @@ DAY_MS = 86_400_000
 
 #: Allowed names of boards, components, defects and people.
 NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
+_ATTRIBUTE = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{0,256}")
+_ATTRIBUTE_EXPECTED = "a string of at most 256 characters without control characters"
+#: Spaces of all scripts, tabs and line ends: a serial has none at its ends. Other control characters are mistakes.
+_WHITE_SPACE = "\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 _TEXT = re.compile(r"[^\ud800-\udfff]*")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _KEY_EXPECTED = "a string of 1 to 128 of A-Z a-z 0-9 . _ : / -"
@@ -316,6 +327,32 @@ class _Fields:
             raise self._wrong(name, "an object", value)
         return _Fields(value, f"{name}.")
 
+    def serial(self) -> str:
+        """Return `serial` without white space at its ends: a scanner's line end is no part of it."""
+        value = self._fields.get("serial")
+        if isinstance(value, str) and NAME.fullmatch(serial := value.strip(_WHITE_SPACE)):
+            return serial
+        raise self._wrong("serial", NAME_EXPECTED, value)
+
+    def attributes(self) -> tuple[tuple[str, str], ...]:
+        """Return the texts of `attributes` in the order of their names; null is an absent one."""
+        value = self._fields.get("attributes")
+        if value is None:
+            return ()
+        if not isinstance(value, dict):
+            raise self._wrong("attributes", f"an object of at most {MAX_ATTRIBUTES} texts", value)
+        texts = {name: text for name, text in value.items() if text is not None}
+        for name, text in texts.items():
+            if not NAME.fullmatch(name):
+                raise _FieldError(f"{self._path}attributes", f"names that are {NAME_EXPECTED}", name)
+            if not (isinstance(text, str) and _ATTRIBUTE.fullmatch(text)):
+                raise _FieldError(f"{self._path}attributes.{shown(name)}", _ATTRIBUTE_EXPECTED, text)
+        if not attributes_fit(texts):
+            size = f"{len(texts)} with {len(attributes_text(texts).encode())} bytes"
+            most = f"at most {MAX_ATTRIBUTES} texts and {MAX_ATTRIBUTES_BYTES} bytes of JSON"
+            raise _FieldError(f"{self._path}attributes", most, size)
+        return tuple(sorted(texts.items()))
+
     def time(self, name: str) -> str | None:
         """Return an RFC 3339 time as UTC text with milliseconds, as the database stores it."""
         value = self._fields.get(name)
@@ -373,10 +410,11 @@ def _board(fields: _Fields) -> BoardRef:
         raise _FieldError("board", "an object", None)
     return BoardRef(
         type=board.name("type"),
-        serial=board.name("serial"),
+        serial=board.serial(),
         lot=board.name_or_none("lot"),
         station=board.name_or_none("station"),
         attempt=board.integer("attempt", 1),
+        attributes=board.attributes(),
     )
 
 

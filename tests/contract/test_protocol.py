@@ -35,6 +35,7 @@ CREDIT = 16
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 INSPECTION = (
     "topic seq at id source board component designator verdict defect reason late stages latency_ms rules_version"
+    " inspection_id"
 )
 STAGE = "expert version label confidence detections device batch queued_ms load_ms infer_ms"
 
@@ -206,7 +207,7 @@ def test_generate_is_checked_and_then_no_model_is_known(peer: Peer) -> None:
 
 def test_a_repeated_image_is_a_duplicate_before_its_board_and_payload_are_looked_at(line: Line, peer: Peer) -> None:
     header = line.inspect()
-    assert set(peer.ask(header, a_jpeg(5))) == keys("type id source credit")
+    assert set(peer.ask(header, a_jpeg(5))) == keys("type id source credit attempt")
     again = peer.ask(header, a_jpeg(5))
     assert (again["type"], again.get("differs", False)) == ("duplicate", False)
     changed = peer.ask(header | {"board": {"type": "stranger", "serial": "S"}}, b"no image")
@@ -231,6 +232,71 @@ def test_the_board_is_checked_before_the_component_and_both_before_the_payload(l
     )
     assert peer.ask(line.inspect(component="no such classifier"), b"x")["code"] == "unknown_component"
     assert peer.ask(line.inspect(), b"no image")["code"] == "bad_image"
+
+
+@pytest.mark.parametrize(
+    ("component", "designator", "reason"),
+    [
+        ("P", "F1", "designator 'F1' is the position of 'F', not of component 'P'"),
+        ("F", "P1", "the nearest of 'F' is 'F1'"),
+        ("P", "P20", "is no position of component 'P' in the recipe of board type 'named'; the nearest of 'P' is 'P2'"),
+        ("P", "p1", "is no position"),
+        ("P", None, "is no position"),  # the id counts as the designator
+    ],
+)
+def test_a_position_that_the_recipe_does_not_list_is_refused_at_once(
+    line: Line, peer: Peer, component: str, designator: str | None, reason: str
+) -> None:
+    header = line.inspect(board={"type": "named", "serial": "wrong"}, component=component, designator=designator)
+    answer = peer.ask(header, a_jpeg(1))
+    assert (answer["type"], answer["code"]) == ("rejected", "unknown_component")
+    assert reason in answer["reason"]
+    assert line.rows("SELECT count(*) FROM boards WHERE serial = 'wrong'") == [(0,)]
+
+
+def test_recipes_with_quantities_and_with_extras_take_any_position(line: Line, peer: Peer) -> None:
+    for board_type in ("pair", "free"):
+        header = line.inspect(board={"type": board_type, "serial": "any"}, designator="anywhere")
+        assert peer.ask(header, a_jpeg(1))["type"] == "accepted"
+
+
+def test_accepted_names_the_attempt_that_the_image_went_to(line: Line, peer: Peer) -> None:
+    board = {"type": "named", "serial": "thrice"}
+    sent = [("P1", None), ("P2", None), ("P1", 4), ("P2", 4), ("P1", None)]
+    attempts: list[int] = []
+    for designator, attempt in sent:
+        header = line.inspect(board=board | {"attempt": attempt}, designator=designator)
+        answer = peer.ask(header, a_jpeg(1))
+        attempts.append(answer["attempt"])
+        assert line.result(header["id"])["board"]["attempt"] == answer["attempt"]
+    assert attempts == [1, 1, 4, 4, 4]
+
+
+def test_a_serial_is_used_without_white_space_at_its_ends(line: Line) -> None:
+    image_id = line.send(board={"type": "free", "serial": " D1-003\r\n"}, designator="D1")
+    message = line.result(image_id)
+    assert (message["topic"], message["board"]["serial"]) == ("inspection/free/D1-003/", "D1-003")
+    assert line.rows("SELECT inspection_id FROM inspections WHERE image_id = ?", image_id) == [
+        (message["inspection_id"],)
+    ]
+    with line.peer() as peer:
+        again = line.inspect(id=image_id, board={"type": "free", "serial": "D1-003"}, designator="D1")
+        assert peer.ask(again, a_jpeg(2))["type"] == "duplicate"
+
+
+def test_attributes_of_a_killed_daemons_images_are_kept(tmp_path: Path, experts_folder: Path) -> None:
+    line = Line(tmp_path / "line", experts_folder)
+    board = {"type": "named", "serial": "A1", "attributes": {"panel": "P-17", "order": "4711"}}
+    with line.service() as service, line.held("R0402"):
+        line.send(board=board, designator="P1")
+        service.kill()
+    with line.service():
+        line.send(board=board | {"attributes": {"panel": "other", "operator": "Eva"}}, designator="P2")
+        line.send(board=board, component="F", designator="F1")
+        (message,) = line.boards("A1")
+        assert "attributes" not in message["board"]
+    ((text,),) = line.rows("SELECT attributes FROM boards")
+    assert json.loads(text) == {"panel": "P-17", "order": "4711", "operator": "Eva"}
 
 
 def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:

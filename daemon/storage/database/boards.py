@@ -146,6 +146,7 @@ class Attempt:
     pending: int = 0
     worst: Verdict = "pass"
     surplus: int = 0
+    has_ignored_attributes: bool = False
     findings: dict[tuple[str, str], tuple[int, int, str | None, str | None]] = field(
         default_factory=dict[tuple[str, str], tuple[int, int, str | None, str | None]]
     )

@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import structlog
 from sqlalchemy import Connection, Delete, Select, Update, delete, select, update
 
-from daemon.records import Arrival, ExpertVersion, JournalKey, Outcome, Stage
+from daemon.records import Arrival, ExpertVersion, JournalKey, Outcome, Stage, attributes_fit, attributes_text
 from daemon.storage.database import rows
 from daemon.storage.database.boards import Attempt, BoardAttempts, BoardPlan, ClosingReason, ExpectedPosition, folded
 from daemon.storage.database.good_examples import GoodExamples
@@ -41,28 +42,36 @@ _CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", *_LISTS)
 
 def accept_images(
     tx: Transaction, group: Sequence[tuple[Arrival, JournalKey]], routes: Routes
-) -> list[tuple[Row, Row, str]]:
+) -> list[tuple[Row, Row, str, int]]:
     """Add rows for images whose bytes are durable already; new attempts open with the rules `routes`.
 
-    Return each image's rows in `inspections` and `pending`, and its board type.
+    Return each image's rows in `inspections` and `pending`, its board type and the number of its attempt.
     """
     new_boards: list[Row] = []
     new_images: list[Row] = []
     new_pending: list[Row] = []
+    attempts: list[int] = []
+    described: dict[int, Row] = {}
     for arrival, key in group:
-        board_row, late = _assign(tx, arrival, routes, new_boards)
+        board_row, late = _assign(tx, arrival, routes, new_boards, described)
         image = rows.inspection_row(arrival, tx.next_inspection_id(), board_row, late=late, at=tx.at)
         new_images.append(image)
         new_pending.append(rows.pending_row(image["inspection_id"], key, arrival.pixels))
+        attempts.append(board_row["attempt"])
         tx.segments[key.segment] += 1
     tx.add(boards, new_boards)
+    for row in new_boards:
+        described.pop(row["board_id"], None)
+    update_rows(tx.connection, boards, ("attributes",), list(described.values()))
     tx.add(inspections, new_images)
     tx.add(pending, new_pending)
     types = (arrival.board.type for arrival, _ in group)
-    return list(zip(new_images, new_pending, types, strict=True))
+    return list(zip(new_images, new_pending, types, attempts, strict=True))
 
 
-def _assign(tx: Transaction, arrival: Arrival, routes: Routes, new_boards: list[Row]) -> tuple[Row, bool]:
+def _assign(
+    tx: Transaction, arrival: Arrival, routes: Routes, new_boards: list[Row], described: dict[int, Row]
+) -> tuple[Row, bool]:
     """Return the row of the attempt that takes `arrival`, and True if the attempt is closed already."""
     board = tx.board(arrival.board.type, arrival.board.serial)
     choice = board.choose(tx.connection, arrival.board.attempt, arrival.component, arrival.designator)
@@ -72,7 +81,34 @@ def _assign(tx: Transaction, arrival: Arrival, routes: Routes, new_boards: list[
             tx.suspect_serials.append((arrival.board.serial, choice.number, arrival.source))
     attempt, row = tx.attempt(arrival.board.type, arrival.board.serial, choice.number)
     attempt.take(arrival.component, arrival.designator)
+    if arrival.board.attributes and not choice.late and _describe(attempt, row, arrival):
+        described[row["board_id"]] = row
     return row, choice.late
+
+
+def _describe(attempt: Attempt, row: Row, arrival: Arrival) -> bool:
+    """Add an image's attributes to those of its open attempt, and return True if there are more now.
+
+    The first text of each name stands. Those beyond the bounds are left out, which is logged once: an image is worth
+    more than its labels.
+    """
+    known: dict[str, str] = json.loads(row["attributes"] or "{}")
+    before, ignored = len(known), list[str]()
+    for name, text in arrival.board.attributes:
+        if name in known:
+            continue
+        if attributes_fit({**known, name: text}):
+            known[name] = text
+        else:
+            ignored.append(name)
+    if ignored and not attempt.has_ignored_attributes:
+        attempt.has_ignored_attributes = True
+        log = structlog.get_logger("database")
+        log.warning("attributes_ignored", serial=row["serial"], attempt=row["attempt"], names=ignored)
+    if len(known) == before:
+        return False
+    row["attributes"] = attributes_text(known)
+    return True
 
 
 def _attempts_told(serial: str) -> int:
@@ -95,7 +131,7 @@ def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Route
         "expected": plan.expected,
         "inspected": 0,
         "rules_version": routes.version,
-        **dict.fromkeys(("completed_at", "verdict", "reason", "seq", *_LISTS)),
+        **dict.fromkeys(("completed_at", "verdict", "reason", "seq", *_LISTS, "attributes")),
     }
     board.add(row, plan)
     if plan.time_limit_s is not None:

@@ -109,7 +109,7 @@ def pending_row(inspection_id: int, key: JournalKey, pixels: Pixels) -> Row:
     }
 
 
-def accepted_image(row: Row, pending: Row, board_type: str, accepted_s: float | None = None) -> Accepted:
+def accepted_image(row: Row, pending: Row, board_type: str, attempt: int, accepted_s: float | None = None) -> Accepted:
     """Return the image as the drive takes it, live and after a restart."""
     same = ("inspection_id", "source", "image_id", "component", "deadline_ms", "rules_version")
     return Accepted(
@@ -119,6 +119,7 @@ def accepted_image(row: Row, pending: Row, board_type: str, accepted_s: float | 
         key=_journal_key(pending),
         pixels=_pixels(pending),
         accepted_s=accepted_s,
+        attempt=attempt,
     )
 
 
@@ -181,6 +182,7 @@ def inspection_message(row: AnyRow, stages: Sequence[AnyRow], detections: Sequen
     body = {
         "seq": row["seq"],
         "at": row["completed_at"],
+        "inspection_id": row["inspection_id"],
         "id": row["image_id"],
         "source": row["source"],
         "board": _board(row),

@@ -168,7 +168,7 @@ class Store:
         texts = schema.rules_versions.c
         with self.engine.connect() as connection:
             waiting = [
-                rows.accepted_image(row, row, row["board_type"])
+                rows.accepted_image(row, row, row["board_type"], row["attempt"])
                 for row in map(dict, connection.execute(inspections.pending_images("judge")).mappings())
             ]
             versions = inspections.rules_in_use(connection)

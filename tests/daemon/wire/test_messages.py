@@ -97,6 +97,13 @@ BAD_HEADERS = {
     "a key twice": [b'{"a": 1, "a": 1}', b'{"board": {"type": "x", "type": "y"}}', b'{"a": [{"b": 1, "b": 2}]}'],
     "no number": [b'{"a": NaN}', b'{"a": Infinity}', b'{"a": -Infinity}', b'{"a": 1e999}'],
     "not UTF-8": [b"\xef\xbb\xbf{}", '{"a": 1}'.encode("utf-16"), b'{"a": "\xff"}', b'{"a": "\xed\xa0\x80"}'],
+    "attributes that no reader may unpack": [
+        b'{"board": {"attributes": {"a": "1", "a": "2"}}}',
+        b'{"board": {"attributes": {"a": NaN}}}',
+        b'{"board": {"attributes": {"a": 1e999}}}',
+        b'{"board": {"attributes": ' + b'{"a": ' * 9_000 + b"1" + b"}" * 9_000 + b"}}",
+        b'{"board": {"attributes": {' + b", ".join(b'"%d": ""' % number for number in range(100_000)) + b"}}}",
+    ],
     "too deep": [b"[" * 60_000, b'{"a":' * 10_000, b'{"a":' * 6_000 + b"1" + b"}" * 6_000],
     "too long": [b'{"a": "' + b"x" * 65_536 + b'"}'],
 }
@@ -136,6 +143,13 @@ WRONG_OF_BOARD: dict[str, list[Any]] = {
     "lot": [1],
     "station": [""],
     "attempt": [0, 1.0, True, "1", 2**63, 10**4000],
+    "attributes": [
+        *("text", ["panel"], 5, {"panel": 7}, {"panel": True}, {"panel": ["x"]}, {"panel": {"deep": {}}}),
+        *({"panel": "x" * 257}, {"panel": "a\nb"}, {"panel": "\ud800"}, {"panel": 10**4000}, {"panel": 1e300}),
+        *({"": "x"}, {"x" * 129: "x"}, {"a\tb": "x"}, {"\ud800": "x"}),
+        {f"key-{number}": "x" for number in range(33)},
+        {f"key-{number}": "ü" * 256 for number in range(8)},
+    ],
 }
 WRONG_OF_RAW: dict[str, list[Any]] = {
     "shape": [None, [1, 1, 4], [1, 1], [1, 1.0, 1], [-1, 1, 1], [True, 1, 1], "1,1,1"],
@@ -158,6 +172,36 @@ def each_alone(values: dict[str, list[Any]], **rest: Any) -> list[dict[str, Any]
 )
 def test_a_wrong_field_is_a_bad_field(fields: dict[str, Any]) -> None:
     assert code_of({**an_inspect(), **fields}) == "bad_field"
+
+
+def test_a_serial_has_no_white_space_at_its_ends() -> None:
+    for sent in (" D1-003", "D1-003\r\n", "\tD1-003 ", "\u00a0D1-003\u3000", " " * 200 + "D1-003"):
+        assert inspected(board={"type": "a", "serial": sent}).board.serial == "D1-003"
+    assert inspected(board={"type": "a", "serial": " D1 003 "}).board.serial == "D1 003"
+    for empty in ("", " ", "\r\n", "\u2003" * 128, " " + "x" * 129):
+        assert code_of(an_inspect(board={"type": "a", "serial": empty})) == "bad_field"
+    message, _ = parse(frames_of({"type": "generate", "id": "g", "source": "s", "model": "m", "prompt": "p",
+                                  "board": {"type": "a", "serial": " S "}}))  # fmt: skip
+    assert isinstance(message, Generate)
+    assert message.board == BoardRef("a", "S")
+
+
+def test_attributes_are_texts_in_the_order_of_their_names() -> None:
+    board = {
+        "type": "a",
+        "serial": "b",
+        "attributes": {"panel": "P-17", "Auftrag": "Ä 4711", "empty": "", "gone": None},
+    }
+    assert inspected(board=board).board.attributes == (("Auftrag", "Ä 4711"), ("empty", ""), ("panel", "P-17"))
+    most = {f"{number:02}": "x" * 119 for number in range(32)}  # 4,065 bytes of JSON
+    assert len(inspected(board=board | {"attributes": most}).board.attributes) == 32
+
+
+def test_a_wrong_attribute_is_named() -> None:
+    board = {"type": "a", "serial": "b", "attributes": {"panel": 7}}
+    assert refusal(frames_of(an_inspect(board=board))).reason.startswith('board.attributes."panel": expected a string')
+    board["attributes"] = {str(number): "" for number in range(40)}
+    assert 'at most 32 texts and 4096 bytes of JSON, got "40 with' in refusal(frames_of(an_inspect(board=board))).reason
 
 
 @pytest.mark.parametrize(

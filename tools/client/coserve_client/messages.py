@@ -1,4 +1,4 @@
-"""The messages of the results stream (PROTOCOL.md, Results stream) as typed dictionaries.
+"""The answers to images, and the messages of the results stream (PROTOCOL.md), as typed dictionaries.
 
 `kind` and `topic` are added by `Results`; everything else is as the line published it. A newer line may send more
 fields than are named here.
@@ -156,6 +156,16 @@ class ReviewResult(TypedDict):
     note: str | None
     undo_of: int | None
     board_verdict: Verdict | None
+
+
+class ImageAnswer(TypedDict):
+    """The final answer to one image. `code` and `reason` say why it was rejected, `attempt` where it was accepted."""
+
+    type: Literal["accepted", "duplicate", "rejected"]
+    attempt: NotRequired[int]
+    differs: NotRequired[bool]
+    code: NotRequired[str]
+    reason: NotRequired[str]
 
 
 Result = InspectionResult | BoardResult | GenerationResult | ReviewResult

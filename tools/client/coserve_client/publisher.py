@@ -18,11 +18,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import zmq
 
 from coserve_client.frames import KEY, MAGIC, MAX_HEADER_BYTES, CoserveError, CurveClient, connect, encode, silence_text
+from coserve_client.messages import ImageAnswer
 
 _NEVER_S = float("inf")
 
@@ -52,7 +53,7 @@ class AnswerCounts:
         """Images that have their final answer."""
         return self.accepted + self.duplicate + self.rejected.total()
 
-    def count(self, image_id: str, answer: Mapping[str, Any]) -> None:
+    def count(self, image_id: str, answer: ImageAnswer) -> None:
         """Count an image's final answer."""
         match answer["type"]:
             case "accepted":
@@ -137,12 +138,13 @@ class Publisher:
         patience_s: float = 60.0,
         curve: CurveClient | None = None,
         wake: int | None = None,
-        on_answer: Callable[[str, dict[str, Any]], None] = lambda _id, _answer: None,
+        on_answer: Callable[[str, ImageAnswer], None] = lambda _id, _answer: None,
     ) -> None:
         """Connect. After `silence_s` without an answer send again; after `patience_s` without any: PublishError.
 
         A wait ends early when the file descriptor `wake` becomes readable. `on_answer(id, answer)` is called with each
-        image's final answer. ValueError for an illegal `source`, CoserveError for a wrong key file.
+        image's final answer; `accepted` names the board's `attempt`. ValueError for an illegal `source`, CoserveError
+        for a wrong key file.
         """
         check_key("source", source)
         self.account = PublishAccount()
@@ -303,9 +305,9 @@ class Publisher:
             message.due_at_s = self._quiet_since_s + answer["retry_after_ms"] / 1000
             return
         del self._unanswered[image_id]
-        self._finish_image(image_id, answer)
+        self._finish_image(image_id, cast("ImageAnswer", answer))
 
-    def _finish_image(self, image_id: str, answer: dict[str, Any]) -> None:
+    def _finish_image(self, image_id: str, answer: ImageAnswer) -> None:
         self.account.count(image_id, answer)
         self._on_answer(image_id, answer)
 

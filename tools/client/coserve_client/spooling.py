@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from coserve_client.frames import CurveClient
+from coserve_client.messages import ImageAnswer
 from coserve_client.publisher import AnswerCounts, Publisher, PublishError, check_key, inspect_header
 from coserve_client.spool import Spool, SpoolEntryError
 
@@ -115,7 +116,7 @@ class SpoolingPublisher:
         spool_bytes: int = 4 * 10**9,
         memory_bytes: int = 256 * 10**6,
         curve: CurveClient | None = None,
-        on_answer: Callable[[str, Mapping[str, Any]], None] | None = None,
+        on_answer: Callable[[str, ImageAnswer], None] | None = None,
     ) -> None:
         """Open the spool and start to send. `on_answer(id, answer)`: each image's final answer, in the sending thread.
 
@@ -429,7 +430,7 @@ class SpoolingPublisher:
             arguments = (event, self._source, self._endpoint, len(self._waiting))
             _log.log(level, "%s source=%s endpoint=%s waiting=%d", *arguments)
 
-    def _take_answer(self, image_id: str, answer: Mapping[str, Any]) -> None:
+    def _take_answer(self, image_id: str, answer: ImageAnswer) -> None:
         image = self._unanswered.pop(image_id)
         with self._lock:
             self._account.count(image_id, answer)

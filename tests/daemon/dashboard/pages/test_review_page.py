@@ -214,6 +214,6 @@ def test_a_review_that_the_reviewer_undid_is_not_offered_to_be_undone_again(web:
     ((newest,),) = web.sql("SELECT max(review_id) FROM reviews")
     assert last() == {"id": 4, "newest": newest}
     assert following(web, count=0)["done"] == 1
-    web.add_review(4, "unknown", "Uwe", undo_of=newest)
+    web.add_review(4, "unknown", "Uwe", undo_of=newest, note="undecided again: undone")
     assert last() == {}
     assert 4 in ids(web, "aaaaaaaaaaaaaaaa")

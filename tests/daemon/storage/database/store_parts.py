@@ -72,11 +72,12 @@ def an_arrival(
     payload: bytes = b"\xff\xd8\xffimage",
     pixels: Pixels | None = None,
     deadline_ms: int | None = None,
+    attributes: dict[str, str] | None = None,
 ) -> Arrival:
     return Arrival(
         source=source,
         image_id=image_id,
-        board=BoardRef(type, serial, lot, station, attempt),
+        board=BoardRef(type, serial, lot, station, attempt, tuple(sorted((attributes or {}).items()))),
         component=component,
         designator=designator or image_id,
         captured_at=None,
