@@ -219,7 +219,8 @@ class App:
         self._decode_marks = DecodeMarks(self._config.journal / "decoding.marks")
         pending = self._recovery.pending
         suspects = self._decode_marks.keep({image.key for image in pending})
-        self._poison = examine(suspects, pending, self._journal.read, self._config.limits.hang_after)
+        limits = self._config.limits
+        self._poison = examine(suspects, pending, self._journal.read, limits.hang_after, limits.max_pixels)
 
     def _make_drive(self, config: Config, measured: Measurements, devices: Devices) -> Drive:
         """Divide the devices as the policy needs it: one pool per device, or one per executor."""

@@ -85,8 +85,11 @@ def wall_seconds(text: str) -> float:
 
 
 #: A spreadsheet takes text that begins so for a formula, and would run it on the reader's PC. In countries with a
-#: decimal comma it divides a CSV file at semicolons too, and then does not see the quotes around a line break.
-_FORMULA = re.compile(r"(^|[;\r\n])(?=\s*[=+@\uff1d\uff0b\uff0d\uff20-]|[\t\r])")
+#: decimal comma it divides a CSV file at semicolons too, and then does not see the quotes around a line break. It may
+#: drop control, zero-width and bidi characters before it looks.
+_UNSEEN = r"\s\0-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+_UNSEEN += r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff"
+_FORMULA = re.compile(rf"(^|[;\r\n])(?=[{_UNSEEN}]*[=+@\uff1d\uff0b\uff0d\uff20-]|[\t\r])")
 
 
 def spreadsheet_cell(value: Any) -> Any:

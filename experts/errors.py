@@ -1,6 +1,7 @@
 """Errors of one expert or one image; each says what to do next."""
 
 from pathlib import Path
+from typing import Literal
 
 from experts.spec import ExpertId
 
@@ -31,3 +32,15 @@ class ImageError(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class ImageHeaderError(ImageError):
+    """An image whose structure is refused at intake: `code` is bad_image or too_large."""
+
+    def __init__(self, reason: str, code: Literal["bad_image", "too_large"] = "bad_image") -> None:
+        super().__init__(reason)
+        self.code: Literal["bad_image", "too_large"] = code
+
+
+class LongWalkError(ImageError):
+    """The image has more parts than this check may walk; it may still be sound."""

@@ -17,6 +17,8 @@ _READ_BYTES = 1 << 30
 #: Addresses, offsets and lengths that are multiples of this suit every disk's O_DIRECT.
 _ALIGNMENT_BYTES = 4096
 _BOUNCE_BYTES = 1 << 20
+#: Without O_NONBLOCK, a pipe of that name would be waited for.
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 #: How bytes came: from the disk past the page cache, from the disk after the cache was dropped, or as they were.
 Method = Literal["direct", "dropped", "cached"]
@@ -38,7 +40,7 @@ class CachedReader:
     """Reads through the page cache: from memory what the machine still has there, from the disk what it has not."""
 
     def open(self, path: Path) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(path, _OPEN_FLAGS)
 
     def read(self, descriptor: int, view: memoryview, offset: int) -> None:
         read_exactly(descriptor, view, offset)
@@ -55,13 +57,12 @@ class DirectReader:
         self.method: Method = "direct"
 
     def open(self, path: Path) -> int:
-        flags = os.O_RDONLY | os.O_CLOEXEC
         try:
-            return os.open(path, flags | os.O_DIRECT)
+            return os.open(path, _OPEN_FLAGS | os.O_DIRECT)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            return os.open(path, flags)
+            return os.open(path, _OPEN_FLAGS)
 
     def read(self, descriptor: int, view: memoryview, offset: int) -> None:
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)

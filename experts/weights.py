@@ -10,11 +10,13 @@ import hashlib
 import json
 import math
 import os
+import stat
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from experts.durable import replacing
 from experts.errors import WeightsError
@@ -24,7 +26,9 @@ PAGE_BYTES = 4096
 ALIGNMENT_BYTES = 64
 FORMAT_VERSION = "1"
 PADDING_PREFIX = "_pad."
-_MAX_HEADER_BYTES = 16 << 20
+_MAX_HEADER_BYTES = 4 << 20
+#: Tensors and padding; networks of today have some hundreds.
+_MAX_TENSORS = 20_000
 _MAX_DIMENSIONS = 8
 #: Bytes or elements: larger than any file.
 _MAX_NUMBER = 2**60
@@ -109,10 +113,19 @@ def _render_header(entries: Sequence[Entry], region_bytes: int, metadata: Mappin
 def read_header(path: Path) -> WeightsHeader:
     """Return the header of a weights file, checked against the file's size. Raises WeightsError."""
     try:
-        with path.open("rb") as file:
+        with open_weights(path) as file:
             return read_header_from(file.fileno(), path)
     except OSError as error:
         raise WeightsError(path, describe_os_error(error)) from error
+
+
+def open_weights(path: Path) -> BinaryIO:
+    """Open a regular file, without waiting for the writer of a pipe. Raises OSError or WeightsError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise WeightsError(path, "is not a regular file; correct `file` in the catalog or import the expert again")
 
 
 def read_header_from(descriptor: int, path: Path) -> WeightsHeader:
@@ -136,10 +149,12 @@ def _parse_header(text: bytes, data_start: int, path: Path) -> WeightsHeader:
     try:
         table = json.loads(text)
         metadata = {str(key): str(value) for key, value in table.pop("__metadata__", {}).items()}
-        entries = [_parse_entry(name, item) for name, item in table.items()]
+        entries = [_parse_entry(name, item) for name, item in islice(table.items(), _MAX_TENSORS)]
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise WeightsError(path, "has a damaged header; import the expert again") from error
     entries.sort(key=lambda entry: (entry.begin, entry.end))
+    if len(table) > _MAX_TENSORS:
+        raise WeightsError(path, f"has {len(table)} tensors, at most {_MAX_TENSORS} are read; import the model anew")
     position = 0
     for entry in entries:
         if entry.begin != position or entry.end - entry.begin != math.prod(entry.shape) * ITEM_BYTES.get(

@@ -16,12 +16,13 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.intake.backlog import Accounts, Backlog, IntakeLimits, Peer
-from daemon.intake.payload_scan import LongWalkError, PayloadScan, ScanRequest, scan_payload
+from daemon.intake.payload_scan import PayloadScan, ScanRequest, scan_payload
 from daemon.intake.text_requests import TextAdmission, TextSettled
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Arrival, BoardRef
 from daemon.storage.quarantine import Quarantine
 from daemon.wire.messages import VERSION, Answer, Code, Generate, Hello, Inspect, Message, MessageError, answer, parse
+from experts.errors import LongWalkError
 from routing_rules.routes import Recipe, Routes
 
 #: A publisher retries soon after a failed write; its own back-off spaces further ones.

@@ -32,8 +32,9 @@ _EMPTY = bytes(_RECORD.size)
 _MAX_MARKS = 128
 _PAST = _MAX_MARKS * _RECORD.size
 _BYTES = mmap.PAGESIZE * -(-(2 * _PAST + len(_MAGIC)) // mmap.PAGESIZE)
-#: A decoder's memory beyond the child's own: 64 million pixels take 200 MB, and three times that on the way.
-_MEMORY_BYTES = 4 * 2**30
+#: A decoder's memory beyond the child's own: at most 15 bytes a pixel in all formats, and addresses that libraries
+#: reserve without using them.
+_MEMORY_BYTES, _PIXEL_BYTES = 2**30, 48
 #: An image is refused after so many deaths of the daemon with it in a decoder, even if the child decodes it.
 MAX_DEATHS = 3
 _CHILDREN = 4
@@ -131,7 +132,11 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def examine(
-    suspects: Sequence[Suspect], images: Sequence[Accepted], read: Callable[[JournalKey], bytes], limit_s: float
+    suspects: Sequence[Suspect],
+    images: Sequence[Accepted],
+    read: Callable[[JournalKey], bytes],
+    limit_s: float,
+    max_pixels: int,
 ) -> list[tuple[Accepted, str]]:
     """Return those of `images` that must not enter a decoder of the daemon again, each with the reason."""
     by_key = {image.key: image for image in images}
@@ -143,7 +148,7 @@ def examine(
             reason: str | None = f"the daemon died {deaths} times while it was decoded"
         else:
             try:
-                reason = decode_apart(read(image.key), image.pixels, limit_s)
+                reason = decode_apart(read(image.key), image.pixels, limit_s, max_pixels)
             except (JournalError, OSError) as error:
                 log.warning("suspect_not_read", source=image.source, id=image.image_id, error=str(error))
                 return None
@@ -155,12 +160,12 @@ def examine(
         return [verdict for verdict in verdicts if verdict is not None]
 
 
-def decode_apart(payload: bytes, pixels: Pixels, limit_s: float) -> str | None:
+def decode_apart(payload: bytes, pixels: Pixels, limit_s: float, max_pixels: int) -> str | None:
     """Decode `payload` in a child. Return how it ended, None if it ended in good order."""
-    shape = ",".join(map(str, pixels.shape or ()))
+    settings = [",".join(map(str, pixels.shape or ())), str(limit_s), str(max_pixels)]
     try:
         child = subprocess.run(  # noqa: S603 - our own module, no shell
-            [sys.executable, "-m", "daemon.storage.suspect_images", pixels.encoding, shape, str(limit_s)],
+            [sys.executable, "-m", "daemon.storage.suspect_images", pixels.encoding, *settings],
             input=payload,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -176,7 +181,7 @@ def decode_apart(payload: bytes, pixels: Pixels, limit_s: float) -> str | None:
     return "its decoder failed, or took more memory than it may"
 
 
-def main(encoding: str, shape: str, limit_s: str) -> int:
+def main(encoding: str, shape: str, limit_s: str, max_pixels: str) -> int:
     """Decode standard input, as the child; return its status."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     seconds = int(float(limit_s)) + 1
@@ -187,11 +192,11 @@ def main(encoding: str, shape: str, limit_s: str) -> int:
 
     with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 - not a file
         mapped_bytes = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    max_bytes = mapped_bytes + _MEMORY_BYTES
+    max_bytes = mapped_bytes + _MEMORY_BYTES + int(max_pixels) * _PIXEL_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
-    sizes = tuple(map(int, shape.split(","))) if shape else ()
+    height, width, channels = map(int, shape.split(",")) if shape else (0, 0, 0)
     try:
-        decode(payload, "raw" if encoding == "raw" else "image", (sizes[0], sizes[1], sizes[2]) if sizes else None)
+        decode(payload, "raw" if encoding == "raw" else "image", (height, width, channels), int(max_pixels))
     except ImageError:
         return _REFUSED
     return 0

@@ -7,7 +7,6 @@ be read completely is an ImageError, never a part of a picture: a warning of a d
 
 import ctypes
 import io
-import struct
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from PIL import UnidentifiedImageError
 from experts.errors import ImageError
 from experts.spec import Box, ExpertSpec, Task
 from experts.vision import tiff
+from experts.vision.structure import check_size, check_structure
 
 Encoding = Literal["image", "raw"]
 #: Pixels: (H, W, 3) uint8 RGB.
@@ -39,9 +39,6 @@ for _library in {line.split()[-1] for line in Path("/proc/self/maps").read_text(
 #: Pixels of the largest image that OpenCV decodes, the limit if a caller gives none.
 MAX_PIXELS = 2**30
 _READ = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
-_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-#: Where the file says how its rows are packed, and the ways that leave no row out.
-_BMP_COMPRESSION_AT, _BMP_COMPRESSIONS = 30, {b"\0", b"\3", b"\6"}
 
 
 def decode(
@@ -53,15 +50,11 @@ def decode(
     """
     if encoding == "raw":
         return _decode_raw(payload, shape)
-    if payload.startswith(b"\xff\xd8\xff"):
-        return _decode_jpeg(payload, max_pixels)
-    if payload.startswith(_PNG_SIGNATURE):
-        return _decode_png(payload, max_pixels)
-    if payload.startswith(b"BM"):
-        return _decode_bmp(payload, max_pixels)
     if payload.startswith(tiff.SIGNATURES):
         return _decode_tiff(payload, max_pixels)
-    raise ImageError("the payload is neither JPEG, PNG, BMP nor TIFF")
+    if check_structure(payload, max_pixels, to_end=False).format == "jpeg":
+        return _decode_jpeg(payload, max_pixels)
+    return _decode_opencv(payload)
 
 
 def _decode_raw(payload: bytes, shape: tuple[int, int, int] | None) -> Image:
@@ -75,17 +68,10 @@ def _decode_jpeg(payload: bytes, max_pixels: int) -> Image:
     """`strict` makes warnings errors: libjpeg fills missing pixels with grey and only warns."""
     try:
         height, width, *_ = simplejpeg.decode_jpeg_header(payload)
-        _check_size(int(width), int(height), max_pixels)
+        check_size(int(width), int(height), max_pixels)
         return np.asarray(simplejpeg.decode_jpeg(payload, "RGB", strict=True), dtype=np.uint8)
     except ValueError as error:
         raise ImageError(f"the JPEG is damaged or incomplete ({error})") from error
-
-
-def _decode_png(payload: bytes, max_pixels: int) -> Image:
-    if len(payload) < 24:
-        raise ImageError("the PNG ends inside its header")
-    _check_size(*struct.unpack_from(">II", payload, 16), max_pixels)
-    return _decode_opencv(payload)
 
 
 def _decode_opencv(payload: bytes) -> Image:
@@ -98,56 +84,26 @@ def _decode_opencv(payload: bytes) -> Image:
     return np.asarray(image, dtype=np.uint8)
 
 
-def _decode_bmp(payload: bytes, max_pixels: int) -> Image:
-    old_header = payload[14:15] == b"\x0c"
-    if len(payload) < 26:
-        raise ImageError("the BMP ends inside its header")
-    if not old_header and payload[_BMP_COMPRESSION_AT : _BMP_COMPRESSION_AT + 1] not in _BMP_COMPRESSIONS:
-        raise ImageError("the BMP is run-length encoded, which hides missing rows: save it uncompressed")
-    width, height = struct.unpack_from("<HH" if old_header else "<ii", payload, 18)
-    _check_size(width, abs(height), max_pixels)
-    return _decode_opencv(payload)
-
-
 def _decode_tiff(payload: bytes, max_pixels: int) -> Image:
-    """Pillow, because OpenCV accepts damaged compressed data; OpenCV for kinds that Pillow does not know."""
-    try:
-        page = tiff.first_page(payload)
-        _check_size(page.width, page.height, max_pixels)
-        tiff.parts(payload, page)
-    except (tiff.TiffError, tiff.ManyPartsError) as error:
-        raise ImageError(str(error)) from error
-    for jpeg in tiff.jpegs(payload, page):  # Pillow does not pass on libtiff's warnings
+    """Pillow, because OpenCV accepts damaged compressed data; libtiff's warnings about a JPEG never reach it."""
+    page = tiff.first_page(payload)
+    check_size(page.width, page.height, max_pixels)
+    for jpeg in tiff.jpegs(payload, page, tiff.parts(payload, page)):
         _decode_jpeg(jpeg, max_pixels)
-    payload = tiff.upright(payload, page)
     try:
-        return _decode_pillow(payload, max_pixels)
-    except UnidentifiedImageError:  # as 16-bit RGBA
-        return _decode_opencv(payload)
-
-
-def _decode_pillow(payload: bytes, max_pixels: int) -> Image:
-    """Decode a TIFF with Pillow. Raises UnidentifiedImageError for kinds that it does not know, else ImageError."""
-    try:
-        with Pillow.open(io.BytesIO(payload), formats=("TIFF",)) as page:
-            _check_size(*page.size, max_pixels)
-            page.load()
-            mode = page.mode
-            pixels = np.array(page if mode.startswith(("I", "F")) else page.convert("RGB"))
-    except (UnidentifiedImageError, ImageError):
+        with Pillow.open(io.BytesIO(tiff.upright(payload, page)), formats=("TIFF",)) as image:
+            check_size(*image.size, max_pixels)
+            image.load()
+            pixels = np.array(image if image.mode.startswith("I;16") else image.convert("RGB"))
+    except ImageError:
         raise
+    except UnidentifiedImageError as error:
+        raise ImageError("this kind of TIFF is not read: send 8 or 16 bits, grey, RGB, palette or CMYK") from error
     except Exception as error:  # Pillow lets any error through that a damaged file causes.
         raise ImageError(f"the TIFF is damaged or incomplete ({error})") from error
-    if mode in {"I", "F"}:
-        raise ImageError(f"a TIFF of 32-bit samples (mode {mode}) is not supported; send 8 or 16 bits")
     if pixels.dtype == np.uint16:  # grey
         return np.repeat((pixels >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
     return pixels
-
-
-def _check_size(width: int, height: int, max_pixels: int) -> None:
-    if width * height > max_pixels:
-        raise ImageError(f"the image has {width} × {height} pixels, more than {max_pixels}")
 
 
 #: Grey with which ultralytics fills a letterbox.

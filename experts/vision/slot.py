@@ -22,7 +22,7 @@ from experts.spec import ExpertId, ExpertSpec, LayoutId
 from experts.transfer import DeviceTransfer, SlotMemory, transfer_for
 from experts.vision.graphs import GraphedNetwork, Recorders
 from experts.vision.layouts import Layout, build_layout
-from experts.weights import WeightsHeader, check_digest, describe_os_error, read_header_from
+from experts.weights import WeightsHeader, check_digest, describe_os_error, open_weights, read_header_from
 
 #: As many at a time are asked whether they are finite numbers.
 _CHECKED_WEIGHTS = 4 << 20
@@ -332,7 +332,7 @@ def _checked_head(spec: ExpertSpec, layout: Layout) -> bytes:
 
     If the file is replaced at this moment, head and region are of two files and the sha256 differs.
     """
-    with spec.file.open("rb") as file:
+    with open_weights(spec.file) as file:
         header = read_header_from(file.fileno(), spec.file)
         _check_header(header, layout, spec)
         return os.pread(file.fileno(), header.data_start, 0)

@@ -8,14 +8,17 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from experts.errors import ImageHeaderError, LongWalkError
+from experts.vision import jpeg
+
 SIGNATURES = (b"II\x2a\x00", b"MM\x00\x2a", b"II\x2b\x00", b"MM\x00\x2b")
 
-_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _ORIENTATION, _SAMPLES = 256, 257, 258, 259, 274, 277
-_ROWS_PER_STRIP, _PLANES, _TILE_WIDTH, _TILE_HEIGHT, _JPEG_TABLES = 278, 284, 322, 323, 347
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _ORIENTATION, _SAMPLES = 256, 257, 258, 259, 262, 274, 277
+_ROWS_PER_STRIP, _PLANES, _TILE_WIDTH, _TILE_HEIGHT, _SAMPLE_FORMAT, _JPEG_TABLES = 278, 284, 322, 323, 339, 347
 _STRIPS, _TILES = (273, 279), (324, 325)
 _TAGS = frozenset(
-    {_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _ORIENTATION, _SAMPLES, _ROWS_PER_STRIP, _PLANES, _TILE_WIDTH, _TILE_HEIGHT}
-    | {_JPEG_TABLES, *_STRIPS, *_TILES}
+    {_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _ORIENTATION, _SAMPLES, _ROWS_PER_STRIP, _PLANES}
+    | {_TILE_WIDTH, _TILE_HEIGHT, _SAMPLE_FORMAT, _JPEG_TABLES, *_STRIPS, *_TILES}
 )
 #: BYTE, SHORT, LONG and LONG8, their signed kinds, and bytes without a meaning (tables of a JPEG).
 _BYTES = 7
@@ -24,20 +27,26 @@ _UNCOMPRESSED, _JPEG = 1, 7
 _SEPARATE_PLANES = 2
 #: None, LZW, JPEG, deflate (two numbers) and PackBits. Decoders of the others (fax) fill missing rows.
 _COMPRESSIONS = frozenset({_UNCOMPRESSED, 5, _JPEG, 8, 32946, 32773})
+_RGB, _YCBCR = 2, 6
+#: Samples of a pixel and the bits that each may have, by photometric interpretation: grey with white or black at 0,
+#: RGB, palette, CMYK, YCbCr. Decoders fill missing rows of others, or misread them (12 bits; 16 bits with white at 0).
+_KINDS: Mapping[int, tuple[int, frozenset[int]]] = {
+    0: (1, frozenset({1, 2, 4, 8})),
+    1: (1, frozenset({1, 2, 4, 8, 16})),
+    _RGB: (3, frozenset({8, 16})),
+    3: (1, frozenset({1, 2, 4, 8})),
+    5: (4, frozenset({8, 16})),
+    _YCBCR: (3, frozenset({8})),
+}
 _MAX_ENTRIES = 4096
 #: Strips or tiles of a page.
 _MAX_VALUES = 200_000
-_MAX_SAMPLES, _MAX_BITS = 8, 64
-#: A tile may reach beyond the page, but needs memory: at most twice the page, or this many pixels a side.
-_MAX_TILE_SIDE = 4096
-
-
-class TiffError(ValueError):
-    """The page cannot be decoded completely; the text begins with "the TIFF" and says why."""
-
-
-class ManyPartsError(Exception):
-    """The page has more strips or tags than the caller allows at once; it may still be sound."""
+#: A tile may reach beyond the page, but needs memory, up to 8 bytes a pixel: at most a quarter more pixels than the
+#: page has, or these.
+_MAX_TILE_PIXELS = 1024 * 1024
+#: Bytes of the tables of a JPEG that its strips share: four of each kind need less.
+_MAX_TABLES_BYTES = 4096
+_MAX_SEGMENTS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +64,29 @@ class Page:
 
 
 def first_page(data: bytes, max_values: int = _MAX_VALUES) -> Page:
-    """Return the first page. Raises TiffError, or ManyPartsError if a tag has more than `max_values` values."""
+    """Return the first page. Raises ImageHeaderError, or LongWalkError if a tag has more than `max_values` values."""
+    if data.startswith(b"MM\x00\x2b"):
+        raise ImageHeaderError("this kind of TIFF is not read: BigTIFF with the most significant byte first")
     order = "<" if data[:1] == b"I" else ">"
     try:
         places = _places(data, order)
         if any(place.count > max_values for place in places.values()):
-            raise ManyPartsError("the TIFF has too many strips or tiles")
+            raise LongWalkError(f"the TIFF has more than {max_values} strips or tiles")
         tags = {tag: struct.unpack_from(f"{order}{p.count}{p.form}", data, p.at) for tag, p in places.items()}
     except struct.error:
-        raise TiffError("the TIFF is cut off: it ends inside its directory") from None
+        raise ImageHeaderError("the TIFF is cut off: it ends inside its directory") from None
     orientation = places.get(_ORIENTATION)
     page = Page(0, 0, order, tags, orientation.at if orientation is not None else None)
     page = replace(page, width=page.first(_WIDTH, 0), height=page.first(_HEIGHT, 0))
     if page.width <= 0 or page.height <= 0:
-        raise TiffError(f"the TIFF has no pixels ({page.width} × {page.height})")
+        raise ImageHeaderError(f"the TIFF has no pixels ({page.width} × {page.height})")
     return page
 
 
 def parts(data: bytes, page: Page) -> list[tuple[int, int]]:
-    """Return the offset and bytes of each strip or tile. Raises TiffError if the page needs more than the file has."""
-    compression, samples, bits = page.first(_COMPRESSION, 1), page.first(_SAMPLES, 1), max(page.tags.get(_BITS, (1,)))
-    if compression not in _COMPRESSIONS:
-        raise TiffError(f"the TIFF's compression {compression} is not supported: use none, LZW, deflate or PackBits")
-    if not 0 < samples <= _MAX_SAMPLES or not 0 < bits <= _MAX_BITS:
-        raise TiffError(f"the TIFF has {samples} samples of {bits} bits a pixel")
+    """Return the offset and bytes of each strip or tile. Raises ImageHeaderError if the page is not whole."""
+    _check_kind(page)
+    compression, samples = page.first(_COMPRESSION, 1), page.first(_SAMPLES, 1)
     planes = samples if page.first(_PLANES, 1) == _SEPARATE_PLANES else 1
     tiled = _TILES[0] in page.tags
     width, height = _part_size(page, tiled=tiled)
@@ -87,21 +95,44 @@ def parts(data: bytes, page: Page) -> list[tuple[int, int]]:
     offsets_tag, sizes_tag = _TILES if tiled else _STRIPS
     offsets, sizes = page.tags.get(offsets_tag, ()), page.tags.get(sizes_tag)
     if not offsets:
-        raise TiffError("the TIFF has no pixels: its first page names no strips or tiles")
+        raise ImageHeaderError("the TIFF has no pixels: its first page names no strips or tiles")
     if len(offsets) < needed or (sizes is not None and len(sizes) != len(offsets)):
-        raise TiffError(f"the TIFF is incomplete: {len(offsets)} strips or tiles of {needed}")
-    row_bytes = (width * bits * (samples // planes) + 7) // 8
+        raise ImageHeaderError(f"the TIFF is incomplete: {len(offsets)} strips or tiles of {needed}")
+    row_bytes = (width * page.first(_BITS, 1) * (samples // planes) + 7) // 8
     places: list[tuple[int, int]] = []
     for number, offset in enumerate(offsets[:needed]):
         rows = height if tiled or (number + 1) % down else page.height - (down - 1) * height
         min_bytes = rows * row_bytes if compression == _UNCOMPRESSED else 1
         size = sizes[number] if sizes is not None else min_bytes  # old writers leave out a single strip's length
         if size < min_bytes:
-            raise TiffError(f"the TIFF is incomplete: strip or tile {number + 1} has {size} of {min_bytes} bytes")
+            reason = f"the TIFF is incomplete: strip or tile {number + 1} has {size} of {min_bytes} bytes"
+            raise ImageHeaderError(reason)
         if offset < 0 or offset + size > len(data):
-            raise TiffError("the TIFF is cut off: its strips lie behind the end of the file")
+            raise ImageHeaderError("the TIFF is cut off: its strips lie behind the end of the file")
         places.append((offset, size))
+    if sum(size for _, size in places) > len(data):
+        raise ImageHeaderError("the TIFF's strips or tiles overlap: together they are longer than the file")
     return places
+
+
+def _check_kind(page: Page) -> None:
+    """Raise ImageHeaderError unless the page is of a kind whose decoder notices every missing row."""
+    photometric, compression = page.first(_PHOTOMETRIC, 0), page.first(_COMPRESSION, 1)
+    samples = page.first(_SAMPLES, 1)
+    bits, formats = set(page.tags.get(_BITS, (1,))), set(page.tags.get(_SAMPLE_FORMAT, (1,)))
+    needed, depths = _KINDS.get(photometric, (0, frozenset[int]()))
+    is_known = compression in _COMPRESSIONS and len(bits) == 1 and bits <= depths and formats == {1}
+    if compression == _JPEG or photometric == _YCBCR:  # YCbCr of other compressions is filled where rows are missing
+        is_known = is_known and compression == _JPEG and bits == {8}
+    has_alpha = samples - needed == 1 and (bits == {8} or photometric == _RGB)
+    if not is_known or not (samples == needed or has_alpha):
+        raise ImageHeaderError(
+            f"this kind of TIFF is not read: compression {compression}, photometric interpretation {photometric}, "
+            f"{samples} samples of {max(bits)} bits in format {max(formats)}; send 8 or 16 bits, grey, RGB, palette or "
+            "CMYK, without compression or with LZW, deflate, PackBits or JPEG"
+        )
+    if page.tags.keys() & {_TILE_WIDTH, _TILE_HEIGHT, *_TILES} and page.tags.keys() & {*_STRIPS}:
+        raise ImageHeaderError("the TIFF has both strips and tiles")
 
 
 def _part_size(page: Page, *, tiled: bool) -> tuple[int, int]:
@@ -110,9 +141,11 @@ def _part_size(page: Page, *, tiled: bool) -> tuple[int, int]:
         rows = page.first(_ROWS_PER_STRIP, page.height)
         return page.width, min(rows, page.height) if rows > 0 else page.height
     width, height = page.first(_TILE_WIDTH, 0), page.first(_TILE_HEIGHT, 0)
-    max_width, max_height = max(2 * page.width, _MAX_TILE_SIDE), max(2 * page.height, _MAX_TILE_SIDE)
-    if not (0 < width <= max_width and 0 < height <= max_height):
-        raise TiffError(f"the TIFF's tiles have {width} × {height} pixels")
+    pixels = page.width * page.height
+    if width <= 0 or height <= 0 or width * height > max(pixels * 5 // 4, _MAX_TILE_PIXELS):
+        raise ImageHeaderError(f"the TIFF's tiles have {width} × {height} pixels")
+    if -(-page.width // width) * -(-page.height // height) * width * height > 4 * max(pixels, _MAX_TILE_PIXELS):
+        raise ImageHeaderError(f"the TIFF's tiles of {width} × {height} pixels reach far beyond its page")
     return width, height
 
 
@@ -125,12 +158,33 @@ def upright(data: bytes, page: Page) -> bytes:
     return bytes(changed)
 
 
-def jpegs(data: bytes, page: Page) -> Iterator[bytes]:
-    """Yield each strip or tile of a JPEG-compressed page as a JPEG of its own; nothing for other pages."""
-    if page.first(_COMPRESSION, 1) == _JPEG:
-        tables = bytes(page.tags.get(_JPEG_TABLES, ()))
-        for offset, size in parts(data, page):
-            yield tables[:-2] + data[offset + 2 * bool(tables) : offset + size]
+def jpegs(data: bytes, page: Page, places: list[tuple[int, int]]) -> Iterator[bytes]:
+    """Yield each strip or tile of a JPEG-compressed page as a JPEG of its own; nothing for other pages.
+
+    Raises ImageHeaderError if one is not exactly as large as its place on the page, or of another kind than the others:
+    libtiff leaves out what is missing, and a whole part of another kind.
+    """
+    if page.first(_COMPRESSION, 1) != _JPEG:
+        return
+    tables = bytes(page.tags.get(_JPEG_TABLES, ()))
+    if len(tables) > _MAX_TABLES_BYTES or (tables and not jpeg.are_tables(tables, _MAX_SEGMENTS)):
+        raise ImageHeaderError("the TIFF's JPEG tables are not tables")
+    tiled, samples = _TILES[0] in page.tags, page.first(_SAMPLES, 1)
+    width, height = _part_size(page, tiled=tiled)
+    components = 1 if page.first(_PLANES, 1) == _SEPARATE_PLANES else samples
+    down = -(-page.height // height)
+    layouts: set[bytes] = set()
+    for number, (offset, size) in enumerate(places, 1):
+        part = tables[:-2] + data[offset + 2 * bool(tables) : offset + size]
+        frame = jpeg.read_frame(part, _MAX_SEGMENTS, to_end=False)
+        layouts.add(frame.layout)
+        heights = {height} if tiled or number % down else {height, page.height - (down - 1) * height}
+        if frame.width != width or frame.height not in heights or frame.components != components or len(layouts) > 1:
+            raise ImageHeaderError(
+                f"the TIFF is incomplete: the JPEG of strip or tile {number} has {frame.width} × {frame.height} pixels "
+                f"of {frame.components} components, the page needs {width} × {height} of {components}"
+            )
+        yield part
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +203,7 @@ def _places(data: bytes, order: str) -> dict[int, _Place]:
     directory = _inside(data, struct.unpack_from(order + offset_form, data, first)[0])
     (entries,) = struct.unpack_from(order + count_form, data, directory)
     if not 0 < entries <= _MAX_ENTRIES:
-        raise TiffError(f"the TIFF's first page has {entries} tags")
+        raise ImageHeaderError(f"the TIFF's first page has {entries} tags")
     at = directory + struct.calcsize(order + count_form)
     places: dict[int, _Place] = {}
     for _ in range(entries):
@@ -157,9 +211,9 @@ def _places(data: bytes, order: str) -> dict[int, _Place]:
         at += struct.calcsize(order + entry_form)
         if tag in _TAGS:
             if tag in places:
-                raise TiffError(f"the TIFF's first page has tag {tag} twice")
+                raise ImageHeaderError(f"the TIFF's first page has tag {tag} twice")
             if kind not in _INTEGERS or (kind == _BYTES) != (tag == _JPEG_TABLES) or not 0 < count <= _MAX_VALUES:
-                raise TiffError(f"the TIFF's tag {tag} has {count} values of type {kind}, not whole numbers")
+                raise ImageHeaderError(f"the TIFF's tag {tag} has {count} values of type {kind}, not whole numbers")
             form, place = _INTEGERS[kind], at
             if struct.calcsize("=" + form) * count > inline_bytes:
                 place = _inside(data, struct.unpack_from(order + offset_form, data, at)[0])
@@ -171,5 +225,5 @@ def _places(data: bytes, order: str) -> dict[int, _Place]:
 def _inside(data: bytes, offset: int) -> int:
     """Return `offset` if it lies in the file: struct takes no number beyond a C integer."""
     if offset >= len(data):
-        raise TiffError("the TIFF is cut off: an offset lies behind the end of the file")
+        raise ImageHeaderError("the TIFF is cut off: an offset lies behind the end of the file")
     return offset

@@ -30,7 +30,10 @@ def test_a_size_has_three_digits_and_never_a_thousand_of_a_unit(size_bytes: floa
 
 
 @pytest.mark.parametrize("delimiter", [",", ";"])
-@pytest.mark.parametrize("before", ["", " ", "\t", "\r", "\n", "\r\n", "x;", "x; ", "x;y\n", ";;", "'"])
+@pytest.mark.parametrize(
+    "before",
+    ["", " ", "\t", "\r", "\n", "\r\n", "x;", "x; ", "x;y\n", ";;", "'", "\u200b", "\ufeff", "x;\u2060 \u200d", "\x01"],
+)
 @pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20"])
 def test_no_spreadsheet_runs_a_cell(sign: str, before: str, delimiter: str) -> None:
     text = io.StringIO()
@@ -40,6 +43,7 @@ def test_no_spreadsheet_runs_a_cell(sign: str, before: str, delimiter: str) -> N
         for cell in row:
             assert not cell.lstrip(" ").startswith((sign, "\t", "\r")), cell
             assert not cell.strip().startswith(sign), cell
+            assert not cell.lstrip(" \u200b\ufeff\u2060\u200d\x01").startswith(sign), cell
 
 
 @pytest.mark.parametrize("value", [None, 1, -1.5, "", "R0402", "a-b", "a=b", "1+1", "x;y", "x\ny", "a@b"])

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import random
 import struct
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from safetensors import safe_open
 
 from experts.errors import WeightsError
+from experts.reading import CachedReader
 from experts.weights import ALIGNMENT_BYTES, PAGE_BYTES, Block, read_header, verify_sha256, write_weights
 from tests.experts.samples import an_expert_file
 
@@ -121,6 +123,25 @@ def test_a_header_of_impossible_values_is_refused_at_once(tmp_path: Path, text: 
     write_weights(file, some_blocks(), {})
     with_header(file, text)
     with pytest.raises(WeightsError, match=r"w\.safetensors.*import"):
+        read_header(file)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path, kind: str):
+    place = tmp_path / "w.safetensors"
+    {"pipe": lambda: os.mkfifo(place), "folder": place.mkdir, "device": lambda: place.symlink_to("/dev/zero")}[kind]()
+    with pytest.raises(WeightsError, match="regular file"):
+        read_header(place)
+    if kind == "pipe":
+        os.close(CachedReader().open(place))
+
+
+def test_a_header_of_very_many_tensors_is_refused_at_once(tmp_path: Path):
+    file = tmp_path / "w.safetensors"
+    write_weights(file, some_blocks(), {})
+    empty = ",".join(f'"t{number}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for number in range(30_000))
+    with_header(file, f'{{"__metadata__":{{"coserve_format":"1"}},{empty}}}'.encode())
+    with pytest.raises(WeightsError, match="30000 tensors"):
         read_header(file)
 
 

@@ -326,15 +326,21 @@ BREAKS = (
         ),
     ),
     # Images
-    Break(
-        _DECODER, "daemon/intake/payload_scan.py", "    if width * height > max_pixels:", "    if False:", (_HEADER,)
-    ),
+    Break(_DECODER, "experts/vision/structure.py", "    if width * height > max_pixels:", "    if False:", (_HEADER,)),
     Break(_PIXELS, "experts/vision/preprocess.py", '"RGB", strict=True', '"RGB", strict=False', (_PICTURES,)),
-    Break(_PIXELS, "daemon/intake/payload_scan.py", "    if not frame.is_complete():", "    if False:", (_PICTURES,)),
+    Break(_PIXELS, "experts/vision/jpeg.py", "    if not frame.is_complete():", "    if False:", (_PICTURES,)),
     Break(_PIXELS, "experts/vision/tiff.py", "        if size < min_bytes:", "        if False:", (_PICTURES,)),
+    Break(_PIXELS, "experts/vision/tiff.py", "    _check_kind(page)\n", "", (_PICTURES,)),
+    Break(
+        _PIXELS,
+        "experts/vision/structure.py",
+        "        if kind in _ANIMATION_CHUNKS:",
+        "        if False:",
+        (_PICTURES,),
+    ),
     Break(
         "A small file that would keep a decoder busy",
-        "daemon/intake/payload_scan.py",
+        "experts/vision/jpeg.py",
         "        if self.scans > _MAX_SCANS:",
         "        if False:",
         (f"{_CONTAINMENT}::test_a_small_file_that_keeps_a_decoder_busy_for_minutes_is_refused_by_its_header",),
@@ -348,7 +354,7 @@ BREAKS = (
     ),
     Break(
         "A small file that would keep a decoder busy",
-        "daemon/intake/payload_scan.py",
+        "experts/vision/structure.py",
         "        if packed > _MAX_PACKED_CHUNKS:",
         "        if False:",
         (f"{_CONTAINMENT}::test_a_small_file_that_keeps_a_decoder_busy_for_minutes_is_refused_by_its_header",),

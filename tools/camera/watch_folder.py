@@ -18,9 +18,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from coserve_client import CurveClient, PublishAccount, Publisher
-from daemon.intake.payload_scan import ImageHeaderError, LongWalkError, check_image
+from daemon.intake.payload_scan import check_image
 from daemon.records import Pixels
 from experts.durable import replace_durably
+from experts.errors import ImageHeaderError, LongWalkError
 from tools.camera.layout import SUFFIXES, PictureError, PictureFiles
 
 #: A file that stays incomplete for this long is reported, once.

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from daemon.intake.payload_scan import ImageHeaderError, check_image
+from daemon.intake.payload_scan import check_image
 from daemon.records import JournalKey, Pixels
 from daemon.storage.suspect_images import MAX_DEATHS, DecodeMarks, Suspect, decode_apart, examine
-from experts.errors import ExpertError
+from experts.errors import ExpertError, ImageHeaderError
 from experts.reading import CachedReader
 from experts.spec import ExpertSpec
 from experts.vision.preprocess import decode
@@ -32,6 +32,7 @@ from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned
 
 DAY_S = 86_400.0
+MAX_PIXELS = 64_000_000
 ONE_MINUTE = """
 boards: {b: {time_limit: 60s, components: {R0402: [U1, U2]}}}
 classifiers: {"*": {expert: "{component}", pass: [ok]}}
@@ -88,7 +89,7 @@ def test_every_format_at_the_largest_size_is_decoded_within_the_memory_that_a_su
     for kind, options in (("PNG", {}), ("TIFF", {"compression": "tiff_lzw"})):
         buffer = io.BytesIO()
         Image.new("RGB", (8000, 8000), (1, 2, 3)).save(buffer, kind, **options)
-        assert decode_apart(buffer.getvalue(), Pixels(), 120.0) is None
+        assert decode_apart(buffer.getvalue(), Pixels(), 120.0, MAX_PIXELS) is None
 
 
 # Marks and the probe
@@ -158,10 +159,10 @@ def test_a_child_says_how_its_decoder_ended(
 ) -> None:
     for name, value in poisoned(a_poisonous_library(tmp_path), action).items():
         monkeypatch.setenv(name, value)
-    reason = decode_apart(a_tiff(), Pixels(), 2.0 if action == "loop" else 120.0)
+    reason = decode_apart(a_tiff(), Pixels(), 2.0 if action == "loop" else 120.0, MAX_PIXELS)
     assert reason is not None
     assert what in reason
-    assert decode_apart(a_jpeg(), Pixels(), 120.0) is None
+    assert decode_apart(a_jpeg(), Pixels(), 120.0, MAX_PIXELS) is None
 
 
 def test_a_child_that_a_signal_without_a_name_ends_is_no_end_of_the_start(
@@ -171,7 +172,7 @@ def test_a_child_that_a_signal_without_a_name_ends_is_no_end_of_the_start(
     child.write_text("#!/bin/sh\nkill -40 $$\n")
     child.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(child))
-    assert decode_apart(b"", Pixels(), 120.0) == "its decoder was ended by signal 40"
+    assert decode_apart(b"", Pixels(), 120.0, MAX_PIXELS) == "its decoder was ended by signal 40"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_a_child_that_a_signal_without_a_name_ends_is_no_end_of_the_start(
     [(a_jpeg(), Pixels()), (b"\xff\xd8\xff rubbish", Pixels()), (bytes(12), Pixels("raw", (2, 2, 3)))],
 )
 def test_images_that_decode_apart_or_are_merely_bad_go_the_ordinary_way(payload: bytes, pixels: Pixels) -> None:
-    assert decode_apart(payload, pixels, 120.0) is None
+    assert decode_apart(payload, pixels, 120.0, MAX_PIXELS) is None
 
 
 def test_an_image_that_the_daemon_died_with_three_times_is_condemned_unread() -> None:
@@ -190,8 +191,8 @@ def test_an_image_that_the_daemon_died_with_three_times_is_condemned_unread() ->
         reads.append(key)
         return a_jpeg()
 
-    assert examine([Suspect(image.key, 2)], [image], read, 60.0) == []
-    ((condemned, reason),) = examine([Suspect(image.key, MAX_DEATHS)], [image], read, 60.0)
+    assert examine([Suspect(image.key, 2)], [image], read, 60.0, MAX_PIXELS) == []
+    ((condemned, reason),) = examine([Suspect(image.key, MAX_DEATHS)], [image], read, 60.0, MAX_PIXELS)
     assert (condemned, reads) == (image, [image.key])
     assert "died 3 times" in reason
 
