@@ -52,11 +52,12 @@ from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
 from daemon.records import AcceptedText, Outcome
 from daemon.reports import Reports
+from daemon.storage.claims import claim
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import open_store
 from daemon.storage.database_watch import DatabaseWatch, watched_database
-from daemon.storage.disk_space import DiskSpace, SpaceClaims, claim, places, segment_bytes
+from daemon.storage.disk_space import DiskSpace, SpaceClaims, places, segment_bytes
 from daemon.storage.epoch_record import EpochRecord
 from daemon.storage.journal import Journal
 from daemon.storage.quarantine import BadImages, Quarantine

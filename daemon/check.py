@@ -19,7 +19,8 @@ from daemon.line.line import (
     weights_folders,
 )
 from daemon.line.profile import this_machine
-from daemon.storage.disk_space import claim_problems, storage_problems
+from daemon.storage.claims import claim_problems
+from daemon.storage.disk_space import storage_problems
 from daemon.wire.endpoints import check_allowed_clients
 from experts.catalog import Catalog
 from experts.errors import WeightsError

@@ -8,6 +8,9 @@ from pathlib import Path
 from daemon.errors import StartError
 from daemon.host.folders import make_folder
 
+#: The lock file in a folder, and the suffix of the one beside a file.
+FOLDER_LOCK = ".lock"
+
 
 class Lock:
     """An exclusive lock on `path`. The file has the owner's process number and, after its release too, its `line`."""

@@ -1,4 +1,4 @@
-"""Places of a line's files: can they be made (`coserve check`), which line has them, and how much space is free there.
+"""Places of a line's files: can they be made (`coserve check`), and how much space is free there.
 
 A reserve stays free, so that every accepted image can be finished. The journal, the database and the images may lie on
 one disk or on three.
@@ -6,16 +6,13 @@ one disk or on three.
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from daemon.config.settings import Config, at_their_keys, sound_config
-from daemon.errors import ConfigError, StartError
+from daemon.config.settings import Config
 from daemon.host.folders import folder_problem
-from daemon.host.lock import Lock, owner
 from daemon.storage.database.connections import StoreError, open_for_reading, sqlite_path
 from daemon.storage.database.migrate import check_schema
 from daemon.units import size_text
@@ -162,59 +159,6 @@ def _space(folder: Path) -> FreeSpace:
 def segment_bytes(journal: Path, wanted_bytes: int) -> int:
     """Return the size of a segment, smaller on a small disk: its room comes back only once all its images are final."""
     return min(wanted_bytes, max(2**20, _space(journal).total_bytes // 32))
-
-
-def claim(path: Path, config: Config) -> ExitStack:
-    """Lock all that the line of `path` writes until the result is closed, or nothing: ConfigError names who has it."""
-    problems = claim_problems(path, config)
-    with ExitStack() as locks:
-        for file, guards in _lock_files(config).items() if not problems else ():
-            try:
-                locks.callback(Lock(file, guards, path.resolve()).release)
-            except StartError as error:
-                problems += error.problems
-        if problems:
-            raise ConfigError(at_their_keys(path, problems))
-        return locks.pop_all()
-
-
-def claim_problems(path: Path, config: Config) -> list[str]:
-    """Return what of the line of `path` belongs to another line, running or not; each problem names its key."""
-    problems: list[str] = []
-    for file, guards in _lock_files(config).items():
-        process, other = owner(file)
-        if other and _is_claimed(Path(other), path, file):
-            problems.append(
-                f"{guards} belongs to the line of {other}{f' (process {process})' if process else ''}: name another;"
-                f" if that line is gone for good, rename its coserve.yaml or remove {file}"
-            )
-    return problems
-
-
-def _is_claimed(other: Path, path: Path, file: Path) -> bool:
-    """Return True if `other` is another coserve.yaml that names what `file` locks, or one that cannot be read."""
-    try:
-        if other.samefile(path):
-            return False
-        config = sound_config(other, {})[0]
-        return config is None or file in _lock_files(config)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except (OSError, ConfigError, StoreError, ArgumentError):
-        return True
-
-
-def _lock_files(config: Config) -> dict[Path, str]:
-    """Return the lock files of all that one line alone writes, and what each guards, beginning with its key."""
-    files = {
-        config.journal / "lock": f"journal: the journal {config.journal}",
-        config.images / ".lock": f"images: the folder {config.images}",
-    }
-    if folder_problem(config.positions) is None:  # else this line writes nothing there
-        files[config.positions / ".lock"] = f"journal: {config.journal.parent}, for what lies beside the journal,"
-    if (database := sqlite_path(config.database)) is not None:
-        files[database.resolve().with_name(f"{database.resolve().name}.lock")] = f"database: the database {database}"
-    return {file.resolve(): guards for file, guards in files.items()}
 
 
 def storage_problems(config: Config) -> list[str]:

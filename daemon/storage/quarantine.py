@@ -1,5 +1,6 @@
 """The quarantine: bytes of images that could not be judged, for the person who looks for the cause."""
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,8 @@ _MAX_FILES = 1000
 _LIMITS = QuotaLimits(images_per_s=100, bytes_per_s=32e6)
 #: A source and an id may be 128 characters each, a file's name 255 bytes.
 _MAX_NAME_CHARS = 80
+#: Nothing else in the folder is counted or deleted.
+NAMES = re.compile(r"\d{8}T\d{15}-.+-.+\.(bin|part)")
 
 
 class Quarantine:
@@ -38,6 +41,8 @@ class Quarantine:
         self._quotas = Quotas(_LIMITS)
         self._skipped = 0
         for path in sorted(folder.glob("*")) if folder.is_dir() else ():
+            if not NAMES.fullmatch(path.name):
+                continue
             if path.suffix == ".part":
                 path.unlink(missing_ok=True)
             else:

@@ -24,10 +24,14 @@ HEARTBEAT_TOPIC = b"heartbeat/"
 _HEARTBEAT_S = 1.0
 #: Messages that wait for one subscriber; beyond it that subscriber loses the newest.
 _MESSAGES_PER_SUBSCRIBER = 10_000
-#: A subscriber sends subscriptions only.
-_MAX_SUBSCRIPTION_BYTES = 4096
+#: A subscriber sends subscriptions only: the longest topic is an inspection's, 796 bytes.
+_MAX_SUBSCRIPTION_BYTES = 1024
+#: Of each connection, before the guard's next check: in libzmq's queue, and in the kernel's buffer.
+_WAITING_SUBSCRIPTIONS, _RECEIVE_BUFFER_BYTES = 1, 4096
 #: What a subscriber may send in all; libzmq keeps fifty bytes and more for each byte of a subscription.
-_SUBSCRIPTION_BYTES = 64 * 1024
+_SUBSCRIPTION_BYTES = 16 * 1024
+#: A handshake, with CURVE, and a few subscriptions, which are not counted.
+_HANDSHAKE_BYTES = 1024
 #: ZMTP heartbeats of a subscriber, which are not counted.
 _HEARTBEAT_BYTES_PER_S = 32
 #: Connections that have not finished their handshake by then are closed: each costs a file handle.
@@ -66,7 +70,9 @@ class ResultsStream:
         self._stopping = False
         self._started_at_s = time.monotonic()
         self._log = structlog.get_logger("publish")
-        limits = ConnectionLimits(max_connections, _SUBSCRIPTION_BYTES, _HEARTBEAT_BYTES_PER_S)
+        limits = ConnectionLimits(
+            max_connections, _SUBSCRIPTION_BYTES, free_bytes=_HANDSHAKE_BYTES, idle_bytes_per_s=_HEARTBEAT_BYTES_PER_S
+        )
         binding = Binding(context, zmq.PUB, [endpoint], limits, keys)
         self._thread = SocketThread("publish", binding, self._mailbox, _configure, self._serve)
 
@@ -162,5 +168,7 @@ class ResultsStream:
 def _configure(pub: Socket) -> None:
     pub.sndhwm = _MESSAGES_PER_SUBSCRIBER
     pub.maxmsgsize = _MAX_SUBSCRIPTION_BYTES
+    pub.rcvhwm = _WAITING_SUBSCRIPTIONS
+    pub.rcvbuf = _RECEIVE_BUFFER_BYTES
     pub.handshake_ivl = _HANDSHAKE_MS
     keep_alive(pub)

@@ -22,6 +22,7 @@ import sys
 import termios
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -39,13 +40,18 @@ _QUICK_LIBC = ctypes.PyDLL(None)
 #: Kind and value of an event, as libzmq sends them: the value is a file descriptor for those that are watched.
 _MONITOR_EVENT = struct.Struct("=Hi")
 
-_CHECK_S = 0.1
+#: The short interval holds while unfinished messages come in.
+_CHECK_S, _SHORT_CHECK_S = 0.1, 0.02
 #: libzmq takes a while to free an unfinished message, and not every disconnection is worth a trim.
 _TRIM_AFTER_S = 5.0
 #: An older connection has finished its handshake: the sockets end others after five seconds.
 _HANDSHAKE_S = 6.0
-#: Connections that were too many are counted in one entry of the log.
+#: A new connection has this long for its first message; one that sent a message may be quiet for so long.
+_GRACE_S, _QUIET_S = 2.0, 60.0
+#: Cuts of one reason are counted in one entry of the log.
 _TELL_AGAIN_S = 10.0
+#: What a connection had sent is freed after its cut: each cut for unfinished bytes holds up new connections so long.
+_PAUSE_AFTER_CUT_S, _MAX_PAUSE_S = 0.1, 1.0
 #: tcpi_bytes_received of Linux' struct tcp_info (since 4.1).
 _TCP_INFO_BYTES, _RECEIVED_AT = 192, 128
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -62,11 +68,14 @@ _REGISTERED_WITHIN_S = 1.0
 
 @dataclass(slots=True)
 class _Connection:
-    """`received_bytes` and the size of the process, `grown_from_bytes`, at its last whole message or its beginning."""
+    """`received_bytes` and the size of the process, `grown_from_bytes`, at its last whole message or its beginning.
+
+    That was at `heard_s`.
+    """
 
     received_bytes: int
     grown_from_bytes: int
-    accepted_s: float
+    heard_s: float
     checks_waiting: int = 0
 
 
@@ -74,11 +83,13 @@ class _Connection:
 class ConnectionLimits:
     """Limits of a socket's connections: their number, and the bytes of unfinished messages that each may send.
 
-    `idle_bytes_per_s` are not counted: a subscriber finishes no message, and may send a heartbeat.
+    `free_bytes` and `idle_bytes_per_s` are not counted: a subscriber finishes no message; it greets, and may send
+    heartbeats.
     """
 
     connections: int = 64
     unfinished_bytes: int = 64 * 2**20
+    free_bytes: int = 0
     idle_bytes_per_s: int = 0
 
 
@@ -123,19 +134,22 @@ class Listeners:
 class ConnectionGuard:
     """Cut connections beyond the limits; together they may have four times the unfinished bytes of one.
 
-    A connection too many costs the oldest one that has not sent anything yet; itself if all have.
+    A connection too many costs the oldest one that sent nothing yet, or no whole message, or none for a minute; else
+    itself.
     `watch`, `delivered` and `stop` are called by the thread that owns the socket.
     """
 
     def __init__(self, name: str, context: "zmq.Context[Any]", limits: ConnectionLimits) -> None:
         self._context = context
         self._limits = limits
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, _Connection] = {}  # in the order of their last whole messages
         self._silent: dict[int, None] = {}  # may have sent nothing, oldest first
+        self._unheard: dict[int, None] = {}  # sent no whole message, oldest first
         self._delivered: set[int] = set()
         self._listeners = Listeners()
-        self._too_many = 0  # cut since the last entry in the log
+        self._cuts: Counter[str] = Counter()  # by reason, since the last entry in the log
         self._tell_at_s = 0.0
+        self._arm_at_s = 0.0
         self._trim_at_s: float | None = None
         self._resident_bytes = self._trimmed_bytes = _resident_bytes()
         self._stopping = threading.Event()
@@ -172,16 +186,16 @@ class ConnectionGuard:
             check_at_s = time.monotonic()
             are_armed = False
             while not self._stopping.is_set():
-                is_idle = are_armed and not (self._connections or self._too_many or self._trim_at_s)
+                is_idle = are_armed and not (self._connections or self._cuts or self._trim_at_s)
                 left_ms = None if is_idle else max(0, int((check_at_s - time.monotonic()) * 1000))
                 try:
                     while events.poll(left_ms):
                         self._take(*_MONITOR_EVENT.unpack(events.recv_multipart()[0]))
                         left_ms = 0
-                    are_armed = self._listeners.arm()
+                    are_armed = time.monotonic() >= self._arm_at_s and self._listeners.arm()
                     if time.monotonic() >= check_at_s:
-                        check_at_s = time.monotonic() + _CHECK_S
-                        self._check()
+                        is_growing = self._check()
+                        check_at_s = time.monotonic() + (_SHORT_CHECK_S if is_growing else _CHECK_S)
                 except Exception:  # noqa: BLE001 - the next check may succeed
                     self._log.exception("connection_check_failed")
                     self._stopping.wait(_CHECK_S)
@@ -192,6 +206,7 @@ class ConnectionGuard:
                 self._log.warning("listener_not_limited", advice="many connections at once may use up the handles")
             return
         self._silent.pop(fd, None)
+        self._unheard.pop(fd, None)
         self._delivered.discard(fd)
         if event != zmq.EVENT_ACCEPTED:
             self._connections.pop(fd, None)
@@ -200,40 +215,57 @@ class ConnectionGuard:
         if not self._connections:  # then nothing was checked meanwhile
             self._resident_bytes = _resident_bytes()
         self._connections[fd] = _Connection(0, self._resident_bytes, time.monotonic())
-        self._silent[fd] = None
+        self._silent[fd] = self._unheard[fd] = None
         if len(self._connections) > self._limits.connections:
-            self._cut(self._oldest_silent(fd))
-            self._too_many += 1
+            self._cut(self._least_wanted(fd), f"more than {self._limits.connections}")
 
-    def _oldest_silent(self, newest: int) -> int:
+    def _least_wanted(self, newest: int) -> int:
+        """Return the connection to cut: one that sent nothing, no whole message, or none for long; else the newest."""
+        now_s = time.monotonic()
+        self._note_delivered()
         for fd in list(self._silent):
-            age_s = time.monotonic() - self._connections[fd].accepted_s
-            if fd not in self._delivered and age_s < _HANDSHAKE_S and not _received_bytes(fd):
+            if now_s - self._connections[fd].heard_s < _HANDSHAKE_S and not _received_bytes(fd):
                 return fd
             del self._silent[fd]
+        if not self._limits.idle_bytes_per_s:  # else nobody finishes a message
+            for order, quiet_s in ((self._unheard, _GRACE_S), (self._connections, _QUIET_S)):
+                fd = next(iter(order), newest)
+                if now_s - self._connections[fd].heard_s >= quiet_s:
+                    return fd
         return newest
 
-    def _check(self) -> None:
+    def _note_delivered(self) -> None:
+        for fd in list(self._delivered):
+            self._delivered.discard(fd)
+            self._silent.pop(fd, None)
+            self._unheard.pop(fd, None)
+            if (connection := self._connections.pop(fd, None)) is not None:
+                self._connections[fd] = connection
+                connection.received_bytes, connection.heard_s = _received_bytes(fd) or 0, time.monotonic()
+                connection.grown_from_bytes, connection.checks_waiting = self._resident_bytes, 0
+
+    def _check(self) -> bool:
+        """Cut connections that are beyond the limits; return True if half of the limit of all together is in use."""
         self._resident_bytes = resident_bytes = _resident_bytes()
         self._trim(resident_bytes)
-        if self._too_many and time.monotonic() >= self._tell_at_s:
-            self._log.warning("connections_cut", reason=f"more than {self._limits.connections}", count=self._too_many)
-            self._too_many, self._tell_at_s = 0, time.monotonic() + _TELL_AGAIN_S
+        if self._cuts and time.monotonic() >= self._tell_at_s:
+            for reason, count in self._cuts.items():
+                self._log.warning("connections_cut", reason=reason, count=count)
+            self._cuts.clear()
+            self._tell_at_s = time.monotonic() + _TELL_AGAIN_S
         unfinished: dict[int, int] = {}
-        for fd, connection in list(self._connections.items()):
-            if fd in self._delivered:
-                self._delivered.discard(fd)
-                connection.received_bytes = _received_bytes(fd) or 0
-                connection.grown_from_bytes, connection.checks_waiting = resident_bytes, 0
-                continue
+        self._note_delivered()
+        for fd, connection in self._connections.items():
             unfinished[fd] = self._unfinished_bytes(fd, connection, resident_bytes)
         total_bytes = sum(unfinished.values())
         for fd, size_bytes in sorted(unfinished.items(), key=lambda item: -item[1]):
             if max(size_bytes, total_bytes // 4) <= self._limits.unfinished_bytes:
-                return
+                break
             total_bytes -= size_bytes
-            self._cut(fd)
-            self._log.warning("connection_cut", reason="a message that does not end", bytes=size_bytes)
+            self._cut(fd, "a message that does not end")
+            now_s = time.monotonic()
+            self._arm_at_s = min(max(self._arm_at_s, now_s) + _PAUSE_AFTER_CUT_S, now_s + _MAX_PAUSE_S)
+        return total_bytes > 2 * self._limits.unfinished_bytes
 
     def _trim(self, resident_bytes: int) -> None:
         """Return free memory to the system after a connection has ended whose messages may have filled it."""
@@ -249,8 +281,8 @@ class ConnectionGuard:
         """Return the bytes since its last whole message; over ipc, by how much the process has grown since."""
         received_bytes = _received_bytes(fd)
         if received_bytes is not None:
-            idle_bytes = int((time.monotonic() - connection.accepted_s) * self._limits.idle_bytes_per_s)
-            return received_bytes - connection.received_bytes - idle_bytes
+            idle_bytes = int((time.monotonic() - connection.heard_s) * self._limits.idle_bytes_per_s)
+            return max(0, received_bytes - connection.received_bytes - self._limits.free_bytes - idle_bytes)
         if not waiting_bytes(fd, termios.FIONREAD):
             connection.grown_from_bytes, connection.checks_waiting = resident_bytes, 0
             return 0
@@ -258,9 +290,11 @@ class ConnectionGuard:
         grown_bytes = resident_bytes - connection.grown_from_bytes
         return grown_bytes if connection.checks_waiting >= _SUSPICIOUS_CHECKS and grown_bytes > _MIN_GROWTH_BYTES else 0
 
-    def _cut(self, fd: int) -> None:
+    def _cut(self, fd: int, reason: str) -> None:
+        self._cuts[reason] += 1
         self._connections.pop(fd, None)
         self._silent.pop(fd, None)
+        self._unheard.pop(fd, None)
         _QUICK_LIBC.shutdown(fd, socket.SHUT_RDWR)  # connections may come faster than they go
 
 

@@ -719,7 +719,7 @@ def test_a_reload_names_the_settings_that_wait_for_a_restart(line: Line) -> None
 
 def owner(line: Line) -> int:
     """Return the process number that the lock names."""
-    return int((line.folder / "data" / "journal" / "lock").read_text().splitlines()[0])
+    return int((line.folder / "data" / "journal" / ".lock").read_text().splitlines()[0])
 
 
 def test_sockets_files_and_folders_have_their_modes(line: Line) -> None:

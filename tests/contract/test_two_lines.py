@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from daemon.config.settings import load_config
 from daemon.errors import ConfigError
-from daemon.storage.disk_space import claim
+from daemon.storage.claims import claim
 from tests.lines import a_line
 from tests.simulated import a_service
 from tools.cli.main import app
@@ -32,7 +33,7 @@ def first(tmp_path: Path, experts_folder: Path) -> Path:
 
 @pytest.mark.parametrize("left", [bytes(69), b"1234\n/line/\0\0\0\0.yaml", b"\x93\x00\x1f\xff", b"12\n\x9c/x\n"])
 def test_what_a_power_cut_leaves_in_a_lock_file_claims_nothing(first: Path, left: bytes) -> None:
-    for name in ("inspection.db.lock", "journal/lock", "images/.lock"):
+    for name in ("inspection.db.lock", "journal/.lock", "images/.lock"):
         file = first.parent / name
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(left)
@@ -157,3 +158,87 @@ def test_two_lines_may_read_the_experts_of_one_folder(tmp_path: Path, experts_fo
     second = a_line(tmp_path / "second", experts_folder, catalog="../first/experts/catalog.yaml")
     with a_service(first, tmp_path / "first.log"), a_service(second, tmp_path / "second.log"):
         run("check", second)
+
+
+CLASHES: dict[str, dict[str, Any]] = {
+    "images in the journal": {"images": "../first/journal/images"},
+    "images are the journal": {"images": "../first/journal"},
+    "images around the journal": {"images": "../first"},
+    "images in images": {"images": "../first/images/more"},
+    "images in the quarantine": {"images": "../first/quarantine/more"},
+    "images are the positions": {"images": "../first/consumers"},
+    "journal in images": {"journal": "../first/images/more/journal"},
+    "journal is the quarantine": {"journal": "../first/quarantine"},
+    "database in the quarantine": {"database": "sqlite:///../first/quarantine/inspection.db"},
+    "database is a log": {"database": "sqlite:///../first/inspection.db-wal"},
+    "trace is the trace": {"record": "../first/trace"},
+    "trace is the database": {"record": "../first/inspection.db"},
+    "trace is the rules": {"record": "../first/rules.yaml"},
+    "socket is the socket": {"endpoints": {"intake": ["ipc://../first/run/intake.sock"]}},
+}
+OWN_CLASHES: dict[str, dict[str, Any]] = {
+    "journal": {"images": "journal"},
+    "in the journal": {"images": "journal/images"},
+    "around the journal": {"journal": "images/journal"},
+    "experts": {"images": "experts"},
+    "everything": {"images": "."},
+    "database in images": {"database": "sqlite:///images/inspection.db"},
+    "trace over the database": {"record": "inspection.db"},
+    "trace over the rules": {"record": "rules.yaml"},
+    "trace over the configuration": {"record": "coserve.yaml"},
+}
+
+
+@pytest.mark.parametrize("clash", CLASHES)
+def test_a_place_in_or_around_another_lines_place_is_refused_by_both(
+    tmp_path: Path, experts_folder: Path, clash: str
+) -> None:
+    first = a_line(tmp_path / "first", experts_folder, record="trace")
+    second = a_line(tmp_path / "second", experts_folder, **CLASHES[clash])
+    with claimed(first):
+        assert str(tmp_path / "first") in refused(second)
+    assert str(tmp_path / "first") in refused(second), "also while the first line rests"
+    with claimed(first):
+        pass
+
+
+@pytest.mark.parametrize("clash", OWN_CLASHES)
+def test_a_line_whose_own_places_overlap_is_refused(tmp_path: Path, experts_folder: Path, clash: str) -> None:
+    line = a_line(tmp_path / "line", experts_folder, **OWN_CLASHES[clash])
+    assert "name another place" in refused(line)
+    if clash == "trace over the database":
+        assert "name another place" in run("check", line, status=1)
+        assert "name another place" in run("doctor", line, status=1)
+
+
+def test_a_database_with_a_second_name_is_refused_under_both(tmp_path: Path, experts_folder: Path, first: Path) -> None:
+    second = a_line(tmp_path / "second", experts_folder)
+    with claimed(first):
+        (first.parent / "inspection.db").touch()
+        (second.parent / "inspection.db").hardlink_to(first.parent / "inspection.db")
+        assert "a hard link" in refused(second)
+    assert "a hard link" in refused(first)
+
+
+@pytest.mark.parametrize("place", ["journal", "images", "quarantine"])
+def test_a_folder_with_others_files_is_not_taken(first: Path, place: str) -> None:
+    file = first.parent / place / "holiday.jpg"
+    file.parent.mkdir()
+    file.touch()
+    assert "holds holiday.jpg" in refused(first)
+    file.unlink()
+    (file.parent / "lost+found").mkdir()
+    with claimed(first):
+        file.touch()  # a line that has the folder goes on: none of its parts touches such a file
+    with claimed(first):
+        pass
+
+
+def test_a_file_that_is_not_a_trace_is_not_overwritten(tmp_path: Path, experts_folder: Path) -> None:
+    line = a_line(tmp_path / "line", experts_folder, record="notes.txt")
+    notes = line.parent / "notes.txt"
+    notes.write_text("mine")
+    assert "is not a trace" in refused(line)
+    notes.write_text('{"trace":1}')
+    with claimed(line):
+        pass

@@ -126,10 +126,10 @@ BREAKS = (
     ),
     Break(
         "Nothing that one line writes",
-        "daemon/storage/disk_space.py",
-        "if other and _is_claimed(Path(other), path, file):",
-        "if False:",
-        ("contract/test_two_lines.py",),
+        "daemon/storage/claims.py",
+        "for other in _claims_of_another(Path(line), path, file) if line else ():",
+        "for other in ():",
+        ("contract/test_two_lines.py::test_a_place_in_or_around_another_lines_place_is_refused_by_both",),
     ),
     # A full disk, and years of results
     Break(
@@ -227,9 +227,44 @@ BREAKS = (
     Break(
         "Subscribers that never read",
         "daemon/storage/results_stream.py",
-        "limits = ConnectionLimits(max_connections, _SUBSCRIPTION_BYTES, ",
-        "limits = ConnectionLimits(max_connections, 2**30, ",
+        "max_connections, _SUBSCRIPTION_BYTES, free",
+        "max_connections, 2**30, free",
         (f"{_STREAM}::test_subscriptions_without_end_are_cut_off_and_take_little_memory",),
+    ),
+    Break(
+        "100 subscribers that send 200-byte topics",
+        "daemon/storage/results_stream.py",
+        "    pub.rcvhwm = _WAITING_SUBSCRIPTIONS\n    pub.rcvbuf = _RECEIVE_BUFFER_BYTES\n",
+        "",
+        (f"{_STREAM}::test_connections_that_subscribe_and_come_back_take_little_memory_and_delay_nobody",),
+    ),
+    Break(
+        "Connections that finish the handshake",
+        "daemon/wire/connection_guard.py",
+        "if not self._limits.idle_bytes_per_s:",
+        "if False:",
+        ("daemon/wire/test_connection_guard.py::test_connections_that_never_send_a_message_keep_no_new_one_out",),
+    ),
+    Break(
+        "150 connections with 20 requests",
+        "daemon/dashboard/site/server.py",
+        'answering.count("/metrics") >= _MAX_SCRAPES',
+        "False",
+        (f"{_ACCESS}::test_scrapes_and_requests_that_do_not_wait_for_answers_leave_connections_for_probes",),
+    ),
+    Break(
+        "Files of others in `quarantine/`",
+        "daemon/storage/quarantine.py",
+        "if not NAMES.fullmatch(path.name):",
+        "if False:",
+        ("daemon/storage/test_quarantine.py::test_files_of_others_in_the_folder_are_neither_counted_nor_deleted",),
+    ),
+    Break(
+        "A database under two names (a hard link)",
+        "daemon/storage/claims.py",
+        "st_nlink > 1",
+        "st_nlink > 2",
+        ("contract/test_two_lines.py::test_a_database_with_a_second_name_is_refused_under_both",),
     ),
     Break(
         "Subscribers that never read",

@@ -121,8 +121,8 @@ def _prune_by_daemon(control: str, note: str | None) -> dict[str, Any]:
 def _prune_here(config: Path, settings: Any, note: str | None) -> dict[str, Any]:
     """No daemon runs: the line's locks keep it so until this is done."""
     from daemon.errors import ConfigError
+    from daemon.storage.claims import claim
     from daemon.storage.database.connections import StoreError
-    from daemon.storage.disk_space import claim
     from daemon.storage.pruning import prune_alone
 
     try:

@@ -11,10 +11,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config.settings import Config
 from daemon.errors import ConfigError
+from daemon.storage.claims import claim
 from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.storage.database.reviews import Review, ReviewRefusedError, history, waiting
 from daemon.storage.database.store import open_store
-from daemon.storage.disk_space import claim
 from daemon.storage.review_requests import decision, not_stored
 from daemon.wire.control import ControlError, ask
 from tools.query.reading import read_defect

@@ -21,6 +21,8 @@ from daemon.monitor.answers import PATHS
 _MAX_CONNECTIONS = 2 * MAX_LISTENERS
 #: Of these: pages are refused when no other is free, so that `/healthz` and `/metrics` are answered.
 _KEPT_FOR_PROBES = 16
+#: A scraper asks one at a time.
+_MAX_SCRAPES = 8
 #: asyncio accepts as many before it looks at any of them: more could use up the file handles.
 _ACCEPTED_AT_ONCE = 128
 _REQUEST_S = 5.0
@@ -62,11 +64,15 @@ class _HttpConnection(H11Protocol):
         return self._unread_s is not None or not self._is_answering or self.cycle.more_body or is_guess
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse a page where only the connections kept for probes are left."""
-        answering = sum(not other.waits_for_client for other in _connections(self.server_state))
+        """Answer a request, or refuse a page where only the connections kept for probes are left, or many scrapes."""
+        others = _connections(self.server_state)
+        answering = [other.scope["path"] for other in others if other.scope and not other.waits_for_client]
         app = self._pages
-        if answering >= _MAX_CONNECTIONS - _KEPT_FOR_PROBES and scope["path"] not in PATHS:
-            text = "too many pages are being answered: try again in a moment\n"
+        is_page = scope["path"] not in PATHS
+        if (is_page and len(answering) >= _MAX_CONNECTIONS - _KEPT_FOR_PROBES) or (
+            scope["path"] == "/metrics" and answering.count("/metrics") >= _MAX_SCRAPES
+        ):
+            text = "too many requests are being answered: try again in a moment\n"
             app = PlainTextResponse(text, 503, headers={"Retry-After": "2", "Connection": "close"})
         self._is_answering = app is self._pages
         try:
@@ -76,6 +82,8 @@ class _HttpConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._quiet_s = time.monotonic()
+        if self.conn.trailing_data[0]:
+            self.transport.close()  # requests that did not wait for this answer would be as many unread ones
         super().on_response_complete()
 
     def pause_writing(self) -> None:

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -409,6 +409,43 @@ def test_pages_that_are_being_answered_leave_connections_for_probes() -> None:
             is_over.set()
             for connection in connections:
                 connection.close()
+            server.should_exit = True
+            thread.join()
+
+
+def test_scrapes_and_requests_that_do_not_wait_for_answers_leave_connections_for_probes() -> None:
+    is_over = threading.Event()
+    scrapes: list[Request] = []
+
+    async def slow(request: Request) -> Response:
+        scrapes.append(request)
+        while not is_over.is_set():
+            await asyncio.sleep(0.01)
+        return Response("x" * 10_000)
+
+    def status(path: str) -> int:
+        connection = http.client.HTTPConnection(*listener.getsockname(), timeout=PATIENCE_S)
+        with closing(connection):
+            connection.request("GET", path)
+            return connection.getresponse().status
+
+    routes = [Route("/metrics", slow), *(Route(path, lambda _request: Response("")) for path in ("/healthz", "/"))]
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+        server = PageServer(Starlette(routes=routes), LiveTopics())
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            peers = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(150)]
+            for peer in peers:
+                with suppress(OSError):
+                    peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
+            until(lambda: len(scrapes) == 8)
+            assert [status(path) for path in ("/healthz", "/") * 20] == [200] * 40
+            is_over.set()
+            until(lambda: status("/metrics") == 200)
+            assert len(scrapes) == 9, "of each connection one request is answered"
+        finally:
+            is_over.set()
             server.should_exit = True
             thread.join()
 

@@ -26,7 +26,7 @@ def test_bytes_are_kept_and_told_under_names_that_cannot_leave_the_folder(tmp_pa
 def test_the_oldest_go_first_also_after_a_restart(tmp_path: Path) -> None:
     Quarantine(tmp_path, 100).keep("s", "one", b"1" * 40, "")
     Quarantine(tmp_path, 100).keep("s", "two", b"2" * 40, "")
-    (tmp_path / "half.part").write_bytes(b"half")
+    (tmp_path / "20260101T000000000000000-s-half.part").write_bytes(b"half")
     Quarantine(tmp_path, 100).keep("s", "three", b"3" * 40, "")
     assert sorted(path.read_bytes()[:1] for path in tmp_path.iterdir()) == [b"2", b"3"]
 
@@ -86,3 +86,16 @@ def test_bad_images_are_copied_out_of_the_journal_and_what_cannot_be_stops_nobod
     assert sorted(path.read_bytes() for path in (tmp_path / "q").iterdir()) == [b"one", b"two"]
     assert "quarantine_failed" in capsys.readouterr().out
     journal.close()
+
+
+def test_files_of_others_in_the_folder_are_neither_counted_nor_deleted(tmp_path: Path) -> None:
+    others = [tmp_path / name for name in ("inspection.db", "20260101-notes.bin", "a.part", ".lock")]
+    for file in others:
+        file.write_bytes(b"x" * 1000)
+    quarantine = Quarantine(tmp_path, 100)
+    for number in range(5):
+        quarantine.keep("s", f"i{number}", b"y" * 60, "")
+    quarantine = Quarantine(tmp_path, 100)
+    quarantine.keep("s", "last", b"y" * 60, "")
+    assert all(file.exists() for file in others)
+    assert [file.name.endswith("-s-last.bin") for file in tmp_path.iterdir() if file not in others] == [True]

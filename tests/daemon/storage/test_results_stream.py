@@ -3,6 +3,7 @@
 import json
 import random
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -192,5 +193,33 @@ def test_subscriptions_without_end_are_cut_off_and_take_little_memory() -> None:
         assert body["seq"] == 1
 
 
-def subscriptions(dice: random.Random, count: int) -> bytes:
-    return b"".join(frame(b"\1" + dice.randbytes(30), more=False) for _ in range(count))
+def subscriptions(dice: random.Random, count: int, size: int = 30) -> bytes:
+    return b"".join(frame(b"\1" + dice.randbytes(size), more=False) for _ in range(count))
+
+
+def test_connections_that_subscribe_and_come_back_take_little_memory_and_delay_nobody() -> None:
+    dice = random.Random(7)
+    before_bytes = psutil.Process().memory_info().rss
+    with a_stream() as (stream, endpoint), a_subscriber(endpoint, "heartbeat/") as sub:
+        wait_for_heartbeat(sub)
+        peers: list[RawPeer] = []
+        until_s = time.monotonic() + 5
+        while time.monotonic() < until_s:
+            if len(peers) < 60:
+                peers.append(RawPeer(endpoint))
+                peers[-1].socket.settimeout(0.2)
+                peers[-1].greet(b"SUB")
+            for peer in list(peers):
+                if not peer.send(subscriptions(dice, 100, 200)):
+                    peer.close()
+                    peers.remove(peer)
+        # Each byte of a subscription takes fifty in libzmq: without limits half a gigabyte.
+        assert psutil.Process().memory_info().rss - before_bytes < 150 * 2**20
+        while sub.poll(0):
+            sub.recv_multipart()
+        wait_for_heartbeat(sub)
+        began_s = time.monotonic()
+        stream.stop()
+        assert time.monotonic() - began_s < 15
+        for peer in peers:
+            peer.close()

@@ -13,8 +13,8 @@ import yaml
 
 from coserve_client import Publisher
 from daemon.config.settings import load_config
+from daemon.storage.claims import claim
 from daemon.storage.database.upkeep import check_database
-from daemon.storage.disk_space import claim
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
 from tests.simulated import a_service

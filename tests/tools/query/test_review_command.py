@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from daemon.config.settings import load_config
-from daemon.storage.disk_space import claim
+from daemon.storage.claims import claim
 from tests.contract.client import running
 from tests.daemon.dashboard.web import Web
 from tools.cli.main import app

@@ -13,7 +13,7 @@ import psutil
 
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
-from daemon.host.lock import owner
+from daemon.host.lock import FOLDER_LOCK, owner
 from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.wire.control import ControlError, ask
 from tools.setup.doctor.gpu import Driver, find_driver
@@ -155,7 +155,7 @@ def _owner(config: Config | None) -> int | None:
     """Return the process that holds the lock of the journal, if it lives."""
     if config is None:
         return None
-    pid, _ = owner(config.journal / "lock")
+    pid, _ = owner(config.journal / FOLDER_LOCK)
     return pid if pid and psutil.pid_exists(pid) else None
 
 

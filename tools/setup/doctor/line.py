@@ -12,10 +12,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.config.settings import Config
 from daemon.errors import ConfigError, install_with
 from daemon.line.line import load_catalog, load_rules_and_catalog, settings_problems, weights_folders
+from daemon.storage.claims import claim_problems
 from daemon.storage.database.connections import StoreError, open_for_reading
 from daemon.storage.database.schema import inspections
 from daemon.storage.database.upkeep import quick_check
-from daemon.storage.disk_space import claim_problems, storage_problems
+from daemon.storage.disk_space import storage_problems
 from daemon.units import size_text, wall_seconds
 from tools.setup.doctor.context import DoctorContext, Finding, database_of, ok, warn, wrong
 from tools.setup.service_files import NAME, exec_words

@@ -1,0 +1,167 @@
+"""Claims: what a line writes, nothing else writes, whether both lines run or not.
+
+Every path that a line writes is claimed by a lock file: in a folder, beside a file. A path that is equal to, inside or
+around another path of this or of another line is a mistake, unless both are only read.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy.exc import ArgumentError
+
+from daemon.config.settings import Config, at_their_keys, sound_config
+from daemon.errors import ConfigError, StartError
+from daemon.host.folders import folder_problem
+from daemon.host.lock import FOLDER_LOCK, Lock, owner
+from daemon.storage import quarantine
+from daemon.storage.database.connections import StoreError, sqlite_path
+
+_JOURNAL_NAMES = re.compile(r"segment-\d+\.journal|decoding\.marks")
+_IMAGE_NAMES = re.compile(r"\d{4}-\d\d-\d\d")
+#: Also on a disk of its own, and of other programs that mark folders.
+_ANYWHERE = re.compile(r"\..*|lost\+found")
+_DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", ".saved", ".id")
+_TRACE_BEGINS = b'{"trace"'
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A path of a line. `names` are those that may lie in a folder before the line has it; `lock` claims the path."""
+
+    key: str
+    noun: str
+    path: Path
+    lock: Path | None = None
+    names: re.Pattern[str] | None = None
+    is_written: bool = True
+
+    def conflicts(self, other: "_Claim") -> bool:
+        paths = self.path, other.path
+        is_close = paths[0] == paths[1] or paths[0] in paths[1].parents or paths[1] in paths[0].parents
+        return is_close and (self.is_written or other.is_written)
+
+
+def claim(path: Path, config: Config) -> ExitStack:
+    """Lock all that the line of `path` writes until the result is closed, or nothing: ConfigError names who has it."""
+    problems = claim_problems(path, config)
+    with ExitStack() as locks:
+        for each in _claims(path, config) if not problems else ():
+            try:
+                if each.lock is not None:
+                    locks.callback(Lock(each.lock, f"{each.key}: {each.noun} {each.path}", path.resolve()).release)
+            except StartError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(at_their_keys(path, problems))
+        return locks.pop_all()
+
+
+def claim_problems(path: Path, config: Config) -> list[str]:
+    """Return which places of the line of `path` are not its own alone; each problem names its key."""
+    problems: dict[tuple[str, Path], str] = {}  # one for each key and each other line
+    ours = _claims(path, config)
+    for number, each in enumerate(ours):
+        for other in ours[:number]:
+            if each.conflicts(other):
+                text = f"{_relation(each, other)}: name another place"
+                problems.setdefault((each.key, path), f"{each.key}: {text}")
+        if problem := _foreign_problem(each):
+            problems.setdefault((each.key, path), f"{each.key}: {problem}")
+    for file in dict.fromkeys(file for each in ours for file in _locks_near(each)):
+        process, line = owner(file)
+        running = f" (process {process})" if process else ""
+        for other in _claims_of_another(Path(line), path, file) if line else ():
+            for each in ours:
+                if each.conflicts(other):
+                    text = (
+                        f"{each.key}: {_relation(each, other)}, which belongs to the line of {line}{running}: name"
+                        f" another; if that line is gone for good, rename its coserve.yaml or remove {file}"
+                    )
+                    problems.setdefault((each.key, Path(line)), text)
+    return list(problems.values())
+
+
+def _claims(path: Path, config: Config) -> list[_Claim]:
+    """Return every path of a line: first what it reads, which it must not write."""
+    read = {"rules": config.rules, "catalog": config.catalog}
+    read |= {f"models.{name}.checkpoint": model.checkpoint for name, model in config.models.items()}
+    claims = [_Claim("", "this configuration", path.resolve(), is_written=False)]
+    claims += [_Claim(key, "the file", file.resolve(), is_written=False) for key, file in read.items()]
+
+    def folder(key: str, noun: str, place: Path, names: re.Pattern[str] | None = None) -> None:
+        place = place.resolve()
+        claims.append(_Claim(key, noun, place, place / FOLDER_LOCK, names))
+
+    def file(key: str, noun: str, place: Path) -> None:
+        place = place.resolve()
+        claims.append(_Claim(key, noun, place, place.with_name(place.name + FOLDER_LOCK)))
+
+    folder("journal", "the journal", config.journal, _JOURNAL_NAMES)
+    if folder_problem(config.positions) is None:  # else this line writes nothing there
+        folder("journal", "the positions beside the journal,", config.positions)
+        folder("journal", "the refused images beside the journal,", config.quarantine, quarantine.NAMES)
+        claims.append(_Claim("journal", "the logouts beside the journal,", config.logged_out.resolve()))
+    folder("images", "the folder", config.images, _IMAGE_NAMES)
+    if (database := sqlite_path(config.database)) is not None:
+        file("database", "the database", database)
+        path = claims[-1].path
+        beside = [path.with_name(path.name + suffix) for suffix in _DATABASE_SUFFIXES]
+        claims += [_Claim("database", "the database's", each) for each in beside]
+    if config.record is not None:
+        file("record", "the trace", config.record)
+    sockets = [("intake", each) for each in config.endpoints.intake]
+    sockets += [("results", config.endpoints.results), ("control", config.endpoints.control)]
+    for key, endpoint in sockets:
+        socket = Path(endpoint.removeprefix("ipc://"))
+        if endpoint.startswith("ipc://") and folder_problem(socket.parent) is None:
+            file(f"endpoints.{key}", "the socket", socket)
+    return claims
+
+
+def _relation(each: _Claim, other: _Claim) -> str:
+    if each.path == other.path:
+        return f"{each.noun} {each.path} is {other.noun} of `{other.key}`" if other.key else f"{each.path} is this file"
+    verb = "lies in" if other.path in each.path.parents else "holds"
+    return f"{each.noun} {each.path} {verb} {other.noun} {other.path}"
+
+
+def _foreign_problem(each: _Claim) -> str | None:
+    """Return why a place cannot be this line's alone: other files lie in a folder, a file has a second name."""
+    with suppress(OSError):
+        if each.names is not None and each.lock is not None and not each.lock.exists():
+            names = sorted(file.name for file in each.path.iterdir())
+            others = [name for name in names if not (each.names.fullmatch(name) or _ANYWHERE.fullmatch(name))]
+            if others:
+                return f"{each.noun} {each.path} holds {others[0]}, which is not the line's: name an empty folder"
+        elif each.names is None and each.lock is not None and each.path.is_file():
+            if each.path.stat().st_nlink > 1:
+                copy = f"cp -p {each.path} {each.path}.own && mv {each.path}.own {each.path}"
+                return f"{each.noun} {each.path} has a second name (a hard link), under which others write it: {copy}"
+            if each.key == "record":
+                with each.path.open("rb") as file:
+                    if file.read(len(_TRACE_BEGINS)) not in (b"", _TRACE_BEGINS):
+                        return f"{each.path} is not a trace, and would be overwritten: name another file"
+    return None
+
+
+def _locks_near(each: _Claim) -> Iterator[Path]:
+    """Yield the lock files that may claim a path, something around it, or what lies beside a file."""
+    if each.lock is not None:
+        yield from (folder / FOLDER_LOCK for folder in (each.path, *each.path.parents))
+        yield from each.lock.parent.glob(f"*{FOLDER_LOCK}")
+
+
+def _claims_of_another(other: Path, path: Path, file: Path) -> list[_Claim]:
+    """Return the claims of the line `other`; none if it is gone or is ours; what `file` locks if it cannot be read."""
+    with suppress(OSError, ConfigError, StoreError, ArgumentError):
+        try:
+            if other.samefile(path):
+                return []
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        if (config := sound_config(other, {})[0]) is not None:
+            return _claims(other, config)
+    return [_Claim("", "what", file.parent if file.name == FOLDER_LOCK else file.with_suffix(""))]
