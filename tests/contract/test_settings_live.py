@@ -76,6 +76,8 @@ def test_a_changed_temperature_is_named_by_every_row_message_and_command(tmp_pat
         assert hashlib.sha256(text.encode()).hexdigest()[:12] == digest
         assert first_used_at
     assert [json.loads(text)["temperature"] for _, text, _ in texts] == [1.0, 1.3]
+    reloads = line.rows("SELECT old, new FROM changes WHERE what = 'reload' AND subject = 'settings of R0402'")
+    assert reloads[0] == (then["settings"], now["settings"])
     _explained(line, then["settings"], now["settings"])
     _exported(line, tmp_path / "package", {then["settings"]: 1.0, now["settings"]: 1.3})
     filtered = coserve("results", "--expert-settings", then["settings"], "--json", "--config", line.config)

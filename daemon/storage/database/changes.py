@@ -1,7 +1,7 @@
 """The table `changes`: who changed what about the line, appended and never changed; retention keeps all of it.
 
 Rows `start` and `reload` tell what came into force: the subject `rules` with the rules version, an expert with its
-version, or `settings of` an expert with their digest. It is in force from `at` to that of the subject's next such row,
+version, `settings of` an expert with their digest. It is in force from `at` to that of the subject's next such row,
 whose `new` is null where it is gone.
 """
 
