@@ -239,7 +239,13 @@ def answering_control(web: Web, **answers: Any) -> Iterator[None]:
 
 def an_expert(name: str, **more: Any) -> dict[str, Any]:
     """Return a row of control's `experts`."""
-    row = {"expert": name, "version": "abcdefabcdef", "architecture": "resnet18", "task": "classify"}
+    row = {
+        "expert": name,
+        "version": "abcdefabcdef",
+        "settings": "0" * 12,
+        "architecture": "resnet18",
+        "task": "classify",
+    }
     places: dict[str, Any] = {"resident": [], "loading": [], "pinned": []}
     return {**row, "bytes": 44_720_128, "usage": 0.1, **places, "queued": 0, "failed": None, **more}
 

@@ -166,7 +166,7 @@ def test_a_page_says_that_it_is_not_live_any_more_and_comes_back_by_itself(
     (web,) = guarded_line.status()["children"]
     os.kill(web["pid"], signal.SIGKILL)
     page.wait_for_function("() => states.includes('off') && states.at(-1) === 'on'")
-    guarded_line.send_image(board={"type": "sensor-node", "serial": "BACK"}, component="R0402")
+    guarded_line.send_image(board={"type": "sensor-node", "serial": "BACK"}, component="R0402", designator="R1")
     page.locator("tr", has_text="BACK").wait_for()
 
 

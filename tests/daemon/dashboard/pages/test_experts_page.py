@@ -19,6 +19,7 @@ from daemon.dashboard.pages.experts import ExpertOverview, href
 from daemon.dashboard.pages.line import alarms
 from daemon.dashboard.site.database import CachedAnswer
 from daemon.dashboard.site.site import make_site
+from daemon.line.line import load_catalog
 from tests.daemon.dashboard.web import Web, an_expert, answering_control
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&amp; ../%2e%2e/{{7*7}}?a=b#c"
@@ -51,6 +52,7 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
             ago=f"-{minute} minutes",
         )
     write_catalog(web, R0402={"ok": [0] * 19 + [1000]}, C0603={"ok": [1000] + [0] * 19})
+    web.sql("UPDATE stages SET expert_settings = :digest", digest=settings_digest(web))
     with web.running():
         yield web
 
@@ -74,14 +76,22 @@ def write_catalog(web: Web, **confidences: Any) -> None:
     (folder / "catalog.yaml").write_text(yaml.safe_dump({"experts": entries}), encoding="utf-8")
 
 
+def settings_digest(web: Web) -> str:
+    """Return the digest that all entries of the catalog share."""
+    catalog = load_catalog(web.folder / "experts" / "catalog.yaml")[0]
+    assert catalog is not None
+    (digest,) = {spec.settings_digest for spec in catalog.values()}
+    return digest
+
+
 def rows(text: str) -> list[str]:
     """Return the names in the list, in its order."""
     listed = text[text.index('id="list-title"') :]
     return [html.unescape(name) for name in re.findall(r'data-row class="cut">([^<]*)</a>', listed)]
 
 
-def experts(*names: str) -> dict[str, Any]:
-    return {"experts": [an_expert(name) for name in names]}
+def experts(web: Web, *names: str) -> dict[str, Any]:
+    return {"experts": [an_expert(name, settings=settings_digest(web)) for name in names]}
 
 
 def escaped(text: str) -> str:
@@ -89,7 +99,7 @@ def escaped(text: str) -> str:
 
 
 def test_names_full_of_html_are_shown_as_they_are_and_each_link_leads_to_its_expert(web: Web) -> None:
-    with answering_control(web, experts=experts(*NAMES)):
+    with answering_control(web, experts=experts(web, *NAMES)):
         listing = web.get("/experts")
         assert listing.status == 200
         assert sorted(rows(listing.text)) == sorted(NAMES)
@@ -131,7 +141,7 @@ def test_three_hundred_and_fifty_experts_are_listed_by_the_hundred_worst_first_a
 
 
 def test_rates_hit_rate_loads_and_judgements_are_those_of_the_database(web: Web) -> None:
-    with answering_control(web, experts=experts("R0402", "det", "unused")):
+    with answering_control(web, experts=experts(web, "R0402", "det", "unused")):
         few = web.get("/experts?sort=name").text
         page = re.sub(r"\s+", " ", web.get("/experts?sort=name&columns=all").text)
     assert few[few.index("All experts") :].count('<th scope="col"') == 6, "few columns, unless somebody asks for all"
@@ -149,7 +159,7 @@ def test_rates_hit_rate_loads_and_judgements_are_those_of_the_database(web: Web)
 
 
 def test_drift_is_a_grade_in_words_and_an_expert_without_training_distribution_is_said_so(web: Web) -> None:
-    with answering_control(web, experts=experts(*NAMES)):
+    with answering_control(web, experts=experts(web, *NAMES)):
         assert "C0603 answers with another confidence than in training" in web.get("/experts").text
         well, drifted, imported = (web.get(href(name)).text for name in ("R0402", "C0603", HOSTILE))
     assert "It answers as it did in training." in well
@@ -281,7 +291,7 @@ def test_an_answer_is_made_once_for_all_and_a_failure_is_told_to_all() -> None:
 
 
 def test_nothing_on_these_pages_changes_the_line(web: Web) -> None:
-    with answering_control(web, experts=experts("R0402")):
+    with answering_control(web, experts=experts(web, "R0402")):
         for path in ("/experts", "/experts/R0402"):
             text = web.get(path).text
             main = text[text.index("<main") : text.index("</main>")]
