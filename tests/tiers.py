@@ -65,6 +65,7 @@ NOT_FAST = {
     "daemon/dispatch/test_executors.py": _TORCH,
     "daemon/dispatch/test_loader.py": _TORCH,
     "daemon/dispatch/test_watchdog_of_executors.py": _TORCH,
+    "daemon/intake/test_damaged_pictures.py": _PROCESSES,
     "daemon/intake/test_intake.py": _SOCKETS,
     "daemon/intake/test_overload.py": _SOCKETS,
     "daemon/storage/database/test_migrate.py": _PROCESSES,

@@ -2,13 +2,11 @@
 
 import copy
 import functools
-import io
 import json
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 
 from experts.spec import ExpertId, ExpertSpec
@@ -17,6 +15,7 @@ from experts.vision.layouts import Layout, build_layout, pack
 from experts.vision.networks import adapt, build_original, select_head
 from experts.vision.preprocess import to_square
 from experts.weights import read_header, write_weights
+from tests.experts.pictures import a_busy_picture
 
 torch.set_num_threads(1)
 
@@ -28,30 +27,6 @@ def labels(count: int) -> tuple[str, ...]:
 @functools.cache
 def _layout(name: str) -> Layout:
     return build_layout(name)
-
-
-def a_picture(width: int = 90, height: int = 70, seed: int = 0) -> np.ndarray:
-    """(H, W, 3) uint8 RGB with edges and gradients."""
-    random = np.random.default_rng(seed)
-    y, x = np.mgrid[0:height, 0:width]
-    picture = np.stack([x * 255 // width, y * 255 // height, (x + y) % 256], axis=-1).astype(np.uint8)
-    for _ in range(5):
-        left, top = int(random.integers(0, width)), int(random.integers(0, height))
-        picture[top : top + height // 4, left : left + width // 4] = random.integers(0, 256, 3)
-    return picture
-
-
-def a_busy_picture(width: int, height: int, seed: int) -> np.ndarray:
-    """Without flat parts, where many boxes would be equally good and their order a matter of rounding."""
-    noise = np.random.default_rng(seed).normal(0, 40, (height, width, 3))
-    return np.clip(a_picture(width, height, seed) + noise, 0, 255).astype(np.uint8)
-
-
-def encoded(picture: np.ndarray | Image.Image, kind: str = "PNG", **options) -> bytes:
-    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
-    buffer = io.BytesIO()
-    image.copy().save(buffer, kind, **options)  # a copy: saving leaves an encoder's settings in the image
-    return buffer.getvalue()
 
 
 #: The input size at which samples answer sensibly.

@@ -14,7 +14,8 @@ from experts.vision.infer import infer
 from experts.vision.preprocess import fit
 from experts.vision.slot import SlotPool
 from tests.experts.lanes import LateLane
-from tests.experts.samples import a_picture, an_expert_file
+from tests.experts.pictures import a_picture
+from tests.experts.samples import an_expert_file
 
 needs_gpu = [
     pytest.mark.gpu,

@@ -213,7 +213,7 @@ BREAKS = (
     Break(
         _MALFORMED,
         "daemon/wire/connection_guard.py",
-        "            total_bytes -= size_bytes\n            self._cut(fd)\n",
+        '            total_bytes -= size_bytes\n            self._cut(fd, "a message that does not end")\n',
         "",
         (f"{_OVERLOAD}::test_a_message_that_never_ends_is_cut_and_others_go_on",),
     ),

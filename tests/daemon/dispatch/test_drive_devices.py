@@ -24,7 +24,8 @@ from experts.vision.infer import infer
 from experts.vision.slot import SlotPool
 from routing_rules.compile import compile_rules
 from tests.daemon.dispatch.simulated_line import reports_to
-from tests.experts.samples import a_picture, an_expert_file, encoded
+from tests.experts.pictures import a_picture, encoded
+from tests.experts.samples import an_expert_file
 
 CPU = PoolId("cpu")
 RULES = """

@@ -21,7 +21,8 @@ from experts.spec import Answer, Detection, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared
 from experts.vision.slot import Slot, SlotPool
-from tests.experts.samples import a_picture, an_expert_file, encoded
+from tests.experts.pictures import a_picture, encoded
+from tests.experts.samples import an_expert_file
 
 FACTS = ExecutorFacts(ExecutorId("cpu/0"), PoolId("cpu"))
 BAD = b"\x89PNG this is not an image"

@@ -34,7 +34,8 @@ from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.preprocess import Prepared
 from experts.vision.slot import Slot, SlotPool
 from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_mix, a_spec, an_image, reports_to, routes
-from tests.experts.samples import a_picture, an_expert_file, encoded
+from tests.experts.pictures import a_picture, encoded
+from tests.experts.samples import an_expert_file
 from tests.waiting import PATIENCE_S
 
 FOREVER_S = 1e6

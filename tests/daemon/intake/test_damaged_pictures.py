@@ -17,7 +17,7 @@ from daemon.records import Pixels
 from experts.errors import ImageError, ImageHeaderError
 from experts.vision import tiff
 from experts.vision.preprocess import decode
-from tests.experts.samples import a_picture, encoded
+from tests.experts.pictures import a_picture, encoded
 
 PICTURE = a_picture(160, 120)
 COLOUR = Image.fromarray(PICTURE)

@@ -139,7 +139,7 @@ def test_check_finds_what_a_start_refuses_also_beside_other_mistakes_in_the_orde
     path = folder / "coserve.yaml"
     path.write_text(
         "policy: coserve-plus\n"
-        "devices: {cpu: {expert_memory: 2MB}, 'cuda:7': {expert_memory: 1GB}}\n"
+        "devices: {cpu: {expert_memory: 60TB}}\n"
         "endpoints:\n"
         "  http: 'http://127.0.0.1:5570'\n"
         "  intake: ['tcp://127.0.0.1:5570']\n"
@@ -154,7 +154,7 @@ def test_check_finds_what_a_start_refuses_also_beside_other_mistakes_in_the_orde
     lines = [int(problem.split(":")[1]) for problem in problems if problem.startswith("coserve.yaml:")]
     assert lines == sorted(lines)
     for line, text in (
-        (2, "devices.cuda:7: torch sees 0 such GPUs here"),
+        (2, "devices.cpu.expert_memory: 60.0 TB of the"),
         (4, "http://127.0.0.1:5570 is named twice (endpoints.intake)"),
         (6, "ports end at 65535"),
         (7, "control is reached over ipc only"),

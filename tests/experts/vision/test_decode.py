@@ -7,7 +7,7 @@ from PIL import Image
 
 from experts.errors import ImageError
 from experts.vision.preprocess import decode
-from tests.experts.samples import a_picture, encoded
+from tests.experts.pictures import a_picture, encoded
 
 PICTURE = a_picture(64, 48)
 COLOUR = Image.fromarray(PICTURE)

@@ -24,8 +24,9 @@ from experts.vision.infer import infer
 from experts.vision.layouts import build_layout
 from experts.vision.preprocess import prepare
 from experts.vision.slot import LayoutShelf, SlotPool
+from tests.experts.pictures import encoded
 from tests.experts.recorder import FakeRecorder
-from tests.experts.samples import PICTURES, an_expert_file, encoded
+from tests.experts.samples import PICTURES, an_expert_file
 
 
 def a_slot(recorder: FakeRecorder, weights: torch.Tensor | None = None) -> GraphedNetwork:

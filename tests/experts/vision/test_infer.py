@@ -17,7 +17,8 @@ from experts.vision.infer import classify_answers, infer
 from experts.vision.networks import select_head
 from experts.vision.preprocess import prepare
 from experts.vision.slot import SlotPool
-from tests.experts.samples import PICTURES, a_model, an_expert_file, encoded, labels
+from tests.experts.pictures import encoded
+from tests.experts.samples import PICTURES, a_model, an_expert_file, labels
 
 
 def our_answers(spec: ExpertSpec):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from experts.vision.frameworks import ultralytics
 from experts.vision.preprocess import fit, place, to_square
-from tests.experts.samples import a_picture
+from tests.experts.pictures import a_picture
 
 SIDES = st.integers(1, 300)
 

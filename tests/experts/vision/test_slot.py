@@ -27,8 +27,9 @@ from experts.vision.preprocess import fit
 from experts.vision.slot import LayoutShelf, Slot, SlotPool
 from tests.experts.lanes import LateLane
 from tests.experts.paced import PacedReader
+from tests.experts.pictures import a_picture
 from tests.experts.recorder import FakeRecorder
-from tests.experts.samples import a_picture, an_expert_file
+from tests.experts.samples import an_expert_file
 
 
 def answers(pool: SlotPool, spec: ExpertSpec):

@@ -118,6 +118,7 @@ def test_check_names_every_mistake_of_every_file(tmp_path: Path, experts_folder:
         ("COSERVE_DATABASE", "sqlite:////proc/x/inspection.db", "database: nothing can be written in /proc"),
         ("COSERVE_JOURNAL", "/proc/journal", "journal: nothing can be written in /proc"),
         ("COSERVE_IMAGES", "{file}/images", "is a file, where a folder is needed"),
+        ("COSERVE_DEVICES", "{{'cuda:97': {{expert_memory: 1GB}}}}", "devices.cuda:97: torch sees "),
         ("COSERVE_RECORD", "/nonexistent/trace.jsonl", "record: there is no folder /nonexistent"),
     ],
 )

@@ -15,7 +15,8 @@ from experts.vision.infer import infer
 from experts.vision.networks import select_head
 from experts.vision.preprocess import fit
 from experts.vision.slot import SlotPool
-from tests.experts.samples import PICTURES, a_model, encoded, labels
+from tests.experts.pictures import encoded
+from tests.experts.samples import PICTURES, a_model, labels
 from tools.training.expert_file import CONFIDENCE_TOLERANCES, Form, ImportRefusedError
 from tools.training.importer import ImportTarget, import_file, import_model
 from tools.training.proof import pattern_images
