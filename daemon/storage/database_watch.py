@@ -57,10 +57,12 @@ class DatabaseFiles:
             self._connection: Any = connection.connection.driver_connection
         number = secrets.randbits(31)
         try:
-            replace_durably(self._ids, f"{_id_of(self._database)} {number}", self._database.stat().st_mode & 0o777)
+            # Never closed: that would drop SQLite's locks on this file, and another program's close delete the log.
+            file = os.open(self._database, os.O_RDONLY | os.O_CLOEXEC)
+            replace_durably(self._ids, f"{_id_in(file)} {number}", self._database.stat().st_mode & 0o777)
             self._connection.execute(f"PRAGMA application_id = {number:d}")
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            if _id_of(self._database) == number:
+            if _id_in(file) == number:
                 replace_durably(self._ids, str(number), self._database.stat().st_mode & 0o777)
         except (OSError, sqlite3.Error) as error:
             self._log.warning("database_not_numbered", file=str(self._database), error=str(error))
@@ -187,7 +189,11 @@ class DatabaseWatch:
 def _id_of(database: Path) -> int:
     """Return the number in the header of a database file, without its log; 0 of an empty file."""
     with database.open("rb") as file:
-        return int.from_bytes(file.read(APPLICATION_ID.stop)[APPLICATION_ID], "big")
+        return _id_in(file.fileno())
+
+
+def _id_in(file: int) -> int:
+    return int.from_bytes(os.pread(file, APPLICATION_ID.stop, 0)[APPLICATION_ID], "big")
 
 
 def _is_at(file: Path, known: os.stat_result) -> bool:

@@ -52,6 +52,13 @@ BREAKS = (
         ("daemon/storage/test_database_watch.py",),
     ),
     Break(
+        "A running line's database is opened with `sqlite3`",
+        "daemon/storage/database_watch.py",
+        "            if _id_in(file) == number:\n",
+        "            os.close(file)\n            if _id_of(self._database) == number:\n",
+        ("daemon/storage/test_database_watch.py::test_another_program_that_closes_the_database_takes_no_log_away",),
+    ),
+    Break(
         "A database that is locked, deleted, moved or replaced",
         "daemon/storage/database_watch.py",
         "            copy_connection(self._connection, self._saved)\n",

@@ -266,3 +266,14 @@ def test_a_folder_that_was_copied_as_a_whole_is_taken_as_it_is(killed: Path) -> 
     copy = a_copy(killed, "*")
     DatabaseFiles(copy).settle()
     assert rows_of(copy) == list(range(50))
+
+
+def test_another_program_that_closes_the_database_takes_no_log_away(written: Written) -> None:
+    written.write()
+    code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM t').fetchall(); c.close()"
+    subprocess.run([sys.executable, "-c", code, written.path], check=True)
+    assert written.files.look() is None
+    written.write()
+    written.end()
+    with closing(sqlite3.connect(written.path)) as connection:
+        assert connection.execute("SELECT n FROM t").fetchall() == [(0,), (1,)]
