@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, print_json, print_table
-from tools.terminal.option_values import since_option, until_option
+from tools.terminal.option_values import shift_option, since_option, time_window, until_option
 
 _DEFAULT_LIMIT = 50
 
@@ -14,6 +14,7 @@ def changes(
     config: ConfigOption = DEFAULT_CONFIG,
     since: Annotated[str | None, since_option("Changes of then or later: 2026-11-21, today, 2h (ago).")] = None,
     until: Annotated[str | None, until_option("Changes before; a day counts whole.")] = None,
+    shift: Annotated[str | None, shift_option()] = None,
     subject: Annotated[
         str | None,
         typer.Option(metavar="SUBJECT", help="Of this alone: rules, CoServe, an expert, or a key of coserve.yaml."),
@@ -32,6 +33,7 @@ def changes(
     from daemon.storage.database import schema
     from tools.terminal.open_line import opened
 
+    since, until = time_window(config, since, until, shift)
     table = schema.changes.c
     query = select(schema.changes).order_by(table.at.desc(), table.change_id.desc())
     query = query if since is None else query.where(table.at >= since)

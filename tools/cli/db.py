@@ -1,15 +1,16 @@
 """`coserve db …`: the results database of a line, also while it runs."""
 
 from dataclasses import asdict, fields
+from datetime import timedelta
 from pathlib import Path
-from time import sleep
+from time import sleep, time
 from typing import Annotated, Any
 
 import typer
 
 from daemon.units import size_text
 from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, exit_on, fail, print_json
-from tools.terminal.option_values import Commands, Note
+from tools.terminal.option_values import Commands, Note, since_option, time_window, until_option
 
 db_app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Copy, check and prune the results database, also while the line runs."
@@ -50,6 +51,32 @@ def backup(
         print_json({"file": str(file), "bytes": size_bytes})
     else:
         console.print(f"{file}: {size_text(size_bytes)}", markup=False)
+
+
+@db_app.command()
+def shifts(
+    config: ConfigOption = DEFAULT_CONFIG,
+    since: Annotated[str | None, since_option("From then on; without it the last 31 days.")] = None,
+    until: Annotated[str | None, until_option("Until then; a day counts whole.")] = None,
+) -> None:
+    """Print the plant's days and shifts as SQL, a temporary table `plant_times`, to join results in UTC with.
+
+    Example: coserve db shifts --since 31d --config demo/coserve.yaml
+    """
+    from daemon.config.plant_time import Span
+    from daemon.units import utc_text, wall_seconds
+    from tools.terminal.open_line import settings_of
+
+    plant = settings_of(config).plant.clock()
+    since, until = time_window(config, since or "31d", until)
+    span = Span(str(since), until or utc_text(time()))
+    first, last = (plant.today(wall_seconds(edge)) for edge in (span.since, span.until))
+    days = [first + timedelta(days=number) for number in range((last - first).days + 1)]
+    named = [("day", day, plant.days(day)) for day in days]
+    named += [(shift.name, shift.day, shift) for shift in plant.shifts(span)]
+    print("CREATE TEMP TABLE plant_times (name TEXT, day TEXT, since TEXT, until TEXT);")
+    for name, day, times in named:  # names of shifts have no quotes
+        print(f"INSERT INTO plant_times VALUES ('{name}', '{day}', '{times.since}', '{times.until}');")  # noqa: S608
 
 
 @db_app.command()

@@ -18,7 +18,7 @@ from tools.terminal.console import (
     print_json,
     print_table,
 )
-from tools.terminal.option_values import since_option, until_option
+from tools.terminal.option_values import shift_option, since_option, time_window, until_option
 
 if TYPE_CHECKING:
     from tools.query.reading import BoardSelection
@@ -33,6 +33,7 @@ def export(
     board_type: Annotated[Texts, typer.Option("--type", metavar="TYPE", help="Boards of this type.")] = None,
     since: Annotated[str | None, since_option("Boards that closed then or later.")] = None,
     until: Annotated[str | None, until_option("Before; a day counts whole.")] = None,
+    shift: Annotated[str | None, shift_option()] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="A new or empty folder.")] = None,
     with_weights: Annotated[bool, typer.Option("--with-weights", help="Also the experts' weights.")] = False,
     training: Annotated[
@@ -54,9 +55,13 @@ def export(
 
     if verify is not None:
         raise SystemExit(_verify(verify, as_json=as_json))
+    since, until = time_window(config, since, until, shift)
     selection = BoardSelection(tuple(lot or ()), tuple(serial or ()), tuple(board_type or ()), since, until)
     if out is None or selection == BoardSelection():
-        fail("name --out DIR and which boards: --lot, --serial, --type, --since or --until (or --verify DIR)", status=2)
+        fail(
+            "name --out DIR and which boards: --lot, --serial, --type, --since, --until or --shift (or --verify DIR)",
+            status=2,
+        )
     if training:
         _training(config, selection, out, as_json=as_json)
     _write(config, selection, out, with_weights=with_weights, as_json=as_json)

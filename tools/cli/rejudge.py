@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tools.terminal.console import AsJson, ConfigPath, console, errors, fail, print_json, print_table
-from tools.terminal.option_values import since_option
+from tools.terminal.option_values import shift_option, since_option, time_window, until_option
 
 if TYPE_CHECKING:
     from tools.query.rejudge import RejudgeReport
@@ -25,6 +25,8 @@ def rejudge(
     ] = None,
     lot: Annotated[str | None, typer.Option(help="Only images of this lot.")] = None,
     since: Annotated[str | None, since_option("Judged then or later: 2026-11-21, 2h ago.")] = None,
+    until: Annotated[str | None, until_option("Judged before; a day counts whole.")] = None,
+    shift: Annotated[str | None, shift_option()] = None,
     component: Annotated[str | None, typer.Option(help="Only this component type.")] = None,
     verdict: Annotated[
         Literal["pass", "fail", "review", "unknown"] | None, typer.Option(help="Only images that got this verdict.")
@@ -55,7 +57,8 @@ def rejudge(
         fail(f"--csv {csv}: there is no folder {csv.absolute().parent}", status=2)
     os.nice(_NICENESS)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    request = RejudgeRequest(rules, tuple(expert or ()), lot, since, component, verdict, sample)
+    since, until = time_window(config, since, until, shift)
+    request = RejudgeRequest(rules, tuple(expert or ()), lot, since, component, verdict, sample, until)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(*columns, console=errors, transient=True) as bars:
         task = bars.add_task("judging again", total=None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, fail
-from tools.terminal.option_values import since_option, until_option
+from tools.terminal.option_values import shift_option, since_option, time_window, until_option
 
 if TYPE_CHECKING:
     from tools.query.results import RowFormat
@@ -67,10 +67,11 @@ def results(
     since: Annotated[
         str | None,
         since_option(
-            "Judged then or later: 2026-11-21, 2026-11-21T09:28 (UTC, or with an offset), today, 2h (ago).", _PANEL
+            "Judged then or later: 2026-11-21, 2026-11-21T09:28, 09:28 (the plant's clock), today, 2h (ago).", _PANEL
         ),
     ] = None,
     until: Annotated[str | None, until_option("Judged before; a day counts whole.", _PANEL)] = None,
+    shift: Annotated[str | None, shift_option(_PANEL)] = None,
     boards: Annotated[bool, typer.Option("--boards", help="Boards instead of images.")] = False,
     stages: Annotated[bool, typer.Option("--stages", help="A row for each expert's answer.")] = False,
     columns: Annotated[str | None, typer.Option(metavar="NAME,NAME,…", help="These columns only.")] = None,
@@ -113,6 +114,7 @@ def results(
         "rules_version": rules_version, "source": source, "late": None if late is None else [int(late)],
     }  # fmt: skip
     seq_from, seq_to = _range(seq)
+    since, until = time_window(config, since, until, shift)
     values = {name: list(choices) for name, choices in equal.items() if choices}
     filters = RowFilters(values, since, until, latency_above, seq_from, seq_to)
     row_format, target = _format(as_json, as_csv, as_jsonl, parquet, out)

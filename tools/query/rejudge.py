@@ -56,7 +56,7 @@ class RejudgeError(CommandError):
 
 @dataclass(frozen=True, slots=True)
 class RejudgeRequest:
-    """Options of the command. `experts` are NAME=VERSION or NAME=FOLDER, `since` is UTC text.
+    """Options of the command. `experts` are NAME=VERSION or NAME=FOLDER, `since` and `until` are UTC text.
 
     `sample` is the number of images to choose at random; all that match without it.
     """
@@ -68,6 +68,7 @@ class RejudgeRequest:
     component: str | None = None
     verdict: str | None = None
     sample: int | None = None
+    until: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ def _filters(request: RejudgeRequest, replaced: tuple[str, ...]) -> RowFilters:
     # Without other rules only images that one of these experts answered can change.
     experts = replaced if request.rules is None else ()
     equal = {"component": [request.component], "daemon_verdict": [request.verdict], "expert": list(experts)}
-    return RowFilters({name: values for name, values in equal.items() if any(values)}, request.since)
+    return RowFilters({name: values for name, values in equal.items() if any(values)}, request.since, request.until)
 
 
 def _entries(line: ExpertsLine, request: RejudgeRequest) -> tuple[dict[str, CatalogEntry], tuple[str, ...]]:

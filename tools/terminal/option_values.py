@@ -6,14 +6,16 @@ integer, unable to parse string as an integer".
 
 import re
 from collections.abc import Iterable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args
 
 import typer
 from pydantic import ValidationError
 from typer.core import TyperGroup
 
+from daemon.config.plant_time import PlantTime, Shift
 from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.units import utc_text
 from daemon.wire.messages import NAME, NAME_EXPECTED
@@ -21,9 +23,12 @@ from experts.vision.architectures import ARCHITECTURES
 from tools.terminal.console import DEFAULT_CONFIG, CommandError, fail
 
 _NUMBERS = {int: "a whole number", float: "a number"}
-_MOMENTS = "a day (2026-11-21), a time (2026-11-21T09:28, UTC unless it ends in an offset), today, yesterday, or 2h ago"
+_MOMENTS = "a day (2026-11-21), a time (2026-11-21T09:28, of the plant unless it ends in an offset), 09:28, today, "
+_MOMENTS += "yesterday, or 2h ago"
+_UTC = PlantTime()
 _AGO = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(s|min|m|h|d|w)(?: ago)?")
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+_CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -121,50 +126,100 @@ def must_be_policies(names: Iterable[str]) -> None:
 
 
 def since_option(help_text: str, panel: str | None = None) -> Any:
-    """Return an option `--since` whose value becomes UTC text."""
+    """Return an option `--since`; `time_window` reads its value by the plant's clock."""
     return typer.Option(
-        "--since", metavar="TIME", help=help_text, rich_help_panel=panel, callback=lambda text: _utc(text, "begin")
+        "--since", metavar="TIME", help=help_text, rich_help_panel=panel, callback=lambda text: _checked(text, "begin")
     )
 
 
 def until_option(help_text: str, panel: str | None = None) -> Any:
-    """Return an option `--until` whose value becomes UTC text; a day counts whole."""
+    """Return an option `--until`; a day counts whole."""
     return typer.Option(
-        "--until", metavar="TIME", help=help_text, rich_help_panel=panel, callback=lambda text: _utc(text, "end")
+        "--until", metavar="TIME", help=help_text, rich_help_panel=panel, callback=lambda text: _checked(text, "end")
     )
 
 
-def _utc(text: str | None, edge: Literal["begin", "end"]) -> str | None:
+def shift_option(panel: str | None = None) -> Any:
+    """Return an option `--shift`, in place of `--since` and `--until`."""
+    help_text = "One shift of `plant.shifts`, the newest that has begun or that of a day: early, night@2026-11-21."
+    return typer.Option("--shift", metavar="NAME[@DAY]", help=help_text, rich_help_panel=panel)
+
+
+def time_window(
+    config: Path, since: str | None, until: str | None = None, shift: str | None = None
+) -> tuple[str | None, str | None]:
+    """Return the range that the options name as UTC text, by the clock of the plant of `config`."""
+    if since is None and until is None and shift is None:
+        return None, None
+    from tools.terminal.open_line import settings_of  # slow to import
+
+    plant, now = settings_of(config).plant.clock(), datetime.now(UTC)
+    if shift is None:
+        return since and moment(since, now, "begin", plant), until and moment(until, now, "end", plant)
+    if since is not None or until is not None:
+        fail("--shift names its own time: leave out --since and --until", status=2)
     try:
-        return None if text is None else moment(text, datetime.now(UTC), edge)
+        span = shift_span(shift, now, plant)
+    except ValueError as error:
+        fail(f"--shift: {error}", status=2)
+    return span.since, span.until
+
+
+def shift_span(text: str, now: datetime, plant: PlantTime) -> Shift:
+    """Return the shift `early` that began last, or `early@2026-11-21`; ValueError says what is expected."""
+    name, _, words = text.strip().partition("@")
+    day = plant.today(now.timestamp())
+    if words:
+        named = _day(words.lower(), day)
+        if named is None:
+            raise ValueError(
+                f"expected a day such as {name}@2026-11-21, {name}@today or {name}@yesterday, found {text!r}"
+            )
+        return plant.shift(name, named)
+    newest = plant.shift(name, day)
+    return newest if newest.since <= utc_text(now.timestamp()) else plant.shift(name, day - timedelta(days=1))
+
+
+def _checked(text: str | None, edge: Literal["begin", "end"]) -> str | None:
+    try:
+        return text if text is None or moment(text, datetime.now(UTC), edge) else None
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
 
-def moment(text: str, now: datetime, edge: Literal["begin", "end"]) -> str:
-    """Return `2026-11-21`, `2026-11-21T09:28`, `2h` or `today` as the database has times: `2026-11-21T00:00:00.000Z`.
+def moment(text: str, now: datetime, edge: Literal["begin", "end"], plant: PlantTime = _UTC) -> str:
+    """Return `2026-11-21`, `2026-11-21T09:28`, `09:28`, `2h` or `today` as the database has times.
 
-    `now` is an aware datetime. A whole day is its first moment; at the `end` edge it is the next day's first moment.
-    Raises ValueError, which says what is expected.
+    `now` is an aware datetime. A time is of the plant's clock unless it has an offset; one without a day is its newest.
+    A whole day is its first moment; at the `end` edge it is the next day's first moment. Raises ValueError, which says
+    what is expected.
     """
     words = text.strip().lower()
-    today = now.astimezone(UTC).date()
-    day = {"today": today, "yesterday": today - timedelta(days=1)}.get(words)
+    now_s = now.timestamp()
+    today = plant.today(now_s)
     ago = _AGO.fullmatch(words)
     try:
-        if _DAY.fullmatch(words):
-            day = date.fromisoformat(words)
+        day = _day(words, today)
         if day is not None:
-            at = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1 if edge == "end" else 0)
-        elif words == "now":
-            at = now
-        elif ago is not None:
-            at = now - timedelta(seconds=float(ago[1]) * _UNITS_S[ago[2]])
-        else:
-            at = datetime.fromisoformat(words.upper())
-        return utc_text((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
+            return plant.days(day).until if edge == "end" else plant.days(day).since
+        if words == "now":
+            return utc_text(now_s)
+        if ago is not None:
+            return utc_text((now - timedelta(seconds=float(ago[1]) * _UNITS_S[ago[2]])).timestamp())
+        if _CLOCK.fullmatch(words):
+            clock = time.fromisoformat(words.zfill(5))
+            begun = plant.at(today, clock)
+            return utc_text(begun if begun <= now_s else plant.at(today - timedelta(days=1), clock))
+        at = datetime.fromisoformat(words.upper())
+        return utc_text(at.timestamp() if at.tzinfo else plant.at(at.date(), at.time()))
     except (ValueError, OverflowError):
         raise ValueError(f"expected {_MOMENTS}, found {text!r}") from None
+
+
+def _day(words: str, today: date) -> date | None:
+    if _DAY.fullmatch(words):
+        return date.fromisoformat(words)
+    return {"today": today, "yesterday": today - timedelta(days=1)}.get(words)
 
 
 def _refuse(error: typer.BadParameter, param: Any) -> NoReturn:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 import signal
 import sqlite3
@@ -10,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ import pytest
 from sqlalchemy import Engine, event
 from typer.testing import CliRunner, Result
 
+from daemon.config.plant_time import PlantTime
 from daemon.errors import install_with
 from daemon.storage.database.connections import open_for_reading
+from daemon.units import wall_seconds
+from tests import ROOT
 from tests.small_disk import small_disk
 from tests.tools.cli.test_terminal_text import on_a_terminal
 from tests.tools.query.sample_results import CONFIG, NEW, OLD, RULES, make
@@ -29,7 +33,7 @@ from tools.cli.main import app
 from tools.query import reading
 from tools.query.reading import BATCH_ROWS, ResultsQuery, read_batches
 from tools.query.rows import BOARDS, IMAGES, STAGES, RowFilters
-from tools.terminal.option_values import moment
+from tools.terminal.option_values import moment, shift_span
 
 NASTY = ("=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "<b>x</b>", "[/red]", "'; DROP TABLE boards; --", "a\x1b[31mb")
 SERIAL = "S0000051"
@@ -386,6 +390,99 @@ NOW = datetime(2026, 11, 22, 8, 30, tzinfo=UTC)
 )
 def test_moments_are_read_as_a_person_means_them(text: str, begin: str, end: str) -> None:
     assert (moment(text, NOW, "begin"), moment(text, NOW, "end")) == (begin, end)
+
+
+BERLIN = PlantTime("Europe/Berlin", (("early", time(6)), ("late", time(14)), ("night", time(22))))
+
+
+@pytest.mark.parametrize(
+    ("text", "begin", "end"),
+    [
+        ("today", "2026-11-21T23:00:00.000Z", "2026-11-22T23:00:00.000Z"),
+        ("2026-10-25", "2026-10-24T22:00:00.000Z", "2026-10-25T23:00:00.000Z"),
+        ("2026-11-21T09:28", "2026-11-21T08:28:00.000Z", "2026-11-21T08:28:00.000Z"),
+        ("2026-11-21T09:28Z", "2026-11-21T09:28:00.000Z", "2026-11-21T09:28:00.000Z"),
+        ("09:30", "2026-11-22T08:30:00.000Z", "2026-11-22T08:30:00.000Z"),
+        ("9:31", "2026-11-21T08:31:00.000Z", "2026-11-21T08:31:00.000Z"),  # still to come today: yesterday's
+        ("22:00", "2026-11-21T21:00:00.000Z", "2026-11-21T21:00:00.000Z"),
+    ],
+)
+def test_moments_are_of_the_plants_clock(text: str, begin: str, end: str) -> None:
+    assert (moment(text, NOW, "begin", BERLIN), moment(text, NOW, "end", BERLIN)) == (begin, end)
+
+
+@pytest.mark.parametrize(
+    ("text", "day", "since"),
+    [
+        ("early", "2026-11-22", "2026-11-22T05:00:00.000Z"),
+        ("late", "2026-11-21", "2026-11-21T13:00:00.000Z"),  # today's has not begun
+        ("night@today", "2026-11-22", "2026-11-22T21:00:00.000Z"),
+        ("night@yesterday", "2026-11-21", "2026-11-21T21:00:00.000Z"),
+        ("early@2026-03-29", "2026-03-29", "2026-03-29T04:00:00.000Z"),
+    ],
+)
+def test_a_shift_is_the_newest_or_that_of_a_day(text: str, day: str, since: str) -> None:
+    shift = shift_span(text, NOW, BERLIN)
+    assert (shift.day.isoformat(), shift.since) == (day, since)
+
+
+@pytest.mark.parametrize("text", ["eraly", "early@soon", "early@2026-02-30", "@today", "day", ""])
+def test_a_text_that_is_not_a_shift_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no shift|expected a day|day is out of range"):
+        shift_span(text, NOW, BERLIN)
+
+
+@pytest.fixture(scope="module")
+def tokyo(line: Path) -> Path:
+    config = line / "tokyo.yaml"
+    plant = 'plant: {timezone: Asia/Tokyo, shifts: {early: "06:00", late: "18:00"}}\n'
+    config.write_text(CONFIG + plant, encoding="utf-8")
+    return config
+
+
+def test_days_and_shifts_of_a_command_are_those_of_coserve_yaml(line: Path, tokyo: Path) -> None:
+    def count(*words: str) -> int:
+        return json.loads(coserve("results", "--config", tokyo, "--count", "--json", *words).stdout)["count"]
+
+    plant = PlantTime("Asia/Tokyo", (("early", time(6)), ("late", time(18))))
+    (newest,) = by_hand(line, "SELECT max(completed_at) FROM inspections")
+    day = plant.today(wall_seconds(newest))
+    for option, span in (
+        (("--since", str(day), "--until", str(day)), plant.days(day)),
+        (("--shift", f"early@{day}"), plant.shift("early", day)),
+        (("--shift", f"late@{day}"), plant.shift("late", day)),
+    ):
+        within = "SELECT count(*) FROM inspections WHERE completed_at >= ? AND completed_at < ?"
+        assert [count(*option)] == by_hand(line, within, span.since, span.until)
+    refused = coserve("results", "--config", tokyo, "--shift", "night", status=2)
+    assert "no shift 'night': expected one of early, late" in refused.stderr
+    assert (
+        "leave out --since"
+        in coserve("results", "--config", tokyo, "--shift", "early", "--since", "1d", status=2).stderr
+    )
+    assert (
+        "no plant.shifts" in coserve("results", "--config", line / "coserve.yaml", "--shift", "early", status=2).stderr
+    )
+
+
+def test_every_command_with_a_time_takes_a_shift(line: Path, tokyo: Path, tmp_path: Path) -> None:
+    assert "Changes" in coserve("changes", "--config", tokyo, "--shift", "early@2026-01-01").stdout
+    nothing = coserve("export", "--config", tokyo, "--shift", "early@1999-01-01", "--out", tmp_path / "out", status=1)
+    assert "no board" in nothing.output.lower()
+    assert "no shift" in coserve("rejudge", tokyo, "--shift", "night", status=2).stderr
+
+
+def test_the_cookbook_groups_by_the_plants_shifts(line: Path, tokyo: Path) -> None:
+    page = (ROOT / "docs/sql-cookbook.md").read_text(encoding="utf-8")
+    (query,) = re.findall(r"^```\n(SELECT p\.day.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    (oldest,) = by_hand(line, "SELECT min(completed_at) FROM boards")
+    shifts = coserve("db", "shifts", "--config", tokyo, "--since", oldest).stdout
+    with closing(sqlite3.connect(f"file:{line / 'inspection.db'}?mode=ro", uri=True)) as database:
+        database.executescript(shifts)
+        found = database.execute(query).fetchall()
+    boards = "SELECT count(*) FROM boards WHERE completed_at IS NOT NULL AND attempt = 1"
+    assert [sum(row[2] for row in found)] == by_hand(line, boards)
+    assert {row[1] for row in found} == {"early", "late"}
 
 
 @pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "2026-11-31", "25:00", "2h30", "-2h", "999999w", "2026"])
