@@ -183,6 +183,8 @@ def _about_image(record: InspectionRecord) -> Iterator[str]:
     yield f"Inspection {image['inspection_id']}: {image['designator']}, type {image['component']}, {verdict}"
     closing = f"closed {board['completed_at']} as {board['verdict']}" if board["verdict"] else "still open"
     yield f"  board {board['serial']} ({board['board_type']}{where}), attempt {board['attempt']}: {closing}"
+    if board["attributes"]:
+        yield "  " + ", ".join(f"{name}: {text}" for name, text in json.loads(board["attributes"]).items())
     picture = f"kept as {image['image_path']}" if image["image_path"] else "not kept"
     yield f"  image {image['source']}/{image['image_id']}, {image['image_bytes']:,} bytes, {picture}"
     if record.others:

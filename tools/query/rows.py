@@ -87,9 +87,11 @@ _IMAGE_COLUMNS: dict[str, ColumnElement[Any]] = {
         name: inspections.c[name]
         for name in (
             *("source", "image_id", "inspection_id", "captured_at", "accepted_at", "deadline_ms", "rules_version"),
-            *("image_bytes", "image_sha256", "image_path"),
+            *("image_bytes", "image_sha256", "image_path", "board_id"),
         )
     },
+    "decided_at": reviews.c.at,
+    "note": reviews.c.note,
 }
 _STAGE_COLUMNS: dict[str, ColumnElement[Any]] = {
     "seq": inspections.c.seq,
@@ -111,7 +113,7 @@ _BOARD_COLUMNS: dict[str, ColumnElement[Any]] = {
         name: boards.c[name]
         for name in (
             *("reason", "expected", "inspected", "station", "board_id", "first_seen_at", "rules_version", "missing"),
-            *("failed", "review", "unknown"),
+            *("failed", "review", "unknown", "attributes"),
         )
     },
 }

@@ -46,7 +46,7 @@ _WORST_FIRST = ("fail", "unknown", "review", None, "pass")
 
 BOARDS = """
 SELECT boards.board_id, boards.board_type, boards.serial, boards.attempt, boards.lot, boards.station, first_seen_at,
-       completed_at, expected, inspected, boards.verdict, reason, rules_version, failed, missing
+       completed_at, expected, inspected, boards.verdict, reason, rules_version, failed, missing, attributes
 FROM boards
 """
 #: A closed attempt's verdict after review, and who gave it. Filtered by `board_id`: the view is slow for all boards.
@@ -212,6 +212,12 @@ def missing(board: Row[Any]) -> list[dict[str, Any]]:
     return _json_list(board.missing)
 
 
+def attributes(board: Row[Any]) -> dict[str, Any]:
+    """Return the texts that cameras sent with the board's images, by name."""
+    items = _json_list(f"[{board.attributes or '{}'}]")
+    return items[0] if items else {}
+
+
 def _is_one_board(matches: Sequence[Row[Any]], serial: str) -> bool:
     """Return True if all matches are attempts at the board of this serial: who scans it wants to see that board."""
     return len({(board.board_type, board.serial) for board in matches}) == 1 and matches[0].serial == serial
@@ -261,6 +267,7 @@ def _board_page(
         total=total,
         is_counted=total <= _MAX_COUNTED_IMAGES,
         missing=missing(board),
+        attributes=attributes(board),
         verdict=verdict,
         after=after,
         more=more,

@@ -202,6 +202,20 @@ def test_other_orders_put_nulls_last(results: Callable[..., Result]) -> None:
     assert rows(results, "--order", "defect", "--limit", "1")[0]["defect"] == "bridge"
 
 
+def test_rows_say_what_else_is_known_of_a_board(line: Path, results: Callable[..., Result]) -> None:
+    with closing(sqlite3.connect(line / "inspection.db")) as database, database:
+        database.execute("UPDATE boards SET attributes = ? WHERE board_id = 20", ('{"panel":"P-17"}',))
+    boards = rows(results, "--boards", "--columns", "board_id,attributes,failed,review,unknown,missing")
+    assert {row["board_id"]: row["attributes"] for row in boards}[20] == '{"panel":"P-17"}'
+    assert all(isinstance(json.loads(row["failed"] or "[]"), list) for row in boards)
+    images = rows(results, "--columns", "inspection_id,board_id,decided_by,decided_at,note")
+    assert [row["board_id"] for row in images] == by_hand(line, "SELECT board_id FROM inspections ORDER BY seq DESC")
+    decided = [row["decided_at"] is not None for row in images]
+    assert decided == [row["decided_by"] != "daemon" for row in images]
+    (image,) = by_hand(line, "SELECT min(inspection_id) FROM inspections WHERE board_id = 20")
+    assert "\n  panel: P-17\n" in coserve("explain", image, "--config", line / "coserve.yaml").stdout
+
+
 def test_columns_are_those_that_are_named(results: Callable[..., Result]) -> None:
     named = rows(results, "--columns", "serial, verdict", "--limit", "2")
     assert [list(row) for row in named] == [["serial", "verdict"]] * 2

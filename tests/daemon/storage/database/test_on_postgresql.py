@@ -1,6 +1,7 @@
 """The store, the views and a whole line on a real PostgreSQL server: what SQLite answers, it answers too."""
 
 import json
+import re
 import signal
 import urllib.request
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, TextClause, func, insert, select, text
+from sqlalchemy import Connection, TextClause, create_engine, func, insert, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 from typer.testing import CliRunner, Result
 
@@ -35,6 +36,7 @@ from daemon.storage.database.reviews import (
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.schema import VIEWS, boards, generations, inspections, metadata, reviews, stream_position
 from daemon.storage.database.store import open_store
+from tests import ROOT
 from tests.contract.client import Line as RunningLine
 from tests.daemon.storage.database.postgresql_server import WANTED, Server, a_server, programs
 from tests.daemon.storage.database.store_parts import (
@@ -380,3 +382,33 @@ def test_a_line_runs_on_it_with_pages_commands_a_kill_a_decision_and_a_server_th
         assert done.exit_code in (1, 2)
         assert "pg_dump" in done.output
         assert "secret" not in done.output
+
+
+def test_the_grants_of_the_page_cover_tables_and_views_of_later_versions(server: Server, tmp_path: Path) -> None:
+    address = server.url("grants")
+    open_store(address, clock=MovingClock().clock).close()
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    (all_now, all_later) = re.findall(r"^ +((?:GRANT|ALTER DEFAULT).*;)$", page, flags=re.MULTILINE)
+    owner = create_engine(address, isolation_level="AUTOCOMMIT")
+    reader = create_engine(address.replace("coserve:secret@", "quality@"))
+
+    def may_read(*names: str) -> list[bool]:
+        with reader.connect() as connection:
+            may = text("SELECT has_table_privilege(:name, 'SELECT')")
+            return [connection.execute(may, {"name": name}).scalar_one() for name in names]
+
+    with owner.connect() as connection:
+        connection.execute(text("CREATE ROLE quality LOGIN"))
+        assert may_read("boards", "final_boards") == [False, False]
+        connection.execute(text(all_now))
+        connection.execute(text("CREATE TABLE later (n integer)"))
+        assert may_read("boards", "final_boards", "later") == [True, True, False]
+        connection.execute(text(all_later))
+        connection.execute(text("CREATE TABLE latest (n integer)"))
+        connection.execute(text("DROP VIEW final_verdicts"))
+        connection.execute(text(f"CREATE VIEW final_verdicts AS {VIEWS['final_verdicts']}"))
+        assert may_read("latest", "final_verdicts") == [True, True]
+    with reader.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM final_boards")).scalar_one() == 0
+    for engine in (owner, reader):
+        engine.dispose()
