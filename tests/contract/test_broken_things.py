@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from daemon.config.settings import load_config
 from daemon.line import line as line_module
 from daemon.line.line import reload_rules_and_catalog
+from daemon.units import utc_text
 from tests.contract.client import RULES, Line, everything_is_whole
 from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned
@@ -227,7 +228,9 @@ def test_an_expert_whose_file_comes_later_serves_after_a_reload(tmp_path: Path, 
         assert (failed["verdict"], failed["reason"]) == ("unknown", "expert_failed")
         assert line.result(line.send())["verdict"] == "pass"
         line.wait(lambda: line.status()["state"] == "degraded")
-        assert "C0603.safetensors" in line.status()["last_error"]
+        status = line.status()
+        assert "C0603.safetensors" in status["last_error"]
+        assert line.rows("SELECT started_at FROM runs")[0][0] <= status["last_error_at"] <= utc_text(time.time())
         assert line.control("reload")["without_weights"] == ["C0603"]
         said = CliRunner().invoke(app, ["reload", "--config", str(line.config)]).output
         assert "without usable weights (1): C0603; coserve check says why" in " ".join(said.split())
@@ -235,7 +238,8 @@ def test_an_expert_whose_file_comes_later_serves_after_a_reload(tmp_path: Path, 
         answer = line.control("reload")
         assert answer["type"] == "ok"
         assert "without_weights" not in answer
-        assert line.status()["last_error"] is None
+        status = line.status()
+        assert (status["last_error"], status["last_error_at"]) == (None, None)
         assert line.result(line.send(component="V"))["reason"] is None
         line.wait(lambda: line.status()["state"] == "ready")
 
