@@ -219,6 +219,21 @@ def test_rules_are_read_when_their_editor_has_ended(
     assert rest == []
 
 
+def test_another_program_that_opens_and_closes_the_database_takes_nothing_away(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    """SQLite's last connection deletes the log; a program that does not see the daemon's locks takes itself for it."""
+    line = Line(tmp_path, experts_folder)
+    for _ in range(2):  # a first start, and one that finds the files of an earlier one
+        with served(line):
+            line.result(line.send())
+            with closing(sqlite3.connect(tmp_path / "inspection.db")) as shell:
+                assert shell.execute("SELECT count(*) FROM inspections").fetchone() == (line.count,)
+            assert (tmp_path / "inspection.db-wal").exists()
+            line.result(line.send())
+            assert line.rows("SELECT count(*) FROM inspections") == [(line.count,)]
+
+
 def test_an_expert_whose_file_comes_later_serves_after_a_reload(tmp_path: Path, experts_folder: Path) -> None:
     line = Line(tmp_path, experts_folder)
     file = tmp_path / "experts" / "C0603.safetensors"
