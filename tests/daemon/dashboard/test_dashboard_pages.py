@@ -48,7 +48,9 @@ def test_a_probe_does_not_queue_behind_pages(web: Web) -> None:
 
 
 def test_a_board_shows_its_images_with_boxes_stages_and_reviews(web: Web) -> None:
-    web.add_board(1, "B-1", failed='[{"designator": "R1", "component": "R0402", "defect": "D207"}]')
+    web.add_board(
+        1, "B-1", failed='[{"designator": "R1", "component": "R0402", "defect": "D207"}]', attributes='{"panel":"P-17"}'
+    )
     web.add_image(1, 1, "fail", defect="D207", designator="R1", image_path="images/2026-11-21/000000/1.png")
     web.add_image(2, 1, "pass", designator="R2")
     web.add_stage(1)
@@ -58,7 +60,7 @@ def test_a_board_shows_its_images_with_boxes_stages_and_reviews(web: Web) -> Non
     web.add_picture("images/2026-11-21/000000/1.png", a_picture())
     page = web.get("/boards/1")
     assert page.status == 200
-    for text in ("B-1", "D207", "solder", "abcdefabcdef", "bridge", "61 %", "Anna", "only dust", "3.0 ms"):
+    for text in ("B-1", "D207", "solder", "abcdefabcdef", "bridge", "61 %", "Anna", "only dust", "3.0 ms", "P-17"):
         assert text in page.text, text
     assert '<svg viewBox="0 0 160 120"' in page.text
     assert '<rect x="10.5" y="20.0" width="19.5" height="24.0">' in page.text

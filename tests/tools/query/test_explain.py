@@ -76,6 +76,12 @@ def test_a_chain_is_told_step_by_step_with_the_line_of_each_rule(judged: Line) -
     assert "judged once more from the stored answers by those rules: the same" in words
 
 
+def test_the_attributes_of_the_board_are_told(copy: Path) -> None:
+    change(copy, "UPDATE boards SET attributes = ? WHERE serial = 'S1'", '{"order":"4711","panel":"P-17"}')
+    assert "\n  order: 4711, panel: P-17\n" in explain(copy, "S1", "F-0")
+    assert as_json(copy, "S1", "F-0")["board"]["attributes"] == '{"order":"4711","panel":"P-17"}'
+
+
 def test_a_serial_alone_is_said_to_be_a_board(judged: Line) -> None:
     text = explain(judged.folder, "S1", status=1)
     assert "S1 is a board, not an image: name the part too, such as `coserve explain S1 R1`" in text

@@ -212,8 +212,6 @@ def test_rows_say_what_else_is_known_of_a_board(line: Path, results: Callable[..
     assert [row["board_id"] for row in images] == by_hand(line, "SELECT board_id FROM inspections ORDER BY seq DESC")
     decided = [row["decided_at"] is not None for row in images]
     assert decided == [row["decided_by"] != "daemon" for row in images]
-    (image,) = by_hand(line, "SELECT min(inspection_id) FROM inspections WHERE board_id = 20")
-    assert "\n  panel: P-17\n" in coserve("explain", image, "--config", line / "coserve.yaml").stdout
 
 
 def test_columns_are_those_that_are_named(results: Callable[..., Result]) -> None:
