@@ -65,6 +65,8 @@ def export(
 
     if verify is not None:
         raise SystemExit(_verify(verify, key, config if compare else None, as_json=as_json))
+    if key is not None or compare:
+        fail("--key and --compare check a package: name it with --verify DIR", status=2)
     since, until = time_window(config, since, until, shift)
     selection = BoardSelection(tuple(lot or ()), tuple(serial or ()), tuple(board_type or ()), since, until)
     if out is None or selection == BoardSelection():
@@ -161,10 +163,12 @@ def _verify(package: Path, key: Path | None, config: Path | None, *, as_json: bo
     for problem in check.problems:
         console.print(f"{package}: {problem}", markup=False)
     if check.is_signature_valid:
-        console.print(f"signed with the key {check.signed_by}: the signature is valid", markup=False)
+        console.print(f"signed by {check.signer} with the key {check.signed_by}: the signature is valid", markup=False)
     elif check.is_signature_valid is None:
         signed = f"signed with the key {check.signed_by}, not checked: add --key" if check.signed_by else "not signed"
         console.print(f"{package}: {signed}", markup=False)
+    if engine is not None and check.is_whole:
+        console.print(f"{config}: its database has the same rows", markup=False)
     if check.is_whole:
         console.print(
             f"{package}: whole, {check.files:,} files, {check.boards} boards, made {check.made}", markup=False

@@ -25,7 +25,8 @@ class PackageCheck:
     """Names of files by problem; `made` and `boards` are the manifest's.
 
     `files` counts all files that a whole package has, SHA256SUMS included. `links` are symbolic links among the others.
-    `problems` are sentences. `signed_by` is the key that the manifest names, `is_signature_valid` None without a key.
+    `problems` are sentences. `signed_by` is the key that the manifest names, of the user `signer`; `is_signature_valid`
+    is None without a key.
     """
 
     files: int
@@ -36,6 +37,7 @@ class PackageCheck:
     links: list[str] = field(default_factory=list[str])
     problems: list[str] = field(default_factory=list[str])
     signed_by: str | None = None
+    signer: str | None = None
     is_signature_valid: bool | None = None
     made: str | None = None
     boards: int | None = None
@@ -67,9 +69,11 @@ def verify_package(
     _compare_files(check, checksums, present)
     present.pop(SUMS, None)
     signature = present.pop(SIGNATURE, None)
+    check.files += signature is not None
     check.added = sorted(map(_readable, present))
     if MANIFEST not in (*check.changed, *check.missing):
-        check.made, check.boards, counts, check.signed_by = _read_manifest(package / MANIFEST)
+        check.made, counts, check.signed_by, check.signer = _read_manifest(package / MANIFEST)
+        check.boards = counts["boards"]
         if check.is_whole:
             check.problems += _row_problems(package / "rows", counts, connect)
     if public is not None:
@@ -104,13 +108,14 @@ def _row_problems(
     return problems
 
 
-def _read_manifest(manifest: Path) -> tuple[str, int, dict[str, int], str | None]:
-    """Return when the package was made, its boards, its rows by table, the key it is signed with. PackageError."""
+def _read_manifest(manifest: Path) -> tuple[str, dict[str, int], str | None, str | None]:
+    """Return when the package was made, its rows by table, the key it is signed with, and its signer. PackageError."""
     try:
         fields = json.loads(manifest.read_text(encoding="utf-8"))
         counts = {str(name): int(count) for name, count in fields["rows"].items()}
-        signed_by = fields.get("signed_by")
-        return str(fields["made"]), counts["boards"], counts, None if signed_by is None else str(signed_by["key"])
+        signed_by = fields.get("signed_by") or {}
+        counts["boards"]  # a package has some
+        return str(fields["made"]), counts, signed_by.get("key"), signed_by.get("user")
     except (ValueError, TypeError, KeyError, AttributeError):
         raise PackageError(f"{manifest} does not say when it was made and how many boards it has") from None
 
