@@ -122,8 +122,8 @@ def check(
     else:
         for problem in problems or [f"{redacted_url(settings.database)}: no mistakes found"]:
             console.print(problem, markup=False)
-        for reason, count in evidence.not_judged.items():
-            console.print(f"not judged once more: {count:,} images: {reason}", markup=False)
+        for gap in evidence.gaps:
+            console.print(gap, markup=False)
         console.print(
             f"{evidence.boards:,} boards, {evidence.images:,} images, {evidence.pictures:,} pictures checked in"
             f" {monotonic() - began_s:.1f} s",

@@ -84,6 +84,10 @@ class Evidence:
             "not_judged": dict(self.not_judged),
         }
 
+    @property
+    def gaps(self) -> list[str]:
+        return [f"not judged once more: {count:,} images: {reason}" for reason, count in self.not_judged.items()]
+
     def end(self) -> "Evidence":
         self.problems += [f"and {self._more:,} more problems"] if self._more else []
         return self
@@ -94,14 +98,18 @@ def check_evidence(
     images: Path,
     is_chosen: ColumnElement[bool] | None = None,
     *,
+    with_tables: bool = True,
     with_pictures: bool = False,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Evidence:
-    """Check all boards, or those of a condition, read-only beside a running line and in bounded memory."""
+    """Check all boards, or those of a condition, read-only beside a running line and in bounded memory.
+
+    Without `with_tables` nothing is read but these boards and the few texts.
+    """
     evidence = Evidence()
     checker = _Checker(connect, images, evidence, with_pictures=with_pictures)
     steps: dict[str, Callable[[], None]] = {
-        "texts and reviews": lambda: _check_tables(connect, evidence),
+        "texts and reviews": lambda: _check_tables(connect, evidence, whole=with_tables),
         "verdicts and boards": lambda: checker.check_all(is_chosen),
     }
     for name, step in steps.items():
@@ -113,10 +121,12 @@ def check_evidence(
     return evidence.end()
 
 
-def _check_tables(connect: Connect, evidence: Evidence) -> None:
+def _check_tables(connect: Connect, evidence: Evidence, *, whole: bool) -> None:
+    checks = (_text_problems, _missing_texts, _review_problems) if whole else (_text_problems,)
     with connect() as connection:
-        for problem in (*_text_problems(connection), *_review_problems(connection)):
-            evidence.add(problem)
+        for check in checks:
+            for problem in check(connection):
+                evidence.add(problem)
 
 
 def read_boards(
@@ -303,6 +313,10 @@ def _text_problems(connection: Connection) -> Iterator[str]:
     for row in connection.execute(select(expert_versions)).mappings():
         if not row["sha256"].startswith(row["expert_version"]):
             yield f"expert_versions {row['expert']} {row['expert_version']}: its sha256 is that of another version"
+
+
+def _missing_texts(connection: Connection) -> Iterator[str]:
+    """Find versions of rules and settings that rows name and that are gone; reads every image and answer."""
     for table, named in ((inspections, rules_versions), (stages, expert_settings)):
         keys = [column.name for column in named.primary_key.columns]
         used = [table.c[key] for key in keys]

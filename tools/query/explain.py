@@ -232,7 +232,7 @@ def _about_expert(record: InspectionRecord, row: Row, today: CatalogVersions) ->
         values = json.loads(settings)
         told = (name for name in ("temperature", "confidence_floor", "nms_iou", "max_detections") if name in values)
         shown = ", ".join(f"{name} {values[name]}" for name in ("input_size", *told, "dtype") if name in values)
-        yield f"  settings {row['expert_settings']}: {shown}, classes {', '.join(values['classes'])}"
+        yield f"  settings {row['expert_settings']}: {shown}, classes {', '.join(values.get('classes', ()))}"
 
 
 def _about_times(row: Row) -> str:

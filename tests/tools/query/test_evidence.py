@@ -1,10 +1,12 @@
 """`coserve db check` names every row that no longer agrees with the others: table, key, and what was expected."""
 
 import json
+import random
 import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.schema import boards
 from daemon.storage.database.upkeep import check_database
 from tests.contract.client import Line
+from tests.daemon.storage.database.store_parts import a_line as a_store
+from tests.daemon.storage.database.store_parts import a_stage, an_arrival, an_outcome
 from tests.tools.run_commands import coserve
 from tools.query import evidence
 from tools.query.evidence import Evidence, check_evidence
@@ -169,6 +173,40 @@ def test_a_line_that_was_restored_without_pictures_says_so_in_one_line(line: Pat
     problems = check_database(f"sqlite:///{line}/inspection.db", line / "images", line / "journal")
     ((kept,),) = sqlite3.connect(line / "inspection.db").execute("SELECT count(image_path) FROM inspections")
     assert [problem.partition(": ")[0] for problem in problems] == [f"{line}/images has none of the {kept} kept images"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_boards_of_any_history_agree_with_their_images(tmp_path: Path, seed: int) -> None:
+    """Repeats, extras, late images, named attempts, time limits and restarts, as the writer writes them."""
+    chance, store, waiting = random.Random(seed), a_store(tmp_path), list[int]()
+    store.store.keep_rules(store.rulebook.current)
+    for number in range(400):
+        step = chance.random()
+        if step < 0.5:
+            place = ("R0402", chance.choice(("R1", "R2", "R3")))
+            board: dict[str, Any] = {
+                "type": chance.choice(("mainboard-a", "tiny", "loose")),
+                "serial": chance.choice("AB"),
+            }
+            named = chance.choice((None, None, None, 1, 2))
+            (image,) = store.accept(an_arrival(f"i{number}", *place, attempt=named, **board))
+            waiting.append(image.inspection_id)
+        elif step < 0.9 and waiting:
+            image_id = waiting.pop(chance.randrange(len(waiting)))
+            bad = a_stage("R0402", label="bad", confidence=chance.choice((0.01, 0.99)))
+            unsure = an_outcome(image_id, "unknown", reason="expert_failed", stages=[])
+            sound = an_outcome(image_id, stages=[a_stage("R0402")])
+            judged = an_outcome(image_id, "review" if bad.confidence == 0.01 else "fail", "bad", stages=[bad])
+            store.judge(chance.choice((sound, sound, judged, unsure)))
+        elif step < 0.97:
+            store.clock.pass_s(chance.choice((1, 3, 8)))
+            store.store.write()
+        else:
+            store.reopen(5)
+    evidence = checked(tmp_path)
+    store.store.close()
+    assert evidence.problems == []
+    assert evidence.boards > 20
 
 
 def test_a_damaged_page_ends_no_check(line: Path) -> None:

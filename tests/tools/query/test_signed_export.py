@@ -188,6 +188,17 @@ def test_rows_that_were_changed_after_signing_are_named_and_later_ones_are_not(
     assert "the signature is valid" in words
 
 
+def test_settings_whose_text_was_changed_are_named_by_export_and_explain(line: Path, tmp_path: Path) -> None:
+    for number, text in enumerate(("replace(settings, '1.0', '1.1')", "'nonsense'")):
+        with closing(sqlite3.connect(line / "inspection.db", isolation_level=None)) as database:
+            database.execute(f"UPDATE expert_settings SET settings = {text} WHERE expert = 'QFP64'")  # noqa: S608
+        config = ("--config", line / "coserve.yaml")
+        words = coserve("export", "--serial", "S2", "--out", tmp_path / f"out-{number}", *config).stdout
+        assert "warning: expert_settings QFP64 " in words
+        assert "its settings was changed, or its name: the sha256 is" in words
+        assert "its settings then are not known" in coserve("explain", "S2", "F1", *config).stdout
+
+
 def test_an_export_warns_of_rows_that_contradict_each_other(line: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(line / "inspection.db", isolation_level=None)) as database:
         database.execute("UPDATE boards SET inspected = 1 WHERE serial = 'S2' AND attempt = 1")

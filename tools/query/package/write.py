@@ -91,7 +91,9 @@ def write_package(
         with engine.connect() as connection:
             written = write_rows(connection, selection, rows)
             epoch = connection.execute(select(stream_position.c.epoch)).scalar()
-            evidence = check_evidence(lambda: nullcontext(connection), settings.images, selection.condition())
+            evidence = check_evidence(
+                lambda: nullcontext(connection), settings.images, selection.condition(), with_tables=False
+            )
         if not written.rows.get("boards"):
             raise PackageError("no board matches: `coserve results --boards` lists those that closed last")
         _need_room(settings, out, written.picture_bytes + _ROW_BYTES)
@@ -100,7 +102,7 @@ def write_package(
         progress("experts")
         experts = copy_experts(settings.catalog, written, part / "experts", with_weights=with_weights)
         _write_rules(written, part / "rules")
-        warnings = [*_warnings(written, pictures, experts), *evidence.problems]
+        warnings = [*_warnings(written, pictures, experts), *evidence.problems, *evidence.gaps]
         manifest = {
             "coserve_export": _FORMAT,
             "coserve": version("coserve"),
