@@ -135,13 +135,16 @@ def settings_of(entry: CatalogEntry, root: Path) -> str | None:
     return _spec(ExpertId(""), entry, file, layout, 0).settings if entry.architecture in ARCHITECTURES else None
 
 
-def entry_with(settings: str, file: str, sha256: str) -> CatalogEntry:
-    """Return the entry of weights that answered with `settings` (ExpertSpec.settings)."""
-    values = json.loads(settings)
-    fields = {name: value for name, value in values.items() if name in CatalogEntry.model_fields}
-    normalisation = {"mean": values["mean"], "std": values["std"]}
-    entry = {**fields, "normalisation": normalisation, "file": file, "sha256": sha256}
-    return CatalogEntry.model_validate(entry, strict=False)
+def entry_with(settings: str, file: str, sha256: str) -> CatalogEntry | None:
+    """Return the entry of weights that answered with `settings` (ExpertSpec.settings); None if that text is not one."""
+    try:
+        values = json.loads(settings)
+        fields = {name: value for name, value in values.items() if name in CatalogEntry.model_fields}
+        normalisation = {"mean": values["mean"], "std": values["std"]}
+        entry = {**fields, "normalisation": normalisation, "file": file, "sha256": sha256}
+        return CatalogEntry.model_validate(entry, strict=False)
+    except (ValueError, KeyError, AttributeError):  # pydantic's error is a ValueError
+        return None
 
 
 def _lies_in(file: Path, folders: Sequence[Path]) -> bool:

@@ -15,25 +15,35 @@ FOLDER_LOCK = ".lock"
 class Lock:
     """An exclusive lock on `path`. The file has the owner's process number and, after its release too, its `line`."""
 
-    def __init__(self, path: Path, guards: str, line: Path) -> None:
-        """Take the lock or raise StartError naming the process that has it; `guards` says what it protects."""
+    def __init__(self, path: Path, guards: str, line: Path, *, stays: bool = True) -> None:
+        """Take the lock or raise StartError naming the process that has it; `guards` says what it protects.
+
+        After its release the file `stays` and names its line, or goes.
+        """
         make_folder(path.parent)
-        self._line = line
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.fchmod(self._fd, 0o600)  # reading is enough to lock a file
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._fd)
-            raise StartError(
-                f"{guards} is in use by another daemon, process {owner(path)[0] or 'unknown'}: stop it first, or name"
-                " another in coserve.yaml"
-            ) from None
+        self._path, self._line, self._stays = path, line, stays
+        while True:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.fchmod(self._fd, 0o600)  # reading is enough to lock a file
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(self._fd)
+                raise StartError(
+                    f"{guards} is in use by another daemon, process {owner(path)[0] or 'unknown'}: stop it first, or"
+                    " name another in coserve.yaml"
+                ) from None
+            if os.fstat(self._fd).st_nlink:
+                break
+            os.close(self._fd)  # its owner removed it meanwhile: the next one is another file
         self._write(f"{os.getpid()}\n{line}")
 
     def release(self) -> None:
-        """Release the lock; the file stays, since removing it would let two daemons lock two different inodes."""
-        self._write(f"\n{self._line}")
+        """Release the lock."""
+        if self._stays:
+            self._write(f"\n{self._line}")
+        else:
+            self._path.unlink(missing_ok=True)
         os.close(self._fd)
 
     def _write(self, text: str) -> None:

@@ -51,7 +51,8 @@ def claim(path: Path, config: Config) -> ExitStack:
         for each in _claims(path, config) if not problems else ():
             try:
                 if each.lock is not None:
-                    locks.callback(Lock(each.lock, f"{each.key}: {each.noun} {each.path}", path.resolve()).release)
+                    guards, stays = f"{each.key}: {each.noun} {each.path}", not each.key.startswith("endpoints.")
+                    locks.callback(Lock(each.lock, guards, path.resolve(), stays=stays).release)
             except StartError as error:
                 problems += error.problems
         if problems:

@@ -35,6 +35,7 @@ class DatabaseFiles:
         self._saved = database.with_name(database.name + ".saved")
         #: The numbers that the database file may have while its logs belong to it.
         self._ids = database.with_name(database.name + ".id")
+        self._numbers: list[str] = []
         self._known: dict[Path, os.stat_result] = {}
         self._log = structlog.get_logger("database")
 
@@ -42,7 +43,8 @@ class DatabaseFiles:
         """Put the saved copy in an empty place; put aside logs of another database, and a copy that is not needed."""
         database, saved = self._database, self._saved
         is_gone = not database.exists()
-        if is_gone or (self._ids.exists() and str(_id_of(database)) not in self._ids.read_text().split()):
+        self._numbers = self._ids.read_text().split() if self._ids.exists() else []
+        if is_gone or (self._numbers and str(_id_of(database)) not in self._numbers):
             self._put_aside(self._logs)
         if saved.exists() and is_gone:
             saved.replace(database)
@@ -50,6 +52,7 @@ class DatabaseFiles:
             advice = "it was gone, and a copy was saved; to begin anew stop this daemon, then delete it"
             self._log.error("database_put_back", file=str(database), advice=advice)
         self._put_aside([saved])
+        self._numbers += [str(_id_of(database))] if database.exists() else []
 
     def hold(self, engine: Engine) -> None:
         """Note the files of the open database, and give it a number by which the next start knows it again."""
@@ -57,12 +60,13 @@ class DatabaseFiles:
             self._connection: Any = connection.connection.driver_connection
         number = secrets.randbits(31)
         try:
-            # Never closed: that would drop SQLite's locks on this file, and another program's close delete the log.
-            file = os.open(self._database, os.O_RDONLY | os.O_CLOEXEC)
-            replace_durably(self._ids, f"{_id_in(file)} {number}", self._database.stat().st_mode & 0o777)
+            numbers = " ".join(dict.fromkeys((*self._numbers, str(number))))
+            replace_durably(self._ids, numbers, self._database.stat().st_mode & 0o777)
             self._connection.execute(f"PRAGMA application_id = {number:d}")
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            if _id_in(file) == number:
+            # The file itself is not read here: closing it would release SQLite's locks, which are the process's, and
+            # then the next program that closes the database deletes the log that this one writes.
+            ((is_busy, *_),) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            if not is_busy:
                 replace_durably(self._ids, str(number), self._database.stat().st_mode & 0o777)
         except (OSError, sqlite3.Error) as error:
             self._log.warning("database_not_numbered", file=str(self._database), error=str(error))
@@ -187,13 +191,9 @@ class DatabaseWatch:
 
 
 def _id_of(database: Path) -> int:
-    """Return the number in the header of a database file, without its log; 0 of an empty file."""
+    """Return the number in the header of a database file that this process has not open; 0 of an empty file."""
     with database.open("rb") as file:
-        return _id_in(file.fileno())
-
-
-def _id_in(file: int) -> int:
-    return int.from_bytes(os.pread(file, APPLICATION_ID.stop, 0)[APPLICATION_ID], "big")
+        return int.from_bytes(file.read(APPLICATION_ID.stop)[APPLICATION_ID], "big")
 
 
 def _is_at(file: Path, known: os.stat_result) -> bool:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from daemon.config.settings import load_config
 from daemon.line import line as line_module
 from daemon.line.line import reload_rules_and_catalog
+from daemon.units import utc_text
 from tests.contract.client import RULES, Line, everything_is_whole
 from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned
@@ -218,6 +219,21 @@ def test_rules_are_read_when_their_editor_has_ended(
     assert rest == []
 
 
+def test_another_program_that_opens_and_closes_the_database_takes_nothing_away(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    """SQLite's last connection deletes the log; a program that does not see the daemon's locks takes itself for it."""
+    line = Line(tmp_path, experts_folder)
+    for _ in range(2):  # a first start, and one that finds the files of an earlier one
+        with served(line):
+            line.result(line.send())
+            with closing(sqlite3.connect(tmp_path / "inspection.db")) as shell:
+                assert shell.execute("SELECT count(*) FROM inspections").fetchone() == (line.count,)
+            assert (tmp_path / "inspection.db-wal").exists()
+            line.result(line.send())
+            assert line.rows("SELECT count(*) FROM inspections") == [(line.count,)]
+
+
 def test_an_expert_whose_file_comes_later_serves_after_a_reload(tmp_path: Path, experts_folder: Path) -> None:
     line = Line(tmp_path, experts_folder)
     file = tmp_path / "experts" / "C0603.safetensors"
@@ -227,7 +243,9 @@ def test_an_expert_whose_file_comes_later_serves_after_a_reload(tmp_path: Path, 
         assert (failed["verdict"], failed["reason"]) == ("unknown", "expert_failed")
         assert line.result(line.send())["verdict"] == "pass"
         line.wait(lambda: line.status()["state"] == "degraded")
-        assert "C0603.safetensors" in line.status()["last_error"]
+        status = line.status()
+        assert "C0603.safetensors" in status["last_error"]
+        assert line.rows("SELECT started_at FROM runs")[0][0] <= status["last_error_at"] <= utc_text(time.time())
         assert line.control("reload")["without_weights"] == ["C0603"]
         said = CliRunner().invoke(app, ["reload", "--config", str(line.config)]).output
         assert "without usable weights (1): C0603; coserve check says why" in " ".join(said.split())
@@ -235,7 +253,8 @@ def test_an_expert_whose_file_comes_later_serves_after_a_reload(tmp_path: Path, 
         answer = line.control("reload")
         assert answer["type"] == "ok"
         assert "without_weights" not in answer
-        assert line.status()["last_error"] is None
+        status = line.status()
+        assert (status["last_error"], status["last_error_at"]) == (None, None)
         assert line.result(line.send(component="V"))["reason"] is None
         line.wait(lambda: line.status()["state"] == "ready")
 

@@ -485,7 +485,7 @@ def test_an_export_has_all_changes_and_runs_in_each_of_its_forms(line: Line, tmp
 
 def test_changes_outlive_retention(line: Line) -> None:
     settings = yaml.safe_load(line.config.read_text(encoding="utf-8"))
-    settings["retention"] = {"results_for": "1ms"}
+    settings["retention"] = {"results_for": "1ms", "good_examples": 0}
     line.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
     with running(line):
         line.send(board={"type": "pair", "serial": "D1"})

@@ -37,7 +37,7 @@ INSPECTION = (
     "topic seq at id source board component designator verdict defect reason late stages latency_ms rules_version"
     " inspection_id"
 )
-STAGE = "expert version label confidence detections device batch queued_ms load_ms infer_ms"
+STAGE = "expert version settings label confidence detections device batch queued_ms load_ms infer_ms"
 
 
 @pytest.fixture(scope="module")

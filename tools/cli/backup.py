@@ -54,10 +54,11 @@ def backup(
         return
     for warning in report.warnings:
         console.print(f"warning: {warning}", markup=False, style="yellow")
+    versions = f"; {report.versions} kept versions of experts take {size_text(report.versions_bytes)} of it"
+    versions = versions if report.versions else ""
     console.print(
         f"{archive}: {report.files} files, {size_text(report.bytes)}, results up to seq {report.last_seq},"
-        f" {report.waiting} images that wait; {report.versions} kept versions of experts take"
-        f" {size_text(report.versions_bytes)} of it",
+        f" {report.waiting} images that wait{versions}",
         markup=False,
     )
 

@@ -7,7 +7,8 @@ import typer
 from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, print_json, print_table
 from tools.terminal.option_values import shift_option, since_option, time_window, until_option
 
-_DEFAULT_LIMIT = 50
+#: The newest of a table.
+_SHOWN = 50
 
 
 def changes(
@@ -18,9 +19,6 @@ def changes(
     subject: Annotated[
         str | None,
         typer.Option(metavar="SUBJECT", help="Of this alone: rules, CoServe, an expert, or a key of coserve.yaml."),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="At most so many; without it 50 in a table, all with --json.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -40,13 +38,12 @@ def changes(
     query = query if until is None else query.where(table.at < until)
     query = query if subject is None else query.where(table.subject == subject)
     with opened(config) as (_, engine), engine.connect() as connection:
-        most = limit or (None if as_json else _DEFAULT_LIMIT + 1)
-        rows = [dict(row) for row in connection.execute(query.limit(most)).mappings()]
+        query = query if as_json else query.limit(_SHOWN + 1)
+        rows = [dict(row) for row in connection.execute(query).mappings()]
     if as_json:
         print_json(rows)
         return
     columns = ("at", "who", "what", "subject", "old", "new", "note")
-    shown = rows if limit else rows[:_DEFAULT_LIMIT]
-    print_table("Changes", columns, [[row[name] for name in columns] for row in shown], unbroken=("at",))
-    if len(shown) < len(rows):
-        console.print("There are older ones: --limit, --until or --json")
+    print_table("Changes", columns, [[row[name] for name in columns] for row in rows[:_SHOWN]])
+    if len(rows) > _SHOWN:
+        console.print(f"The newest {_SHOWN}; --until shows earlier ones, --json all")

@@ -291,20 +291,18 @@ stream_position = Table(
     CheckConstraint("position_id = 1", name="one_row"),
 )
 
-_IS_NEWEST = """NOT EXISTS (
-                                  SELECT 1 FROM reviews AS later
-                                  WHERE later.inspection_id = reviews.inspection_id
-                                    AND later.review_id > reviews.review_id
-                              )"""
+#: Of the image in `inspections`; an aggregate, for which no database reads all reviews.
+_NEWEST_REVIEW = """(
+                            SELECT max(later.review_id) FROM reviews AS later
+                            WHERE later.inspection_id = inspections.inspection_id
+                        )"""
 
 
 def _newest_decision(name: str) -> str:
     """Return the subquery for the newest decision that stands about an image of a board."""
     return f"""(
-                        SELECT reviews.{name} FROM inspections
-                        JOIN reviews ON reviews.inspection_id = inspections.inspection_id
+                        SELECT reviews.{name} FROM inspections JOIN reviews ON reviews.review_id = {_NEWEST_REVIEW}
                         WHERE inspections.board_id = boards.board_id AND reviews.reviewer <> 'daemon'
-                              AND {_IS_NEWEST}
                         ORDER BY reviews.review_id DESC LIMIT 1
                     )"""  # noqa: S608 - our own column names
 
@@ -329,8 +327,7 @@ VIEWS: dict[str, str] = {
                                    WHEN coalesce(reviews.verdict, inspections.verdict) = 'review' THEN 1
                                    WHEN coalesce(reviews.verdict, inspections.verdict) = 'pass' THEN 0 ELSE 2 END)
                         FROM inspections
-                        LEFT JOIN reviews ON reviews.inspection_id = inspections.inspection_id
-                              AND {_IS_NEWEST}
+                        LEFT JOIN reviews ON reviews.review_id = {_NEWEST_REVIEW}
                         WHERE inspections.board_id = boards.board_id
                     ) WHEN 3 THEN 'fail' WHEN 2 THEN 'unknown' WHEN 1 THEN 'review' WHEN 0 THEN 'pass'
                     ELSE boards.verdict END

@@ -1,9 +1,10 @@
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
-from daemon.config.settings import Config, StartSettings, load_config
+from daemon.config.settings import Config, StartSettings, load_config, stated_settings
 from daemon.errors import ConfigError
 from daemon.units import parse_bytes, parse_seconds
 
@@ -242,3 +243,27 @@ def test_a_mistake_in_the_plants_clock_is_named_with_its_line(tmp_path: Path, en
     problems = problems_of(tmp_path, MINIMAL + f"plant: {{{entry}}}\n")
     assert f"{tmp_path}/coserve.yaml:5:" in problems
     assert message in problems
+
+
+@pytest.mark.parametrize(
+    ("database", "told"),
+    [
+        ("postgresql://coserve:s3cret/@h:un@db.plant:5432/line", "postgresql://coserve:***@db.plant:5432/line"),
+        ("postgresql://db.plant/line?user=a&password=s3cret&sslmode=require", "?user=a&password=***&sslmode=require"),
+    ],
+)
+def test_what_the_settings_state_is_told_without_passwords(tmp_path: Path, database: str, told: str) -> None:
+    (tmp_path / "coserve.yaml").write_text(f"{MINIMAL}database: {database}\n", encoding="utf-8")
+    stated = stated_settings(tmp_path / "coserve.yaml", {"COSERVE_LIMITS_BACKLOG_IMAGES": "55"})
+    assert told in stated.pop("database")
+    assert stated == {
+        "rules": '"rules.yaml"',
+        "catalog": '"experts/catalog.yaml"',
+        "devices.cpu.expert_memory": '"250MB"',
+        "limits.backlog_images": "55",
+    }
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\tb", "x" * 129])
+def test_a_name_of_a_line_is_a_short_text(tmp_path: Path, name: str) -> None:
+    assert "coserve.yaml:5" in problems_of(tmp_path, f"{MINIMAL}line: {json.dumps(name)}\n")

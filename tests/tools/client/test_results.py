@@ -181,22 +181,40 @@ def test_results_that_the_line_has_deleted_are_counted_and_the_others_come(folde
         assert read(results, line, 1) == [13]
 
 
-@pytest.mark.parametrize(
-    "difference", ["they end at seq 3, 5 were read", "they are of epoch b, those that were read of a"]
-)
-def test_another_database_is_refused_with_what_to_do(folder: Path, difference: str) -> None:
+@pytest.mark.parametrize("epoch", [None, "a"])
+def test_another_database_is_read_from_its_beginning(folder: Path, epoch: str | None) -> None:
+    """Of a line before 1.1, which tells no epoch, it is known when its numbers end before the position."""
     with (
-        a_scripted_line(folder, *range(1, 6), epoch="a") as line,
+        a_scripted_line(folder, *range(1, 6), epoch=epoch) as line,
         a_reader(folder, since=0, position=folder / "position") as results,
     ):
         assert read(results, line, 5) == [1, 2, 3, 4, 5]
         line.uptime_s = 0.0  # the daemon was restarted
-        if "epoch" in difference:
+        line.stored, line.last_seq = [2, 3], 3  # and its database has lost the first result
+        if epoch is not None:
             line.epoch = "b"
-        else:
-            line.last_seq = 3
-        with pytest.raises(ResultsError, match=f"{difference}.*Set the file {folder}/position back to begin again"):
-            read(results, line, 1)
+            line.store(4, 5, 6, 7)  # its numbers have grown past the position
+        assert read(results, line, len(line.stored)) == line.stored
+        line.publish(8) if epoch else line.publish(4)
+        assert read(results, line, 1) == [8 if epoch else 4]
+        assert (results.epoch, results.lost) == ("b" if epoch else None, 0)
+    with a_scripted_line(folder, *line.stored, epoch=line.epoch) as line:
+        line.store(9)
+        with a_reader(folder, position=folder / "position") as results:
+            assert read(results, line, 1)[0] > 3  # the position of the new numbers was kept
+
+
+def test_what_the_old_connection_still_tells_of_earlier_results_loses_none_of_the_new_ones(folder: Path) -> None:
+    with a_scripted_line(folder, *range(1, 9), epoch="a") as line, a_reader(folder, since=0) as results:
+        assert read(results, line, 8) == list(range(1, 9))
+        line.stored, line.last_seq, line.epoch = [1, 2], 2, "b"
+        line.uptime_s = 0.0
+        line.serve()
+        line._publisher.send_multipart([TOPIC.encode(), json.dumps({"seq": 20}).encode()])
+        assert read(results, line, 2) == [1, 2]
+        line.publish(3)
+        assert read(results, line, 1) == [3]
+        assert results.lost == 0
 
 
 def test_a_busy_line_is_asked_again_and_a_refusal_is_an_error(folder: Path) -> None:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -224,16 +224,13 @@ def copy_experts(catalog: Path, written: PackageRows, folder: Path, *, with_weig
             experts.warnings.append(f"expert {expert} {version}: its weights are deleted")
         if kept is not None and with_weights:
             row["weights"] = _copy_weights(catalog.parent / kept.file, folder / name, kept.sha256, experts)
-        entry = None
-        if settings is not None and sha256 is not None:
-            with suppress(KeyError, ValueError, TypeError):  # their text was changed
-                entry = entry_with(settings, name, sha256)
+        entry = None if settings is None or sha256 is None else entry_with(settings, name, sha256)
         if entry is None and kept is not None:
             entry = kept.model_copy(update={"file": name})
             experts.warnings.append(f"expert {expert} {version}: its settings are not known; its entry is today's")
         if entry is None:
             continue
-        label = f"{expert} {version}+{digest}" if settings is not None else f"{expert} {version}"
+        label = f"{expert} {version}+{digest}" if digest is not None else f"{expert} {version}"
         entries[label] = entry.model_dump(mode="json", exclude_unset=True)
     if entries:
         (folder / "catalog.yaml").write_text(dump({"experts": entries}), encoding="utf-8")
