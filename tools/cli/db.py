@@ -3,7 +3,7 @@
 from dataclasses import asdict, fields
 from datetime import timedelta
 from pathlib import Path
-from time import sleep, time
+from time import monotonic, sleep, time
 from typing import Annotated, Any
 
 import typer
@@ -80,28 +80,55 @@ def shifts(
 
 
 @db_app.command()
-def check(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """Look for damage: pages, references, numbers of results, the files of kept images. Status 1 if there is any.
+def check(
+    config: ConfigOption = DEFAULT_CONFIG,
+    since: Annotated[
+        str | None, since_option("Judge only boards again that closed then or later: 2026-11-21, today, 2h (ago).")
+    ] = None,
+    images: Annotated[bool, typer.Option("--images", help="Also compare kept pictures with their sha256.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look for damage and for changed rows, while the line runs. Status 1 if there is any.
 
-    Example: coserve db check --config demo/coserve.yaml
+    Pages, references, numbers, files; texts with their sha256, verdicts with answers and rules, boards with images,
+    reviews. A problem names table, key, and what was expected.
+
+    Example: coserve db check --since today --config demo/coserve.yaml
     """
-    from tools.terminal.open_line import settings_of
+    from tools.terminal.open_line import reading, settings_of
 
     settings = settings_of(config)
     from daemon.storage.database.connections import StoreError, redacted_url
+    from daemon.storage.database.schema import boards
     from daemon.storage.database.upkeep import check_database
+    from tools.backup.gentle import step_back
+    from tools.query.evidence import check_evidence
 
     def say(step: str) -> None:
         if not as_json and errors.is_terminal:
             errors.print(f"{step} …", markup=False)
 
+    since, _ = time_window(config, since, None)
+    step_back()
+    began_s = monotonic()
     with exit_on(StoreError):
         problems = check_database(settings.database, settings.images, settings.journal, say)
+    with reading(settings) as engine:
+        is_chosen = None if since is None else boards.c.completed_at >= since
+        evidence = check_evidence(engine.connect, settings.images, is_chosen, with_pictures=images, on_step=say)
+    problems += evidence.problems
     if as_json:
-        print_json({"ok": not problems, "problems": problems})
+        print_json({"ok": not problems, "problems": problems, **evidence.counts})
     else:
         for problem in problems or [f"{redacted_url(settings.database)}: no mistakes found"]:
             console.print(problem, markup=False)
+        for gap in evidence.gaps:
+            console.print(gap, markup=False)
+        console.print(
+            f"{evidence.boards:,} boards, {evidence.images:,} images, {evidence.pictures:,} pictures checked in"
+            f" {monotonic() - began_s:.1f} s",
+            markup=False,
+        )
     raise SystemExit(1 if problems else 0)
 
 

@@ -1,5 +1,6 @@
 """`coserve export`: an audit package of boards, or a check of one."""
 
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -40,9 +41,18 @@ def export(
         bool,
         typer.Option("--training", help="Pictures sorted for coserve train instead: COMPONENT/LABEL, as reviewed."),
     ] = False,
-    verify: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Check a package instead: changed, missing, added files.")
+    sign: Annotated[
+        Path | None, typer.Option(metavar="KEY", help="Sign it: a .sign_secret file of `coserve keys new NAME --sign`.")
     ] = None,
+    verify: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Check a package instead: files, formats, signature.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="KEY", help="With --verify: the signer's public key, a .sign file.")
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="With --verify: also compare its rows with the line's database of today.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write an audit package of boards: rows, pictures, rules, versions of experts, with checksums of everything.
@@ -54,7 +64,9 @@ def export(
     from tools.query.reading import BoardSelection
 
     if verify is not None:
-        raise SystemExit(_verify(verify, as_json=as_json))
+        raise SystemExit(_verify(verify, key, config if compare else None, as_json=as_json))
+    if key is not None or compare:
+        fail("--key and --compare check a package: name it with --verify DIR", status=2)
     since, until = time_window(config, since, until, shift)
     selection = BoardSelection(tuple(lot or ()), tuple(serial or ()), tuple(board_type or ()), since, until)
     if out is None or selection == BoardSelection():
@@ -64,11 +76,14 @@ def export(
         )
     if training:
         _training(config, selection, out, as_json=as_json)
-    _write(config, selection, out, with_weights=with_weights, as_json=as_json)
+    _write(config, selection, out, with_weights=with_weights, sign=sign, as_json=as_json)
 
 
-def _write(config: Path, selection: "BoardSelection", out: Path, *, with_weights: bool, as_json: bool) -> None:
+def _write(
+    config: Path, selection: "BoardSelection", out: Path, *, with_weights: bool, sign: Path | None, as_json: bool
+) -> None:
     from daemon.units import size_text
+    from daemon.wire.keys import KeyFileError
     from tools.backup.gentle import step_back
     from tools.query.formats import clean_up_on_sigterm, os_errors_end
     from tools.query.package.write import write_package
@@ -78,9 +93,12 @@ def _write(config: Path, selection: "BoardSelection", out: Path, *, with_weights
         fail(f"no folder {out.absolute().parent}", status=2)
     step_back()
     clean_up_on_sigterm()
-    with opened(config) as (settings, engine), os_errors_end(out):
+    with opened(config) as (settings, engine), os_errors_end(out), exit_on(KeyFileError):
         report = write_package(
-            config, settings, engine, selection, out, with_weights=with_weights, progress=_print_progress
+            *(config, settings, engine, selection, out),
+            with_weights=with_weights,
+            sign_with=sign,
+            progress=_print_progress,
         )
     if as_json:
         print_json({"package": str(out), **asdict(report)})
@@ -122,21 +140,35 @@ def _print_progress(part: str) -> None:
         errors.print(f"{part} …", markup=False)
 
 
-def _verify(package: Path, *, as_json: bool) -> int:
-    """Print the differences between a package and its checksums; return 1 if there are any."""
+def _verify(package: Path, key: Path | None, config: Path | None, *, as_json: bool) -> int:
+    """Print the differences of a package, compared with the database of `config` too; return 1 if there are any."""
+    from daemon.wire.keys import KeyFileError
     from tools.query.formats import os_errors_end
     from tools.query.package.verify import verify_package
+    from tools.terminal.open_line import opened
 
     if not package.is_dir():
         fail(f"no folder {package}", status=2)
-    with os_errors_end(package):
-        check = verify_package(package)
+    with ExitStack() as stack:
+        engine = None if config is None else stack.enter_context(opened(config))[1]
+        stack.enter_context(os_errors_end(package))
+        stack.enter_context(exit_on(KeyFileError))
+        check = verify_package(package, key, None if engine is None else engine.connect)
     if as_json:
         print_json({"package": str(package), "is_whole": check.is_whole, **asdict(check)})
         return 0 if check.is_whole else 1
     for problem, names in (("changed", check.changed), ("missing", check.missing), ("added", check.added)):
         for name in names:
             console.print(f"{problem}: {ascii(name)[1:-1]}{' (a link)' if name in check.links else ''}", markup=False)
+    for problem in check.problems:
+        console.print(f"{package}: {problem}", markup=False)
+    if check.is_signature_valid:
+        console.print(f"signed by {check.signer} with the key {check.signed_by}: the signature is valid", markup=False)
+    elif check.is_signature_valid is None:
+        signed = f"signed with the key {check.signed_by}, not checked: add --key" if check.signed_by else "not signed"
+        console.print(f"{package}: {signed}", markup=False)
+    if engine is not None and check.is_whole:
+        console.print(f"{config}: its database has the same rows", markup=False)
     if check.is_whole:
         console.print(
             f"{package}: whole, {check.files:,} files, {check.boards} boards, made {check.made}", markup=False

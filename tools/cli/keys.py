@@ -20,6 +20,9 @@ Name = Annotated[str, typer.Argument(help="The client's name, for example camera
 @keys_app.command()
 def new(
     name: Annotated[str, typer.Argument(help="Names the files: NAME.key and NAME.key_secret.", show_default=False)],
+    sign: Annotated[
+        bool, typer.Option("--sign", help="For signing packages of `coserve export`: NAME.sign and NAME.sign_secret.")
+    ] = False,
     server: Annotated[bool, typer.Option("--server", help="For the daemon itself, not for a client.")] = False,
     folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where to put them.")] = Path(),
     as_json: AsJson = False,
@@ -30,6 +33,9 @@ def new(
     """
     from daemon.wire.keys import fingerprint, make_key_pair, read_public_key
 
+    if sign:
+        _new_signing_pair(folder, name, as_json=as_json)
+        return
     with _exit_on_key_errors():
         public, secret = make_key_pair(folder, name)
         shown = fingerprint(read_public_key(public))
@@ -42,6 +48,19 @@ def new(
     else:
         next_step = f"Move the secret file to the client, and let it in: coserve keys allow {public} {name}"
     console.print(next_step, markup=False)
+
+
+def _new_signing_pair(folder: Path, name: str, *, as_json: bool) -> None:
+    from tools.query.package import signing
+
+    with _exit_on_key_errors():
+        public, secret = signing.make_signing_pair(folder, name)
+        shown = signing.key_id(signing.read_public_key(public))
+    if as_json:
+        print_json({"public": str(public), "secret": str(secret), "fingerprint": shown})
+        return
+    console.print(f"{public}: public, fingerprint {shown}\n{secret}: secret, mode 0600", markup=False)
+    console.print(f"Hand out {public.name}; sign with: coserve export … --sign {secret}", markup=False)
 
 
 @keys_app.command()

@@ -10,13 +10,18 @@ from sqlalchemy import Engine
 
 from daemon.config.settings import Config
 from daemon.storage.database.reviews import DAEMON
-from daemon.storage.image_archive import as_sent
 from daemon.units import printable
-from experts.errors import ImageError
-from experts.vision.preprocess import decode
 from tools.experts.look import CatalogVersions
 from tools.query.reading import InspectionName, InspectionRecord, Row, read_inspection, similar_pictures
-from tools.query.retrace import PictureSize, RetracedStep, RetracedVerdict, RulesPath, read_rules_path, retrace
+from tools.query.retrace import (
+    PictureSize,
+    RetracedStep,
+    RetracedVerdict,
+    RulesPath,
+    picture_size,
+    read_rules_path,
+    retrace,
+)
 from tools.terminal.console import console, print_json
 from tools.terminal.open_line import opened
 
@@ -64,25 +69,15 @@ def _picture_size(
     if not path.places_boxes:
         return None, None
     own = record.inspection["image_path"]
-    size = _size_of(settings, own) if own else None
+    size = picture_size(settings.images, own) if own else None
     if size is not None:
         return size, None
     for similar in similar_pictures(engine, record.inspection):
-        size = _size_of(settings, similar)
+        size = picture_size(settings.images, similar)
         if size is not None:
             width, height = size
             return size, (f"its picture is not kept: its size is taken from another of this camera, {width} × {height}")
     return None, "its picture is not kept, nor one like it: where boxes lie cannot be judged"
-
-
-def _size_of(settings: Config, image_path: str) -> PictureSize | None:
-    path = settings.images.parent / image_path
-    try:
-        payload, shape = as_sent(path.read_bytes(), path.suffix)
-        height, width = (shape or decode(payload, "image").shape)[:2]
-    except (OSError, ValueError, ImageError):
-        return None
-    return width, height
 
 
 def _document(record: InspectionRecord, retraced: RetracedVerdict, today: CatalogVersions) -> dict[str, Any]:

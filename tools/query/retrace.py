@@ -7,7 +7,12 @@ explanation can contradict the verdict.
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
 
+from daemon.intake.payload_scan import ImageHeaderError, check_image
+from daemon.records import Pixels
+from daemon.storage.image_archive import as_sent
 from experts.spec import Detection
 from routing_rules.compile import RulesError, compile_rules
 from routing_rules.document import Document, KeyPath, read_yaml_text
@@ -17,6 +22,7 @@ from routing_rules.routes import (
     ClassifierStep,
     DetectorStep,
     Judgement,
+    Routes,
     Seen,
     Step,
     Verdict,
@@ -27,6 +33,7 @@ from tools.query.reading import InspectionRecord, Row
 
 #: Width and height in pixels.
 PictureSize = tuple[int, int]
+_MAX_PIXELS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,26 +106,70 @@ class RulesPath:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRules:
+    """The stored rules of one version; `gap` says why there are none."""
+
+    document: Document | None = None
+    routes: Routes | None = None
+    gap: str | None = None
+
+    @staticmethod
+    def of(version: str, text: str | None) -> "StoredRules":
+        """Compile a stored text."""
+        if text is None:
+            return StoredRules(gap=f"the text of rules version {version} is no longer in the database")
+        if not hashlib.sha256(text.encode()).hexdigest().startswith(version):
+            return StoredRules(gap=f"the text stored for rules version {version} was changed: its sha256 differs")
+        document = read_yaml_text(text, f"rules {version}")
+        try:
+            return StoredRules(document, compile_rules(document))
+        except RulesError as error:
+            return StoredRules(gap=f"this version of CoServe cannot read those rules any more: {error.problems[0]}")
+
+    def path(self, board_type: str, component: str) -> RulesPath:
+        first = None if self.routes is None else self.routes.first_step(board_type, component)
+        return RulesPath(self.document, first, self.gap)
+
+
 def read_rules_path(record: InspectionRecord) -> RulesPath:
     """Compile the stored text of the rules that judged the image."""
-    version = record.inspection["rules_version"]
-    if record.rules is None:
-        return RulesPath(None, None, f"the text of rules version {version} is no longer in the database")
-    text = record.rules["text"]
-    if not hashlib.sha256(text.encode()).hexdigest().startswith(version):
-        return RulesPath(None, None, f"the text stored for rules version {version} was changed: its sha256 differs")
-    document = read_yaml_text(text, f"rules {version}")
+    rules = StoredRules.of(record.inspection["rules_version"], None if record.rules is None else record.rules["text"])
+    return rules.path(record.board["board_type"], record.inspection["component"])
+
+
+def picture_size(images: Path, image_path: str) -> PictureSize | None:
+    """Return the size that the header of a kept picture says; None without a sound picture."""
+    path = images.parent / image_path
     try:
-        routes = compile_rules(document)
-    except RulesError as error:
-        return RulesPath(None, None, f"this version of CoServe cannot read those rules any more: {error.problems[0]}")
-    return RulesPath(document, routes.first_step(record.board["board_type"], record.inspection["component"]))
+        payload, shape = as_sent(path.read_bytes(), path.suffix)
+        facts = check_image(payload, Pixels("raw" if shape else "image", shape), _MAX_PIXELS)
+    except (OSError, ValueError, ImageHeaderError):
+        return None
+    return facts.width, facts.height
+
+
+class Answered(Protocol):
+    """An image with the answers of its experts, each with its `boxes`."""
+
+    @property
+    def inspection(self) -> Row: ...
+    @property
+    def stages(self) -> Sequence[Row]: ...
 
 
 def retrace(
-    record: InspectionRecord, path: RulesPath, size: PictureSize | None, *, is_size_known: bool = True
+    record: Answered,
+    path: RulesPath,
+    size: PictureSize | None,
+    *,
+    is_size_known: bool = True,
+    with_steps: bool = True,
 ) -> RetracedVerdict:
-    """Judge the stored answers. With `is_size_known` false, `size` is a guess, or missing."""
+    """Judge the stored answers. With `is_size_known` false, `size` is a guess, or missing.
+
+    Without `with_steps` only the verdict is judged: what the parts of a rule find costs most of the time.
+    """
     if path.document is None:
         return RetracedVerdict(gap=path.gap)
     step, judgement = path.first, None
@@ -132,31 +183,46 @@ def retrace(
             Detection(box["label"], box["confidence"], (box["x1"], box["y1"], box["x2"], box["y2"]))
             for box in row["boxes"]
         ]
-        alone = judge(step, row["label"], row["confidence"], boxes, None, size)
         judgement = judge(step, row["label"], row["confidence"], boxes, judgement, size)
-        rule = _rule_of(path.document, step, number)
-        if isinstance(step, ClassifierStep):
-            findings = tuple(_label_findings(rule, step, row))
-        else:
-            findings = (*_box_findings(rule, step, boxes, size), *_count_findings(rule, step, boxes, size))
-        steps.append(
-            RetracedStep(
-                rule=rule.name,
-                line=rule.line(),
-                findings=findings,
-                alone=alone,
-                chain=judgement,
-                onward=_onward(alone, judgement, is_first=number == 0),
-                is_detector=isinstance(step, DetectorStep),
-                is_below=isinstance(step, DetectorStep) and _is_below(step, boxes, size),
-            )
-        )
+        if with_steps:
+            rule = _rule_of(path.document, step, number)
+            steps.append(_retraced_step(rule, step, number, row, boxes, judgement, size))
         step = judgement.next
     verdict = _compared(record, tuple(steps), judgement, is_size_known=is_size_known)
-    if step is None or (record.inspection["status"] == "done" and record.inspection["reason"] is None):
+    if (
+        not with_steps
+        or step is None
+        or (record.inspection["status"] == "done" and record.inspection["reason"] is None)
+    ):
         return verdict
     rule = _rule_of(path.document, step, len(steps))
     return replace(verdict, unanswered=UnansweredStep(rule.name, rule.line(), step.expert))
+
+
+def _retraced_step(
+    rule: "_RuleText",
+    step: Step,
+    number: int,
+    row: Row,
+    boxes: Sequence[Detection],
+    judgement: Judgement,
+    size: PictureSize | None,
+) -> RetracedStep:
+    alone = judge(step, row["label"], row["confidence"], boxes, None, size)
+    if isinstance(step, ClassifierStep):
+        findings = tuple(_label_findings(rule, step, row))
+    else:
+        findings = (*_box_findings(rule, step, boxes, size), *_count_findings(rule, step, boxes, size))
+    return RetracedStep(
+        rule=rule.name,
+        line=rule.line(),
+        findings=findings,
+        alone=alone,
+        chain=judgement,
+        onward=_onward(alone, judgement, is_first=number == 0),
+        is_detector=isinstance(step, DetectorStep),
+        is_below=isinstance(step, DetectorStep) and _is_below(step, boxes, size),
+    )
 
 
 def _rule_of(document: Document, step: Step, number: int) -> "_RuleText":
@@ -165,7 +231,7 @@ def _rule_of(document: Document, step: Step, number: int) -> "_RuleText":
 
 
 def _compared(
-    record: InspectionRecord, steps: tuple[RetracedStep, ...], judgement: Judgement | None, *, is_size_known: bool
+    record: Answered, steps: tuple[RetracedStep, ...], judgement: Judgement | None, *, is_size_known: bool
 ) -> RetracedVerdict:
     inspection = record.inspection
     if inspection["status"] != "done":

@@ -118,7 +118,7 @@ def _attempts_told(serial: str) -> int:
 
 
 def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Routes, number: int) -> Row:
-    plan = _plan(routes, arrival.board.type)
+    plan = plan_of(routes, arrival.board.type)
     _keep_recipe(tx, routes, arrival.board.type, plan)
     row: Row = {
         "board_id": tx.next_board_id(),
@@ -139,7 +139,7 @@ def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Route
     return row
 
 
-def _plan(routes: Routes, board_type: str) -> BoardPlan:
+def plan_of(routes: Routes, board_type: str) -> BoardPlan:
     """Return the plan of a board type; it is empty if a reload removed the recipe while the image was on its way."""
     recipe = routes.recipes.get(board_type)
     if recipe is None:

@@ -384,21 +384,25 @@ def _check_unfinished(engine: Engine, journal: Path) -> Iterator[str]:
 def _check_files(engine: Engine, images: Path) -> Iterator[str]:
     table = inspections.c
     columns = (table.inspection_id, table.image_path, table.image_bytes)
-    missing: list[tuple[int, str]] = []
-    after = 0
+    is_kept = table.image_path.is_not(None)
+    examples: list[str] = []
+    named = missing = after = 0
     while True:
-        query = select(*columns).where(table.image_path.is_not(None), table.inspection_id > after)
+        query = select(*columns).where(is_kept, table.inspection_id > after)
         with engine.connect() as connection:  # a transaction each: a long one would hold up the write-ahead log
             rows = connection.execute(query.order_by(table.inspection_id).limit(_CHECKED_ROWS)).all()
         if not rows:
             break
+        named += len(rows)
         after = rows[-1].inspection_id
-        missing += [(number, path) for number, path, size in rows if (_size(images.parent / path) or -1) < size]
-    with engine.connect() as connection:  # an image may have been pruned meanwhile
-        still = [
-            path
-            for number, path in missing
-            if connection.execute(select(table.image_path).where(table.inspection_id == number)).scalar()
-        ]
-    if still:
-        yield f"{len(still)} kept images have no file, or one that is too short: {', '.join(still[:_MAX_EXAMPLES])}"
+        lost = {number: path for number, path, size in rows if (_size(images.parent / path) or -1) < size}
+        if lost:
+            with engine.connect() as connection:  # an image may have been pruned meanwhile
+                still = connection.execute(select(table.inspection_id).where(is_kept, table.inspection_id.in_(lost)))
+                paths = [lost[number] for number in still.scalars()]
+            missing += len(paths)
+            examples += paths[: _MAX_EXAMPLES - len(examples)]
+    if missing and missing == named and not any(path.is_file() for path in images.rglob("*")):
+        yield f"{images} has none of the {named} kept images: the line was restored without them, or they were deleted"
+    elif missing:
+        yield f"{missing} kept images have no file, or one that is too short: {', '.join(examples)}"

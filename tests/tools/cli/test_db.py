@@ -53,7 +53,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Pa
         while ask_sql(folder / "inspection.db", "SELECT 1 FROM pending"):
             time.sleep(0.1)
         # While the line runs: the same answers.
-        assert json.loads(db("check", "--config", config, "--json").stdout) == {"ok": True, "problems": []}
+        assert json.loads(db("check", "--config", config, "--json").stdout)["problems"] == []
         copy = folder / "copy.db"
         assert db("backup", copy, "--config", config).returncode == 0
         assert ask_sql(copy, "SELECT count(*) FROM inspections") == [(12,)]
@@ -98,7 +98,7 @@ def test_a_missing_and_a_cut_image_are_named(line: Path) -> None:
     assert first.name in damage
     assert second.name in damage
     done = db("check", "--config", line / "coserve.yaml")
-    assert (done.returncode, done.stdout) == (1, damage + "\n")
+    assert (done.returncode, done.stdout.splitlines()[:-1]) == (1, damage.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,61 @@ def _forge(path: Path, data: bytes) -> None:
     sums.write_text(sums.read_text().replace(before, hashlib.sha256(data).hexdigest()))
 
 
+def _edit(name: str, before: str, after: str) -> Callable[[Path], None]:
+    def edit(package: Path) -> None:
+        content = (package / name).read_text(encoding="utf-8")
+        assert before in content, (name, before)
+        _forge_row(package, name, content.replace(before, after, 1).encode())
+
+    return edit
+
+
+def _forge_row(package: Path, name: str, data: bytes) -> None:
+    before = hashlib.sha256((package / name).read_bytes()).hexdigest()
+    (package / name).write_bytes(data)
+    sums = package / "SHA256SUMS"
+    sums.write_text(sums.read_text().replace(f"{before}  {name}", f"{hashlib.sha256(data).hexdigest()}  {name}"))
+
+
+def _cut_last_row(name: str) -> Callable[[Path], None]:
+    return lambda package: _forge_row(
+        package, name, b"".join((package / name).read_bytes().splitlines(keepends=True)[:-1])
+    )
+
+
+def _edit_parquet(package: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = package / "rows/inspections.parquet"
+    rows = parquet.read_table(path)
+    forged = rows.to_pylist()
+    forged[1]["verdict"] = "forged"
+    parquet.write_table(arrow.Table.from_pylist(forged, schema=rows.schema), package / "forged")
+    _forge_row(package, "rows/inspections.parquet", (package / "forged").read_bytes())
+    (package / "forged").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_edit("rows/inspections.jsonl", '"verdict": "pass"', '"verdict": "fail"'), "verdict: pass in rows/inspect"),
+        (_edit("rows/inspections.csv", ",pass,", ",fail,"), "verdict: fail in rows/inspections.csv"),
+        (_edit("rows/stages.jsonl", '"confidence": 0.9', '"confidence": 0.8'), "confidence: 0.9"),
+        (_edit_parquet, "row 2 (2), verdict: forged in rows/inspections.parquet"),
+        (_cut_last_row("rows/boards.csv"), "is only in rows/boards.jsonl"),
+        (_cut_last_row("rows/boards.jsonl"), "rows, the manifest says"),
+        (_edit("rows/boards.jsonl", "{", ""), "rows cannot be compared: "),
+        (_edit("manifest.json", '"inspections": ', '"inspections": 1'), "the manifest says 1"),
+    ],
+)  # fmt: skip
+def test_a_value_that_was_changed_with_its_checksum_is_found_in_the_other_formats(
+    copy: Path, change: Callable[[Path], None], message: str
+) -> None:
+    change(copy)
+    check = verified(copy, status=1)
+    assert check["changed"] == []
+    assert message in " ".join(check["problems"])
+
+
 def test_pictures_are_what_the_cameras_sent_under_names_that_harm_nobody(judged: Line, package: Path) -> None:
     listed = list(csv.DictReader((package / "pictures.csv").read_text(encoding="utf-8").splitlines()))
     assert len(listed) == len(lines(package, "inspections"))

@@ -1,14 +1,22 @@
-"""Check of a package (`coserve export --verify`): files that were changed, are missing, or were added."""
+"""Check of a package (`coserve export --verify`): its files, its formats beside each other, its signature."""
 
 import json
 import os
 import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
+from sqlalchemy import Connection
+
 from experts.weights import file_sha256
+from tools.query.package.rows import database_problems, format_problems
+from tools.query.package.signing import SIGNATURE, read_public_key, signature_problem
 from tools.query.package.write import MANIFEST, SUMS, PackageError
 
+_MAX_PROBLEMS = 100
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\x00\\]+)")
 
 
@@ -17,6 +25,8 @@ class PackageCheck:
     """Names of files by problem; `made` and `boards` are the manifest's.
 
     `files` counts all files that a whole package has, SHA256SUMS included. `links` are symbolic links among the others.
+    `problems` are sentences. `signed_by` is the key that the manifest names, of the user `signer`; `is_signature_valid`
+    is None without a key.
     """
 
     files: int
@@ -25,16 +35,26 @@ class PackageCheck:
     missing: list[str] = field(default_factory=list[str])
     added: list[str] = field(default_factory=list[str])
     links: list[str] = field(default_factory=list[str])
+    problems: list[str] = field(default_factory=list[str])
+    signed_by: str | None = None
+    signer: str | None = None
+    is_signature_valid: bool | None = None
     made: str | None = None
     boards: int | None = None
 
     @property
     def is_whole(self) -> bool:
-        return not (self.changed or self.missing or self.added)
+        return not (self.changed or self.missing or self.added or self.problems)
 
 
-def verify_package(package: Path) -> PackageCheck:
-    """Compare every file with its checksum. Raises PackageError if `package` is not a package."""
+def verify_package(
+    package: Path, key: Path | None = None, connect: Callable[[], AbstractContextManager[Connection]] | None = None
+) -> PackageCheck:
+    """Compare every file with its checksum, the formats with each other, and rows with a database if there is one.
+
+    With the file of a public `key`, check the signature. Raises PackageError if `package` is not a package.
+    """
+    public = None if key is None else read_public_key(key)
     sums = package / SUMS
     if sums.is_symlink():
         raise PackageError(f"{sums} is a link: `coserve export` writes none, so it was replaced")
@@ -46,25 +66,57 @@ def verify_package(package: Path) -> PackageCheck:
     check = PackageCheck(len(checksums) + 1, file_sha256(sums))
     present = {path.relative_to(package).as_posix(): path for path in package.rglob("*") if not _is_folder(path)}
     check.links = sorted(_readable(name) for name, path in present.items() if path.is_symlink())
+    _compare_files(check, checksums, present)
+    present.pop(SUMS, None)
+    signature = present.pop(SIGNATURE, None)
+    check.files += signature is not None
+    check.added = sorted(map(_readable, present))
+    if MANIFEST not in (*check.changed, *check.missing):
+        check.made, counts, check.signed_by, check.signer = _read_manifest(package / MANIFEST)
+        check.boards = counts["boards"]
+        if check.is_whole:
+            check.problems += _row_problems(package / "rows", counts, connect)
+    if public is not None:
+        problem = signature_problem(sums, public, check.signed_by)
+        check.is_signature_valid = problem is None
+        check.problems += [problem] if problem else []
+    elif signature is None and check.signed_by is not None:
+        check.problems.append(f"its {SIGNATURE} is missing: it was signed with the key {check.signed_by}")
+    return check
+
+
+def _compare_files(check: PackageCheck, checksums: dict[str, str], present: dict[str, Path]) -> None:
     for name, sha256 in checksums.items():
         path = present.pop(name, None)
         if path is None:
             check.missing.append(name)
         elif path.is_symlink() or not path.is_file() or file_sha256(path) != sha256:
             check.changed.append(name)
-    present.pop(SUMS, None)
-    check.added = sorted(map(_readable, present))
-    if MANIFEST not in (*check.changed, *check.missing):
-        check.made, check.boards = _read_manifest(package / MANIFEST)
-    return check
 
 
-def _read_manifest(manifest: Path) -> tuple[str, int]:
-    """Return when the package was made and how many boards it has. Raises PackageError."""
+def _row_problems(
+    rows: Path, counts: dict[str, int], connect: Callable[[], AbstractContextManager[Connection]] | None
+) -> list[str]:
+    """Return the differences of rows; a file that is not what its name says is one too."""
+    try:
+        problems = list(format_problems(rows, counts))
+        if connect is not None and not problems:
+            with connect() as connection:
+                problems += islice(database_problems(connection, rows, counts), _MAX_PROBLEMS)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        return [f"rows cannot be compared: {error}"]
+    return problems
+
+
+def _read_manifest(manifest: Path) -> tuple[str, dict[str, int], str | None, str | None]:
+    """Return when the package was made, its rows by table, the key it is signed with, and its signer. PackageError."""
     try:
         fields = json.loads(manifest.read_text(encoding="utf-8"))
-        return str(fields["made"]), int(fields["rows"]["boards"])
-    except (ValueError, TypeError, KeyError):
+        counts = {str(name): int(count) for name, count in fields["rows"].items()}
+        signed_by = fields.get("signed_by") or {}
+        counts["boards"]  # a package has some
+        return str(fields["made"]), counts, signed_by.get("key"), signed_by.get("user")
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise PackageError(f"{manifest} does not say when it was made and how many boards it has") from None
 
 

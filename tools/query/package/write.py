@@ -10,19 +10,22 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from daemon.config.settings import Config
 from daemon.storage.database.connections import redacted_url
+from daemon.storage.database.schema import stream_position
 from daemon.storage.database.upkeep import room_problem
 from experts.durable import sync
+from experts.versions import current_user
 from experts.weights import file_sha256
+from tools.query.evidence import check_evidence
 from tools.query.package.contents import (
     PackageExperts,
     PackagePictures,
@@ -31,6 +34,7 @@ from tools.query.package.contents import (
     copy_pictures,
     write_rows,
 )
+from tools.query.package.signing import SIGNATURE, key_id, read_signing_key, sign
 from tools.query.reading import BoardSelection
 from tools.terminal.console import CommandError
 
@@ -75,15 +79,21 @@ def write_package(
     out: Path,
     *,
     with_weights: bool,
+    sign_with: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> PackageReport:
     """Write the package `out`. After PackageError, PackageFolderError or OSError nothing is left of it."""
+    key = None if sign_with is None else read_signing_key(sign_with)
     with _unfinished(out) as part:
         rows = part / "rows"
         rows.mkdir()
         progress("rows")
         with engine.connect() as connection:
             written = write_rows(connection, selection, rows)
+            epoch = connection.execute(select(stream_position.c.epoch)).scalar()
+            evidence = check_evidence(
+                lambda: nullcontext(connection), settings.images, selection.condition(), with_tables=False
+            )
         if not written.rows.get("boards"):
             raise PackageError("no board matches: `coserve results --boards` lists those that closed last")
         _need_room(settings, out, written.picture_bytes + _ROW_BYTES)
@@ -92,12 +102,14 @@ def write_package(
         progress("experts")
         experts = copy_experts(settings.catalog, written, part / "experts", with_weights=with_weights)
         _write_rules(written, part / "rules")
-        warnings = _warnings(written, pictures, experts)
+        warnings = [*_warnings(written, pictures, experts), *evidence.problems, *evidence.gaps]
         manifest = {
             "coserve_export": _FORMAT,
             "coserve": version("coserve"),
             "made": datetime.now(UTC).isoformat(timespec="seconds"),
             "line": {
+                "name": settings.line,
+                "epoch": epoch,
                 "host": socket.gethostname(),
                 "config": str(config.resolve()),
                 "database": redacted_url(settings.database),
@@ -108,12 +120,18 @@ def write_package(
             "pictures": asdict(pictures),
             "rules": sorted(written.rules),
             "experts": experts.listed,
+            "judged_once_more": evidence.counts,
+            "signed_by": {"key": key_id(key.public_key()), "user": current_user()} if key else None,
             "warnings": warnings,
         }
         (part / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         shutil.copyfile(Path(__file__).with_name("README.txt"), part / "README.txt")
         progress("checksums")
         files, size_bytes = _write_sums(part)
+        if key is not None:
+            sign(part / SUMS, key)
+            sync(part / SIGNATURE)
+            files += 1
         fingerprint = file_sha256(part / SUMS)
     return PackageReport(
         boards=written.rows["boards"],

@@ -1,0 +1,219 @@
+"""`coserve db check` names every row that no longer agrees with the others: table, key, and what was expected."""
+
+import json
+import random
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.storage.database.connections import open_for_reading
+from daemon.storage.database.schema import boards
+from daemon.storage.database.upkeep import check_database
+from tests.contract.client import Line
+from tests.daemon.storage.database.store_parts import a_line as a_store
+from tests.daemon.storage.database.store_parts import a_stage, an_arrival, an_outcome
+from tests.tools.run_commands import coserve
+from tools.query import evidence
+from tools.query.evidence import Evidence, check_evidence
+
+
+@pytest.fixture
+def line(judged: Line, tmp_path: Path) -> Path:
+    """A copy of the line's folder, to change something in."""
+    target = tmp_path / "line"
+    shutil.copytree(judged.folder, target, ignore=shutil.ignore_patterns("run", "*.safetensors"))
+    return target
+
+
+def change(line: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(line / "inspection.db", isolation_level=None)) as database:
+        for statement in statements:
+            assert database.execute(statement).rowcount != 0, statement
+
+
+def checked(line: Path, since: str | None = None, **options: bool) -> Evidence:
+    engine = open_for_reading(f"sqlite:///{line}/inspection.db")
+    try:
+        is_chosen = None if since is None else boards.c.completed_at >= since
+        return check_evidence(engine.connect, line / "images", is_chosen, **options)
+    finally:
+        engine.dispose()
+
+
+def review(seq: int = 1, **fields: object) -> list[str]:
+    """A decision about the first image that failed, with its number in the stream as the daemon gives it."""
+    subject = "(SELECT min(inspection_id) FROM inspections WHERE verdict = 'pass')"
+    names = {"inspection_id": subject, "undo_of": "NULL", "board_verdict": "NULL", **fields}
+    position = f"(SELECT last_seq + {seq} FROM stream_position)"  # noqa: S608
+    values = ", ".join(map(str, names.values()))
+    insert = f"INSERT INTO reviews (at, reviewer, verdict, seq, {', '.join(names)})"
+    return [f"{insert} VALUES ('2026-11-25T00:00:00.000Z', 'Eva', 'pass', {position}, {values})"]
+
+
+def test_a_line_that_judged_in_every_way_has_no_mistake(judged: Line) -> None:
+    done = json.loads(coserve("db", "check", "--images", "--json", "--config", judged.config).stdout)
+    ((images, pictures, boards),) = judged.rows(
+        "SELECT count(*), count(image_path), (SELECT count(*) FROM boards) FROM inspections"
+    )
+    assert (done["problems"], done["images"], done["pictures"], done["boards"]) == ([], images, pictures, boards)
+    assert done["images"] > 50
+    said = coserve("db", "check", "--config", judged.config).stdout
+    assert "no mistakes found" in said
+    assert f"{boards} boards, {images} images" in said
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        ("UPDATE inspections SET verdict = 'fail', defect = 'D9' WHERE inspection_id = 1", "stored is fail D9"),
+        ("UPDATE inspections SET defect = 'D7' WHERE verdict = 'fail'", "stored is fail D7"),
+        ("UPDATE inspections SET verdict = 'pass', reason = NULL WHERE reason = 'bad_image'", "no expert's answer"),
+        ("UPDATE inspections SET rules_version = 'abc' WHERE inspection_id = 1", "its board opened with"),
+        ("UPDATE inspections SET late = 1 WHERE inspection_id = 1", "inspections 1: late is 1"),
+        ("UPDATE stages SET confidence = 0.001 WHERE expert = 'QFP64'", "stored is"),
+        ("UPDATE stages SET label = 'missing' WHERE expert = 'C0603'", "stored is"),
+        ("UPDATE stages SET expert = 'C0603' WHERE inspection_id = 1", "by C0603: the rules name the expert R0402"),
+        ("DELETE FROM stages WHERE inspection_id = 1", "no expert's answer is stored"),
+        ("UPDATE stages SET expert_settings = 'abc' WHERE inspection_id = 1", "_settings R0402 abc: its row is gone"),
+        ("UPDATE detections SET confidence = 1.5 WHERE detection_id = 1", "its surest box is"),
+        ("UPDATE rules_versions SET text = text || ' '", "rules_versions"),
+        ("UPDATE rules_versions SET sha256 = 'x'", "its text was changed, or its name"),
+        ("DELETE FROM rules_versions", "its row is gone, and rows of inspections name it"),
+        ("UPDATE recipes SET positions = '[]'", "it is not the recipe of the rules' text"),
+        ("UPDATE expert_settings SET settings = replace(settings, '1.0', '1.1')", "its settings was changed"),
+        ("UPDATE expert_versions SET sha256 = 'x'", "its sha256 is that of another version"),
+        ("UPDATE boards SET verdict = 'pass' WHERE verdict = 'unknown'", "verdict is pass, its images give unknown"),
+        ("UPDATE boards SET inspected = 1 WHERE serial = 'S2'", "inspected is 1, its images give 2"),
+        ("UPDATE boards SET expected = 7 WHERE serial = 'S2'", "expected is 7, its images give 2"),
+        ("UPDATE boards SET reason = 'complete' WHERE serial = 'Q1'", "reason is complete, its images give time_limit"),
+        ("UPDATE boards SET missing = '[]' WHERE serial = 'Q1'", "missing is [], its images give [{"),
+        ("UPDATE boards SET failed = '[1]' WHERE serial = 'S2'", "failed is [1], its images give"),
+        ("UPDATE boards SET review = '[1]' WHERE serial = 'S2'", "review is [1], its images give"),
+        ("UPDATE boards SET unknown = '[1]' WHERE serial = 'S2'", "unknown is [1], its images give"),
+        ("DELETE FROM inspections WHERE designator = 'F1'", "inspected is 2, its images give 1"),
+        ("DELETE FROM changes WHERE change_id = 2", "changes 2: deleted"),
+        ("DELETE FROM runs", "runs 1: deleted"),
+    ],
+)  # fmt: skip
+def test_a_changed_or_deleted_row_is_named(line: Path, harm: str, named: str) -> None:
+    change(line, "PRAGMA foreign_keys = OFF", harm)
+    assert named in "\n".join(checked(line).problems)
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        (["DELETE FROM reviews WHERE review_id = 2"], "reviews 2: deleted, and no row of this table ever is"),
+        (["DELETE FROM reviews WHERE review_id > 1"], "reviews 2 to 3: deleted"),
+        (["UPDATE reviews SET undo_of = 99 WHERE review_id = 3"], "reviews 3: undo_of is 99"),
+        (["UPDATE reviews SET undo_of = 1, inspection_id = 2 WHERE review_id = 3"], "reviews 3: undo_of is 1"),
+        (["UPDATE reviews SET verdict = 'fail' WHERE review_id = 3"], "the decisions about its board give fail"),
+    ],
+)  # fmt: skip
+def test_a_changed_or_deleted_review_is_named(line: Path, harm: list[str], named: str) -> None:
+    final = (
+        "UPDATE reviews SET board_verdict = (SELECT verdict FROM final_boards WHERE board_id ="
+        " (SELECT board_id FROM inspections WHERE inspection_id = reviews.inspection_id)) WHERE review_id = 3"
+    )
+    image = (
+        "(SELECT inspection_id FROM inspections JOIN boards USING (board_id)"
+        " WHERE serial = 'S2' AND attempt = 1 AND designator = 'F1')"
+    )
+    given = "UPDATE stream_position SET last_seq = last_seq + 3"
+    made = [review(seq, inspection_id=image)[0] for seq in (1, 2, 3)]
+    change(line, *made, given, final)
+    assert checked(line).problems == []
+    assert check_database(f"sqlite:///{line}/inspection.db", line / "images", line / "journal") == []
+    change(line, *harm)
+    assert named in "\n".join(checked(line).problems)
+    if "DELETE" in harm[0]:  # it is missing in the stream too
+        assert "are missing" in "\n".join(
+            check_database(f"sqlite:///{line}/inspection.db", line / "images", line / "journal")
+        )
+
+
+def test_a_review_of_an_image_that_is_gone_is_named(line: Path) -> None:
+    change(line, "PRAGMA foreign_keys = OFF", *review(inspection_id=99999))
+    problems = check_database(f"sqlite:///{line}/inspection.db", line / "images", line / "journal")
+    assert "row 1 of reviews names a row of inspections that is not there" in problems
+
+
+def test_a_picture_that_was_not_sent_is_named_when_pictures_are_compared(line: Path) -> None:
+    picture = next((line / "images").rglob("*.jpg"))
+    content = bytearray(picture.read_bytes())
+    content[len(content) // 2] ^= 1
+    picture.write_bytes(content)
+    assert checked(line).problems == []
+    (problem,) = checked(line, with_pictures=True).problems
+    assert f"inspections {picture.stem} " in problem
+    assert "is not the picture that was sent (sha256)" in problem
+
+
+def test_only_boards_of_the_window_are_judged_once_more(line: Path) -> None:
+    change(line, "UPDATE inspections SET verdict = 'fail' WHERE inspection_id = 1")
+    assert checked(line, since="2020-01-01").problems == []  # of a board that is open
+    assert checked(line, since="2020-01-01").boards > 0
+    assert checked(line, since="2099-01-01").boards == 0
+
+
+def test_of_very_many_problems_the_first_hundred_are_named(line: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "_MAX_PROBLEMS", 5)
+    change(line, "UPDATE stages SET expert = 'nobody'")
+    problems = checked(line).problems
+    assert len(problems) == 6
+    assert problems[-1].startswith("and ")
+
+
+def test_a_line_that_was_restored_without_pictures_says_so_in_one_line(line: Path) -> None:
+    shutil.rmtree(line / "images")
+    problems = check_database(f"sqlite:///{line}/inspection.db", line / "images", line / "journal")
+    ((kept,),) = sqlite3.connect(line / "inspection.db").execute("SELECT count(image_path) FROM inspections")
+    assert [problem.partition(": ")[0] for problem in problems] == [f"{line}/images has none of the {kept} kept images"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_boards_of_any_history_agree_with_their_images(tmp_path: Path, seed: int) -> None:
+    """Repeats, extras, late images, named attempts, time limits and restarts, as the writer writes them."""
+    chance, store, waiting = random.Random(seed), a_store(tmp_path), list[int]()
+    store.store.keep_rules(store.rulebook.current)
+    for number in range(400):
+        step = chance.random()
+        if step < 0.5:
+            place = ("R0402", chance.choice(("R1", "R2", "R3")))
+            board: dict[str, Any] = {
+                "type": chance.choice(("mainboard-a", "tiny", "loose")),
+                "serial": chance.choice("AB"),
+            }
+            named = chance.choice((None, None, None, 1, 2))
+            (image,) = store.accept(an_arrival(f"i{number}", *place, attempt=named, **board))
+            waiting.append(image.inspection_id)
+        elif step < 0.9 and waiting:
+            image_id = waiting.pop(chance.randrange(len(waiting)))
+            bad = a_stage("R0402", label="bad", confidence=chance.choice((0.01, 0.99)))
+            unsure = an_outcome(image_id, "unknown", reason="expert_failed", stages=[])
+            sound = an_outcome(image_id, stages=[a_stage("R0402")])
+            judged = an_outcome(image_id, "review" if bad.confidence == 0.01 else "fail", "bad", stages=[bad])
+            store.judge(chance.choice((sound, sound, judged, unsure)))
+        elif step < 0.97:
+            store.clock.pass_s(chance.choice((1, 3, 8)))
+            store.store.write()
+        else:
+            store.reopen(5)
+    evidence = checked(tmp_path)
+    store.store.close()
+    assert evidence.problems == []
+    assert evidence.boards > 20
+
+
+def test_a_damaged_page_ends_no_check(line: Path) -> None:
+    path = line / "inspection.db"
+    with closing(sqlite3.connect(path)) as database:
+        ((root,),) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'stages'")
+    with path.open("r+b") as file:
+        file.seek((root - 1) * 4096)
+        file.write(b"\xff" * 100)
+    assert "cannot be read" in "\n".join(checked(line).problems)

@@ -1,0 +1,209 @@
+"""Signed packages: by whom, whether anything was changed since, in one sentence each; also without CoServe."""
+
+import base64
+import json
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.client import Line
+from tests.tools.query.test_export import _forge_row
+from tests.tools.run_commands import coserve
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("quality", "other"):
+        coserve("keys", "new", name, "--sign", "--dir", folder)
+    coserve("keys", "new", "camera", "--dir", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def signed(judged: Line, keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("signed") / "L2"
+    coserve("export", "--lot", "L2", "--out", out, "--sign", keys / "quality.sign_secret", "--config", judged.config)
+    return out
+
+
+@pytest.fixture
+def copy(signed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(signed, tmp_path / "package"))
+
+
+@pytest.fixture
+def line(judged: Line, tmp_path: Path) -> Path:
+    target = tmp_path / "line"
+    shutil.copytree(judged.folder, target, ignore=shutil.ignore_patterns("run", "*.safetensors"))
+    return target
+
+
+def verify(package: Path, *words: object, status: int = 0) -> str:
+    done = coserve("export", "--verify", package, *words, status=status)
+    return done.stdout + done.stderr
+
+
+def test_a_pair_is_made_once_and_its_secret_is_for_its_owner_alone(keys: Path) -> None:
+    assert stat.S_IMODE((keys / "quality.sign_secret").stat().st_mode) == 0o600
+    assert (keys / "quality.sign").read_text().startswith("-----BEGIN PUBLIC KEY-----\n")
+    again = coserve("keys", "new", "quality", "--sign", "--dir", keys, status=1)
+    assert "quality.sign exists already: name another key" in again.stderr
+    made = json.loads(coserve("keys", "new", "third", "--sign", "--dir", keys, "--json").stdout)
+    assert Path(made["secret"]).read_text() not in json.dumps(made)
+    assert len(made["fingerprint"]) == 19
+
+
+def test_a_signed_package_says_by_whom_when_and_on_which_line(signed: Path, keys: Path, judged: Line) -> None:
+    assert "not checked: add --key" in verify(signed)
+    words = verify(signed, "--key", keys / "quality.sign")
+    manifest = json.loads((signed / "manifest.json").read_text())
+    signer = manifest["signed_by"]
+    assert f"signed by {signer['user']} with the key {signer['key']}: the signature is valid" in words
+    ((epoch,),) = judged.rows("SELECT epoch FROM stream_position")
+    assert manifest["line"]["epoch"] == epoch is not None
+    assert manifest["line"]["name"]
+    check = json.loads(coserve("export", "--verify", signed, "--key", keys / "quality.sign", "--json").stdout)
+    assert (check["is_signature_valid"], check["is_whole"]) == (True, True)
+    assert check["files"] == sum(path.is_file() for path in signed.rglob("*"))
+
+
+def _swap_sums(package: Path) -> None:
+    _forge_row(package, "README.txt", b"other words")
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "message"),
+    [
+        (lambda p: None, "other.sign", "it was signed with another key"),
+        (lambda p: (p / "SIGNATURE").unlink(), "quality.sign", "it is not signed: it has no SIGNATURE"),
+        (lambda p: (p / "SIGNATURE").write_text("AAAA\n"), "quality.sign", "SIGNATURE is cut off or changed"),
+        (lambda p: (p / "SIGNATURE").write_text("?!"), "quality.sign", "SIGNATURE is cut off or changed"),
+        (lambda p: (p / "SIGNATURE").write_text(base64.b64encode(bytes(64)).decode()), "quality.sign",
+         "SHA256SUMS or SIGNATURE was changed after signing"),
+        (_swap_sums, "quality.sign", "SHA256SUMS or SIGNATURE was changed after signing"),
+        (lambda p: (p / "rows/boards.csv").write_text("board_id"), "quality.sign", "changed: rows/boards.csv"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_signature_is_named(
+    copy: Path, keys: Path, change: Callable[[Path], Any], key: str, message: str
+) -> None:
+    change(copy)
+    assert message in verify(copy, "--key", keys / key, status=1)
+
+
+def test_a_package_whose_signature_was_taken_away_is_found_without_a_key_too(copy: Path) -> None:
+    (copy / "SIGNATURE").unlink()
+    assert "its SIGNATURE is missing: it was signed with the key" in verify(copy, status=1)
+
+
+@pytest.mark.parametrize(
+    "name", ["camera.key", "camera.key_secret", "quality.sign_secret", "nonsense.sign", "rsa.sign"]
+)
+def test_a_key_of_another_kind_is_one_sentence(signed: Path, keys: Path, name: str) -> None:
+    (keys / "nonsense.sign").write_text("nonsense")
+    make = "openssl genrsa 2048 | openssl rsa -pubout -out rsa.sign"
+    subprocess.run(["sh", "-c", make], cwd=keys, check=True, capture_output=True)
+    done = coserve("export", "--verify", signed, "--key", keys / name, status=1)
+    assert f"{name} is not a public Ed25519 key" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_key_that_cannot_sign_writes_no_package(judged: Line, keys: Path, tmp_path: Path) -> None:
+    for name, message in (
+        ("quality.sign", "is not a secret Ed25519 key"),
+        ("camera.key_secret", "is not a secret Ed25519 key"),
+        ("open.sign_secret", "can be read by everybody: chmod 600 it"),
+        ("absent", "No such file"),
+    ):
+        if name.startswith("open"):
+            shutil.copy(keys / "quality.sign_secret", tmp_path / name).chmod(0o644)
+        key = next(folder / name for folder in (tmp_path, keys) if (folder / name).exists() or folder == keys)
+        words = ("--lot", "L2", "--out", tmp_path / "out", "--sign", key, "--config", judged.config)
+        done = coserve("export", *words, status=1)
+        assert message in done.stderr
+        assert list(tmp_path.glob("out*")) == []
+    wrong = coserve("export", "--key", keys / "quality.sign", "--config", judged.config, status=2)
+    assert "name it with --verify DIR" in wrong.stderr
+
+
+def test_the_readme_of_the_package_shows_how_to_check_it_without_coserve(
+    signed: Path, keys: Path, tmp_path: Path
+) -> None:
+    readme = (signed / "README.txt").read_text(encoding="utf-8")
+    place = tmp_path / "check"
+    shutil.copytree(signed, place)
+    shutil.copy(keys / "quality.sign", place / "NAME.sign")
+    indented = [row.strip() for row in readme.splitlines() if row.startswith("    ")]
+    shell = [
+        row.partition("    ")[0].replace("/tmp/signature", f"{tmp_path}/signature")  # noqa: S108
+        for row in indented
+        if row.startswith(("base64", "openssl", "sha256sum -c"))
+    ]
+    assert len(shell) == 4
+    begin = indented.index("import base64, pathlib")
+    python = "\n".join(indented[begin : begin + 5])
+
+    def check() -> list[int]:
+        both = (["sh", "-ec", "\n".join(shell)], [sys.executable, "-c", python])
+        return [subprocess.run(command, cwd=place, capture_output=True, check=False).returncode for command in both]
+
+    assert check() == [0, 0]
+    _swap_sums(place)
+    assert 0 not in check()
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        ("UPDATE stages SET confidence = confidence + 1e-9", "stages {id} 0: confidence is"),
+        ("UPDATE inspections SET defect = 'D7' WHERE inspection_id = {id}", "inspections {id}: defect is D7"),
+        ("UPDATE boards SET lot = 'L9'", "lot is L9 in the database, L2 in the package"),
+        ("UPDATE changes SET who = 'nobody' WHERE change_id = 1", "changes 1: who is nobody"),
+        ("DELETE FROM detections", "not in the database any more"),
+        ("UPDATE inspections SET image_path = NULL", None),
+        ("UPDATE runs SET ended_at = '2027' WHERE ended_at IS NULL", None),
+        ("INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES ({id}, '2026', 'Eva', 'pass')", None),
+    ],
+)  # fmt: skip
+def test_rows_that_were_changed_after_signing_are_named_and_later_ones_are_not(
+    line: Path, signed: Path, keys: Path, harm: str, named: str | None
+) -> None:
+    first = json.loads((signed / "rows/stages.jsonl").read_text().splitlines()[0])["inspection_id"]
+    with closing(sqlite3.connect(line / "inspection.db", isolation_level=None)) as database:
+        database.execute(harm.format(id=first))
+    words = verify(
+        signed, "--key", keys / "quality.sign", "--compare", "--config", line / "coserve.yaml", status=int(bool(named))
+    )
+    assert ("its database has the same rows" in words) is (named is None)
+    assert named is None or named.format(id=first) in words
+    assert "the signature is valid" in words
+
+
+def test_settings_whose_text_was_changed_are_named_by_export_and_explain(line: Path, tmp_path: Path) -> None:
+    for number, text in enumerate(("replace(settings, '1.0', '1.1')", "'nonsense'")):
+        with closing(sqlite3.connect(line / "inspection.db", isolation_level=None)) as database:
+            database.execute(f"UPDATE expert_settings SET settings = {text} WHERE expert = 'QFP64'")  # noqa: S608
+        config = ("--config", line / "coserve.yaml")
+        words = coserve("export", "--serial", "S2", "--out", tmp_path / f"out-{number}", *config).stdout
+        assert "warning: expert_settings QFP64 " in words
+        assert "its settings was changed, or its name: the sha256 is" in words
+        assert "its settings then are not known" in coserve("explain", "S2", "F1", *config).stdout
+
+
+def test_an_export_warns_of_rows_that_contradict_each_other(line: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(line / "inspection.db", isolation_level=None)) as database:
+        database.execute("UPDATE boards SET inspected = 1 WHERE serial = 'S2' AND attempt = 1")
+    options = ("--out", tmp_path / "out", "--config", line / "coserve.yaml")
+    assert "inspected is 1, its images give 2" in coserve("export", "--serial", "S2", *options).stdout
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert any("inspected is 1" in warning for warning in manifest["warnings"])
+    assert manifest["judged_once_more"]["images"] == 4

@@ -1,0 +1,375 @@
+"""Checks of the evidence (`coserve db check`, `coserve export`): the rows must agree with each other.
+
+Texts are compared with their sha256, verdicts with the stored answers and rules, closed boards with the images that
+were judged before they closed, reviews with each other. A changed value that leaves everything in agreement, such as
+a confidence on the same side of its limit, is found by a signed digest only (digest.py).
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Table, exists, func, or_, select, text, true
+from sqlalchemy.exc import SQLAlchemyError
+
+from daemon.storage.database.boards import Attempt, BoardPlan
+from daemon.storage.database.inspections import plan_of
+from daemon.storage.database.schema import (
+    FINAL_BOARDS,
+    boards,
+    changes,
+    detections,
+    expert_settings,
+    expert_versions,
+    inspections,
+    recipes,
+    reviews,
+    rules_versions,
+    runs,
+    stages,
+)
+from daemon.storage.image_archive import as_sent
+from tools.query.reading import Row
+from tools.query.retrace import RulesPath, StoredRules, picture_size, retrace
+
+#: One transaction reads so many boards, and holds so many images of them at a time.
+_BOARDS_PER_READ = 100
+_IMAGES_PER_READ = 1000
+_MAX_PROBLEMS = 100
+_CLOSING = ("verdict", "reason", "inspected")
+_LISTS = ("failed", "missing", "review", "unknown")
+Connect = Callable[[], AbstractContextManager[Connection]]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedImage:
+    """A row of `inspections` with its stages, each with its `boxes`."""
+
+    inspection: Row
+    stages: Sequence[Row]
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Numbers of what was read, and the problems: each names a table, a key, and what was expected.
+
+    Of many problems the first hundred are named. `not_judged` counts images that cannot be judged once more, by reason.
+    """
+
+    boards: int = 0
+    images: int = 0
+    pictures: int = 0
+    problems: list[str] = field(default_factory=list[str])
+    not_judged: Counter[str] = field(default_factory=Counter[str])
+    _more: int = 0
+
+    def add(self, problem: str) -> None:
+        if len(self.problems) < _MAX_PROBLEMS:
+            self.problems.append(problem)
+        else:
+            self._more += 1
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        return {
+            "boards": self.boards,
+            "images": self.images,
+            "pictures": self.pictures,
+            "not_judged": dict(self.not_judged),
+        }
+
+    @property
+    def gaps(self) -> list[str]:
+        return [f"not judged once more: {count:,} images: {reason}" for reason, count in self.not_judged.items()]
+
+    def end(self) -> "Evidence":
+        self.problems += [f"and {self._more:,} more problems"] if self._more else []
+        return self
+
+
+def check_evidence(
+    connect: Connect,
+    images: Path,
+    is_chosen: ColumnElement[bool] | None = None,
+    *,
+    with_tables: bool = True,
+    with_pictures: bool = False,
+    on_step: Callable[[str], None] = lambda _: None,
+) -> Evidence:
+    """Check all boards, or those of a condition, read-only beside a running line and in bounded memory.
+
+    Without `with_tables` nothing is read but these boards and the few texts.
+    """
+    evidence = Evidence()
+    checker = _Checker(connect, images, evidence, with_pictures=with_pictures)
+    steps: dict[str, Callable[[], None]] = {
+        "texts and reviews": lambda: _check_tables(connect, evidence, whole=with_tables),
+        "verdicts and boards": lambda: checker.check_all(is_chosen),
+    }
+    for name, step in steps.items():
+        on_step(name)
+        try:
+            step()
+        except SQLAlchemyError as error:  # a damaged page
+            evidence.add(f"{name}: cannot be read: {getattr(error, 'orig', error)}")
+    return evidence.end()
+
+
+def _check_tables(connect: Connect, evidence: Evidence, *, whole: bool) -> None:
+    checks = (_text_problems, _missing_texts, _review_problems) if whole else (_text_problems,)
+    with connect() as connection:
+        for check in checks:
+            for problem in check(connection):
+                evidence.add(problem)
+
+
+def read_boards(
+    connect: Connect, is_chosen: ColumnElement[bool] | None = None
+) -> Iterator[tuple[Row, Iterator[JudgedImage]]]:
+    """Yield each board with its images, which are read on the way; a transaction each for a hundred boards."""
+    after = 0
+    while True:
+        query = select(boards).where(true() if is_chosen is None else is_chosen, boards.c.board_id > after)
+        with connect() as connection:
+            limited = query.order_by(boards.c.board_id).limit(_BOARDS_PER_READ)
+            rows = [dict(row) for row in connection.execute(limited).mappings()]
+            if not rows:
+                return
+            after = rows[-1]["board_id"]
+            by_board = groupby(
+                _judged_images(connection, [row["board_id"] for row in rows]),
+                key=lambda image: image.inspection["board_id"],
+            )
+            key, judged = next(by_board, (None, None))
+            for row in rows:
+                if key == row["board_id"] and judged is not None:
+                    yield row, judged
+                    key, judged = next(by_board, (None, None))
+                else:
+                    yield row, iter(())
+
+
+def _judged_images(connection: Connection, board_ids: Sequence[int]) -> Iterator[JudgedImage]:
+    on_boards = select(inspections).where(inspections.c.board_id.in_(board_ids))
+    query = on_boards.order_by(inspections.c.board_id, inspections.c.inspection_id)
+    rows = connection.execute(query, execution_options={"yield_per": _IMAGES_PER_READ}).mappings()
+    for part in rows.partitions():
+        ids = [row["inspection_id"] for row in part]
+        boxes = _grouped(connection, detections, ids, "inspection_id", "step")
+        answers = _grouped(connection, stages, ids, "inspection_id")
+        for image in map(dict, part):
+            number = image["inspection_id"]
+            judged = [{**row, "boxes": boxes.get((number, row["step"]), [])} for row in answers.get((number,), [])]
+            yield JudgedImage(image, judged)
+
+
+def _grouped(connection: Connection, table: Table, ids: Sequence[int], *names: str) -> dict[tuple[int, ...], list[Row]]:
+    query = select(table).where(table.c.inspection_id.in_(ids)).order_by(*table.primary_key.columns)
+    groups: dict[tuple[int, ...], list[Row]] = {}
+    for row in connection.execute(query).mappings():
+        groups.setdefault(tuple(row[name] for name in names), []).append(dict(row))
+    return groups
+
+
+class _Checker:
+    """Checks boards one by one; rules are compiled once for each version."""
+
+    def __init__(self, connect: Connect, images: Path, evidence: Evidence, *, with_pictures: bool) -> None:
+        self._connect, self._images, self._evidence = connect, images, evidence
+        self._with_pictures = with_pictures
+        self._rules: dict[str, StoredRules] = {}
+        self._paths: dict[tuple[str, str, str], RulesPath] = {}
+        self._plans: dict[tuple[str, str], BoardPlan | None] = {}
+
+    def check_all(self, is_chosen: ColumnElement[bool] | None) -> None:
+        for board, images in read_boards(self._connect, is_chosen):
+            self._check(board, images)
+
+    def _check(self, board: Row, images: Iterable[JudgedImage]) -> None:
+        plan = self._plan(board["rules_version"], board["board_type"])
+        attempt = Attempt(board["board_id"], board["attempt"], plan or BoardPlan(()))
+        for image in images:
+            self._evidence.images += 1
+            self._check_image(board, image)
+            self._count(attempt, board, image.inspection)
+        self._evidence.boards += 1
+        if plan is not None:
+            self._check_board(board, attempt, plan)
+
+    def _count(self, attempt: Attempt, board: Row, row: Row) -> None:
+        """Repeat the calls of the writer: an image without verdict at the closing counts as pending."""
+        number, place = row["inspection_id"], (row["component"], row["designator"])
+        attempt.take(*place)
+        if row["status"] != "done" or row["verdict"] is None or row["seq"] is None:
+            return
+        is_late = board["seq"] is not None and row["seq"] > board["seq"]
+        if not is_late:
+            attempt.judge(number, *place, row["verdict"], row["defect"], row["reason"])
+        if bool(row["late"]) != is_late:
+            self._evidence.add(f"inspections {number}: late is {row['late']}, its seq and its board's give {is_late:d}")
+
+    def _check_board(self, board: Row, attempt: Attempt, plan: BoardPlan) -> None:
+        expected: dict[str, Any] = {"inspected": attempt.inspected, "expected": plan.expected}
+        if board["verdict"] is not None:
+            closing = asdict(attempt.closing("complete" if attempt.is_complete else "time_limit"))
+            # Lists are null where an earlier version of CoServe closed the board.
+            expected |= {name: closing[name] for name in (*_CLOSING, *(n for n in _LISTS if board[n] is not None))}
+        for name, value in expected.items():
+            stored = json.loads(board[name]) if name in _LISTS else board[name]
+            if stored != value:
+                what = f"{board['board_type']} {board['serial']}, attempt {board['attempt']}"
+                self._evidence.add(
+                    f"boards {board['board_id']} ({what}): {name} is {_shown(stored)}, its images give {_shown(value)}"
+                )
+
+    def _check_image(self, board: Row, image: JudgedImage) -> None:
+        row = image.inspection
+        what = f"inspections {row['inspection_id']} ({board['serial']} {row['designator']})"
+        if row["rules_version"] != board["rules_version"]:
+            self._evidence.add(
+                f"{what}: rules_version is {row['rules_version']}, its board opened with {board['rules_version']}"
+            )
+        for answer in image.stages:
+            self._check_answer(f"stages ({row['inspection_id']}, {answer['step']})", answer)
+        path = self._path(row["rules_version"], board["board_type"], row["component"])
+        size = picture_size(self._images, row["image_path"]) if path.places_boxes and row["image_path"] else None
+        is_size_known = size is not None or not path.places_boxes
+        judged = retrace(image, path, size, is_size_known=is_size_known, with_steps=False)
+        if judged.contradiction:
+            self._evidence.add(f"{what}: {judged.contradiction}")
+        elif judged.gap:
+            self._evidence.not_judged[judged.gap.partition(" (the rules")[0]] += 1
+        if self._with_pictures and row["image_path"]:
+            self._check_picture(what, row)
+
+    def _check_answer(self, what: str, answer: Row) -> None:
+        if answer["boxes"]:
+            best = max(answer["boxes"], key=lambda box: box["confidence"])
+            if (answer["label"], answer["confidence"]) != (best["label"], best["confidence"]):
+                self._evidence.add(
+                    f"{what}: its answer is {answer['label']} {answer['confidence']}, its surest box is"
+                    f" {best['label']} {best['confidence']}"
+                )
+
+    def _check_picture(self, what: str, row: Row) -> None:
+        path = self._images.parent / row["image_path"]
+        try:
+            payload, _ = as_sent(path.read_bytes(), path.suffix)
+        except FileNotFoundError:
+            return  # the check of files names it
+        except ValueError:
+            payload = b""
+        self._evidence.pictures += 1
+        if hashlib.sha256(payload).hexdigest() != row["image_sha256"]:
+            self._evidence.add(f"{what}: {path} is not the picture that was sent (sha256)")
+
+    def _rules_of(self, version: str) -> StoredRules:
+        if version not in self._rules:
+            with self._connect() as connection:
+                query = select(rules_versions.c.text).where(rules_versions.c.rules_version == version)
+                self._rules[version] = StoredRules.of(version, connection.execute(query).scalar())
+        return self._rules[version]
+
+    def _path(self, version: str, board_type: str, component: str) -> RulesPath:
+        key = (version, board_type, component)
+        if key not in self._paths:
+            self._paths[key] = self._rules_of(version).path(board_type, component)
+        return self._paths[key]
+
+    def _plan(self, version: str, board_type: str) -> BoardPlan | None:
+        """Return the plan by the rules' text, which their version confirms; the row in `recipes` must be the same."""
+        key = (version, board_type)
+        if key not in self._plans:
+            routes = self._rules_of(version).routes
+            query = select(recipes.c.positions, recipes.c.time_limit_s).where(
+                recipes.c.rules_version == version, recipes.c.board_type == board_type
+            )
+            with self._connect() as connection:
+                row = connection.execute(query).first()
+            stored = None if row is None else BoardPlan.of_row(*row)
+            plan = self._plans[key] = stored if routes is None else plan_of(routes, board_type)
+            if stored != plan or stored is None:
+                self._evidence.add(f"recipes ({version}, {board_type}): it is not the recipe of the rules' text")
+        return self._plans[key]
+
+
+def _text_problems(connection: Connection) -> Iterator[str]:
+    """Compare stored texts with the sha256 that names them."""
+    for table, key, content in (
+        (rules_versions, "rules_version", "text"),
+        (expert_settings, "expert_settings", "settings"),
+    ):
+        for row in connection.execute(select(table)).mappings():
+            sha256 = hashlib.sha256(row[content].encode()).hexdigest()
+            name = " ".join(str(row[column.name]) for column in table.primary_key.columns)
+            if not sha256.startswith(row[key]) or row.get("sha256", sha256) != sha256:
+                yield f"{table.name} {name}: its {content} was changed, or its name: the sha256 is {sha256}"
+    for row in connection.execute(select(expert_versions)).mappings():
+        if not row["sha256"].startswith(row["expert_version"]):
+            yield f"expert_versions {row['expert']} {row['expert_version']}: its sha256 is that of another version"
+
+
+def _missing_texts(connection: Connection) -> Iterator[str]:
+    """Find versions of rules and settings that rows name and that are gone; reads every image and answer."""
+    for table, named in ((inspections, rules_versions), (stages, expert_settings)):
+        keys = [column.name for column in named.primary_key.columns]
+        used = [table.c[key] for key in keys]
+        is_there = exists().where(*(named.c[key] == table.c[key] for key in keys))
+        gone = select(*used).distinct().where(*(column.is_not(None) for column in used), ~is_there)
+        for row in connection.execute(gone):
+            yield f"{named.name} {' '.join(row)}: its row is gone, and rows of {table.name} name it"
+
+
+def _review_problems(connection: Connection) -> Iterator[str]:
+    """Check that no row of the append-only tables is gone, that undoing fits, and that boards have final verdicts."""
+    if connection.dialect.name == "sqlite":  # PostgreSQL's numbers have gaps where a transaction was rolled back
+        for table in (reviews, changes, runs):
+            yield from _deleted_rows(connection, table)
+    first = reviews.alias("undone")
+    of_another = or_(
+        first.c.review_id.is_(None),
+        first.c.inspection_id.is_distinct_from(reviews.c.inspection_id),
+        first.c.board_id.is_distinct_from(reviews.c.board_id),
+    )
+    undo = select(reviews.c.review_id, reviews.c.undo_of).outerjoin(first, first.c.review_id == reviews.c.undo_of)
+    for number, undone in connection.execute(undo.where(reviews.c.undo_of.is_not(None), of_another)):
+        yield f"reviews {number}: undo_of is {undone}, which is not a review of the same image or board"
+    on_board = func.coalesce(reviews.c.board_id, inspections.c.board_id)
+    newest = (
+        select(on_board.label("board_id"), func.max(reviews.c.review_id).label("review_id"))
+        .outerjoin(inspections, inspections.c.inspection_id == reviews.c.inspection_id)
+        .where(reviews.c.seq.is_not(None))
+        .group_by(on_board)
+        .subquery("newest")
+    )
+    later = exists().where(inspections.c.board_id == newest.c.board_id, inspections.c.seq > reviews.c.seq)
+    final = (
+        select(reviews.c.review_id, reviews.c.board_verdict, FINAL_BOARDS.c.verdict)
+        .join(newest, newest.c.review_id == reviews.c.review_id)
+        .join(FINAL_BOARDS, FINAL_BOARDS.c.board_id == newest.c.board_id)
+        .where(reviews.c.board_verdict != FINAL_BOARDS.c.verdict, ~later)
+    )
+    for number, stored, verdict in connection.execute(final):
+        yield f"reviews {number}: board_verdict is {stored}, the decisions about its board give {verdict}"
+
+
+def _deleted_rows(connection: Connection, table: Table) -> Iterator[str]:
+    """Find gaps in the numbers of an append-only table, the last one included: no row of it is ever deleted."""
+    (key,) = table.primary_key.columns
+    last = connection.execute(text("SELECT seq FROM sqlite_sequence WHERE name = :name"), {"name": table.name}).scalar()
+    numbers = select(key, func.lag(key, 1, 0).over(order_by=key).label("before")).subquery()
+    gaps = connection.execute(select(numbers).where(numbers.c[key.name] > numbers.c.before + 1)).all()
+    end = connection.execute(select(func.coalesce(func.max(key), 0))).scalar_one()
+    for number, before in (*gaps, *([(last + 1, end)] if last is not None and last > end else [])):
+        what = f"{before + 1}" if number == before + 2 else f"{before + 1} to {number - 1}"
+        yield f"{table.name} {what}: deleted, and no row of this table ever is"
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
