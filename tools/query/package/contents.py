@@ -19,6 +19,7 @@ from daemon.storage.database.reviews import VersionKey
 from daemon.storage.image_archive import as_sent
 from daemon.units import spreadsheet_cell
 from experts.catalog import dump, entry_with
+from experts.spec import digest_of
 from experts.versions import weights_of
 from experts.weights import file_sha256
 from tools.experts.look import CatalogVersions
@@ -72,7 +73,7 @@ def write_rows(connection: Connection, selection: BoardSelection, folder: Path) 
                     written.rules[row["rules_version"]] = row["text"]
                 case "expert_versions":
                     written.experts[row["expert"], row["expert_version"]] = row["sha256"]
-                case "expert_settings":
+                case "expert_settings" if digest_of(row["settings"]) == row["expert_settings"]:
                     written.settings[row["expert"], row["expert_settings"]] = row["settings"]
                 case _:
                     pass
