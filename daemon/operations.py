@@ -253,7 +253,7 @@ class Operations:
             clients = {} if folder is None else read_allow_list(folder).clients
         except KeyFileError:
             return ()  # the start and `keys` say so
-        return (State(at, who, "keys", {name: fingerprint(public) for name, public in clients.items()}, note),)
+        return (State(at, who, "keys", {name: fingerprint(public) for public, name in clients.items()}, note),)
 
     def _keys(self, fields: dict[str, Any]) -> dict[str, Any]:
         who, note = _author(fields)

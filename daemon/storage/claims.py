@@ -111,7 +111,7 @@ def _claims(path: Path, config: Config) -> list[_Claim]:
         path = claims[-1].path
         beside = [path.with_name(path.name + suffix) for suffix in _DATABASE_SUFFIXES]
         claims += [_Claim("database", "the database's", each) for each in beside]
-    if config.record is not None:
+    if config.record is not None and config.record.parent.is_dir():  # a folder for a trace is not made
         file("record", "the trace", config.record)
     sockets = [("intake", each) for each in config.endpoints.intake]
     sockets += [("results", config.endpoints.results), ("control", config.endpoints.control)]

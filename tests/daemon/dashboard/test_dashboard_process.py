@@ -131,7 +131,7 @@ def test_a_killed_web_process_comes_back_and_the_line_goes_on_meanwhile(running:
     assert os.sched_getscheduler(before["pid"]) == os.SCHED_BATCH
     streams = running.streams()
     os.kill(before["pid"], signal.SIGKILL)
-    line.send(a_jpeg(1, 160, 120), board={"type": "sensor-node", "serial": "K1"}, component="R0402")
+    line.send(a_jpeg(1, 160, 120), board={"type": "sensor-node", "serial": "K1"}, component="R0402", designator="R1")
     line.wait(lambda: line.status()["backlog"] == 0)
     assert are_ended(streams)
     line.wait_until_it_shows()
@@ -158,7 +158,7 @@ def test_processes_beside_the_line_that_hang_are_replaced_and_verdicts_go_on(
         for pid in before:
             os.kill(pid, signal.SIGSTOP)
         board = {"type": "sensor-node", "serial": "H1"}
-        image = line.send(a_jpeg(1, 160, 120), board=board, component="R0402")
+        image = line.send(a_jpeg(1, 160, 120), board=board, component="R0402", designator="R1")
         line.wait(lambda: line.rows("SELECT verdict FROM inspections WHERE image_id = ?", image) == [("pass",)])
         for name, pid in zip(("dashboard", "consumer plant"), before, strict=True):
             line.wait(lambda name=name, pid=pid: child(line, name)["pid"] not in (pid, None))
