@@ -63,7 +63,7 @@ def make_database(folder: Path, rows: int, files: int) -> None:
         )
         database.execute(
             f"{_SERIES} INSERT INTO stages SELECT i, 0, 'R0402', '0123456789ab', 'ok', 0.97, 'cpu', 'cpu-0', i / 8, 8,"  # noqa: S608
-            " 1.5, 0.0, 30.0 FROM n",
+            " 1.5, 0.0, 30.0, '0123456789ab' FROM n",
             (rows,),
         )
         database.execute(
