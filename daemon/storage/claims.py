@@ -1,7 +1,8 @@
 """Claims: what a line writes, nothing else writes, whether both lines run or not.
 
 Every path that a line writes is claimed by a lock file: in a folder, beside a file. A path that is equal to, inside or
-around another path of this or of another line is a mistake, unless both are only read.
+around another path of this or of another line is a mistake, unless both are only read. Sockets end with the run, and
+so do their locks.
 """
 
 import re

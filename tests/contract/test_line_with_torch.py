@@ -1,7 +1,6 @@
 """Whole lines on real networks: what they compute, the memory that they share, and outputs that are not numbers."""
 
 import hashlib
-import os
 import struct
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import yaml
 from daemon.dispatch.trace import replay
 from experts.weights import read_header
 from tests.contract.client import Line, everything_is_whole
+from tests.dying_disk import RUN_ON_A_DYING_DISK
 from tests.lines import COSERVE_RUN
 
 
@@ -47,26 +47,22 @@ def _break_outputs(folder: Path, expert: str) -> None:
 def test_outputs_that_are_not_numbers_and_loads_that_hang_cost_their_own_images_only(
     tmp_path: Path, torch_experts_folder: Path
 ) -> None:
-    line = Line(tmp_path, torch_experts_folder, command=COSERVE_RUN, memory="140MB", limits={"hang_after": "4s"})
+    limits = {"hang_after": "4s"}
+    line = Line(tmp_path, torch_experts_folder, command=RUN_ON_A_DYING_DISK, memory="140MB", limits=limits)
     _break_outputs(tmp_path / "experts", "QFP64")
     with line.service() as service:
         broken = line.result(line.send(component="F", board={"type": "named", "serial": "N1"}, designator="F1"))
         assert (broken["verdict"], broken["reason"]) == ("unknown", "expert_failed")
         assert "not finite" in line.status()["last_error"]
-        # A file that never answers, as one on a disk that has died.
-        slow = tmp_path / "experts" / "C0603.safetensors"
+        dying = tmp_path / "experts" / "C0603.safetensors.dies"
         line.control("unload", expert="C0603")
-        slow.rename(tmp_path / "experts" / "elsewhere")
-        os.mkfifo(slow)
+        dying.touch()
         waits = line.send(component="V")
         line.wait(lambda: "load_hung" in line.log())
         assert {line.result(line.send())["verdict"] for _ in range(2)} == {"pass"}, "the disk's channel goes on"
         assert line.status()["state"] == "degraded"
         assert line.result(line.send(component="V", deadline_ms=100))["reason"] == "deadline"
-        slow_writer = os.open(slow, os.O_RDWR)
-        slow.unlink()
-        (tmp_path / "experts" / "elsewhere").rename(slow)
-        os.close(slow_writer)
+        dying.unlink()
         assert line.result(waits)["verdict"] in {"review", "pass"}
         line.wait(lambda: "hung_load_ended" in line.log())
         assert service.stop() == 0

@@ -197,7 +197,8 @@ def test_a_place_in_or_around_another_lines_place_is_refused_by_both(
     second = a_line(tmp_path / "second", experts_folder, **CLASHES[clash])
     with claimed(first):
         assert str(tmp_path / "first") in refused(second)
-    assert str(tmp_path / "first") in refused(second), "also while the first line rests"
+    if clash != "socket is the socket":  # a line that rests has no socket
+        assert str(tmp_path / "first") in refused(second), "also while the first line rests"
     with claimed(first):
         pass
 

@@ -47,15 +47,15 @@ BREAKS = (
     Break(
         "A start never combines a log with a database",
         "daemon/storage/database_watch.py",
-        "not in self._ids.read_text().split()",
-        "in ()",
+        "is_gone or (self._numbers and str(_id_of(database)) not in self._numbers)",
+        "is_gone",
         ("daemon/storage/test_database_watch.py",),
     ),
     Break(
         "A running line's database is opened with `sqlite3`",
         "daemon/storage/database_watch.py",
-        "            if _id_in(file) == number:\n",
-        "            os.close(file)\n            if _id_of(self._database) == number:\n",
+        "            if not is_busy:\n",
+        "            _id_of(self._database)\n            if not is_busy:\n",
         ("daemon/storage/test_database_watch.py::test_another_program_that_closes_the_database_takes_no_log_away",),
     ),
     Break(

@@ -111,4 +111,4 @@ def test_images_get_what_models_leave_and_nothing_is_a_mistake(checkpoint: Path,
     assert images_config(for_texts).devices["cpu"].expert_memory == left_bytes - 10_000
     assert sharing_problems(config) == []
     (problem,) = sharing_problems(load_config(a_config(tmp_path, memory="1MB"), {}))
-    assert "leaves nothing for images: models tiny take" in problem
+    assert "leave nothing for images: models tiny take" in problem

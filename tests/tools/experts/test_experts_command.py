@@ -227,7 +227,7 @@ def a_pickle(folder: Path, source: Path) -> None:
     ("make", "reason"),
     [
         (lambda folder, _: another(folder, "resnet18", "good", "poor"), "has no label `ok`"),
-        (lambda folder, _: another(folder, "resnet50", "ok", "bad"), "raise devices.cpu.expert_memory"),
+        (lambda folder, _: another(folder, "resnet50", "ok", "bad"), "cpu has 60.0 MB: raise it to at least 94.1 MB"),
         (damaged, "is truncated"),
         (a_pickle, "not a safetensors file"),
         (lambda _folder, _: None, "holds no catalog.yaml"),
