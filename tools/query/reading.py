@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, and_, f
 from daemon.storage.database.boards import has_serial
 from daemon.storage.database.reviews import VersionKey, answered_settings
 from daemon.storage.database.schema import (
+    FINAL_BOARDS,
     boards,
     changes,
     detections,
@@ -337,10 +338,12 @@ def similar_pictures(engine: Engine, inspection: Row) -> list[str]:
 class AttemptRecord:
     """One attempt at a board: its row, the number of `attempts` at it, and images that failed or were decided upon.
 
-    `images` have the columns of IMAGES and their `stages`; `pending` is the number of images without a verdict.
+    `final` has `verdict`, `decided_by` and `decided_at` after review, all None while the board is open. `images` have
+    the columns of IMAGES and their `stages`; `pending` is the number of images without a verdict.
     """
 
     board: Row
+    final: Row
     attempts: int
     images: Sequence[Row]
     pending: int
@@ -372,8 +375,12 @@ def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: i
         )
         images = [dict(row) for row in connection.execute(findings).mappings()]
         unfinished = select(func.count()).select_from(inspections).where(on_board, inspections.c.status != "done")
+        names = ("verdict", "decided_by", "decided_at")
+        of_board = FINAL_BOARDS.c.board_id == board["board_id"]
+        final = connection.execute(select(*(FINAL_BOARDS.c[name] for name in names)).where(of_board)).mappings().first()
         return AttemptRecord(
             board,
+            dict(final or dict.fromkeys(names)),
             len(attempts),
             [image | {"stages": read_stages(connection, image["inspection_id"])} for image in images],
             connection.execute(unfinished).scalar_one(),

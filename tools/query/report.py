@@ -36,7 +36,9 @@ def board_document(record: AttemptRecord) -> dict[str, Any]:
     board = ("board_type", "serial", "attempt", "lot", "station", "completed_at", "expected", "inspected")
     image = ("designator", "component", "verdict", "defect", "reason", "decided_by")
     return {
-        **{name: record.board[name] for name in (*board, "verdict", "reason")},
+        **{name: record.board[name] for name in (*board, "reason")},
+        **record.final,
+        "daemon_verdict": record.board["verdict"],
         "attempts": record.attempts,
         "pending": record.pending,
         "findings": [
@@ -67,15 +69,20 @@ def _seen(stages: Sequence[Row]) -> str:
 
 def in_words(record: AttemptRecord) -> str:
     """Return the report by the template: a line for the board, and one for each image that did not pass."""
-    board = record.board
+    board, final = record.board, record.final
     lot = f", lot {board['lot']}" if board["lot"] else ""
     station = f", station {board['station']}" if board["station"] else ""
     lines = [
         f"Board {board['serial']} ({board['board_type']}{lot}{station}), attempt {board['attempt']} of"
-        f" {record.attempts}, {_BOARD_VERDICTS[board['verdict']]}: {board['inspected']} of {board['expected']}"
+        f" {record.attempts}, {_BOARD_VERDICTS[final['verdict']]}: {board['inspected']} of {board['expected']}"
         " positions inspected"
         + (f", {record.pending} images still to be judged" if record.pending else "")
         + (", its time ran out" if board["reason"] == "time_limit" else "")
+        + (
+            f"; decided by {final['decided_by']} at {final['decided_at']}, the line's verdict was {board['verdict']}"
+            if final["decided_by"] not in (None, DAEMON)
+            else ""
+        )
         + "."
     ]
     lines += [f"- {_finding_in_words(image)}" for image in record.images]

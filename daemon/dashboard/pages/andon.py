@@ -46,6 +46,17 @@ SELECT board_id, board_type, serial, attempt, lot, station, completed_at, expect
 FROM boards WHERE seq IS NOT NULL ORDER BY seq DESC LIMIT 1
 """
 _FINAL = "SELECT verdict, decided_by FROM final_boards WHERE board_id = :board_id"
+#: First attempts that people passed, less those that people failed although the line had passed them.
+_PASSED_BY_REVIEW = """
+SELECT sum(CASE WHEN final_boards.verdict = 'pass' THEN 1 ELSE 0 END)
+     - sum(CASE WHEN boards.verdict = 'pass' THEN 1 ELSE 0 END)
+FROM boards JOIN final_boards ON final_boards.board_id = boards.board_id
+WHERE boards.attempt = 1 AND boards.completed_at >= :since AND boards.completed_at < :until AND boards.board_id IN (
+    SELECT coalesce(reviews.board_id, inspections.board_id)
+    FROM reviews LEFT JOIN inspections ON inspections.inspection_id = reviews.inspection_id
+    WHERE reviews.at >= :since
+)
+"""
 _FINDINGS = """
 SELECT inspection_id, component, designator, verdict, defect, reason, image_path
 FROM inspections WHERE board_id = :board_id AND verdict IN ('fail', 'unknown', 'review') ORDER BY inspection_id
@@ -126,6 +137,11 @@ def first_pass_yield(verdicts: Mapping[str, int]) -> float | None:
     """Return the share of boards that passed, of all that were closed at their first attempt."""
     closed = sum(verdicts.values())
     return verdicts.get("pass", 0) / closed if closed else None
+
+
+def passed_by_review(database: Database, day: Span) -> int:
+    """Return how many more of the day's first attempts passed after review than before; negative if fewer."""
+    return database.number(_PASSED_BY_REVIEW, since=day.since, until=day.until)
 
 
 def yield_charts(

@@ -13,11 +13,13 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from daemon.config.plant_time import Span
 from daemon.dashboard.pages.andon import (
     VerdictCounter,
     fails_now,
     first_pass_yield,
     last_board,
+    passed_by_review,
     silence,
     yield_charts,
 )
@@ -80,6 +82,7 @@ class _LinePage:
         self._counter = VerdictCounter(site.database)
         self._experts = ExpertOverview(site)
         self._watched = CachedAnswer(_WATCH_S, self._watch)
+        self._passed_by_review = CachedAnswer(_FIGURES_S, lambda: passed_by_review(site.database, self._today()))
 
     def andon(self) -> str:
         """Render the last board's verdict."""
@@ -97,12 +100,13 @@ class _LinePage:
             status = {**self._site.status(), **self._watched.get()}
         except ControlError as error:
             status = error
-        problem, now_s = None, time.time()
+        problem, by_review, now_s = None, 0, time.time()
         try:
             self._counter.look(now_s)
+            by_review = self._passed_by_review.get()
         except (NoDatabase, TooMuchToCount) as error:
             problem = f"Today's boards and images are not counted: {error}"
-        today = self._site.plant.days(self._site.today())
+        today = self._today()
         boards = self._counter.verdicts("boards", today)
         return self._site.render(
             "_line.html",
@@ -112,9 +116,13 @@ class _LinePage:
             boards=boards,
             images=self._counter.verdicts("inspections", today),
             first_pass_yield=first_pass_yield(boards),
+            final_yield=(boards["pass"] + by_review) / boards.total() if by_review and boards else None,
             is_whole=self._counter.is_whole,
             problem=problem,
         )
+
+    def _today(self) -> Span:
+        return self._site.plant.days(self._site.today())
 
     def figures(self) -> str:
         """Render yield by hour and shift, and what fails now."""

@@ -272,8 +272,8 @@ def count_of(query: Select[*tuple[Any, ...]], max_rows: int) -> Select[*tuple[An
 
 def _where(which: WaitingFilter) -> list[ColumnElement[bool]]:
     table, board = inspections.c, boards.c
-    judged = table.verdict.in_(WAITING) & ~_is_decided()
-    where: list[ColumnElement[bool]] = [table.status == "done", judged | table.inspection_id.in_(_asked_again())]
+    undecided = table.verdict.in_(WAITING) & ~_is_decided() & ~_is_board_decided()
+    where: list[ColumnElement[bool]] = [table.status == "done", undecided | table.inspection_id.in_(_asked_again())]
     for column, value in (
         *((board.board_type, which.board_type), (board.lot, which.lot), (board.station, which.station)),
         *((table.component, which.component), (table.verdict, which.verdict), (table.defect, which.defect)),
@@ -296,6 +296,14 @@ def _is_decided() -> ColumnElement[bool]:
         ~undecided,
         is_newest(newest),
     )
+
+
+def _is_board_decided() -> ColumnElement[bool]:
+    """Return the condition that a person decided about the whole attempt of a row of `boards`, and it stands."""
+    whole, later = reviews.alias("whole"), reviews.alias("later_whole")
+    is_overruled = exists().where(later.c.board_id == whole.c.board_id, later.c.review_id > whole.c.review_id)
+    is_decision = (whole.c.reviewer != DAEMON, whole.c.verdict != "review")
+    return exists().where(whole.c.board_id == boards.c.board_id, *is_decision, ~is_overruled)
 
 
 def _asked_again() -> Select[*tuple[Any, ...]]:

@@ -12,6 +12,20 @@ from tests.daemon.dashboard.web import Web
 from tools.cli.main import app
 
 
+def test_the_verdict_is_the_one_after_review_with_who_gave_it_and_the_lines_beside_it(tmp_path: Path) -> None:
+    web = Web(tmp_path / "line")
+    web.add_board(1, "B-1", "fail", expected=1, inspected=1)
+    web.add_image(1, 1, "fail")
+    before = CliRunner().invoke(app, ["report", "B-1", "--config", str(web.config)])
+    assert "FAILED: 1 of 1 positions inspected.\n" in before.stdout
+    web.add_review(1, "pass", reviewer="Eva")
+    after = CliRunner().invoke(app, ["report", "B-1", "--config", str(web.config)])
+    assert "passed: 1 of 1 positions inspected; decided by Eva at " in after.stdout
+    assert "the line's verdict was fail." in " ".join(after.stdout.split())
+    report = json.loads(CliRunner().invoke(app, ["report", "B-1", "--config", str(web.config), "--json"]).stdout)
+    assert (report["verdict"], report["daemon_verdict"], report["decided_by"]) == ("pass", "fail", "Eva")
+
+
 @pytest.mark.parametrize("was_killed", [False, True])
 def test_without_a_daemon_the_template_answers_and_says_what_to_do(tmp_path: Path, was_killed: bool) -> None:
     web = Web(tmp_path / "line")

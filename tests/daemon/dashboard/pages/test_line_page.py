@@ -13,7 +13,7 @@ pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
 from daemon.config.plant_time import PlantTime, Span
 from daemon.config.settings import load_config
-from daemon.dashboard.pages.andon import VerdictCounter, fails_now, last_board, silence, yield_charts
+from daemon.dashboard.pages.andon import VerdictCounter, fails_now, last_board, passed_by_review, silence, yield_charts
 from daemon.dashboard.pages.line import alarms
 from daemon.dashboard.site.site import Site, make_site
 from daemon.units import utc_text, wall_seconds
@@ -41,6 +41,24 @@ def close(web: Web, board_id: int, ago_s: float, verdict: str = "pass", **fields
     at = utc_text(NOW_S - ago_s)
     given = {"verdict": verdict, "reason": "complete", "seq": board_id, "first_seen_at": at, "completed_at": at}
     web.add_board(board_id, f"S{board_id}", **given | fields)
+
+
+def test_the_yield_after_review_counts_what_people_passed_and_failed_today(web: Web, site: Site) -> None:
+    today = Span("2026-11-25T00:00:00.000Z", "2026-11-26T00:00:00.000Z")
+    for board, verdict in enumerate(("pass", "fail", "fail", "pass", "unknown", "fail"), 1):
+        close(web, board, 3600 * board, verdict, expected=1, inspected=1, attempt=2 if board == 6 else 1)
+        web.add_image(board, board, verdict)
+    assert passed_by_review(site.database, today) == 0
+    for image, verdict, at in (
+        *((2, "pass", NOW), (3, "fail", NOW), (6, "pass", NOW), (5, "pass", NOW)),
+        (5, "review", "2026-11-25T09:40:21.000Z"),
+    ):
+        web.add_review(image, verdict, at=at)
+    assert passed_by_review(site.database, today) == 1
+    web.add_review(1, "fail", at=NOW)
+    web.add_review(4, "fail", at=NOW)
+    assert passed_by_review(site.database, today) == -1
+    assert passed_by_review(site.database, Span("2026-11-26T00:00:00.000Z", "2026-11-27T00:00:00.000Z")) == 0
 
 
 def test_every_board_is_counted_once_and_in_the_minute_that_runs(web: Web, site: Site) -> None:

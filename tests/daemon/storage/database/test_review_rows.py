@@ -166,6 +166,22 @@ def test_an_image_that_somebody_wants_looked_at_again_waits_whatever_the_line_sa
     assert kit.waits() == []
 
 
+def test_images_of_a_board_that_somebody_decided_as_a_whole_wait_for_nobody_until_it_is_undone(kit):
+    image, other = kit.image("fail", serial="A"), kit.image("fail", serial="B")
+    with closing(sqlite3.connect(kit.line.folder / "inspection.db")) as connection, connection:
+        ((board,),) = connection.execute("UPDATE boards SET verdict = 'fail' WHERE serial = 'A' RETURNING board_id")
+    released = kit.line.store.review(ReviewDecision(None, "Eva", None, "pass", board_id=board))
+    assert kit.waits() == [other]
+    asked = kit.decide(image, "review")
+    assert kit.waits() == [image, other], "somebody wants to look at it nevertheless"
+    kit.decide(image, None, after=asked.review_id)
+    assert kit.waits() == [other]
+    kit.line.store.review(ReviewDecision(None, "Ben", released.review_id, None, board_id=board))
+    assert kit.waits() == [image, other]
+    undone = kit.line.store.review(ReviewDecision(None, "Ben", released.review_id + 3, "review", board_id=board))
+    assert kit.waits() == [image, other], undone
+
+
 def test_what_waits_comes_board_after_board_and_can_be_chosen(kit):
     first_image = kit.image("fail", "D1", serial="A", lot="L1", station="st1")
     second_image = kit.image("unknown", serial="B", lot="L2", component="R0402")
