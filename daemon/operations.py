@@ -153,8 +153,8 @@ class Operations:
         return Vitals(state, self.probe.held_by(), self.admission.held, unjudged, troubles)
 
     def health(self) -> dict[str, Any]:
-        """Return in words if the line is alive, and if it is ready (answers.py)."""
-        return health(self.vitals())
+        """Return in words if the line is alive, and if it is ready (answers.py), with what it rejected."""
+        return {**health(self.vitals()), "rejected": self.rejections.rows()}
 
     def facts(self) -> ScrapeFacts:
         """Return the values of a scrape. Those of the scheduler may be seconds old while it is busy or hangs."""
@@ -309,7 +309,6 @@ class Operations:
             "children": children,
             "consumers": [] if last_seq is None else self.deliveries.status(last_seq, children),
             "models": self.language.status() if self.config.models else [],
-            "rejected": self.rejections.rows(),
         }
         return {
             **known,

@@ -165,6 +165,7 @@ class _LinePage:
             "silent": ask_or(None, lambda: silence(site.database, time.time()), "images", unknown),
             "disks": DiskSpace(places(config), config.retention.reserve).look(),
             "ready": health.get("ready", {}).get("text", ""),
+            "rejected": health.get("rejected", ()),
         }
 
 
