@@ -9,10 +9,13 @@ import os
 import secrets
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import structlog
 from sqlalchemy import Engine
@@ -24,6 +27,8 @@ from experts.durable import replace_durably, sync
 
 _LOOK_INTERVAL_S = 1.0
 _HOLD_CAUSE = "files"
+#: A start after a kill takes at most so much longer for a large database.
+_CHECK_S = 5.0
 
 
 class DatabaseFiles:
@@ -44,7 +49,7 @@ class DatabaseFiles:
         database, saved = self._database, self._saved
         is_gone = not database.exists()
         self._numbers = self._ids.read_text().split() if self._ids.exists() else []
-        if is_gone or (self._numbers and str(_id_of(database)) not in self._numbers):
+        if is_gone or (self._numbers and str(_id_of(database)) not in self._numbers) or self._log_contradicts():
             self._put_aside(self._logs)
         if saved.exists() and is_gone:
             saved.replace(database)
@@ -104,6 +109,14 @@ class DatabaseFiles:
             self._log.error("database_not_saved", error=str(error))
         else:
             self._log.error("database_saved", file=str(self._database), copy=str(self._saved))
+
+    def _log_contradicts(self) -> bool:
+        """Return True if the database is sound without its log and damaged with it, as far as that is soon known.
+
+        A copy that another program made while the same run wrote has the run's number.
+        """
+        has_log = self._logs[0].exists() and self._logs[0].stat().st_size > 0
+        return has_log and not _is_sound(self._database) and _is_sound(self._database, "&immutable=1")
 
     def _put_aside(self, files: list[Path]) -> None:
         for file in [file for file in files if file.exists()]:
@@ -194,6 +207,19 @@ def _id_of(database: Path) -> int:
     """Return the number in the header of a database file that this process has not open; 0 of an empty file."""
     with database.open("rb") as file:
         return int.from_bytes(file.read(APPLICATION_ID.stop)[APPLICATION_ID], "big")
+
+
+def _is_sound(database: Path, options: str = "") -> bool:
+    """Return False if SQLite finds damage within a few seconds; with `immutable` it reads no log."""
+    until_s = time.monotonic() + _CHECK_S
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro{options}", uri=True)) as connection:
+            connection.set_progress_handler(lambda: time.monotonic() > until_s, 10_000)
+            return connection.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)
+    except sqlite3.OperationalError:  # the time is over, or the start will say what is wrong
+        return True
+    except sqlite3.DatabaseError:
+        return False
 
 
 def _is_at(file: Path, known: os.stat_result) -> bool:

@@ -52,6 +52,13 @@ BREAKS = (
         ("daemon/storage/test_database_watch.py",),
     ),
     Break(
+        "A start never combines a log with a database",
+        "daemon/storage/database_watch.py",
+        " or self._log_contradicts()",
+        "",
+        ("daemon/storage/test_database_watch.py",),
+    ),
+    Break(
         "A running line's database is opened with `sqlite3`",
         "daemon/storage/database_watch.py",
         "            if not is_busy:\n",

@@ -37,6 +37,24 @@ with engine.begin() as connection:
 os._exit(0)
 """
 
+#: Copies a database while it is written, goes on through a checkpoint and is killed.
+_OUTGROW_A_COPY = """
+import os, sqlite3, sys
+from pathlib import Path
+from tests.daemon.storage.test_database_watch import Written
+written = Written(Path(sys.argv[1]))
+def write(count):
+    with written.engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO t SELECT value FROM json_each(?)", (str(list(range(count))),))
+write(3000)
+with sqlite3.connect(written.path.with_name("copy.db")) as copy, sqlite3.connect(written.path) as source:
+    source.backup(copy)
+write(30000)
+written.files._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+write(3000)
+os._exit(0)
+"""
+
 
 class Written:
     """A database that a line has open and writes numbers to."""
@@ -254,6 +272,27 @@ def test_a_database_of_before_the_last_start_is_not_combined_with_a_later_log(ki
     shutil.copyfile(before, killed)
     DatabaseFiles(killed).settle()
     assert rows_of(killed) == list(range(50))
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_copy_of_the_same_run_is_not_combined_with_a_log_that_lacks_what_was_between(
+    tmp_path: Path, damaged: bool
+) -> None:
+    """Unless the database is damaged without its log, too: then the log stays for whoever repairs it."""
+    subprocess.run([sys.executable, "-c", _OUTGROW_A_COPY, str(tmp_path)], cwd=ROOT, check=True)
+    database = tmp_path / "rows.db"
+    shutil.copyfile(tmp_path / "copy.db", database)
+    if damaged:
+        content = bytearray(database.read_bytes())
+        content[8192:12288] = bytes(4096)
+        database.write_bytes(content)
+    DatabaseFiles(database).settle()
+    aside = list(tmp_path.glob("rows.db-wal.aside-*"))
+    if damaged:
+        assert not aside
+    else:
+        assert len(aside) == 1
+        assert rows_of(database) == list(range(3000))
 
 
 def test_the_log_of_a_killed_line_is_read_whatever_became_of_the_note_of_its_number(killed: Path) -> None:
