@@ -90,6 +90,15 @@ def take(browser: "Browser", url: str, pages: Sequence[Page], folder: Path) -> l
     return made
 
 
+def _with_palette(picture: Image.Image, colours: int) -> Image.Image:
+    """Use `colours` colours, among them those of the largest areas exactly as they are."""
+    areas = sorted(picture.getcolors(picture.width * picture.height) or [], reverse=True)[:8]
+    chosen = picture.quantize(colours - 8, Image.Quantize.MAXCOVERAGE).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*(part for _, colour in areas for part in colour), *chosen])  # type: ignore[misc]
+    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
+
+
 def small(png: bytes) -> bytes:
     """The same picture in at most MAX_BYTES: with a palette where it needs one, of ever fewer colours."""
     picture = Image.open(io.BytesIO(png)).convert("RGB")
@@ -97,9 +106,7 @@ def small(png: bytes) -> bytes:
     while True:
         out = io.BytesIO()
         is_plain = colours > _COLOURS
-        chosen = (
-            picture if is_plain else picture.quantize(colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-        )
+        chosen = picture if is_plain else _with_palette(picture, colours)
         chosen.save(out, "PNG", optimize=True)
         if out.tell() <= MAX_BYTES or colours <= _FEWEST_COLOURS:
             return out.getvalue()
