@@ -5,6 +5,7 @@ Raw pixels become PGM or PPM files, which viewers open: a header of ours, then t
 
 import ctypes
 import errno
+import hashlib
 import os
 import queue
 import threading
@@ -52,6 +53,15 @@ def as_sent(content: bytes, suffix: str) -> tuple[bytes, Shape | None]:
     kind, size, _, payload = content.split(b"\n", 3)
     width, height = map(int, size.split())
     return payload, (height, width, 1 if kind == _GREY[0] else 3)
+
+
+def is_as_sent(content: bytes, suffix: str, sha256: str) -> bool:
+    """Return True if a file with this suffix holds the payload with that sha256."""
+    try:
+        payload, _ = as_sent(content, suffix)
+    except ValueError:
+        return False
+    return hashlib.sha256(payload).hexdigest() == sha256
 
 
 class ImageFolder:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from daemon.storage.database.schema import (
     FINAL_BOARDS,
     boards,
     changes,
-    detections,
     expert_settings,
     expert_versions,
     inspections,
@@ -34,9 +32,9 @@ from daemon.storage.database.schema import (
     runs,
     stages,
 )
-from daemon.storage.image_archive import as_sent
-from tools.query.reading import Row
-from tools.query.retrace import RulesPath, StoredRules, picture_size, retrace
+from daemon.storage.image_archive import is_as_sent
+from tools.query.reading import Row, read_stages
+from tools.query.retrace import StoredRules, picture_size, retrace
 
 #: One transaction reads so many boards, and holds so many images of them at a time.
 _BOARDS_PER_READ = 100
@@ -49,9 +47,10 @@ Connect = Callable[[], AbstractContextManager[Connection]]
 
 @dataclass(frozen=True, slots=True)
 class JudgedImage:
-    """A row of `inspections` with its stages, each with its `boxes`."""
+    """A row of `inspections` with its board and its stages, each with its `boxes`."""
 
     inspection: Row
+    board: Row
     stages: Sequence[Row]
 
 
@@ -137,44 +136,21 @@ def read_boards(
     while True:
         query = select(boards).where(true() if is_chosen is None else is_chosen, boards.c.board_id > after)
         with connect() as connection:
-            limited = query.order_by(boards.c.board_id).limit(_BOARDS_PER_READ)
-            rows = [dict(row) for row in connection.execute(limited).mappings()]
-            if not rows:
-                return
-            after = rows[-1]["board_id"]
-            by_board = groupby(
-                _judged_images(connection, [row["board_id"] for row in rows]),
-                key=lambda image: image.inspection["board_id"],
-            )
-            key, judged = next(by_board, (None, None))
+            rows = connection.execute(query.order_by(boards.c.board_id).limit(_BOARDS_PER_READ)).mappings().all()
             for row in rows:
-                if key == row["board_id"] and judged is not None:
-                    yield row, judged
-                    key, judged = next(by_board, (None, None))
-                else:
-                    yield row, iter(())
+                yield row, _judged_images(connection, row)
+        if not rows:
+            return
+        after = rows[-1]["board_id"]
 
 
-def _judged_images(connection: Connection, board_ids: Sequence[int]) -> Iterator[JudgedImage]:
-    on_boards = select(inspections).where(inspections.c.board_id.in_(board_ids))
-    query = on_boards.order_by(inspections.c.board_id, inspections.c.inspection_id)
+def _judged_images(connection: Connection, board: Row) -> Iterator[JudgedImage]:
+    query = select(inspections).where(inspections.c.board_id == board["board_id"]).order_by(inspections.c.inspection_id)
     rows = connection.execute(query, execution_options={"yield_per": _IMAGES_PER_READ}).mappings()
     for part in rows.partitions():
-        ids = [row["inspection_id"] for row in part]
-        boxes = _grouped(connection, detections, ids, "inspection_id", "step")
-        answers = _grouped(connection, stages, ids, "inspection_id")
-        for image in map(dict, part):
-            number = image["inspection_id"]
-            judged = [{**row, "boxes": boxes.get((number, row["step"]), [])} for row in answers.get((number,), [])]
-            yield JudgedImage(image, judged)
-
-
-def _grouped(connection: Connection, table: Table, ids: Sequence[int], *names: str) -> dict[tuple[int, ...], list[Row]]:
-    query = select(table).where(table.c.inspection_id.in_(ids)).order_by(*table.primary_key.columns)
-    groups: dict[tuple[int, ...], list[Row]] = {}
-    for row in connection.execute(query).mappings():
-        groups.setdefault(tuple(row[name] for name in names), []).append(dict(row))
-    return groups
+        answers = read_stages(connection, [row["inspection_id"] for row in part])
+        for row in part:
+            yield JudgedImage(row, board, answers[row["inspection_id"]])
 
 
 class _Checker:
@@ -184,7 +160,6 @@ class _Checker:
         self._connect, self._images, self._evidence = connect, images, evidence
         self._with_pictures = with_pictures
         self._rules: dict[str, StoredRules] = {}
-        self._paths: dict[tuple[str, str, str], RulesPath] = {}
         self._plans: dict[tuple[str, str], BoardPlan | None] = {}
 
     def check_all(self, is_chosen: ColumnElement[bool] | None) -> None:
@@ -196,7 +171,7 @@ class _Checker:
         attempt = Attempt(board["board_id"], board["attempt"], plan or BoardPlan(()))
         for image in images:
             self._evidence.images += 1
-            self._check_image(board, image)
+            self._check_image(image)
             self._count(attempt, board, image.inspection)
         self._evidence.boards += 1
         if plan is not None:
@@ -228,8 +203,8 @@ class _Checker:
                     f"boards {board['board_id']} ({what}): {name} is {_shown(stored)}, its images give {_shown(value)}"
                 )
 
-    def _check_image(self, board: Row, image: JudgedImage) -> None:
-        row = image.inspection
+    def _check_image(self, image: JudgedImage) -> None:
+        row, board = image.inspection, image.board
         what = f"inspections {row['inspection_id']} ({board['serial']} {row['designator']})"
         if row["rules_version"] != board["rules_version"]:
             self._evidence.add(
@@ -237,10 +212,11 @@ class _Checker:
             )
         for answer in image.stages:
             self._check_answer(f"stages ({row['inspection_id']}, {answer['step']})", answer)
-        path = self._path(row["rules_version"], board["board_type"], row["component"])
-        size = picture_size(self._images, row["image_path"]) if path.places_boxes and row["image_path"] else None
-        is_size_known = size is not None or not path.places_boxes
-        judged = retrace(image, path, size, is_size_known=is_size_known, with_steps=False)
+        rules = self._rules_of(row["rules_version"])
+        needs_size = rules.places_boxes(image)
+        size = picture_size(self._images, row["image_path"]) if needs_size and row["image_path"] else None
+        is_size_known = size is not None or not needs_size
+        judged = retrace(image, rules, size, is_size_known=is_size_known, with_steps=False)
         if judged.contradiction:
             self._evidence.add(f"{what}: {judged.contradiction}")
         elif judged.gap:
@@ -260,13 +236,11 @@ class _Checker:
     def _check_picture(self, what: str, row: Row) -> None:
         path = self._images.parent / row["image_path"]
         try:
-            payload, _ = as_sent(path.read_bytes(), path.suffix)
+            content = path.read_bytes()
         except FileNotFoundError:
             return  # the check of files names it
-        except ValueError:
-            payload = b""
         self._evidence.pictures += 1
-        if hashlib.sha256(payload).hexdigest() != row["image_sha256"]:
+        if not is_as_sent(content, path.suffix, row["image_sha256"]):
             self._evidence.add(f"{what}: {path} is not the picture that was sent (sha256)")
 
     def _rules_of(self, version: str) -> StoredRules:
@@ -275,12 +249,6 @@ class _Checker:
                 query = select(rules_versions.c.text).where(rules_versions.c.rules_version == version)
                 self._rules[version] = StoredRules.of(version, connection.execute(query).scalar())
         return self._rules[version]
-
-    def _path(self, version: str, board_type: str, component: str) -> RulesPath:
-        key = (version, board_type, component)
-        if key not in self._paths:
-            self._paths[key] = self._rules_of(version).path(board_type, component)
-        return self._paths[key]
 
     def _plan(self, version: str, board_type: str) -> BoardPlan | None:
         """Return the plan by the rules' text, which their version confirms; the row in `recipes` must be the same."""

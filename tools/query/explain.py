@@ -13,15 +13,7 @@ from daemon.storage.database.reviews import DAEMON
 from daemon.units import printable
 from tools.experts.look import CatalogVersions
 from tools.query.reading import InspectionName, InspectionRecord, Row, read_inspection, similar_pictures
-from tools.query.retrace import (
-    PictureSize,
-    RetracedStep,
-    RetracedVerdict,
-    RulesPath,
-    picture_size,
-    read_rules_path,
-    retrace,
-)
+from tools.query.retrace import PictureSize, RetracedStep, RetracedVerdict, StoredRules, picture_size, retrace
 from tools.terminal.console import console, print_json
 from tools.terminal.open_line import opened
 
@@ -50,9 +42,9 @@ def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> i
     """Print why an inspection has its verdict; return 1 if the rules give another one than is stored."""
     with opened(config) as (settings, engine):
         record = read_inspection(engine, name)
-        path = read_rules_path(record)
-        size, size_note = _picture_size(settings, engine, record, path)
-    retraced = retrace(record, path, size, is_size_known=size_note is None)
+        rules = StoredRules.of_record(record)
+        size, size_note = _picture_size(settings, engine, record, rules)
+    retraced = retrace(record, rules, size, is_size_known=size_note is None)
     today = CatalogVersions.of(settings.catalog)
     lines = [printable(line) for line in _in_words(record, retraced, today, size_note)]
     if as_json:
@@ -63,10 +55,10 @@ def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> i
 
 
 def _picture_size(
-    settings: Config, engine: Engine, record: InspectionRecord, path: RulesPath
+    settings: Config, engine: Engine, record: InspectionRecord, rules: StoredRules
 ) -> tuple[PictureSize | None, str | None]:
     """Return the picture's width and height if a rule needs them, and a note if they are not its own."""
-    if not path.places_boxes:
+    if not rules.places_boxes(record):
         return None, None
     own = record.inspection["image_path"]
     size = picture_size(settings.images, own) if own else None

@@ -232,7 +232,7 @@ def read_inspection(engine: Engine, name: InspectionName) -> InspectionRecord:
         (inspection,) = _rows(connection, inspections, inspections.c.inspection_id == number)
         (board,) = _rows(connection, boards, boards.c.board_id == inspection["board_id"])
         rules = _rows(connection, rules_versions, rules_versions.c.rules_version == inspection["rules_version"])
-        answers = read_stages(connection, number)
+        answers = read_stages(connection, [number])[number]
         versions = {(answer["expert"], answer["expert_version"]) for answer in answers}
         version_key = (expert_versions.c.expert, expert_versions.c.expert_version)
         return InspectionRecord(
@@ -251,11 +251,16 @@ def read_inspection(engine: Engine, name: InspectionName) -> InspectionRecord:
         )
 
 
-def read_stages(connection: Connection, inspection_id: int) -> list[dict[str, Any]]:
-    """Return the answers of an image's experts, step by step, each with its `boxes`."""
-    answers = _rows(connection, stages, stages.c.inspection_id == inspection_id)
-    boxes = _rows(connection, detections, detections.c.inspection_id == inspection_id)
-    return [answer | {"boxes": [box for box in boxes if box["step"] == answer["step"]]} for answer in answers]
+def read_stages(connection: Connection, ids: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
+    """Return the experts' answers by `inspection_id`, step by step, each with its `boxes`."""
+    answers: dict[int, list[dict[str, Any]]] = {number: [] for number in ids}
+    boxes: dict[tuple[int, int], list[Row]] = {}
+    for box in _rows(connection, detections, detections.c.inspection_id.in_(ids)):
+        boxes.setdefault((box["inspection_id"], box["step"]), []).append(box)
+    for row in _rows(connection, stages, stages.c.inspection_id.in_(ids)):
+        number = row["inspection_id"]
+        answers[number].append(row | {"boxes": boxes.get((number, row["step"]), [])})
+    return answers
 
 
 def _rows(connection: Connection, table: Table, condition: ColumnElement[bool]) -> list[dict[str, Any]]:
@@ -374,6 +379,7 @@ def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: i
             .order_by(inspections.c.designator, inspections.c.inspection_id)
         )
         images = [dict(row) for row in connection.execute(findings).mappings()]
+        answers = read_stages(connection, [image["inspection_id"] for image in images])
         unfinished = select(func.count()).select_from(inspections).where(on_board, inspections.c.status != "done")
         names = ("verdict", "decided_by", "decided_at")
         of_board = FINAL_BOARDS.c.board_id == board["board_id"]
@@ -382,7 +388,7 @@ def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: i
             board,
             dict(final or dict.fromkeys(names)),
             len(attempts),
-            [image | {"stages": read_stages(connection, image["inspection_id"])} for image in images],
+            [image | {"stages": answers[image["inspection_id"]]} for image in images],
             connection.execute(unfinished).scalar_one(),
         )
 

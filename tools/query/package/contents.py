@@ -1,7 +1,6 @@
 """Contents of a package: rows, pictures and experts of the chosen boards, and the reasons for what is missing."""
 
 import csv
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from sqlalchemy import Connection, Select
 from daemon.config.settings import Config
 from daemon.errors import MissingExtraError
 from daemon.storage.database.reviews import VersionKey
-from daemon.storage.image_archive import as_sent
+from daemon.storage.image_archive import is_as_sent
 from daemon.units import spreadsheet_cell
 from experts.catalog import dump, entry_with
 from experts.spec import digest_of
@@ -153,17 +152,9 @@ def _copy_picture(
     target.write_bytes(data)
     pictures.copied += 1
     pictures.bytes += len(data)
-    if not _is_as_sent(data, target.suffix, row["image_sha256"]):
+    if not is_as_sent(data, target.suffix, row["image_sha256"]):
         pictures.damaged.append(row["inspection_id"])
     return None
-
-
-def _is_as_sent(data: bytes, suffix: str, sha256: str) -> bool:
-    try:
-        payload, _ = as_sent(data, suffix)
-    except ValueError:
-        return False
-    return hashlib.sha256(payload).hexdigest() == sha256
 
 
 def _why_not_stored(settings: Config, written: PackageRows, row: dict[str, Any]) -> str:
