@@ -22,7 +22,10 @@ from daemon.storage.database.prune import (
     AgeLimit,
     AgeMark,
     OldBoard,
+    forget_images,
+    forget_others,
     kept_bytes,
+    note_age,
     old_boards,
     oldest_kept,
     read_age_marks,
@@ -81,7 +84,7 @@ class RunningAges:
     def note(self) -> None:
         """Note the clock and the newest rows; every few minutes, because a restart loses the time since."""
         running_s, wall_s = int(self._clock.monotonic_s() - self._start_s), self._clock.wall_s()
-        self._run_task(lambda store: store.note_age(running_s, wall_s, _DAY_S))
+        self._run_task(lambda store: store.transact(note_age, running_s, wall_s, _DAY_S))
 
     def __call__(self, age_s: float) -> AgeLimit | None:
         running_s = self._clock.monotonic_s() - self._start_s
@@ -146,7 +149,8 @@ class Pruner:
         total_bytes = self._query(kept_bytes) if self._settings.images_bytes is not None else 0
         while images := self._next_images(total_bytes):
             began_s = time.monotonic()
-            self._run_task(lambda store, images=images: store.forget_images([image.inspection_id for image in images]))
+            ids = [image.inspection_id for image in images]
+            self._run_task(lambda store, ids=ids: store.transact(forget_images, ids))
             failures = remove_images(self._images, [image.path for image in images])
             removed_bytes = sum(image.size_bytes for image in images if image.path not in failures)
             total_bytes -= removed_bytes
@@ -176,7 +180,7 @@ class Pruner:
         versions, last_id = self._query(lambda connection: unused_rules(connection, old))
         if versions:
             self._run_task(lambda store: store.forget_rules(versions, last_id))
-        while self._run_task(lambda store: store.forget_others(old, _ROWS_PER_TURN)) and self._rest(_PAUSE_S):
+        while self._run_task(lambda store: store.transact(forget_others, old, _ROWS_PER_TURN)) and self._rest(_PAUSE_S):
             pass
 
     def sweep(self) -> None:

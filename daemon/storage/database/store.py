@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from secrets import token_hex
-from typing import Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import structlog
 from sqlalchemy import Connection, Engine, Executable, bindparam, func, select, update
@@ -19,8 +19,6 @@ from daemon.records import (
     JournalKey,
     Outcome,
     Published,
-    TextOutcome,
-    TextRequest,
 )
 from daemon.storage.database import changes, generations, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
@@ -45,6 +43,7 @@ from daemon.units import wall_seconds
 from experts.versions import current_user
 from routing_rules.routes import Routes, Verdict
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Images that stay after their verdict unless the configuration says otherwise.
@@ -214,15 +213,10 @@ class Store:
             tx.add(schema.expert_switches, [rows.switch_row(switch) for switch in switches])
         return batch.written
 
-    def accept_texts(self, requests: Sequence[TextRequest]) -> list[AcceptedText | TextRequest]:
-        """Add a row for each request; return the earlier request in place of one whose (source, id) is accepted."""
+    def transact(self, change: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Return what `change` returns in one transaction, such as the functions of generations.py and prune.py."""
         with self._transaction() as tx:
-            return generations.accept_texts(tx, requests)
-
-    def finish_texts(self, outcomes: Sequence[TextOutcome]) -> generations.WrittenTexts:
-        """Write results with their `seq`, each once: a request that has a result, or is unknown, stays as it is."""
-        with self._transaction() as tx:
-            return generations.finish_texts(tx, outcomes)
+            return change(tx, *arguments, **named)
 
     def texts_to_make(self) -> list[AcceptedText]:
         """Return the requests for text that the last run accepted and did not finish, oldest first."""
@@ -263,11 +257,6 @@ class Store:
             for change in (1, -1):  # SQLite would not write the same value again
                 tx.connection.execute(update(schema.stream_position).values(pruned=pruned + change))
 
-    def forget_images(self, ids: Sequence[int]) -> None:
-        """Remove the paths of images whose files are about to be pruned."""
-        with self._transaction() as tx:
-            prune.forget_images(tx, ids)
-
     def drop_examples(self) -> list[str]:
         """Forget the good examples that newer ones have replaced, and return the paths of their files."""
         if not self._examples.are_too_many:
@@ -282,21 +271,11 @@ class Store:
         self._boards.forget(tx.touched)
         return forgotten
 
-    def forget_others(self, old: prune.AgeLimit, limit: int) -> int:
-        """Prune at most `limit` old loads and `limit` old answers of language models; return the count."""
-        with self._transaction() as tx:
-            return prune.forget_others(tx, old, limit)
-
     def forget_rules(self, versions: Sequence[str], last_board_id: int) -> None:
         """Prune rules that are not in force, and under which no attempt opened until or after `last_board_id`."""
         with self._transaction() as tx:
             prune.forget_rules(tx, [version for version in versions if version != self._in_force], last_board_id)
         self._memory.written_once.clear()
-
-    def note_age(self, running_s: int, wall_s: float, keep_s: float) -> None:
-        """Note the clock and the newest rows, for pruning by age (pruning.py, RunningAges)."""
-        with self._transaction() as tx:
-            prune.note_age(tx, running_s, wall_s, keep_s)
 
     @contextmanager
     def _transaction(self) -> Iterator[Transaction]:
