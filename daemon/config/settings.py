@@ -319,31 +319,23 @@ def _resolve(
     config: Config, folder: Path, document: Document, environ: Mapping[str, str]
 ) -> tuple[Config, list[tuple[KeyPath, str]]]:
     """Return the settings with absolute paths and endpoints, and contradictions, each with its key."""
-    endpoints, mistaken = _absolute_endpoints(config.endpoints, folder, environ)
-    mistakes: list[tuple[KeyPath, str]] = [(("endpoints", *path), message) for path, message in mistaken]
-    for name, device in config.devices.items():
-        mistakes += [(("devices", name, *path), message) for path, message in _device_mistakes(name, device)]
-    written = document.keys(("devices",))
-    for name, model in config.models.items():
-        if model.device in config.devices or model.device not in written:
-            mistakes += [(("models", name, key), message) for key, message in _model_mistakes(model, config.devices)]
-    database = config.database
+    endpoints, mistakes = _absolute_endpoints(config.endpoints, folder, environ)
     try:
-        database = absolute_database(database, folder)
+        database = absolute_database(config.database, folder)
     except ValueError as error:
         mistakes.append((("database",), str(error)))
         database = absolute_database(_DATABASE, folder)  # so that the mistake is reported once
-    mistakes += [(("consumers", *path), message) for path, message in consumer_mistakes(config.consumers)]
-    mistakes += [(("plant", "shifts", name), message) for name, message in _shift_mistakes(config.plant)]
-    secrets, mistaken = _absolute_secrets(config.security, folder, environ)
-    mistakes += [(("security", *path), message) for path, message in mistaken]
+    mistakes += _contradictions(config, document.keys(("devices",)))
+
+    def secret(file: Path) -> Path:
+        return absolute_secret(file, folder, environ)
+
+    given = config.security
+    secrets = {name: getattr(given, name) for name in ("server_key", "allowed_clients", "http_token")}
     update: dict[str, Any] = {
         "endpoints": endpoints,
         "database": database,
-        "journal": folder / config.journal,
-        "rules": folder / config.rules,
-        "catalog": folder / config.catalog,
-        "images": folder / config.images,
+        **{name: folder / getattr(config, name) for name in ("journal", "rules", "catalog", "images")},
         "devices": {
             name: device.model_copy(update={"profile": folder / device.profile if device.profile else None})
             for name, device in config.devices.items()
@@ -352,26 +344,26 @@ def _resolve(
             name: model.model_copy(update={"checkpoint": folder / model.checkpoint})
             for name, model in config.models.items()
         },
-        "consumers": {
-            name: consumer.resolved(lambda file: absolute_secret(file, folder, environ))
-            for name, consumer in config.consumers.items()
-        },
+        "consumers": {name: consumer.resolved(secret) for name, consumer in config.consumers.items()},
         "record": folder / config.record if config.record else None,
-        "security": secrets,
+        "security": Security(
+            **{name: secret(file) if file else None for name, file in secrets.items()},
+            weights=[folder / place for place in given.weights],
+        ),
     }
     return config.model_copy(update=update), mistakes
 
 
 def _absolute_endpoints(
     given: Endpoints, folder: Path, environ: Mapping[str, str]
-) -> tuple[Endpoints, list[tuple[tuple[str, ...], str]]]:
-    mistakes: list[tuple[tuple[str, ...], str]] = []
+) -> tuple[Endpoints, list[tuple[KeyPath, str]]]:
+    mistakes: list[tuple[KeyPath, str]] = []
 
     def absolute(key: str, value: str) -> str:
         try:
             return absolute_endpoint(value, folder, environ)
         except ValueError as error:
-            mistakes.append(((key,), str(error)))
+            mistakes.append((("endpoints", key), str(error)))
             return value
 
     endpoints = Endpoints(
@@ -381,56 +373,48 @@ def _absolute_endpoints(
         http=given.http,
     )
     if not endpoints.control.startswith("ipc://"):
-        mistakes.append((("control",), "control is reached over ipc only: ipc://PATH"))
+        mistakes.append((("endpoints", "control"), "control is reached over ipc only: ipc://PATH"))
     return endpoints, mistakes
 
 
-def _device_mistakes(name: str, device: Device) -> list[tuple[tuple[str, ...], str]]:
-    """Return contradictions that no profile can resolve, each with its key."""
-    mistakes: list[tuple[tuple[str, ...], str]] = []
-    if not device.expert_memory and device.profile is None:
-        mistakes.append(
-            ((), "missing key `expert_memory` (or a `profile` that has it): bytes for experts, such as 2GB")
-        )
-    if name == "cpu" and device.host_cache is not None:
-        message = "the CPU's experts are in RAM already: leave host_cache out, or raise expert_memory"
-        mistakes.append((("host_cache",), message))
-    return mistakes
+def _contradictions(config: Config, devices_written: Sequence[str]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield contradictions that no other file can resolve; a device that was taken out as wrong is reported already."""
+    for name, device in config.devices.items():
+        if not device.expert_memory and device.profile is None:
+            missing = "missing key `expert_memory` (or a `profile` that has it): bytes for experts, such as 2GB"
+            yield ("devices", name), missing
+        if name == "cpu" and device.host_cache is not None:
+            message = "the CPU's experts are in RAM already: leave host_cache out, or raise expert_memory"
+            yield ("devices", name, "host_cache"), message
+    for name, model in config.models.items():
+        if model.device in config.devices or model.device not in devices_written:
+            for key, message in _model_mistakes(model, config.devices):
+                yield ("models", name, key), message
+    for path, message in consumer_mistakes(config.consumers):
+        yield ("consumers", *path), message
+    yield from _shift_mistakes(config.plant)
+    if (config.security.server_key is None) != (config.security.allowed_clients is None):
+        yield ("security",), "CURVE needs both server_key and allowed_clients"
 
 
-def _shift_mistakes(plant: Plant) -> Iterator[tuple[str, str]]:
+def _shift_mistakes(plant: Plant) -> Iterator[tuple[KeyPath, str]]:
     first: dict[str, str] = {}
     for name, start in plant.shifts.items():
         if first.setdefault(start, name) != name:
-            yield name, f"begins at {start}, as {first[start]} does: a shift lasts until the next one begins"
+            message = f"begins at {start}, as {first[start]} does: a shift lasts until the next one begins"
+            yield ("plant", "shifts", name), message
 
 
-def _model_mistakes(model: Model, devices: Mapping[str, Device]) -> list[tuple[str, str]]:
-    """Return contradictions that no checkpoint can resolve, each with its key."""
-    device = devices.get(model.device)
-    if device is None:
-        return [("device", f"{model.device!r} is not one of `devices`: {', '.join(devices)}")]
-    mistakes: list[tuple[str, str]] = []
+def _model_mistakes(model: Model, devices: Mapping[str, Device]) -> Iterator[tuple[str, str]]:
+    if model.device not in devices:
+        yield "device", f"{model.device!r} is not one of `devices`: {', '.join(devices)}"
+        return
     if model.least_memory is not None and model.least_memory > model.memory:
-        mistakes.append(
-            ("least_memory", f"{size_text(model.least_memory)} are more than `memory`, {size_text(model.memory)}")
-        )
+        yield "least_memory", f"{size_text(model.least_memory)} are more than `memory`, {size_text(model.memory)}"
     if (model.ttft_slo or model.tpot_slo) and not MODES[model.mode].keeps_slo:
         key = "ttft_slo" if model.ttft_slo else "tpot_slo"
         keepers = ", ".join(name for name, mode in MODES.items() if mode.keeps_slo)
-        mistakes.append((key, f"is kept by mode {keepers} only, and the mode is {model.mode}: leave it out"))
-    return mistakes
-
-
-def _absolute_secrets(
-    security: Security, folder: Path, environ: Mapping[str, str]
-) -> tuple[Security, list[tuple[tuple[str, ...], str]]]:
-    mistakes: list[tuple[tuple[str, ...], str]] = []
-    given = {name: getattr(security, name) for name in ("server_key", "allowed_clients", "http_token")}
-    files = {name: absolute_secret(file, folder, environ) if file else None for name, file in given.items()}
-    if (security.server_key is None) != (security.allowed_clients is None):
-        mistakes.append(((), "CURVE needs both server_key and allowed_clients"))
-    return Security(**files, weights=[folder / place for place in security.weights]), mistakes
+        yield key, f"is kept by mode {keepers} only, and the mode is {model.mode}: leave it out"
 
 
 class StartSettings:

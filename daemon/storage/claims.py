@@ -40,8 +40,7 @@ class _Claim:
     is_written: bool = True
 
     def conflicts(self, other: "_Claim") -> bool:
-        paths = self.path, other.path
-        is_close = paths[0] == paths[1] or paths[0] in paths[1].parents or paths[1] in paths[0].parents
+        is_close = self.path.is_relative_to(other.path) or other.path.is_relative_to(self.path)
         return is_close and (self.is_written or other.is_written)
 
 
@@ -126,7 +125,7 @@ def _claims(path: Path, config: Config) -> list[_Claim]:
 def _relation(each: _Claim, other: _Claim) -> str:
     if each.path == other.path:
         return f"{each.noun} {each.path} is {other.noun} of `{other.key}`" if other.key else f"{each.path} is this file"
-    verb = "lies in" if other.path in each.path.parents else "holds"
+    verb = "lies in" if each.path.is_relative_to(other.path) else "holds"
     return f"{each.noun} {each.path} {verb} {other.noun} {other.path}"
 
 
