@@ -2,7 +2,7 @@
 
 Texts are compared with their sha256, verdicts with the stored answers and rules, closed boards with the images that
 were judged before they closed, reviews with each other. A changed value that leaves everything in agreement, such as
-a confidence on the same side of its limit, is found by a signed digest only (digest.py).
+a confidence on the same side of its limit, shows only beside a signed package (`coserve export --verify --compare`).
 """
 
 import hashlib
@@ -10,7 +10,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,42 +55,145 @@ class JudgedImage:
     stages: Sequence[Row]
 
 
-@dataclass(slots=True)
 class Evidence:
-    """Numbers of what was read, and the problems: each names a table, a key, and what was expected.
+    """A check of rows: numbers of what was read, and the problems. Each names a table, a key, and what was expected.
 
     Of many problems the first hundred are named. `not_judged` counts images that cannot be judged once more, by reason.
     """
 
-    boards: int = 0
-    images: int = 0
-    pictures: int = 0
-    problems: list[str] = field(default_factory=list[str])
-    not_judged: Counter[str] = field(default_factory=Counter[str])
-    _more: int = 0
+    def __init__(self, connect: Connect, images: Path, *, with_pictures: bool = False) -> None:
+        self.boards = self.images = self.pictures = 0
+        self.not_judged: Counter[str] = Counter()
+        self._connect, self._folder, self._with_pictures = connect, images, with_pictures
+        self._problems: list[str] = []
+        self._more = 0
+        self._rules_of, self._plan = cache(self._read_rules), cache(self._read_plan)
 
     def add(self, problem: str) -> None:
-        if len(self.problems) < _MAX_PROBLEMS:
-            self.problems.append(problem)
+        if len(self._problems) < _MAX_PROBLEMS:
+            self._problems.append(problem)
         else:
             self._more += 1
 
     @property
+    def problems(self) -> list[str]:
+        return self._problems + ([f"and {self._more:,} more problems"] if self._more else [])
+
+    @property
     def counts(self) -> dict[str, Any]:
-        return {
-            "boards": self.boards,
-            "images": self.images,
-            "pictures": self.pictures,
-            "not_judged": dict(self.not_judged),
-        }
+        numbers = {"boards": self.boards, "images": self.images, "pictures": self.pictures}
+        return {**numbers, "not_judged": dict(self.not_judged)}
 
     @property
     def gaps(self) -> list[str]:
         return [f"not judged once more: {count:,} images: {reason}" for reason, count in self.not_judged.items()]
 
-    def end(self) -> "Evidence":
-        self.problems += [f"and {self._more:,} more problems"] if self._more else []
-        return self
+    def check_boards(self, is_chosen: ColumnElement[bool] | None) -> None:
+        """Check boards with their images, one by one."""
+        for board, images in read_boards(self._connect, is_chosen):
+            self._check(board, images)
+
+    def check_tables(self, *, whole: bool) -> None:
+        """Check texts, and with `whole` the rows that name them and the append-only tables."""
+        checks = (_text_problems, _missing_texts, _review_problems) if whole else (_text_problems,)
+        with self._connect() as connection:
+            for check in checks:
+                for problem in check(connection):
+                    self.add(problem)
+
+    def _check(self, board: Row, images: Iterable[JudgedImage]) -> None:
+        plan = self._plan(board["rules_version"], board["board_type"])
+        attempt = Attempt(board["board_id"], board["attempt"], plan or BoardPlan(()))
+        for image in images:
+            self.images += 1
+            self._check_image(image)
+            self._count(attempt, board, image.inspection)
+        self.boards += 1
+        if plan is not None:
+            self._check_board(board, attempt, plan)
+
+    def _count(self, attempt: Attempt, board: Row, row: Row) -> None:
+        """Repeat the calls of the writer: an image without verdict at the closing counts as pending."""
+        number, place = row["inspection_id"], (row["component"], row["designator"])
+        attempt.take(*place)
+        if row["status"] != "done" or row["verdict"] is None or row["seq"] is None:
+            return
+        is_late = board["seq"] is not None and row["seq"] > board["seq"]
+        if not is_late:
+            attempt.judge(number, *place, row["verdict"], row["defect"], row["reason"])
+        if bool(row["late"]) != is_late:
+            self.add(f"inspections {number}: late is {row['late']}, its seq and its board's give {is_late:d}")
+
+    def _check_board(self, board: Row, attempt: Attempt, plan: BoardPlan) -> None:
+        expected: dict[str, Any] = {"inspected": attempt.inspected, "expected": plan.expected}
+        if board["verdict"] is not None:
+            closing = asdict(attempt.closing("complete" if attempt.is_complete else "time_limit"))
+            # Lists are null where an earlier version of CoServe closed the board.
+            expected |= {name: closing[name] for name in (*_CLOSING, *(n for n in _LISTS if board[n] is not None))}
+        for name, value in expected.items():
+            stored = json.loads(board[name]) if name in _LISTS else board[name]
+            if stored != value:
+                what = f"{board['board_type']} {board['serial']}, attempt {board['attempt']}"
+                self.add(
+                    f"boards {board['board_id']} ({what}): {name} is {_shown(stored)}, its images give {_shown(value)}"
+                )
+
+    def _check_image(self, image: JudgedImage) -> None:
+        row, board = image.inspection, image.board
+        what = f"inspections {row['inspection_id']} ({board['serial']} {row['designator']})"
+        if row["rules_version"] != board["rules_version"]:
+            opened = board["rules_version"]
+            self.add(f"{what}: rules_version is {row['rules_version']}, its board opened with {opened}")
+        for answer in image.stages:
+            self._check_answer(f"stages ({row['inspection_id']}, {answer['step']})", answer)
+        rules = self._rules_of(row["rules_version"])
+        needs_size = rules.places_boxes(image)
+        size = picture_size(self._folder, row["image_path"]) if needs_size and row["image_path"] else None
+        is_size_known = size is not None or not needs_size
+        judged = retrace(image, rules, size, is_size_known=is_size_known, with_steps=False)
+        if judged.contradiction:
+            self.add(f"{what}: {judged.contradiction}")
+        elif judged.gap:
+            self.not_judged[judged.gap.partition(" (the rules")[0]] += 1
+        if self._with_pictures and row["image_path"]:
+            self._check_picture(what, row)
+
+    def _check_answer(self, what: str, answer: Row) -> None:
+        if answer["boxes"]:
+            best = max(answer["boxes"], key=lambda box: box["confidence"])
+            if (answer["label"], answer["confidence"]) != (best["label"], best["confidence"]):
+                self.add(
+                    f"{what}: its answer is {answer['label']} {answer['confidence']}, its surest box is"
+                    f" {best['label']} {best['confidence']}"
+                )
+
+    def _check_picture(self, what: str, row: Row) -> None:
+        path = self._folder.parent / row["image_path"]
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return  # the check of files names it
+        self.pictures += 1
+        if not is_as_sent(content, path.suffix, row["image_sha256"]):
+            self.add(f"{what}: {path} is not the picture that was sent (sha256)")
+
+    def _read_rules(self, version: str) -> StoredRules:
+        with self._connect() as connection:
+            query = select(rules_versions.c.text).where(rules_versions.c.rules_version == version)
+            return StoredRules.of(version, connection.execute(query).scalar())
+
+    def _read_plan(self, version: str, board_type: str) -> BoardPlan | None:
+        """Return the plan by the rules' text, which their version confirms; the row in `recipes` must be the same."""
+        query = select(recipes.c.positions, recipes.c.time_limit_s).where(
+            recipes.c.rules_version == version, recipes.c.board_type == board_type
+        )
+        with self._connect() as connection:
+            row = connection.execute(query).first()
+        stored, routes = None if row is None else BoardPlan.of_row(*row), self._rules_of(version).routes
+        plan = stored if routes is None else plan_of(routes, board_type)
+        if stored != plan or stored is None:
+            self.add(f"recipes ({version}, {board_type}): it is not the recipe of the rules' text")
+        return plan
 
 
 def check_evidence(
@@ -105,11 +209,10 @@ def check_evidence(
 
     Without `with_tables` nothing is read but these boards and the few texts.
     """
-    evidence = Evidence()
-    checker = _Checker(connect, images, evidence, with_pictures=with_pictures)
+    evidence = Evidence(connect, images, with_pictures=with_pictures)
     steps: dict[str, Callable[[], None]] = {
-        "texts and reviews": lambda: _check_tables(connect, evidence, whole=with_tables),
-        "verdicts and boards": lambda: checker.check_all(is_chosen),
+        "texts and reviews": lambda: evidence.check_tables(whole=with_tables),
+        "verdicts and boards": lambda: evidence.check_boards(is_chosen),
     }
     for name, step in steps.items():
         on_step(name)
@@ -117,15 +220,7 @@ def check_evidence(
             step()
         except SQLAlchemyError as error:  # a damaged page
             evidence.add(f"{name}: cannot be read: {getattr(error, 'orig', error)}")
-    return evidence.end()
-
-
-def _check_tables(connect: Connect, evidence: Evidence, *, whole: bool) -> None:
-    checks = (_text_problems, _missing_texts, _review_problems) if whole else (_text_problems,)
-    with connect() as connection:
-        for check in checks:
-            for problem in check(connection):
-                evidence.add(problem)
+    return evidence
 
 
 def read_boards(
@@ -151,120 +246,6 @@ def _judged_images(connection: Connection, board: Row) -> Iterator[JudgedImage]:
         answers = read_stages(connection, [row["inspection_id"] for row in part])
         for row in part:
             yield JudgedImage(row, board, answers[row["inspection_id"]])
-
-
-class _Checker:
-    """Checks boards one by one; rules are compiled once for each version."""
-
-    def __init__(self, connect: Connect, images: Path, evidence: Evidence, *, with_pictures: bool) -> None:
-        self._connect, self._images, self._evidence = connect, images, evidence
-        self._with_pictures = with_pictures
-        self._rules: dict[str, StoredRules] = {}
-        self._plans: dict[tuple[str, str], BoardPlan | None] = {}
-
-    def check_all(self, is_chosen: ColumnElement[bool] | None) -> None:
-        for board, images in read_boards(self._connect, is_chosen):
-            self._check(board, images)
-
-    def _check(self, board: Row, images: Iterable[JudgedImage]) -> None:
-        plan = self._plan(board["rules_version"], board["board_type"])
-        attempt = Attempt(board["board_id"], board["attempt"], plan or BoardPlan(()))
-        for image in images:
-            self._evidence.images += 1
-            self._check_image(image)
-            self._count(attempt, board, image.inspection)
-        self._evidence.boards += 1
-        if plan is not None:
-            self._check_board(board, attempt, plan)
-
-    def _count(self, attempt: Attempt, board: Row, row: Row) -> None:
-        """Repeat the calls of the writer: an image without verdict at the closing counts as pending."""
-        number, place = row["inspection_id"], (row["component"], row["designator"])
-        attempt.take(*place)
-        if row["status"] != "done" or row["verdict"] is None or row["seq"] is None:
-            return
-        is_late = board["seq"] is not None and row["seq"] > board["seq"]
-        if not is_late:
-            attempt.judge(number, *place, row["verdict"], row["defect"], row["reason"])
-        if bool(row["late"]) != is_late:
-            self._evidence.add(f"inspections {number}: late is {row['late']}, its seq and its board's give {is_late:d}")
-
-    def _check_board(self, board: Row, attempt: Attempt, plan: BoardPlan) -> None:
-        expected: dict[str, Any] = {"inspected": attempt.inspected, "expected": plan.expected}
-        if board["verdict"] is not None:
-            closing = asdict(attempt.closing("complete" if attempt.is_complete else "time_limit"))
-            # Lists are null where an earlier version of CoServe closed the board.
-            expected |= {name: closing[name] for name in (*_CLOSING, *(n for n in _LISTS if board[n] is not None))}
-        for name, value in expected.items():
-            stored = json.loads(board[name]) if name in _LISTS else board[name]
-            if stored != value:
-                what = f"{board['board_type']} {board['serial']}, attempt {board['attempt']}"
-                self._evidence.add(
-                    f"boards {board['board_id']} ({what}): {name} is {_shown(stored)}, its images give {_shown(value)}"
-                )
-
-    def _check_image(self, image: JudgedImage) -> None:
-        row, board = image.inspection, image.board
-        what = f"inspections {row['inspection_id']} ({board['serial']} {row['designator']})"
-        if row["rules_version"] != board["rules_version"]:
-            self._evidence.add(
-                f"{what}: rules_version is {row['rules_version']}, its board opened with {board['rules_version']}"
-            )
-        for answer in image.stages:
-            self._check_answer(f"stages ({row['inspection_id']}, {answer['step']})", answer)
-        rules = self._rules_of(row["rules_version"])
-        needs_size = rules.places_boxes(image)
-        size = picture_size(self._images, row["image_path"]) if needs_size and row["image_path"] else None
-        is_size_known = size is not None or not needs_size
-        judged = retrace(image, rules, size, is_size_known=is_size_known, with_steps=False)
-        if judged.contradiction:
-            self._evidence.add(f"{what}: {judged.contradiction}")
-        elif judged.gap:
-            self._evidence.not_judged[judged.gap.partition(" (the rules")[0]] += 1
-        if self._with_pictures and row["image_path"]:
-            self._check_picture(what, row)
-
-    def _check_answer(self, what: str, answer: Row) -> None:
-        if answer["boxes"]:
-            best = max(answer["boxes"], key=lambda box: box["confidence"])
-            if (answer["label"], answer["confidence"]) != (best["label"], best["confidence"]):
-                self._evidence.add(
-                    f"{what}: its answer is {answer['label']} {answer['confidence']}, its surest box is"
-                    f" {best['label']} {best['confidence']}"
-                )
-
-    def _check_picture(self, what: str, row: Row) -> None:
-        path = self._images.parent / row["image_path"]
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            return  # the check of files names it
-        self._evidence.pictures += 1
-        if not is_as_sent(content, path.suffix, row["image_sha256"]):
-            self._evidence.add(f"{what}: {path} is not the picture that was sent (sha256)")
-
-    def _rules_of(self, version: str) -> StoredRules:
-        if version not in self._rules:
-            with self._connect() as connection:
-                query = select(rules_versions.c.text).where(rules_versions.c.rules_version == version)
-                self._rules[version] = StoredRules.of(version, connection.execute(query).scalar())
-        return self._rules[version]
-
-    def _plan(self, version: str, board_type: str) -> BoardPlan | None:
-        """Return the plan by the rules' text, which their version confirms; the row in `recipes` must be the same."""
-        key = (version, board_type)
-        if key not in self._plans:
-            routes = self._rules_of(version).routes
-            query = select(recipes.c.positions, recipes.c.time_limit_s).where(
-                recipes.c.rules_version == version, recipes.c.board_type == board_type
-            )
-            with self._connect() as connection:
-                row = connection.execute(query).first()
-            stored = None if row is None else BoardPlan.of_row(*row)
-            plan = self._plans[key] = stored if routes is None else plan_of(routes, board_type)
-            if stored != plan or stored is None:
-                self._evidence.add(f"recipes ({version}, {board_type}): it is not the recipe of the rules' text")
-        return self._plans[key]
 
 
 def _text_problems(connection: Connection) -> Iterator[str]:
