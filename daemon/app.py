@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -50,18 +51,16 @@ from daemon.operations import Operations
 from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
-from daemon.records import AcceptedText, Outcome
-from daemon.reports import Reports
+from daemon.records import Accepted, AcceptedText, BatchDone, ExpertSwitch, Outcome, Published, QueueSample, TextOutcome
 from daemon.storage.claims import claim
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.reader import ResultsReader
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import EpochRecord, open_store
 from daemon.storage.database_watch import DatabaseWatch, watched_database
 from daemon.storage.disk_space import DiskSpace, SpaceClaims, places, segment_bytes
-from daemon.storage.epoch_record import EpochRecord
 from daemon.storage.journal import Journal
 from daemon.storage.quarantine import BadImages, Quarantine
-from daemon.storage.results_stream import ResultsStream
+from daemon.storage.results_stream import GeneratedToken, ResultsStream
 from daemon.storage.retention import RetentionThread
 from daemon.storage.suspect_images import DecodeMarks, examine
 from daemon.storage.writer import Writer
@@ -93,6 +92,80 @@ def as_start_error(make: Callable[P, T], *arguments: P.args, **named: P.kwargs) 
         raise StartError(str(error)) from None
     except OSError as error:
         raise StartError(f"{error.filename or arguments[0]}: {error.strerror or error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reports:
+    """Reports of the drivers, one way: first to the counters, then to the driver that acts on them.
+
+    Made last, of all the drivers, and given to each when it starts: no driver knows another. Each method is called in
+    the thread of the driver that reports.
+    """
+
+    metrics: Metrics
+    timeline: WorkTimeline
+    backlog: Backlog
+    drive: Drive
+    writer: Writer
+    bad_images: BadImages
+    texts: TextRows
+    language: LanguageModels
+    results: ResultsStream
+
+    # From the writer
+
+    def accepted(self, images: list[Accepted]) -> None:
+        self.metrics.accepted(images)
+        self.drive.accept(images)
+
+    def published(self, messages: list[Published]) -> None:
+        self.metrics.published(messages)
+        self.results.publish(messages)
+
+    def done(self, images: list[tuple[str, int]]) -> None:
+        self._leave_backlog(images)
+        self.metrics.completed(len(images))
+
+    # From the drive
+
+    def finished(self, outcome: Outcome) -> None:
+        self.metrics.finished(outcome)
+        self.writer.finish(outcome)
+
+    def bad_image(self, image: Accepted, reason: str) -> None:
+        self.bad_images.keep(image, reason)
+
+    def batch_done(self, batch: BatchDone) -> None:
+        self.metrics.batch_done(batch)
+        self.timeline.batch(batch)
+
+    def switched(self, switch: ExpertSwitch) -> None:
+        self.metrics.switched(switch)
+        self.timeline.load(switch)
+        self.writer.switch(switch)
+
+    def sampled(self, sample: QueueSample) -> None:
+        self.timeline.sample(sample)
+
+    # From language models and the rows of their texts
+
+    def texts_accepted(self, texts: list[AcceptedText]) -> None:
+        self.metrics.texts_accepted(len(texts))
+        self.language.generate(texts)
+
+    def token(self, text: AcceptedText, index: int, piece: str) -> None:
+        self.results.publish_token(GeneratedToken(text.request.source, text.request.request_id, index, piece))
+
+    def text_finished(self, outcome: TextOutcome) -> None:
+        self.metrics.text_finished(outcome)
+        self.texts.finish(outcome)
+
+    def texts_done(self, texts: list[tuple[str, int]]) -> None:
+        self._leave_backlog(texts)
+
+    def _leave_backlog(self, finished: list[tuple[str, int]]) -> None:
+        for source, size_bytes in finished:
+            self.backlog.leave(source, size_bytes)
 
 
 class App:

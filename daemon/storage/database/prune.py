@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, literal, or_, select, update
 
 from daemon.policy.retain import KeptImage
-from daemon.storage.database.good_examples import newest_passes
+from daemon.storage.database.inspections import newest_passes
 from daemon.storage.database.schema import (
     age_marks,
     boards,

@@ -1,11 +1,14 @@
 """The results database as the writer's thread uses it: each method that writes is one transaction."""
 
+import json
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from secrets import token_hex
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import structlog
 from sqlalchemy import Connection, Engine, Executable, bindparam, func, select, update
@@ -23,8 +26,7 @@ from daemon.records import (
 from daemon.storage.database import changes, generations, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
 from daemon.storage.database.connections import StoreError, open_for_writing
-from daemon.storage.database.good_examples import GoodExamples
-from daemon.storage.database.inspections import VersionOf
+from daemon.storage.database.inspections import GoodExamples, VersionOf
 from daemon.storage.database.migrate import migrate
 from daemon.storage.database.rows import CopyRequest, ImageCopy, KnownImage, Recovery, WrittenResults
 from daemon.storage.database.transaction import (
@@ -38,8 +40,8 @@ from daemon.storage.database.transaction import (
     read_numbers,
     run_for_each,
 )
-from daemon.storage.epoch_record import EpochRecord
 from daemon.units import wall_seconds
+from experts.durable import replace_durably
 from experts.versions import current_user
 from routing_rules.routes import Routes, Verdict
 
@@ -48,6 +50,8 @@ T = TypeVar("T")
 
 #: Images that stay after their verdict unless the configuration says otherwise.
 KEEP: tuple[Verdict, ...] = ("fail", "review", "unknown")
+_RECORD_MODE = 0o640
+_RECORD_BYTES = 120
 
 
 class TaskRunner(Protocol):
@@ -73,7 +77,7 @@ def open_store(
     clock: Clock | None = None,
     busy_timeout_ms: int = 2000,
     tell: Callable[[str], None] = lambda _: None,
-    record: EpochRecord | None = None,
+    record: "EpochRecord | None" = None,
 ) -> "Store":
     """Open the database at `url`, and make or migrate it where that is due; StoreError says what to do otherwise.
 
@@ -97,6 +101,75 @@ def open_store(
     except BaseException:
         engine.dispose()
         raise
+
+
+class EpochRecord:
+    """The record of the results' epoch in the journal's folder, by which a start knows a database that was put back.
+
+    Consumers know a result by its `seq`. A database from a backup counts on from an older `seq` and gives numbers
+    again, so it gets a new epoch. The database itself cannot tell that it is older; this record can: it names the epoch
+    and the last `seq` that was given out. It is written after each commit and before its results are published, in
+    place and without a sync: after a kill it is exact, after a power cut never ahead of the database.
+
+    A copy of the journal's folder would bring an old record along. So a second file, the seal, is never written again,
+    and the record names the time of its last change (ctime, in whole seconds, as some disks keep it), which no copy
+    has. A wrong guess gives a new epoch too many: consumers read again what they have read.
+
+    Call `why_other` first; `begin` after a new epoch is durable, or `resume`; then `note`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._seal = folder / "epoch", folder / "epoch.seal"
+        self._fd: int | None = None
+        self._epoch, self._sealed_s = "", 0
+
+    def why_other(self, epoch: str | None, last_seq: int) -> str | None:
+        """Return why a database with `epoch` and `last_seq` is not the one of this record; None if it is."""
+        try:
+            known: dict[str, Any] = json.loads(self._file.read_bytes())
+            noted, seq, self._sealed_s = str(known["epoch"]), int(known["seq"]), int(known["sealed_s"])
+            sealed_s = int(self._seal.stat().st_ctime)
+        except FileNotFoundError:
+            return "its journal has no record of its results: the line was restored or moved, or has a new journal"
+        except (OSError, ValueError, KeyError, TypeError):
+            return f"{self._file}, the record of its results, cannot be read"
+        self._epoch = noted
+        if sealed_s != self._sealed_s:
+            return "its journal is a copy: the line was restored or moved"
+        if noted != epoch:
+            return f"another database with epoch {epoch or 'unknown'} was put in place of that with epoch {noted}"
+        if seq > last_seq:
+            return f"it ends at seq {last_seq}, and {seq} was given out: an older copy was put in its place"
+        return None
+
+    def begin(self, epoch: str, last_seq: int) -> None:
+        """Write both files anew, durably. A disk that refuses makes the next start give a new epoch again."""
+        try:
+            replace_durably(self._seal, f"{epoch}\n".encode(), _RECORD_MODE)
+            self._epoch, self._sealed_s = epoch, int(self._seal.stat().st_ctime)
+            replace_durably(self._file, self._line(last_seq), _RECORD_MODE)
+        except OSError as error:
+            structlog.get_logger("database").warning("epoch_not_recorded", file=str(self._file), error=str(error))
+        self.resume()
+
+    def resume(self) -> None:
+        with suppress(OSError):
+            self._fd = os.open(self._file, os.O_WRONLY | os.O_CLOEXEC)
+
+    def note(self, last_seq: int) -> None:
+        """Write the last `seq` that was given out: in the writer's thread, before it is published."""
+        if self._fd is not None:
+            with suppress(OSError):
+                os.pwrite(self._fd, self._line(last_seq), 0)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _line(self, seq: int) -> bytes:
+        known = {"epoch": self._epoch, "seq": seq, "sealed_s": self._sealed_s}
+        return json.dumps(known).encode().ljust(_RECORD_BYTES) + b"\n"
 
 
 class Store:

@@ -123,11 +123,11 @@ def copy_pictures(settings: Config, written: PackageRows, rows: Path, package: P
     No transaction is open meanwhile: a picture that retention deletes now is listed as such.
     """
     pictures = PackagePictures()
-    serials = {row["board_id"]: row["serial"] for row in _json_lines(rows / "boards.jsonl")}
+    serials = {row["board_id"]: row["serial"] for row in json_lines(rows / "boards.jsonl")}
     with (package / _PICTURE_LIST).open("w", encoding="utf-8", newline="") as file:
         listing = csv.writer(file, lineterminator="\n")
         listing.writerow(_PICTURE_COLUMNS)
-        for row in _json_lines(rows / "inspections.jsonl"):
+        for row in json_lines(rows / "inspections.jsonl"):
             serial = serials[row["board_id"]]
             target = _picture_name(row, serial)
             why_not = _copy_picture(settings, written, row, package / target, pictures)
@@ -177,10 +177,10 @@ def _safe(text: str) -> str:
     return quote(text, safe="").replace("~", "%7E").replace("%", "_")[:_MAX_NAME_LENGTH]
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file of a package."""
     with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)
+        yield from map(json.loads, file)
 
 
 @dataclass(slots=True)
