@@ -44,8 +44,7 @@ from daemon.monitor.gauges import Gauges
 from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe, Station
-from daemon.monitor.rejections import Rejections
-from daemon.monitor.timeline import WorkTimeline
+from daemon.monitor.timeline import Rejections, WorkTimeline
 from daemon.monitor.web_pages import WebPages, missing_packages
 from daemon.operations import Operations
 from daemon.policy.paper.assign import partition

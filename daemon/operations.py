@@ -32,8 +32,7 @@ from daemon.monitor.answers import Vitals, health
 from daemon.monitor.gauges import ScrapeFacts
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe
-from daemon.monitor.rejections import Rejections
-from daemon.monitor.timeline import MAX_WINDOW_S, WorkTimeline
+from daemon.monitor.timeline import MAX_WINDOW_S, Rejections, WorkTimeline
 from daemon.policy.quota import Quotas
 from daemon.storage.database.changes import PROGRAM, RESTORED, RULES, Change, ChangeNotes, State, expert_subject
 from daemon.storage.database.reader import ResultsReader

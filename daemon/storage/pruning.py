@@ -6,6 +6,7 @@ name nothing.
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -256,25 +257,20 @@ def prune_alone(url: str, images: Path, settings: Retention, note: str | None = 
     path = sqlite_path(url)
     if path is not None and not path.is_file():
         raise StoreError(f"there is no database at {path}: has this line run?")
-    store = open_store(url)
-    try:
+    with closing(open_store(url)) as store:
         pruner = Pruner(
             *(url, images, settings, DiskSpace({"images": images}, settings.reserve)),
             run_task=lambda task: task(store),
             rest=lambda _seconds: True,
             ages=lambda age_s: AgeLimit(utc_text(max(0.0, time.time() - age_s))),
         )
-        try:
+        with closing(pruner):
             pruner.prune_images()
             pruner.prune_results()
             pruner.sweep()
-        finally:
-            pruner.close()
         row = Change(utc_text(time.time()), current_user(), "prune", "results", note=note)
         store.note_changes(ChangeNotes((row,)))
         upkeep.vacuum(store.engine)
-    finally:
-        store.close()
     return pruner.counts
 
 

@@ -54,7 +54,7 @@ sys.exit(run(Path(sys.argv[1])))
 OTHER_TIMES = """\
 import sys
 from pathlib import Path
-from daemon.host import child_heartbeat, children
+from daemon.host import children
 from tests.simulated import run
 
 {times}
@@ -151,7 +151,7 @@ def test_processes_beside_the_line_that_hang_are_replaced_and_verdicts_go_on(
     plant = {"kind": "mqtt", "host": "127.0.0.1", "port": free_port(), "prefix": "plant"}
     line = ShownLine(tmp_path / "line", experts_folder, consumers={"plant": plant})
     log = line.folder / "daemon.log"
-    with with_other_times(line, "children._HUNG_AFTER_S, child_heartbeat._TIMES_FOR_A_START = 5.0, 100"):
+    with with_other_times(line, "children._HUNG_AFTER_S, children._TIMES_FOR_A_START = 5.0, 100"):
         line.wait_until_it_shows()
         line.wait(lambda: "nothing listens" in (line.status()["consumers"][0]["last_error"] or ""))
         before = [child(line, name)["pid"] for name in ("dashboard", "consumer plant")]
