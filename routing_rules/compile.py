@@ -90,9 +90,9 @@ class _Compiler:
             first_steps=MappingProxyType({name: MappingProxyType(steps) for name, steps in firsts.items()}),
             patterns=patterns,
             tasks=None if experts is None else MappingProxyType({name: experts[name].task for name in experts}),
-            expert_names=tuple(names),
-            usage_by_expert=MappingProxyType({name: min(1.0, flow.runs.get(name, 0.0)) for name in names}),
-            successors_by_expert=MappingProxyType({name: flow.successors(name) for name in names}),
+            experts=tuple(names),
+            usage=MappingProxyType({name: min(1.0, flow.runs.get(name, 0.0)) for name in names}),
+            successors=MappingProxyType({name: flow.successors(name) for name in names}),
         )
 
     def _step(self, name: str | None) -> Step | None:

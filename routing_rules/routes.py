@@ -345,7 +345,12 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Compiled rules. `tasks` are those of the catalog's experts, or None if they were compiled without one."""
+    """Compiled rules. `tasks` are those of the catalog's experts, or None if they were compiled without one.
+
+    `experts` are all that the recipes can use, in the order of the file; `usage` is the probability that an image uses
+    each (CoServe §4.5: quantities × pass rates along the chain); `successors` has the subsequent experts of each, with
+    the share of its images that go on to each.
+    """
 
     text: str
     sha256: str
@@ -353,9 +358,9 @@ class Routes:
     first_steps: Mapping[str, Mapping[str, Step]] = field(hash=False)
     patterns: tuple[Pattern, ...]
     tasks: Mapping[str, Task] | None = field(hash=False)
-    expert_names: tuple[str, ...]
-    usage_by_expert: Mapping[str, float] = field(hash=False)
-    successors_by_expert: Mapping[str, tuple[tuple[str, float], ...]] = field(hash=False)
+    experts: tuple[str, ...]
+    usage: Mapping[str, float] = field(hash=False)
+    successors: Mapping[str, tuple[tuple[str, float], ...]] = field(hash=False)
 
     @property
     def version(self) -> str:
@@ -371,18 +376,6 @@ class Routes:
         if step is None and self.recipes[board_type].extras_allowed:
             return self._extra(component)
         return step
-
-    def experts(self) -> tuple[str, ...]:
-        """Every expert that the recipes can use, in the order of the file."""
-        return self.expert_names
-
-    def usage(self) -> Mapping[str, float]:
-        """The probability that an image uses the expert (CoServe §4.5): quantities × pass rates along the chain."""
-        return self.usage_by_expert
-
-    def successors(self) -> Mapping[str, tuple[tuple[str, float], ...]]:
-        """The subsequent experts of each expert, with the share of its images that go on to each."""
-        return self.successors_by_expert
 
     def _extra(self, component: str) -> Step | None:
         """The chain of a component that no recipe lists, unless the catalog lacks an expert of it."""

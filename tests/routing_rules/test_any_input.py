@@ -43,9 +43,9 @@ def compiled(text: str, experts: dict[str, ExpertLabels] | None = None) -> Route
 
 def reads_well(routes: Routes) -> None:
     """Every promise of compiled rules that needs no knowledge of what they say."""
-    assert set(routes.usage()) == set(routes.experts()) == set(routes.successors())
-    assert all(0.0 <= usage <= 1.0 for usage in routes.usage().values())
-    assert all(0.0 <= share <= 1.0 for following in routes.successors().values() for _, share in following)
+    assert set(routes.usage) == set(routes.experts) == set(routes.successors)
+    assert all(0.0 <= usage <= 1.0 for usage in routes.usage.values())
+    assert all(0.0 <= share <= 1.0 for following in routes.successors.values() for _, share in following)
     for board_type, recipe in routes.recipes.items():
         assert recipe.expected >= 1
         for component in recipe.positions:

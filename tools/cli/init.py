@@ -75,7 +75,7 @@ def init(
         fail(f"that makes no rules: {error.problems[0].message}", status=2)
     except OSError as error:
         fail(f"{error.filename or folder}: {error.strerror or error}", status=2)
-    _report(folder, written_files, sorted(routes.experts()), answers, as_json)
+    _report(folder, written_files, sorted(routes.experts), answers, as_json)
 
 
 class _Asking:
