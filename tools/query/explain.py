@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,9 @@ def _document(record: InspectionRecord, retraced: RetracedVerdict, today: Catalo
             "loaded_at": None if rules is None else rules["loaded_at"],
             "is_kept": rules is not None,
         },
-        "stages": [_stage_document(record, row, step, today) for row, step in _steps(record, retraced)],
+        "stages": [
+            _stage_document(record, row, step, today) for row, step in zip_longest(record.stages, retraced.steps)
+        ],
         "ended_at": asdict(retraced.unanswered) if retraced.unanswered else None,
         "recomputed": {
             "verdict": retraced.verdict,
@@ -132,11 +135,6 @@ def _final_verdict(record: InspectionRecord) -> dict[str, Any]:
     return {"verdict": verdict["verdict"], "defect": verdict["defect"], "decided_by": decided_by}
 
 
-def _steps(record: InspectionRecord, retraced: RetracedVerdict) -> Iterator[tuple[Row, RetracedStep | None]]:
-    for number, row in enumerate(record.stages):
-        yield row, retraced.steps[number] if number < len(retraced.steps) else None
-
-
 # The same in words, section by section
 
 
@@ -149,7 +147,7 @@ def _in_words(
         _about_rules(record),
         *(
             [*_about_step(number, row, step), *_about_expert(record, row, today), _about_times(row)]
-            for number, (row, step) in enumerate(_steps(record, retraced))
+            for number, (row, step) in enumerate(zip_longest(record.stages, retraced.steps))
         ),
         _about_unanswered(len(record.stages), retraced),
         _about_outcome(record, retraced, size_note),

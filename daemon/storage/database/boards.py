@@ -43,8 +43,6 @@ _THAT_MATTER = (
 #: The lists of a closed attempt, the worst first: a position is in one of them.
 _LISTS: tuple[Verdict, ...] = ("fail", "unknown", "review")
 _FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-_LAST_CHARACTER = chr(0x10FFFF)
-_SURROGATES = range(0xD800, 0xE000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,18 +363,12 @@ def folded(serial: str) -> str:
     return serial.translate(_FOLD)
 
 
-def serial_range(prefix: str) -> tuple[str, str | None]:
-    """Return the range of lower(serial) for the serials that begin with `prefix`, in either case.
+def serial_range(prefix: str) -> tuple[str, str]:
+    """Return the range of lower(serial) for the serials that begin with `prefix`, in either case; its end is behind it.
 
-    The second value is behind the range, None if the range has no end.
+    Behind the prefix no serial has the last code point, which is no character.
     """
-    first = folded(prefix)
-    stem = first.rstrip(_LAST_CHARACTER)
-    if not stem:
-        return first, None
-    following = ord(stem[-1]) + 1
-    # No text has a surrogate, so no order has them either.
-    return first, stem[:-1] + chr(_SURROGATES.stop if following in _SURROGATES else following)
+    return folded(prefix), folded(prefix) + chr(0x10FFFF)
 
 
 def has_serial(*serials: str) -> ColumnElement[bool]:
