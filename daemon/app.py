@@ -170,8 +170,7 @@ class Reports:
 class App:
     """One line, running. The constructor claims locks and opens files, `start` binds sockets; `stop` undoes both.
 
-    Drivers are made from the bottom up, so that each is given what it uses. Reports go one way: `start` gives each
-    driver the one `Reports`, which knows them all.
+    Drivers are made from the bottom up, so that each is given what it uses.
     """
 
     def __init__(
@@ -184,11 +183,7 @@ class App:
         open_model: OpenModelWith | None = None,
         note: str | None = None,
     ) -> None:
-        """`tell` gets messages about the progress of a long start: the migration of a database.
-
-        `devices` are this PC's, and `open_model` opens language models on them, unless others are given. `note` is why
-        it starts, for `changes`.
-        """
+        """`tell` gets the progress of a migration; `note` is why it starts. Devices are this PC's by default."""
         self._path = path
         self._note = note
         self._config = config = line.config

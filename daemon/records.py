@@ -152,10 +152,7 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedText:
-    """A durable request for text without a result (also what a restart finds).
-
-    `accepted_wall_s` is seconds since the epoch, `accepted_s` monotonic; None for what a restart finds.
-    """
+    """A durable request for text without a result (also what a restart finds; then `accepted_s` is None)."""
 
     generation_id: int
     request: TextRequest

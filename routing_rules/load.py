@@ -48,10 +48,7 @@ def validate(model: type[Model], document: Document) -> tuple[Model | None, list
 
 
 def salvage(model: type[Model], document: Document) -> tuple[Model | None, list[Problem], list[KeyPath]]:
-    """Return the sound part of the document, its mistakes, and the paths of the parts that were taken out.
-
-    Checks that go across entries can so run on the sound ones, and all mistakes are reported at once.
-    """
+    """Return the sound part of the document, its mistakes, and the paths of the parts that were taken out."""
     problems = list(document.problems)
     if document.data is None and problems:
         return None, problems, []

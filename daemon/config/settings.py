@@ -1,8 +1,4 @@
-"""`coserve.yaml`: the file that names all parts of a line.
-
-Paths are relative to the file. An environment variable overrides one value: `COSERVE_DATABASE`,
-`COSERVE_ENDPOINTS_RESULTS`, `COSERVE_DEVICES_CPU_EXPERT_MEMORY`; its text is read as YAML.
-"""
+"""`coserve.yaml`: the file that names all parts of a line. docs/configuration.md says what each key means."""
 
 import json
 import os
@@ -37,11 +33,7 @@ class _ConfigSection(BaseModel):
 
 
 class Endpoints(_ConfigSection):
-    """Addresses that the daemon binds (PROTOCOL.md, Sockets). Without `$RUNTIME_DIRECTORY` the sockets lie in `run/`.
-
-    `http` serves `/metrics`, `/healthz` and `/readyz`, beyond loopback only with `security.http_token`; without it
-    there is no HTTP server.
-    """
+    """Addresses that the daemon binds (PROTOCOL.md, Sockets). Without `$RUNTIME_DIRECTORY` sockets lie in `run/`."""
 
     intake: Annotated[list[str], Field(min_length=1)] = ["ipc://$RUNTIME_DIRECTORY/intake.sock", "tcp://127.0.0.1:5570"]
     results: str = "tcp://127.0.0.1:5571"
@@ -50,12 +42,7 @@ class Endpoints(_ConfigSection):
 
 
 class Device(_ConfigSection):
-    """One processor. Omitted keys come from `profile`, else from these defaults; `expert_memory` has no default.
-
-    `expert_memory` is bytes for experts, never exceeded; `activation_memory` bytes for the intermediate results of all
-    its executors; `host_cache` bytes of RAM in which experts for this GPU are kept. `threads` is the number for each
-    executor.
-    """
+    """One processor. Omitted keys come from `profile`, else from these defaults; `expert_memory` has no default."""
 
     expert_memory: Bytes = 0
     executors: Count = 1
@@ -73,16 +60,7 @@ else:
 
 
 class Model(_ConfigSection):
-    """A language model: `checkpoint` is its folder in Hugging Face format.
-
-    `memory` is bytes for its experts, out of the `expert_memory` of its `device`; while images need that, it shrinks to
-    `least_memory` (a quarter of `memory` where it is not set). `text_memory` (a quarter of `memory` too) comes out of
-    `expert_memory` beside it: keys and values of the texts that run. `storage`: experts are read from the checkpoint,
-    or from what `coserve moe import` wrote, exact or in fewer bits. `options` are the mode's own. A request without
-    `max_new_tokens` gets this many, and none gets more; one without `slo_ms` gets `slo`, which orders waiting requests.
-    If `tasks` are named, requests of other tasks are rejected. `brownout` sets its threshold to meet `ttft_slo` and
-    `tpot_slo`.
-    """
+    """A language model: `checkpoint` is its folder in Hugging Face format, `options` are the mode's own."""
 
     checkpoint: Path
     mode: ModeName = "lookahead"
@@ -118,11 +96,7 @@ class Model(_ConfigSection):
 
 
 class Limits(_ConfigSection):
-    """Back-pressure in counts and bytes, of one source and of all; a source beyond its share gets `busy`.
-
-    `source_images_per_s` and `source_bytes_per_s` limit one source in each second, off unless set.
-    `in_memory` is bytes of images between their arrival and the disk, half of it for one source.
-    """
+    """Back-pressure in counts and bytes, of one source and of all; a source beyond its share gets `busy`."""
 
     backlog_images: Count = 20_000
     backlog_bytes: Bytes = 8 * 2**30
@@ -139,16 +113,7 @@ class Limits(_ConfigSection):
 
 
 class Retention(_ConfigSection):
-    """Retention: the images that stay after their verdict, how long images and results stay, and the free disk space.
-
-    Kept images go after `images_for`, beyond `images_bytes` in all, and while less than `free` (at most half of the
-    disk) is free where they lie: passed ones first, then unknown, then failed, unsure and reviewed ones, the oldest
-    first; their rows stay. Closed boards go with all their rows after `results_for`, unless an operator has
-    reviewed them. Of each component the newest `good_examples` passes are kept to compare with, whatever `keep`
-    says, and go last where space is needed. Unset keys prune nothing. No image is accepted while less than
-    `reserve`, or than an eighth of a small disk, is free. `segment` is the size of the journal's files,
-    `quarantine` what refused images may take.
-    """
+    """The images that stay after their verdict, how long images and results stay, and the free disk space."""
 
     keep: list[Literal["pass", "fail", "review", "unknown"]] = ["fail", "review", "unknown"]
     good_examples: Annotated[int, Field(ge=0, le=100)] = 3
@@ -162,11 +127,7 @@ class Retention(_ConfigSection):
 
 
 class Plant(_ConfigSection):
-    """The plant's clock: pages and commands show times and count days in `timezone`, the reader's or UTC without it.
-
-    `shifts` says when each shift begins (`early: "06:00"`); it lasts until the next one begins. `yield_goal` is the
-    share of boards that should pass at their first attempt.
-    """
+    """The plant's clock, with the start of each shift, and its goal."""
 
     timezone: Annotated[str, AfterValidator(timezone_name)] | None = None
     shifts: dict[Annotated[str, AfterValidator(shift_name)], Annotated[str, AfterValidator(clock_time)]] = {}
@@ -179,22 +140,14 @@ class Plant(_ConfigSection):
 
 
 class StopSettings(_ConfigSection):
-    """Work before a stop: finish the `running` batches, or the whole `backlog`, `within` that time.
-
-    Unfinished images stay in the journal for the next start.
-    """
+    """Work before a stop: finish the `running` batches, or the whole `backlog`, `within` that time."""
 
     drain: Literal["running", "backlog"] = "running"
     within: Annotated[Seconds, between(0.0, 3600.0, "of 1h at most")] = 12.0
 
 
 class Security(_ConfigSection):
-    """CURVE for intake and results over TCP: the server's secret key file and the folder of allowed clients' keys.
-
-    `http_token` is a file with the bearer token of `endpoints.http`. Secrets are files that only the daemon reads;
-    `$CREDENTIALS_DIRECTORY` stands for the folder of systemd's `LoadCredential=`. `weights` are folders, beside that of
-    the catalog, in which weights files may lie.
-    """
+    """CURVE for intake and results over TCP, the bearer token of `endpoints.http`, folders of weights."""
 
     server_key: Path | None = None
     allowed_clients: Path | None = None

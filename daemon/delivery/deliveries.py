@@ -41,10 +41,7 @@ class Deliveries:
         ]
 
     def status(self, last_seq: int, children: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return `name, kind, position, behind, missed, state, last_error` of each, for control's `status`.
-
-        `position` and `behind` are null until its process has found out where it begins.
-        """
+        """Return `name, kind, position, behind, missed, state, last_error` of each: positions are null at first."""
         by_name = {child["name"]: child for child in children}
         return [self._row(name, last_seq, by_name.get(_child(name), {})) for name in self._status_pages]
 

@@ -54,10 +54,7 @@ class Runner:
         newest: int | None = None,
         status_page: SharedStatusPage | None = None,
     ) -> None:
-        """A consumer without a position begins behind `newest`, or with the oldest message that is kept.
-
-        `repeats_boards`: with `boards` it gets the state of a board again after each review of it.
-        """
+        """A consumer without a position begins behind `newest`, or with the oldest message that is kept."""
         self._consumer = consumer
         self._reader = reader
         self._file = positions

@@ -50,10 +50,7 @@ class WorkTimeline:
             self._samples.append(sample)
 
     def work(self, seconds: float) -> dict[str, Any]:
-        """Answer control's `timeline`: the work that ended in the last `seconds`, oldest first; `more` if not all.
-
-        Times are seconds before `at`.
-        """
+        """Answer control's `timeline`: work that ended in the last `seconds`, timed before `at`; `more` if not all."""
         now_s = self._wall()
         with self._lock:
             batches = _newest(self._batches, lambda batch: batch.ended_wall_s >= now_s - seconds, _MAX_ENTRIES + 1)

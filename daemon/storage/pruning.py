@@ -250,10 +250,7 @@ class Pruner:
 
 
 def prune_alone(url: str, images: Path, settings: Retention, note: str | None = None) -> PruneCounts:
-    """Prune a line whose daemon does not run, and trust the clock; the caller holds the line's locks.
-
-    Raises StoreError if there is no database.
-    """
+    """Prune a line whose daemon does not run, under the caller's locks, and trust the clock."""
     path = sqlite_path(url)
     if path is not None and not path.is_file():
         raise StoreError(f"there is no database at {path}: has this line run?")

@@ -94,10 +94,7 @@ class Quarantine:
 
 
 class BadImages:
-    """Copies accepted images that decoding found bad from the journal to the quarantine.
-
-    In a thread of its own, so that the line never waits for the copy. A failed copy is logged.
-    """
+    """A thread that copies accepted images that decoding found bad from the journal to the quarantine."""
 
     def __init__(self, quarantine: Quarantine, read: Callable[[JournalKey], bytes]) -> None:
         self._quarantine = quarantine

@@ -68,10 +68,7 @@ class RetentionThread:
         on_pruned: Callable[[str, int], None],
         clock: Clock | None = None,
     ) -> None:
-        """`hold(cause, problem)` keeps images out until `resume(cause)`; `on_pruned` gets a kind and a number.
-
-        Raises StoreError if the database cannot be opened.
-        """
+        """`hold(cause, problem)` keeps images out until `resume(cause)`; `on_pruned` gets a kind and a number."""
         self._clock = clock or Clock()
         self._disk_space = disk_space
         self._hold, self._resume, self._on_pruned = hold, resume, on_pruned

@@ -56,10 +56,7 @@ class RejudgeError(CommandError):
 
 @dataclass(frozen=True, slots=True)
 class RejudgeRequest:
-    """Options of the command. `experts` are NAME=VERSION or NAME=FOLDER, `since` and `until` are UTC text.
-
-    `sample` is the number of images to choose at random; all that match without it.
-    """
+    """Options of the command. `experts` are NAME=VERSION or NAME=FOLDER, times UTC text, `sample` images or all."""
 
     rules: Path | None = None
     experts: tuple[str, ...] = ()
@@ -215,10 +212,7 @@ def _notes(line: ExpertsLine, stored: StoredImages, total: "_Total", sample: dic
 
 
 class _Total:
-    """Counts over all groups, and a row for each change. `rules` is the version that judges now, with `catalog`.
-
-    `settings` are those that experts answered with then, by expert and digest.
-    """
+    """Counts over all groups, and a row for each change. `rules` and `catalog` judge now; `settings` are from then."""
 
     def __init__(self, rules: str, catalog: Catalog, settings: Mapping[tuple[str, str | None], str]) -> None:
         self._rules, self._catalog, self._settings = rules, catalog, settings
@@ -253,10 +247,7 @@ class _Total:
         return differs
 
     def summary(self) -> dict[str, Any]:
-        """Count `changes` by verdict before and after, `effects` against reviewers, and boards with a change.
-
-        `differences` are the reasons that a verdict may differ: rules, versions and settings, then → now.
-        """
+        """Count changes by verdict before and after, differences from then, effects against reviewers, and boards."""
         verdicts = Counter((change["verdict"], change["would_be"]) for change in self.changes)
         effects = Counter(change["effect"] for change in self.changes)
         return {

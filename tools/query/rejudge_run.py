@@ -138,10 +138,7 @@ class _RejudgeRun:
 
 
 def _prepare(images: Path, image: StoredImage, slot: Slot) -> Prepared:
-    """Read the payload that the camera sent, and preprocess it. Raises StoredPictureError, ImageError.
-
-    `image_path` is the database's, relative to the folder that `images` lies in.
-    """
+    """Read the payload that the camera sent, and preprocess it. Raises StoredPictureError, ImageError."""
     file = images.parent / image.image_path
     if not file.resolve().is_relative_to(images.resolve()):
         raise StoredPictureError(f"{image.image_path} lies outside {images}")

@@ -276,10 +276,7 @@ def _joins(attempt: Attempt, component: str, designator: str) -> AttemptChoice |
 
 
 class BoardAttempts:
-    """The attempts at one board (type, serial), with their rows in `boards`; each is read when it is asked for.
-
-    A scanner that reads no code may give thousands of boards the same serial.
-    """
+    """The attempts at one board (type, serial), with their rows in `boards`; each is read when it is asked for."""
 
     def __init__(self, connection: Connection, board_type: str, serial: str) -> None:
         self._query = _ATTEMPTS.where(boards.c.board_type == board_type, boards.c.serial == serial).limit(1)

@@ -1,7 +1,4 @@
-"""Inspections as rows: accepted images with the attempts that open with them, verdicts with the boards they close.
-
-Also the choice of passes whose pictures are kept as good examples.
-"""
+"""Inspections as rows: accepted images with the attempts that open with them, verdicts with the boards they close."""
 
 import json
 from collections import defaultdict
@@ -378,10 +375,7 @@ class ResultsBatch:
 
 
 def pending_images(task: str) -> Select[Any]:
-    """Select the images whose bytes are in the journal for `task`, with their board and the place of the bytes.
-
-    The oldest come first.
-    """
+    """Select the images whose bytes are in the journal for `task`, with their board and place, the oldest first."""
     return (
         select(
             inspections,

@@ -106,10 +106,7 @@ class Review:
 
 @dataclass(frozen=True, slots=True)
 class ReviewDecision:
-    """A decision to write, about an image or the whole attempt `board_id`.
-
-    `newest` is the last row that its reviewer saw, if any; `verdict` None undoes it.
-    """
+    """A decision to write. `newest` is the last row that its reviewer saw, if any; `verdict` None undoes it."""
 
     inspection_id: int | None
     reviewer: str
@@ -152,10 +149,7 @@ def is_undo(note: str | None) -> bool:
 
 
 def append(tx: Transaction, wanted: ReviewDecision) -> tuple[Review, Published | None]:
-    """Write the decision and return its row with its message, or the row that an attempt whose answer was lost wrote.
-
-    Raises ReviewRefusedError if it may not be written.
-    """
+    """Write the decision and return its row with its message, or the row of an attempt whose answer was lost."""
     subject = _subject(tx.connection, wanted)
     past = history(tx.connection, wanted.inspection_id, wanted.board_id)
     newest = past[-1] if past else None
@@ -413,10 +407,7 @@ def calls_by_version(connection: Connection, expert: str | None = None) -> list[
 
 
 def answered_settings(connection: Connection) -> dict[tuple[str, str | None], str]:
-    """Return the settings that experts answered with (ExpertSpec.settings), by expert and digest.
-
-    A text that was changed, so that it has another digest, is left out.
-    """
+    """Return the settings that experts answered with, by expert and digest, without changed texts."""
     table = expert_settings.c
     rows = connection.execute(select(table.expert, table.expert_settings, table.settings))
     return {(expert, digest): settings for expert, digest, settings in rows if digest_of(settings) == digest}
