@@ -20,7 +20,7 @@ from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import Devices, device_of
 from daemon.dispatch.trace import Makeup
 from daemon.errors import ConfigError, StartError, install_with
-from daemon.host.children import Children, ChildSpec
+from daemon.host.children import Children
 from daemon.host.handles import handle_shares, raise_handle_limit
 from daemon.host.own_address import reachable
 from daemon.intake.admission import Admission
@@ -443,7 +443,9 @@ class App:
                 self._http_url = self._http.start(self.operations.health)
                 self._log.info("http_bound", url=self._http_url)
             self._intake.start()
-            self._children.start(self._child_specs())  # after intake: nothing of theirs holds images up
+            pages = [self._http.child()] if isinstance(self._http, WebPages) else []
+            consumers = self._deliveries.children(self._recovery.last_seq)
+            self._children.start(pages + consumers)  # after intake: nothing of theirs holds images up
             self._drive.start(self._reports)
             self._language.start(self._reports)
             self._language.generate(self._texts_to_make)
@@ -462,11 +464,6 @@ class App:
         for image, reason in self._poison:
             self._bad_images.keep(image, reason)
             self._reports.finished(Outcome(image.inspection_id, "unknown", None, "bad_image", ()))
-
-    def _child_specs(self) -> list[ChildSpec]:
-        """Return the processes beside the line."""
-        pages = [self._http.child()] if isinstance(self._http, WebPages) else []
-        return pages + self._deliveries.children(self._recovery.last_seq)
 
     def stop(self, goes_on: Callable[[int], bool] = lambda _: True) -> None:
         """Stop in this order, since each step feeds the next.

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from routing_rules.routes import (
-    ANY_LABEL,
     ClassifierStep,
     DetectorStep,
     Judgement,
@@ -16,6 +15,7 @@ from routing_rules.routes import (
     Seen,
     Step,
     judge,
+    threshold,
 )
 
 
@@ -113,9 +113,7 @@ def _of_boxes(step: DetectorStep, boxes: Sequence[Seen], alone: Judgement) -> It
     for box in sorted(boxes, key=lambda box: -box.confidence):
         if judge(by_itself, None, None, [box], None).verdict != alone.verdict:
             continue
-        fails, reviews = (dict(limits) for limits in (step.fail_on, step.review_on))
-        fails_from = fails.get(box.label, fails.get(ANY_LABEL))
-        reviews_from = reviews.get(box.label, reviews.get(ANY_LABEL))
+        fails_from, reviews_from = threshold(step.fail_on, box.label), threshold(step.review_on, box.label)
         if alone.verdict == "review" and fails_from is not None and not box.confidence < fails_from:
             shown, limit = _percents(box.confidence, step.review_below)
             yield f"was only {shown} sure of '{box.label}' (limit {limit})"

@@ -245,7 +245,7 @@ def _detected(step: DetectorStep, detections: Sequence[Seen], image_size: tuple[
     onward = _onward(step, by_confidence)
     failures, reviews = list[str](), list[str]()
     for box in by_confidence:
-        fail_from, review_from = _threshold(step.fail_on, box.label), _threshold(step.review_on, box.label)
+        fail_from, review_from = threshold(step.fail_on, box.label), threshold(step.review_on, box.label)
         # "Not less" and then "at least": a confidence that is not a number ends as unsure, not as unseen.
         if fail_from is not None and not box.confidence < fail_from:
             (failures if box.confidence >= step.review_below else reviews).append(box.label)
@@ -270,7 +270,7 @@ def _onward(step: DetectorStep, by_confidence: Sequence[Seen]) -> Step | None:
     return step.otherwise
 
 
-def _threshold(thresholds: tuple[tuple[str, float], ...], label: str) -> float | None:
+def threshold(thresholds: tuple[tuple[str, float], ...], label: str) -> float | None:
     named = dict(thresholds)
     return named.get(label, named.get(ANY_LABEL))
 

@@ -104,7 +104,8 @@ class Runner:
                 self._report("waiting", f"{type(error).__name__}: {error}")
             if has_begun:
                 self._go_back()
-            await self._pause()
+            await self._wait(self._back_off_s)
+            self._back_off_s = min(2 * self._back_off_s, _LONGEST_BACK_OFF_S)
         await self._save(even_if_not_due=True)
 
     async def _connection(self) -> None:
@@ -262,10 +263,6 @@ class Runner:
             self._status_page.write(facts | {"last_error": self._reason or self._disk_problem})
 
     # Waiting
-
-    async def _pause(self) -> None:
-        back_off_s, self._back_off_s = self._back_off_s, min(2 * self._back_off_s, _LONGEST_BACK_OFF_S)
-        await self._wait(back_off_s)
 
     async def _wait(self, seconds: float) -> None:
         try:

@@ -14,7 +14,7 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -214,7 +214,7 @@ class _Child:
                 stdin=subprocess.PIPE,  # its other end closes with the daemon: `live_with_parent`
                 stdout=2,  # the daemon's own standard output is one line, for programs that wait until it is ready
                 pass_fds=pass_fds,
-                env=_environment(os.environ),
+                env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_CHILDREN},
                 start_new_session=True,  # a terminal's Ctrl-C is the daemon's: it stops its children in its order
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -296,10 +296,6 @@ def _is_orphan() -> bool:
     poll = select.poll()
     poll.register(0, select.POLLIN)
     return any(event & select.POLLHUP for _, event in poll.poll(0))
-
-
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name not in _NOT_FOR_CHILDREN}
 
 
 def _end(returned: int) -> str:

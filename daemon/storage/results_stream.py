@@ -104,10 +104,6 @@ class ResultsStream:
         self._stopping = True
         self._thread.stop()
 
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive
-
     def _serve(self, pub: Socket) -> None:
         poller = zmq.Poller()
         poller.register(self._mailbox.fileno(), zmq.POLLIN)

@@ -404,10 +404,10 @@ class Writer:
             return
         pairs = [(image.arrival, key) for image, key in new.values()]
         self._write_changes()
-        self._cleanup.committing()
+        self._cleanup.is_in_doubt = True
         with self._rulebook.opening:
             accepted = self._store.accept(pairs, self._rulebook.current)
-        self._cleanup.committed()
+        self._cleanup.is_in_doubt = False
         self.is_failing = False
         self._call(self._reports.accepted, accepted)
         for (image, _), answer in zip(new.values(), accepted, strict=True):

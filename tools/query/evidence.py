@@ -205,7 +205,7 @@ def check_evidence(
     with_pictures: bool = False,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Evidence:
-    """Check all boards, or those of a condition, and the texts; `with_tables` whole tables. A line may run meanwhile."""
+    """Check all boards, or those of a condition, and the texts, and `with_tables` whole tables. A line may run."""
     evidence = Evidence(connect, images, with_pictures=with_pictures)
     steps: dict[str, Callable[[], None]] = {
         "texts and reviews": lambda: evidence.check_tables(whole=with_tables),

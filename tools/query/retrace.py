@@ -36,6 +36,7 @@ from routing_rules.routes import (
     Verdict,
     chain,
     judge,
+    threshold,
 )
 from tools.query.reading import InspectionRecord, Row
 
@@ -293,8 +294,7 @@ def _is_below(step: DetectorStep, boxes: Sequence[Seen], size: PictureSize | Non
     if not boxes:
         return False
     best = max(boxes, key=lambda box: box.confidence)
-    limits = {**dict(step.fail_on), **dict(step.review_on)}
-    has_limit = best.label in limits or ANY_LABEL in limits
+    has_limit = any(threshold(limits, best.label) is not None for limits in (step.fail_on, step.review_on))
     return has_limit and judge(boxes_by_themselves(step), None, None, [best], None, size).verdict == "pass"
 
 

@@ -28,7 +28,7 @@ class UnknownColumnError(CommandError):
 
 @dataclass(frozen=True, slots=True)
 class RowKind:
-    """Columns by name, their tables, the columns that number a row, and those of a terminal, the most important first."""
+    """Columns by name, their tables, the columns that number a row, and those of a terminal, the best first."""
 
     name: str
     columns: Mapping[str, ColumnElement[Any]]

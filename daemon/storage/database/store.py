@@ -11,7 +11,7 @@ from secrets import token_hex
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Engine, Executable, bindparam, func, select, update
+from sqlalchemy import Connection, Engine, Executable, bindparam, func, insert, select, update
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from daemon.records import (
@@ -36,7 +36,6 @@ from daemon.storage.database.transaction import (
     WriterMemory,
     among,
     begin,
-    chunks,
     read_numbers,
     run_for_each,
 )
@@ -309,7 +308,11 @@ class Store:
     def note_changes(self, notes: changes.ChangeNotes) -> None:
         """Append rows to `changes`, and to `runs` for a start."""
         with self._transaction() as tx:
-            run_id = self._run_id if notes.version is None else changes.begin_run(tx, notes.version, self.epoch)
+            run_id = self._run_id
+            if notes.version is not None:
+                row = {"started_at": tx.at, "version": notes.version, "epoch": self.epoch}
+                added = tx.connection.execute(insert(schema.runs).returning(schema.runs.c.run_id), [row])
+                run_id = added.scalar_one()
             changes.append(tx, notes)
         self._run_id = run_id
 
@@ -378,12 +381,9 @@ def _last_batch_id(connection: Connection) -> int:
     """Return the highest batch number: of the newest results, and of all only if those had no batch."""
     images, stages = schema.inspections.c, schema.stages.c
     newest = select(images.inspection_id).where(images.seq.is_not(None)).order_by(images.seq.desc()).limit(1000)
-    ids = connection.execute(newest).scalars().all()
-    of_newest = [
-        connection.execute(select(func.max(stages.batch_id)).where(stages.inspection_id.in_(chunk))).scalar() or 0
-        for chunk in chunks(ids)
-    ]
-    return max(of_newest, default=0) or connection.execute(select(func.max(stages.batch_id))).scalar() or 0
+    highest = select(func.max(stages.batch_id))
+    of_newest = connection.execute(highest.where(stages.inspection_id.in_(newest))).scalar()
+    return of_newest or connection.execute(highest).scalar() or 0
 
 
 def _open_time_limits(tx: Transaction) -> list[TimeLimit]:

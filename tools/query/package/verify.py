@@ -81,7 +81,11 @@ def verify_package(
     if MANIFEST not in checksums:
         raise PackageError(f"{sums} does not name {MANIFEST}: it is not a package of `coserve export`")
     check = PackageCheck(len(checksums) + 1, file_sha256(sums))
-    present = {path.relative_to(package).as_posix(): path for path in package.rglob("*") if not _is_folder(path)}
+    present = {
+        path.relative_to(package).as_posix(): path
+        for path in package.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    }
     check.links = sorted(_readable(name) for name, path in present.items() if path.is_symlink())
     _compare_files(check, checksums, present)
     present.pop(SUMS, None)
@@ -233,7 +237,3 @@ def _database_problems(connection: Connection, rows: Path, counts: Mapping[str, 
                 for column, value in row.items():
                     if (name, column) not in _CHANGING and column in today[key] and today[key][column] != value:
                         yield f"{what}: {column} is {today[key][column]} in the database, {value} in the package"
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
