@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, and_, func, select, true, tuple_
 
 from daemon.storage.database.boards import has_serial
+from daemon.storage.database.reader import by_inspection
 from daemon.storage.database.reviews import VersionKey, answered_settings
 from daemon.storage.database.schema import (
     FINAL_BOARDS,
@@ -253,14 +254,13 @@ def read_inspection(engine: Engine, name: InspectionName) -> InspectionRecord:
 
 def read_stages(connection: Connection, ids: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
     """Return the experts' answers by `inspection_id`, step by step, each with its `boxes`."""
-    answers: dict[int, list[dict[str, Any]]] = {number: [] for number in ids}
-    boxes: dict[tuple[int, int], list[Row]] = {}
-    for box in _rows(connection, detections, detections.c.inspection_id.in_(ids)):
-        boxes.setdefault((box["inspection_id"], box["step"]), []).append(box)
-    for row in _rows(connection, stages, stages.c.inspection_id.in_(ids)):
-        number = row["inspection_id"]
-        answers[number].append(row | {"boxes": boxes.get((number, row["step"]), [])})
-    return answers
+    answers, boxes = by_inspection(connection, stages, ids), by_inspection(connection, detections, ids)
+    return {
+        number: [
+            {**row, "boxes": [box for box in boxes[number] if box["step"] == row["step"]]} for row in answers[number]
+        ]
+        for number in ids
+    }
 
 
 def _rows(connection: Connection, table: Table, condition: ColumnElement[bool]) -> list[dict[str, Any]]:
@@ -455,13 +455,12 @@ def read_stored_images(connection: Connection, ids: Sequence[int]) -> list[Store
         .where(image.inspection_id.in_(ids), image.image_path.is_not(None))
         .order_by(image.inspection_id.desc())
     )
-    answers: dict[int, list[VersionKey]] = {}
-    key = (stages.c.expert, stages.c.expert_version, stages.c.expert_settings)
-    steps = select(stages.c.inspection_id, *key).where(stages.c.inspection_id.in_(ids))
-    for number, *answer in connection.execute(steps.order_by(stages.c.inspection_id, stages.c.step)):
-        answers.setdefault(number, []).append(tuple(answer))
-    rows = connection.execute(query)
-    return [StoredImage(*row, answers=tuple(answers.get(row.inspection_id, ()))) for row in rows]
+    answers = by_inspection(connection, stages, ids)
+    key = ("expert", "expert_version", "expert_settings")
+    return [
+        StoredImage(*row, answers=tuple(tuple(answer[name] for name in key) for answer in answers[row.inspection_id]))
+        for row in connection.execute(query)
+    ]
 
 
 def read_defect(connection: Connection, inspection_id: int) -> str | None:
@@ -530,6 +529,7 @@ class BoardSelection:
         return queries
 
 
-def read_last_seq(connection: Connection) -> int:
-    """Return the newest number of the stream."""
-    return connection.execute(select(stream_position.c.last_seq)).scalar() or 0
+def read_position(connection: Connection) -> tuple[int, str | None]:
+    """Return the newest number of the stream, and its epoch."""
+    row = connection.execute(select(stream_position.c.last_seq, stream_position.c.epoch)).first()
+    return (0, None) if row is None else (row.last_seq, row.epoch)

@@ -1,6 +1,5 @@
 """Contents of a package: rows, pictures and experts of the chosen boards, and the reasons for what is missing."""
 
-import csv
 import json
 import shutil
 from collections.abc import Iterator
@@ -16,14 +15,13 @@ from daemon.config.settings import Config
 from daemon.errors import MissingExtraError
 from daemon.storage.database.reviews import VersionKey
 from daemon.storage.image_archive import is_as_sent
-from daemon.units import spreadsheet_cell
 from experts.catalog import dump, entry_with
 from experts.spec import digest_of
 from experts.versions import weights_of
 from experts.weights import file_sha256
 from tools.experts.look import CatalogVersions
 from tools.query.formats import CsvWriter, JsonLinesWriter, ParquetFile, RowWriter
-from tools.query.reading import BATCH_ROWS, BoardSelection, read_last_seq
+from tools.query.reading import BATCH_ROWS, BoardSelection, read_position
 from tools.query.rows import ColumnType, column_type
 
 _PICTURE_LIST = "pictures.csv"
@@ -41,6 +39,7 @@ class PackageRows:
     """
 
     last_seq: int
+    epoch: str | None
     rows: dict[str, int] = field(default_factory=dict[str, int])
     has_parquet: bool = True
     rules: dict[str, str | None] = field(default_factory=dict[str, str | None])
@@ -53,7 +52,7 @@ class PackageRows:
 
 def write_rows(connection: Connection, selection: BoardSelection, folder: Path) -> PackageRows:
     """Write all rows of the chosen boards into `folder`: one state of the database; nothing if no board is chosen."""
-    written = PackageRows(read_last_seq(connection))
+    written = PackageRows(*read_position(connection))
     queries = selection.queries()
     tasks = queries.pop("pending")
     if connection.execute(queries["boards"].limit(1)).first() is None:
@@ -125,8 +124,7 @@ def copy_pictures(settings: Config, written: PackageRows, rows: Path, package: P
     pictures = PackagePictures()
     serials = {row["board_id"]: row["serial"] for row in json_lines(rows / "boards.jsonl")}
     with (package / _PICTURE_LIST).open("w", encoding="utf-8", newline="") as file:
-        listing = csv.writer(file, lineterminator="\n")
-        listing.writerow(_PICTURE_COLUMNS)
+        listing = CsvWriter(file, _PICTURE_COLUMNS)
         for row in json_lines(rows / "inspections.jsonl"):
             serial = serials[row["board_id"]]
             target = _picture_name(row, serial)
@@ -134,7 +132,7 @@ def copy_pictures(settings: Config, written: PackageRows, rows: Path, package: P
             if why_not is not None:
                 pictures.missing[why_not] = pictures.missing.get(why_not, 0) + 1
             place = (row["inspection_id"], serial, row["designator"], row["verdict"])
-            listing.writerow([spreadsheet_cell(cell) for cell in (*place, "" if why_not else target, why_not)])
+            listing.add([(*place, "" if why_not else target, why_not)])
     return pictures
 
 

@@ -16,11 +16,10 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine
 
 from daemon.config.settings import Config
 from daemon.storage.database.connections import redacted_url
-from daemon.storage.database.schema import stream_position
 from daemon.storage.database.upkeep import room_problem
 from experts.durable import sync
 from experts.versions import current_user
@@ -90,7 +89,6 @@ def write_package(
         progress("rows")
         with engine.connect() as connection:
             written = write_rows(connection, selection, rows)
-            epoch = connection.execute(select(stream_position.c.epoch)).scalar()
             evidence = check_evidence(
                 lambda: nullcontext(connection), settings.images, selection.condition(), with_tables=False
             )
@@ -109,7 +107,7 @@ def write_package(
             "made": datetime.now(UTC).isoformat(timespec="seconds"),
             "line": {
                 "name": settings.line,
-                "epoch": epoch,
+                "epoch": written.epoch,
                 "host": socket.gethostname(),
                 "config": str(config.resolve()),
                 "database": redacted_url(settings.database),
