@@ -417,10 +417,7 @@ class App:
     # Life
 
     def start(self) -> None:
-        """Recover, bind, then run: results before intake, so that no verdict goes unpublished.
-
-        Work begins last: if a port is in use, the start fails before anything is loaded or announced.
-        """
+        """Recover, bind, then run: results before intake, so that no verdict goes unpublished, and work last."""
         for image in self._recovery.pending:
             self._backlog.restore(image.source, image.key.length)
         for text in self._texts_to_make:

@@ -388,10 +388,7 @@ class Operations:
         return answer | {name: per_s[field] for name, field in _QUOTAS.items()}
 
     def reload(self, who: str = "unknown", note: str | None = None) -> dict[str, Any]:
-        """Read rules and catalog again; ControlError with every mistake, and then the old ones stay in force.
-
-        The settings stay those of the start: the answer names those that have changed since.
-        """
+        """Read rules and catalog again; ControlError with every mistake, and then the old ones stay in force."""
         with self._reloading:
             try:
                 routes, catalog = reload_rules_and_catalog(self.config)

@@ -74,10 +74,7 @@ class JournalKey:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A durable image that waits for its verdict (also what a restart finds).
-
-    `accepted_wall_s` is seconds since the epoch; `rules_version` is that of the board's attempt.
-    """
+    """A durable image that waits for its verdict; `rules_version` is that of the board's attempt."""
 
     inspection_id: int
     source: str
@@ -97,10 +94,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One expert's answer in a chain. `queued_ms` is this image's; `load_ms` and `infer_ms` are of its batch.
-
-    `settings` and their digest `expert_settings` are those of the spec that the batch ran with.
-    """
+    """One expert's answer in a chain. `queued_ms` is this image's; `load_ms` and `infer_ms` are of its batch."""
 
     expert: str
     expert_version: str
@@ -211,10 +205,7 @@ class BatchDone:
 
 @dataclass(frozen=True, slots=True)
 class QueueSample:
-    """The queues at one moment: requests in all, those whose expert is resident nowhere, and how busy executors were.
-
-    `queued` is by device: what waits for the experts that are resident there.
-    """
+    """The queues at one moment: all requests, those of experts resident nowhere, those by device; busy executors."""
 
     at_wall_s: float
     under_way: int

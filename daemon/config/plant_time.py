@@ -40,10 +40,7 @@ class Shift(Span):
 
 @dataclass(frozen=True)
 class PlantTime:
-    """The clock of one plant. `starts` says when each shift begins; there may be none.
-
-    A moment `at_s` or `now_s` is in seconds since 1970. Dates beyond the calendar raise ValueError or OverflowError.
-    """
+    """The clock of one plant; moments are in seconds since 1970. ValueError or OverflowError beyond the calendar."""
 
     timezone: str = "UTC"
     starts: tuple[tuple[str, time], ...] = ()

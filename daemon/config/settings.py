@@ -213,10 +213,7 @@ def load_config(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
 
 
 def sound_config(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[Config | None, list[Problem], set[str]]:
-    """Return the sound part of `path`, every mistake with its line, and the sections that lost a part.
-
-    With the sound part a check continues to the other files, so that a person sees all mistakes at once.
-    """
+    """Return the sound part of `path`, every mistake with its line, and the sections that lost a part."""
     document, problems = read_settings(path, environ)
     config, mistakes, removed = salvage(Config, document)
     problems += mistakes
@@ -230,10 +227,7 @@ def sound_config(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[C
 
 
 def read_settings(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[Document, list[Problem]]:
-    """Return the settings of `path` and the environment together, not yet checked, and mistakes in reading them.
-
-    Raises ConfigError if the file holds no settings at all.
-    """
+    """Return the settings of `path` and the environment, unchecked, and mistakes; ConfigError if there are none."""
     document = read_yaml(path)
     if not isinstance(document.data, dict):
         expected = Problem(str(path), 1, 1, "expected a mapping with keys such as rules, catalog and devices")

@@ -9,10 +9,7 @@ _MAX_HANDLES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class HandleShares:
-    """Numbers of connections that each socket takes; most handles stay for everything else.
-
-    That is the database, the journal, weights, child processes, and connections that come faster than they are cut.
-    """
+    """Numbers of connections that each socket takes; most handles stay for files and children."""
 
     intake: int
     results: int

@@ -64,10 +64,7 @@ class WorkTimeline:
         }
 
     def waits(self, seconds: float) -> dict[str, Any]:
-        """Answer control's `waits`: samples of the queues, one a second at most; the first may be older.
-
-        A sample holds until the next: while nothing changes, none is taken.
-        """
+        """Answer control's `waits`: samples of the queues, each of which holds until the next."""
         now_s = self._wall()
         with self._lock:
             samples = _newest(

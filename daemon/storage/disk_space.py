@@ -27,10 +27,7 @@ RESUME_FACTOR = 1.25
 
 @dataclass(frozen=True, slots=True)
 class SpaceClaims:
-    """The space that accepted images still need: images without verdict, their bytes, and bytes waiting to be copied.
-
-    `arriving_bytes` were admitted and are not in the journal yet.
-    """
+    """The space that accepted images still need; `arriving_bytes` were admitted and are not in the journal yet."""
 
     images: int = 0
     bytes: int = 0

@@ -110,10 +110,7 @@ class ImageFolder:
 
 
 def remove_images(folder: Path, image_paths: Sequence[str]) -> dict[str, str]:
-    """Delete copies, and the folders that are empty then. Return the paths that could not be deleted, with the reason.
-
-    `folder` is `images/`; paths are as in `inspections.image_path`.
-    """
+    """Delete copies and emptied folders of `images/`; return the `image_path` of failures, with the reason."""
     failures: dict[str, str] = {}
     folders: set[Path] = set()
     for image_path in image_paths:

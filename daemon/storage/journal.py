@@ -323,10 +323,7 @@ class WaitingArrival:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalGroup:
-    """Images written together: the bytes of each are durable at its key, or none are, because of `error`.
-
-    Journal segments below `frontier` hold nothing of later groups.
-    """
+    """Images written together, or none because of `error`; segments below `frontier` hold nothing of later groups."""
 
     images: list[WaitingArrival]
     keys: list[JournalKey]

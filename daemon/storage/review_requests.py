@@ -51,10 +51,7 @@ def decision(fields: Mapping[str, Any]) -> ReviewDecision:
 def write_review(
     writer: TaskRunner, fields: dict[str, Any], publish: Callable[[list[Published]], None]
 ) -> dict[str, Any]:
-    """Write the decision, wait for its commit, and return the row. `publish` gets its message, in the writer's thread.
-
-    ControlError if nothing was written, or (`no_answer`) if that is not known yet.
-    """
+    """Write the decision and return its committed row; ControlError if it is not written, or `no_answer` in time."""
     wanted = decision(fields)
     writing = writer.run(lambda store: store.review(wanted, publish))
     try:

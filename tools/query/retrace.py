@@ -56,10 +56,7 @@ class RuleFinding:
 
 @dataclass(frozen=True, slots=True)
 class RetracedStep:
-    """One step: the rule, its line, its findings, its judgement `alone`, and that of the whole `chain` so far.
-
-    `is_below`: the surest box of a detector is below the limit that the rule sets for it.
-    """
+    """One step: its rule and line, its findings, its judgement `alone`, and that of the whole `chain` so far."""
 
     rule: str
     line: int

@@ -33,10 +33,7 @@ def _prefix(value: str) -> str:
 
 
 class Tls(BaseModel):
-    """`ca` is the file with the broker's authority, the system's own where it is left out; `cert` and `key` are ours.
-
-    A broker's name is always checked against its certificate.
-    """
+    """`ca` is the file with the broker's authority, by default the system's own; `cert` and `key` are ours."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

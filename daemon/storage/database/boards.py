@@ -238,10 +238,7 @@ class AttemptChoice:
 def choose_attempt(
     attempts: Mapping[int, Attempt], named: int | None, component: str, designator: str, free: int = 1
 ) -> AttemptChoice:
-    """Choose the attempt of an image: `attempts` has the newest one and `named`, its publisher's choice, if any.
-
-    `free` is a number that no attempt has, for use behind MAX_ATTEMPT.
-    """
+    """Choose among the newest attempt and `named`, the publisher's choice; `free` is for use behind MAX_ATTEMPT."""
     if named is not None:
         attempt = attempts.get(named)
         if attempt is None:

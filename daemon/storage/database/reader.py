@@ -105,10 +105,7 @@ class ResultsReader:
         }
 
     def board_states(self, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the board's message with its `final_verdict` for each of `items` that is a review of a newest attempt.
-
-        `seq` and `at` are those of the review. An attempt that is open has no state yet.
-        """
+        """Return the closed board with its `final_verdict` for each of `items` that reviews its newest attempt."""
         closed = boards.c.verdict.is_not(None)
         states: list[dict[str, Any]] = []
         with self._engine.connect() as connection:

@@ -325,13 +325,11 @@ def _undoing(past: list[Review], wanted: ReviewDecision, verdict: str, defect: s
 
 @dataclass(frozen=True, slots=True)
 class ExpertCalls:
-    """One version of one expert with one digest of settings, None for answers from before these were recorded.
+    """One version of one expert with one digest of settings, first used together at `first_used_at`.
 
-    `first_used_at` is when both had given a verdict, `verdicts` counts the images that it answered on their way to one.
-
-    Of those, `reviewed` have a person's decision. `false_calls`: it failed the image and the newest review passes it.
-    `escapes`: the image passed and the newest review fails it; each expert of the chain let it through, so each counts
-    it.
+    Of the `verdicts` that it took part in `reviewed` have a person's decision. `false_calls`: it failed the image and
+    the newest review passes it. `escapes`: the image passed and the newest review fails it, for each expert of the
+    chain.
     """
 
     expert: str

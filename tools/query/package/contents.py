@@ -117,10 +117,7 @@ class PackagePictures:
 
 
 def copy_pictures(settings: Config, written: PackageRows, rows: Path, package: Path) -> PackagePictures:
-    """Copy stored pictures into `package/pictures`, and list every image in `pictures.csv`.
-
-    No transaction is open meanwhile: a picture that retention deletes now is listed as such.
-    """
+    """Copy stored pictures into `package/pictures` and list every image in `pictures.csv`; without a transaction."""
     pictures = PackagePictures()
     serials = {row["board_id"]: row["serial"] for row in json_lines(rows / "boards.jsonl")}
     with (package / _PICTURE_LIST).open("w", encoding="utf-8", newline="") as file:
