@@ -21,8 +21,7 @@ from daemon.dispatch.orders import Devices, device_of
 from daemon.dispatch.trace import Makeup
 from daemon.errors import ConfigError, StartError, install_with
 from daemon.host.children import Children
-from daemon.host.handles import handle_shares, raise_handle_limit
-from daemon.host.own_address import reachable
+from daemon.host.machine import handle_shares, raise_handle_limit, reachable
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog, backlog_limits, intake_limits
 from daemon.intake.intake import Intake

@@ -19,7 +19,7 @@ from daemon.app import App
 from daemon.dispatch.orders import Devices
 from daemon.errors import ConfigError, StartError
 from daemon.host.logs import configure_logs, is_journal
-from daemon.host.package_owners import foreign_owners
+from daemon.host.machine import foreign_owners
 from daemon.host.service_manager import Notifier
 from daemon.line.line import load_line
 from daemon.units import printable

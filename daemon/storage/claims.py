@@ -15,8 +15,7 @@ from sqlalchemy.exc import ArgumentError
 
 from daemon.config.settings import Config, at_their_keys, sound_config
 from daemon.errors import ConfigError, StartError
-from daemon.host.folders import folder_problem
-from daemon.host.lock import FOLDER_LOCK, Lock, owner
+from daemon.host.folders import FOLDER_LOCK, Lock, folder_problem, owner
 from daemon.storage import quarantine
 from daemon.storage.database.connections import StoreError, sqlite_path
 

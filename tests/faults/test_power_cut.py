@@ -193,7 +193,7 @@ def test_the_folders_that_a_first_start_makes_are_durable_before_its_first_image
     """The lock makes the journal's folder in a daemon; a journal alone makes it itself."""
     code = f"""
 from pathlib import Path
-from daemon.host.lock import Lock
+from daemon.host.folders import Lock
 from daemon.storage.journal import Journal
 folder = Path('data/line/journal')
 {first}

@@ -126,7 +126,7 @@ BREAKS = (
     ),
     Break(
         "One daemon per database",
-        "daemon/host/lock.py",
+        "daemon/host/folders.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
         ("daemon/host/test_lock.py",),

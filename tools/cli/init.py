@@ -178,7 +178,7 @@ def _report(folder: Path, written_files: list[Path], experts: list[str], answers
 
 
 def _show_dashboard(folder: Path, dashboard: "Dashboard") -> None:
-    from daemon.host.own_address import own_address
+    from daemon.host.machine import own_address
     from tools.setup.line_files import PORT, TOKEN
 
     if dashboard != "no":

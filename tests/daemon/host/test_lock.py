@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from daemon.errors import StartError
-from daemon.host.lock import Lock, owner
+from daemon.host.folders import Lock, owner
 
 
 def test_a_second_daemon_hears_the_first_ones_process_number(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import yaml
 
 from daemon.check import check_line
 from daemon.config.settings import load_config
-from daemon.host.own_address import EVERYWHERE
+from daemon.host.machine import EVERYWHERE
 from routing_rules.compile import compile_rules
 from tests.lines import a_jpeg
 from tests.tools.run_commands import start_coserve
