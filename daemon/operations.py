@@ -270,16 +270,10 @@ class Operations:
         def handle(fields: dict[str, Any]) -> Any:
             who, note = _author(fields)
             answer = handler(fields)
-            old, new = fields.get("device"), None
-            match what:
-                case "pin":
-                    old, new = None, answer["device"]
-                case "drain":
-                    new = "off" if fields.get("off") else "on"
-                case "prune" if not fields.get("begin", True):
-                    return answer
-                case _:
-                    pass
+            if what == "prune" and not fields.get("begin", True):
+                return answer
+            new = {"pin": answer.get("device"), "drain": "off" if fields.get("off") else "on"}.get(what)
+            old = None if what == "pin" else fields.get("device")
             subject = {"drain": "intake", "prune": "results"}.get(what) or expert_subject(fields["expert"])
             self.writer.note(ChangeNotes((Change(utc_text(time.time()), who, what, subject, old, new, note),)))
             return answer

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 from routing_rules.document import Document, KeyPath, Problem, meant, nearest
-from routing_rules.globs import Glob
-from routing_rules.schema import ClassifierEntry, DetectorEntry, RequirementEntry, RulesFile, is_glob
+from routing_rules.schema import ClassifierEntry, DetectorEntry, Glob, RequirementEntry, RulesFile, is_glob
 
 #: Steps of one chain. Every image of a longer one would take that many experts, each of them a possible switch.
 MAX_CHAIN = 16

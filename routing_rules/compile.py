@@ -7,7 +7,6 @@ from types import MappingProxyType
 from routing_rules.catalog_check import ExpertLabels, check_experts
 from routing_rules.check import Findings, check_rules
 from routing_rules.document import Document, Problem, read_yaml_text
-from routing_rules.globs import Glob
 from routing_rules.load import salvage
 from routing_rules.routes import (
     COMPONENT,
@@ -22,7 +21,7 @@ from routing_rules.routes import (
     chain,
     for_component,
 )
-from routing_rules.schema import BoardEntry, ClassifierEntry, DetectorEntry, RequirementEntry, RulesFile
+from routing_rules.schema import BoardEntry, ClassifierEntry, DetectorEntry, Glob, RequirementEntry, RulesFile
 
 __all__ = ["ExpertLabels", "RulesError", "compile_rules"]
 

@@ -3,9 +3,12 @@
 Only single values are checked here; what needs two places of the file at once is in `check.py`.
 """
 
+import fnmatch
 import re
 import unicodedata
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain, product, zip_longest
 from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, PlainValidator, Tag
@@ -13,6 +16,8 @@ from pydantic_core import PydanticCustomError
 
 from routing_rules.routes import ANY_LABEL, COMPONENT
 
+#: A pattern with more stars counts as not covered: nothing is refused by mistake.
+_MAX_STARS = 6
 MAX_NAME = 128
 MAX_QUANTITY = 1_000_000
 MAX_TIME_LIMIT_S = 7 * 86_400.0
@@ -56,6 +61,38 @@ def _label(value: object) -> str:
     if not is_name(value) or value == ANY_LABEL:
         raise _expected(f"a label: text of 1 to {MAX_NAME} characters; `*` for all labels is not possible here")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class Glob:
+    """A pattern of component types: `*` is any text, `?` any one character, all else itself; case counts."""
+
+    text: str
+    regex: re.Pattern[str]
+
+    @classmethod
+    def of(cls, text: str) -> "Glob":
+        # Brackets are ordinary characters here; fnmatch would read them as a set.
+        return cls(text, re.compile(fnmatch.translate(text.replace("[", "[[]"))))
+
+    @property
+    def head(self) -> str:
+        """The literal text in front of the first wildcard."""
+        return re.split(r"[*?]", self.text, maxsplit=1)[0]
+
+    def matches(self, name: str) -> bool:
+        return self.regex.fullmatch(name) is not None
+
+    def covers(self, other: "Glob") -> bool:
+        """Return True if every name that `other` matches, of one character or more, matches this pattern too."""
+        # NUL stands for the characters that no pattern names. A star is tried as nothing, as one of them, and as more
+        # than this pattern can match without a star of its own.
+        parts = re.sub(r"\*+", "*", other.text).replace("?", "\0").split("*")
+        if len(parts) > _MAX_STARS + 1:
+            return False
+        fillings = product(("", "\0", "\0" * (len(self.text) + 1)), repeat=len(parts) - 1)
+        names = ("".join(chain(*zip_longest(parts, filling, fillvalue=""))) for filling in fillings)
+        return all(self.matches(name) for name in names if name)
 
 
 def is_glob(text: str) -> bool:
@@ -141,7 +178,7 @@ AnyLabel = Annotated[str, PlainValidator(_name("a label, or `*` for all that are
 Designator = Annotated[str, PlainValidator(_name("a designator"))]
 Code = Annotated[str, PlainValidator(_name("a defect code"))]
 StepName = Annotated[str, PlainValidator(_name("the name of an entry of detectors or steps"))]
-Glob = Annotated[str, PlainValidator(_glob)]
+PatternText = Annotated[str, PlainValidator(_glob)]
 Expert = Annotated[str, PlainValidator(_expert)]
 Fraction = Annotated[float, _number("a number from 0 to 1", 0, 1)]
 Count = Annotated[int, _number("a count: a whole number from 0", 0, MAX_QUANTITY, is_whole=True)]
@@ -223,7 +260,7 @@ class RulesFile(_Strict):
     """A whole file. What is required of it is checked in `check.py`, where sound parts of it are all seen."""
 
     boards: dict[Name, BoardEntry] = {}
-    classifiers: dict[Glob, ClassifierEntry] = {}
+    classifiers: dict[PatternText, ClassifierEntry] = {}
     detectors: dict[StepName, DetectorEntry] = {}
     steps: dict[StepName, ClassifierEntry] = {}
     defects: dict[Label, Code] = {}

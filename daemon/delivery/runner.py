@@ -15,8 +15,8 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.consumers.protocol import Consumer, DeliveryError, Message, State
+from daemon.delivery.deliveries import SharedStatusPage
 from daemon.delivery.position import DeliveryPosition, Mark, PositionError, PositionFile
-from daemon.delivery.status_page import SharedStatusPage
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.reader import ResultsReader
 

@@ -8,10 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from routing_rules.compile import ExpertLabels, RulesError, compile_rules
-from routing_rules.globs import Glob
 from routing_rules.load import Problem, read_yaml, read_yaml_text
 from routing_rules.routes import Routes, judge
-from routing_rules.schema import BoardEntry, DetectorEntry, RulesFile
+from routing_rules.schema import BoardEntry, DetectorEntry, Glob, RulesFile
 from tests import ROOT
 
 EXAMPLES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "routing_rules/examples").glob("*.yaml"))]

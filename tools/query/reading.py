@@ -118,17 +118,17 @@ def _read_batch(
     """Return at most `limit` rows behind the row with `last_key`, each with its key behind its columns."""
     rows, newest_first = query.rows, query.order == "newest"
     seq, *steps = (rows.columns[name] for name in rows.key)
-    statement = (
-        select(*(rows.columns[name].label(None) for name in (*query.columns, *rows.key)))
-        .select_from(rows.tables)
-        .where(*query.filters.conditions(rows), window)
-        .order_by(seq.desc() if newest_first else seq.asc(), *steps)
-        .limit(limit)
-    )
+    statement = _select(query, *rows.key).where(window).limit(limit)
+    statement = statement.order_by(seq.desc() if newest_first else seq.asc(), *steps)
     if last_key is not None:
         statement = statement.where(_is_behind(rows, last_key, newest_first=newest_first))
     with engine.connect() as connection:
         return connection.execute(statement).fetchall()
+
+
+def _select(query: ResultsQuery, *more: str) -> Select[Any]:
+    names = (query.rows.columns[name].label(None) for name in (*query.columns, *more))
+    return select(*names).select_from(query.rows.tables).where(*query.filters.conditions(query.rows))
 
 
 def _is_behind(rows: RowKind, last_key: Sequence[Any], *, newest_first: bool) -> ColumnElement[bool]:
@@ -143,19 +143,10 @@ def _is_behind(rows: RowKind, last_key: Sequence[Any], *, newest_first: bool) ->
 
 
 def _sorted_batches(engine: Engine, query: ResultsQuery, sort_column: str) -> Iterator[Batch]:
-    rows, column = query.rows, query.rows.columns[sort_column]
-    statement = (
-        select(*(rows.columns[name].label(None) for name in query.columns))
-        .select_from(rows.tables)
-        .where(*query.filters.conditions(rows))
-        # A column's nulls come last, in either direction and in every database.
-        .order_by(
-            column.is_(None),
-            column.desc() if query.order.endswith(":desc") else column.asc(),
-            rows.columns["seq"].desc(),
-        )
-        .limit(query.limit)
-    )
+    column = query.rows.columns[sort_column]
+    order = column.desc() if query.order.endswith(":desc") else column.asc()
+    # A column's nulls come last, in either direction and in every database.
+    statement = _select(query).order_by(column.is_(None), order, query.rows.columns["seq"].desc()).limit(query.limit)
     with engine.connect() as connection:
         answer = connection.execute(statement).fetchall()
     for start in range(0, len(answer), BATCH_ROWS):

@@ -318,11 +318,10 @@ class Store:
 
     def end_run(self, who: str) -> None:
         """Note the orderly stop of this run, if its start was noted."""
-        runs = schema.runs.c
         with self._transaction() as tx:
-            version = tx.connection.execute(select(runs.version).where(runs.run_id == self._run_id)).scalar()
+            ended = update(schema.runs).where(schema.runs.c.run_id == self._run_id).values(ended_at=tx.at)
+            version = tx.connection.execute(ended.returning(schema.runs.c.version)).scalar()
             if version is not None:
-                tx.connection.execute(update(schema.runs).where(runs.run_id == self._run_id).values(ended_at=tx.at))
                 stop = changes.Change(tx.at, who, "stop", changes.PROGRAM, old=version)
                 changes.append(tx, changes.ChangeNotes((stop,)))
 
