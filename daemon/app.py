@@ -167,10 +167,7 @@ class Reports:
 
 
 class App:
-    """One line, running. The constructor claims locks and opens files, `start` binds sockets; `stop` undoes both.
-
-    Drivers are made from the bottom up, so that each is given what it uses.
-    """
+    """One line, running. The constructor claims locks and opens files, `start` binds sockets; `stop` undoes both."""
 
     def __init__(
         self,

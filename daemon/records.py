@@ -45,10 +45,7 @@ class Pixels:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A checked `inspect` message with its payload: everything the journal makes durable.
-
-    `connection` is the identity of the connection that it came over, for the order of writing; it is not stored.
-    """
+    """A checked `inspect` message with its payload; `connection` is for the order of writing, and not stored."""
 
     source: str
     image_id: str

@@ -55,11 +55,7 @@ class DeliveryError(Exception):
 
 
 class ConsumerSettings(BaseModel):
-    """Keys of every kind: `send` says which results it gets, `start` with which a new consumer begins.
-
-    A kind adds its own keys and the literal that is its `kind`. It overrides what it needs of the methods; none of
-    them connects.
-    """
+    """Keys of every kind, which adds its own and its `kind`, and overrides what it needs; no method connects."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

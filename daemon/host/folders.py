@@ -45,10 +45,7 @@ class Lock:
     """An exclusive lock on `path`. The file has the owner's process number and, after its release too, its `line`."""
 
     def __init__(self, path: Path, guards: str, line: Path, *, stays: bool = True) -> None:
-        """Take the lock or raise StartError naming the process that has it; `guards` says what it protects.
-
-        After its release the file `stays` and names its line, or goes.
-        """
+        """Take the lock, or raise StartError naming its process; `guards` is what it protects, and the file `stays`."""
         make_folder(path.parent)
         self._path, self._line, self._stays = path, line, stays
         while True:

@@ -59,10 +59,7 @@ def rejudge(
     folder: Path,
     on_progress: Callable[[], None] = lambda: None,
 ) -> Iterator[list[RejudgedImage]]:
-    """Yield the verdicts of each group's images, in their order; `folder` is the line's `images`.
-
-    `on_progress` is called for each finished image. Raises ExpertError if an expert cannot be loaded.
-    """
+    """Yield the verdicts of each group's images, of the line's `folder`; ExpertError if an expert cannot be loaded."""
     run = _RejudgeRun(routes, catalog, folder, on_progress)
     for images in groups:
         for image in images:

@@ -43,11 +43,7 @@ class Tls(BaseModel):
 
 
 class MqttSettings(ConsumerSettings):
-    """A broker that speaks MQTT 5. `retain_boards` is how long it keeps the state of a board for late subscribers.
-
-    `password` is a file that only the daemon reads. `client` is our identifier there, by default one that stays the
-    same for this consumer of this line.
-    """
+    """A broker that speaks MQTT 5; `client` is our identifier there, `retain_boards` how long it keeps states."""
 
     extra: ClassVar[tuple[str, str, str] | None] = ("mqtt", "aiomqtt", "a consumer speaks MQTT")
     secret_files: ClassVar[frozenset[SettingKey]] = frozenset({("password",), ("tls", "key")})

@@ -212,10 +212,7 @@ class Clock:
 
 @dataclass(slots=True)
 class WriterMemory:
-    """The writer's knowledge of the database: true to the last commit, never ahead of it.
-
-    `due` is a heap; `segments` counts rows in `pending`; `numbers` is None until they are read.
-    """
+    """The database as of the last commit: `due` is a heap, `segments` counts `pending`, `numbers` may be unread."""
 
     numbers: "LastNumbers | None" = None
     due: list[TimeLimit] = field(default_factory=list[TimeLimit])
