@@ -5,7 +5,8 @@ One line per database, journal and images (PROTOCOL.md, Sockets): locks die with
 
 import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from daemon.errors import StartError
@@ -41,40 +42,41 @@ def _is_virtual(folder: Path) -> bool:
     return state.f_blocks == 0
 
 
-class Lock:
-    """An exclusive lock on `path`. The file has the owner's process number and, after its release too, its `line`."""
+@contextmanager
+def exclusive_lock(path: Path, guards: str, line: Path, *, stays: bool = True) -> Iterator[None]:
+    """Lock the file `path` for the block, or raise StartError naming its process; `guards` says what it protects.
 
-    def __init__(self, path: Path, guards: str, line: Path, *, stays: bool = True) -> None:
-        """Take the lock, or raise StartError naming its process; `guards` is what it protects, and the file `stays`."""
-        make_folder(path.parent)
-        self._path, self._line, self._stays = path, line, stays
-        while True:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            os.fchmod(self._fd, 0o600)  # reading is enough to lock a file
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(self._fd)
-                raise StartError(
-                    f"{guards} is in use by another daemon, process {owner(path)[0] or 'unknown'}: stop it first, or"
-                    " name another in coserve.yaml"
-                ) from None
-            if os.fstat(self._fd).st_nlink:
-                break
-            os.close(self._fd)  # its owner removed it meanwhile: the next one is another file
-        self._write(f"{os.getpid()}\n{line}")
-
-    def release(self) -> None:
-        """Release the lock."""
-        if self._stays:
-            self._write(f"\n{self._line}")
+    The file has the owner's process number and, if it `stays` after its release, its `line`.
+    """
+    make_folder(path.parent)
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.fchmod(fd, 0o600)  # reading is enough to lock a file
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise StartError(
+                f"{guards} is in use by another daemon, process {owner(path)[0] or 'unknown'}: stop it first, or name"
+                " another in coserve.yaml"
+            ) from None
+        if os.fstat(fd).st_nlink:
+            break
+        os.close(fd)  # its owner removed it meanwhile: the next one is another file
+    _write(fd, f"{os.getpid()}\n{line}")
+    try:
+        yield
+    finally:
+        if stays:
+            _write(fd, f"\n{line}")
         else:
-            self._path.unlink(missing_ok=True)
-        os.close(self._fd)
+            path.unlink(missing_ok=True)
+        os.close(fd)
 
-    def _write(self, text: str) -> None:
-        with suppress(OSError):  # a full disk: the lock holds without its text
-            os.ftruncate(self._fd, os.pwrite(self._fd, os.fsencode(text), 0))
+
+def _write(fd: int, text: str) -> None:
+    with suppress(OSError):  # a full disk: the lock holds without its text
+        os.ftruncate(fd, os.pwrite(fd, os.fsencode(text), 0))
 
 
 def owner(path: Path) -> tuple[int, str]:

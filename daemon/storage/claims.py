@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError
 
 from daemon.config.settings import Config, at_their_keys, sound_config
 from daemon.errors import ConfigError, StartError
-from daemon.host.folders import FOLDER_LOCK, Lock, folder_problem, owner
+from daemon.host.folders import FOLDER_LOCK, exclusive_lock, folder_problem, owner
 from daemon.storage import quarantine
 from daemon.storage.database.connections import StoreError, sqlite_path
 
@@ -51,7 +51,7 @@ def claim(path: Path, config: Config) -> ExitStack:
             try:
                 if each.lock is not None:
                     guards, stays = f"{each.key}: {each.noun} {each.path}", not each.key.startswith("endpoints.")
-                    locks.callback(Lock(each.lock, guards, path.resolve(), stays=stays).release)
+                    locks.enter_context(exclusive_lock(each.lock, guards, path.resolve(), stays=stays))
             except StartError as error:
                 problems += error.problems
         if problems:

@@ -7,7 +7,7 @@ import csv
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,15 +68,6 @@ class RejudgeRequest:
     until: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RejudgeReport:
-    """`summary` in numbers, a row for each change, and sentences that a reader needs to understand them."""
-
-    summary: dict[str, Any]
-    changes: list[dict[str, Any]]
-    notes: list[str] = field(default_factory=list[str])
-
-
 def rejudge_line(
     line: ExpertsLine,
     request: RejudgeRequest,
@@ -84,8 +75,8 @@ def rejudge_line(
     threads: int = 1,
     on_progress: Callable[[int], None] = lambda _total: None,
     announce: Callable[[str], None] = lambda _: None,
-) -> RejudgeReport:
-    """Judge the chosen images once more. The database is opened read-only and closed before. Raises RejudgeError."""
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Judge the chosen images once more; return a summary, and a row for each change. Raises RejudgeError."""
     entries, replaced = _entries(line, request)
     catalog, problems = line.catalog(entries, elsewhere=True)
     broken = [problem for problem in problems if any(f": {name}:" in problem for name in replaced)]
@@ -118,7 +109,6 @@ def rejudge_line(
         raise RejudgeError(str(error)) from error
     sample = _sample(len(ids), len(stored.ids), total)
     gone = len(ids) - total.rejudged - len(total.unread)
-    notes = _notes(line, replace(stored, pruned=stored.pruned + gone), total, sample)
     summary = {
         **total.summary(),
         "pruned": stored.pruned + gone,
@@ -126,10 +116,10 @@ def rejudge_line(
         "sample": sample,
         "rules": routes.version,
         "experts": {name: version_of(entries[name]) for name in replaced},
-        "notes": notes,
+        "notes": _notes(line, replace(stored, pruned=stored.pruned + gone), total, sample),
     }
     chosen = None if sample is None else f"{sample['images']} of {sample['of']}"
-    return RejudgeReport(summary, [{**change, "sample": chosen} for change in total.changes], notes)
+    return summary, [{**change, "sample": chosen} for change in total.changes]
 
 
 def _groups(line: ExpertsLine, ids: Sequence[int]) -> Iterator[list[StoredImage]]:
