@@ -37,11 +37,7 @@ class RulesError(Exception):
 def compile_rules(
     source: Document | str, name: str = "rules", experts: Mapping[str, ExpertLabels] | None = None
 ) -> Routes:
-    """Compile a document or a text; `name` is the file's in messages about a text.
-
-    `experts` is what the catalog says of each expert; without it experts and labels are not checked. RulesError
-    has every mistake.
-    """
+    """Compile a document, or a text called `name`; without `experts` they are not checked. RulesError has it all."""
     document = source if isinstance(source, Document) else read_yaml_text(source, name)
     rules, problems = _checked(document, experts)
     if rules is None or problems:

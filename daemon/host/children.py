@@ -124,10 +124,7 @@ class Children:
                 child.is_to_hang_up = True
 
     def status(self) -> list[dict[str, Any]]:
-        """Return `name`, `state`, `pid`, `restarts`, `last_end` of each child.
-
-        `state` is `running`, `waiting` for its next start, or `hung`: killed for its silence, and not gone yet.
-        """
+        """Return `name`, `state` (running, waiting, or hung: killed), `pid`, `restarts`, `last_end` of each child."""
         return [child.status for child in self._children]
 
     def _run(self) -> None:

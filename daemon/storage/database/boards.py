@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Select, func, select
 
+from daemon.storage.database.rows import Row
 from daemon.storage.database.schema import boards, inspections, recipes
 from routing_rules.routes import Verdict, worst
 
-Row = dict[str, Any]
 BoardKey = tuple[str, str]
 ClosingReason = Literal["complete", "time_limit"]
 

@@ -62,10 +62,7 @@ _OF_BOARD = (boards.c.board_type, boards.c.serial, boards.c.attempt, boards.c.lo
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A row of `reviews`. `undo_of` is the decision that this row undoes; None if it is a decision itself.
-
-    It is about an image, or about the whole attempt `board_id`. `board_verdict` is the attempt's final verdict with it.
-    """
+    """A row of `reviews` about an image or the whole attempt `board_id`: a decision, or the undoing of one."""
 
     review_id: int
     inspection_id: int | None

@@ -37,10 +37,10 @@ from sqlalchemy.pool import PoolProxiedConnection
 
 from daemon.storage.database.boards import Attempt, BoardAttempts, BoardCache, BoardKey
 from daemon.storage.database.connections import sqlite_driver
+from daemon.storage.database.rows import Row
 from daemon.storage.database.schema import stream_position
 from daemon.units import utc_text
 
-Row = dict[str, Any]
 T = TypeVar("T")
 #: Monotonic seconds of a time limit, board type, serial, attempt.
 TimeLimit = tuple[float, str, str, int]
