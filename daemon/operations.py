@@ -1,7 +1,4 @@
-"""Requests of operators to a running line: status, limits, reload, drain, metrics. Called by the control thread.
-
-What concerns the scheduler (experts, queues, pins) is handed to the drive, which answers on its own thread.
-"""
+"""Requests of operators to a running line, called by the control thread; the drive answers those for the scheduler."""
 
 import json
 import threading

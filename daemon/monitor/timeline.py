@@ -83,11 +83,7 @@ class _Pair:
 
 
 class Rejections:
-    """Messages of the last hour that will never be accepted, by source and code, for people at the line.
-
-    Prometheus counts them too (metrics.py), without the source: names of sources come from outside, and may be many.
-    The intake's thread fills it; any thread may read it.
-    """
+    """Messages of the last hour that will never be accepted, by source and code (metrics.py counts no sources)."""
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall

@@ -1,7 +1,4 @@
-"""The retention thread: watches free space, prunes, and keeps the database in shape while the line runs.
-
-It writes nothing itself: a change of rows is a short task of the writer's thread, with pauses in between.
-"""
+"""The retention thread: watches free space, prunes, and has the writer keep the database in shape meanwhile."""
 
 import sqlite3
 import threading

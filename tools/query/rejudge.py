@@ -1,7 +1,4 @@
-"""`coserve rejudge`: verdicts of stored images under other rules or experts, compared with the stored ones and reviews.
-
-It changes nothing. `rejudge_run` computes the verdicts.
-"""
+"""`coserve rejudge`: verdicts of stored images under other rules or experts, compared with the stored and reviews'."""
 
 import csv
 import random

@@ -20,11 +20,7 @@ _ILLEGAL = str.maketrans({"/": "_", "\0": "_"})
 def write_training_pictures(
     engine: Engine, selection: BoardSelection, images: Path, routes: Routes, out: Path
 ) -> Mapping[str, Mapping[str, int]]:
-    """Copy the pictures of the boards to `out/COMPONENT/LABEL`; return their number by component and label.
-
-    The label is a reviewer's decision: a pass is the rules' first label that passes, a fail the label of its defect
-    code. Pictures that nobody has decided about go to `out/unsorted/COMPONENT`. Nothing there is overwritten.
-    """
+    """Copy pictures to `out/COMPONENT/LABEL`, undecided ones to `out/unsorted`; return their number by both."""
     names = ("inspection_id", "board_type", "serial", "component", "verdict", "defect", "decided_by", "image_path")
     query = (
         select(*(IMAGES.columns[name].label(name) for name in names))

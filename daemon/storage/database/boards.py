@@ -358,10 +358,7 @@ def folded(serial: str) -> str:
 
 
 def serial_range(prefix: str) -> tuple[str, str]:
-    """Return the range of lower(serial) for the serials that begin with `prefix`, in either case; its end is behind it.
-
-    Behind the prefix no serial has the last code point, which is no character.
-    """
+    """Return the range of lower(serial), end excluded, for the serials that begin with `prefix`, in either case."""
     return folded(prefix), folded(prefix) + chr(0x10FFFF)
 
 

@@ -47,10 +47,7 @@ _CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", *_LISTS)
 def accept_images(
     tx: Transaction, group: Sequence[tuple[Arrival, JournalKey]], routes: Routes
 ) -> list[tuple[Row, Row, str, int]]:
-    """Add rows for images whose bytes are durable already; new attempts open with the rules `routes`.
-
-    Return each image's rows in `inspections` and `pending`, its board type and the number of its attempt.
-    """
+    """Add rows for durable images; return both rows, the board type and the attempt of each, which may open."""
     new_boards: list[Row] = []
     new_images: list[Row] = []
     new_pending: list[Row] = []

@@ -1,7 +1,4 @@
-"""Bring the results database to this version's schema; an older file is copied aside first (docs/upgrading.md).
-
-A new database is made from schema.py. The revisions in `migrations` change the databases of older versions.
-"""
+"""Bring the results database to this version's schema; an older file is copied aside first (docs/upgrading.md)."""
 
 import re
 import sqlite3

@@ -1,7 +1,4 @@
-"""Pruning of rows: queries for old images and results, and the statements that remove them.
-
-Queries run on a reader's connection, so that the writer waits for short statements by key only.
-"""
+"""Pruning of rows: queries for old images and results (by a reader), and the statements that remove them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -123,12 +123,12 @@ def test_a_suspect_stays_one_until_its_verdict_and_its_deaths_are_counted(tmp_pa
         return suspects
 
     first, second, *_ = KEYS
-    assert run(first, second, pending=set(KEYS)) == []
+    assert run(first, second, pending=set(KEYS)) == {}
     assert run(first, pending={first}) == {first: 1}
     assert run(pending={first}) == {first: 2}, "the death before counts although this run marked nothing"
     assert run(pending={first}) == {first: 2}
-    assert run(pending=set()) == []
-    assert run(pending={first}) == []
+    assert run(pending=set()) == {}
+    assert run(pending={first}) == {}
 
 
 @pytest.mark.parametrize("damage", [b"", b"CSMARKS1", b"\xff" * 12288, b"\0" * 100_000])
