@@ -426,16 +426,10 @@ class Operations:
         self.admission.hold("drain", "the daemon finishes its backlog and stops: send again once it has started anew")
 
     def _prune(self, fields: dict[str, Any]) -> dict[str, Any]:
-        begin = fields.get("begin", True)
-        if not isinstance(begin, bool):
-            raise ControlError("bad_field", f"begin: expected true or false, not {begin!r}")
-        return self.retention.prune(begin=begin)
+        return self.retention.prune(begin=_flag(fields, "begin", default=True))
 
     def _drain(self, fields: dict[str, Any]) -> dict[str, Any]:
-        off = fields.get("off", False)
-        if not isinstance(off, bool):
-            raise ControlError("bad_field", f"off: expected true or false, not {off!r}")
-        self._draining = not off
+        self._draining = not _flag(fields, "off", default=False)
         if self._draining:
             self.admission.hold("drain", "the line is draining: it takes images again after coserve drain --off")
         else:
@@ -450,6 +444,13 @@ def _author(fields: dict[str, Any]) -> tuple[str, str | None]:
         if value is not None and not (isinstance(value, str) and NAME.fullmatch(value)):
             raise ControlError("bad_field", f"{name}: expected {NAME_EXPECTED}, got {shown(value)}")
     return who or "unknown", note
+
+
+def _flag(fields: dict[str, Any], name: str, *, default: bool) -> bool:
+    flag = fields.get(name, default)
+    if not isinstance(flag, bool):
+        raise ControlError("bad_field", f"{name}: expected true or false, not {flag!r}")
+    return flag
 
 
 def _flat(limits: dict[str, Any]) -> dict[str, str | None]:

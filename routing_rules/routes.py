@@ -70,10 +70,6 @@ class ClassifierStep:
     pass_rate: float = 0.95
     codes: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
 
-    @property
-    def task(self) -> Task:
-        return "classify"
-
     def goes_to(self, label: str) -> "Step | None":
         """The step that an image of `label` goes on to, or None if its chain ends here."""
         for named, step in self.branches:
@@ -96,10 +92,6 @@ class ClassifierStep:
         ]
         return tuple((step, share) for step, share in onward if step is not None)
 
-    def next_steps(self) -> "tuple[Step, ...]":
-        steps = (*(step for _, step in self.branches), self.otherwise)
-        return tuple(step for step in steps if step is not None)
-
 
 @dataclass(frozen=True, slots=True)
 class DetectorStep:
@@ -120,22 +112,23 @@ class DetectorStep:
     pass_rate: float = 0.95
     codes: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
 
-    @property
-    def task(self) -> Task:
-        return "detect"
-
     def exits(self) -> "tuple[tuple[Step, float], ...]":
         """The next steps, each with its share: `pass_rate` finds nothing, the named labels share the rest equally."""
         named = [(step, (1.0 - self.pass_rate) / len(self.branches)) for _, step in self.branches]
         onward = [*named, (self.otherwise, self.pass_rate)]
         return tuple((step, share) for step, share in onward if step is not None)
 
-    def next_steps(self) -> "tuple[Step, ...]":
-        steps = (*(step for _, step in self.branches), self.otherwise)
-        return tuple(step for step in steps if step is not None)
-
 
 Step = ClassifierStep | DetectorStep
+
+
+def next_steps(step: Step) -> tuple[Step, ...]:
+    steps = (*(step for _, step in step.branches), step.otherwise)
+    return tuple(step for step in steps if step is not None)
+
+
+def _task(step: Step) -> Task:
+    return "classify" if isinstance(step, ClassifierStep) else "detect"
 
 
 def chain(first: Step) -> tuple[Step, ...]:
@@ -146,7 +139,7 @@ def chain(first: Step) -> tuple[Step, ...]:
     def visit(step: Step) -> None:
         if id(step) not in visited:
             visited.add(id(step))
-            for following in reversed(step.next_steps()):
+            for following in reversed(next_steps(step)):
                 visit(following)
             finished.append(step)
 
@@ -382,7 +375,7 @@ class Routes:
         for pattern in self.patterns:
             if pattern.matches.fullmatch(component):
                 step = for_component(pattern.step, component)
-                if self.tasks is None or all(self.tasks.get(part.expert) == part.task for part in chain(step)):
+                if self.tasks is None or all(self.tasks.get(part.expert) == _task(part) for part in chain(step)):
                     return step
                 return None
         return None

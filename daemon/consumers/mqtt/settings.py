@@ -135,7 +135,10 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
     if tls.cert is not None and tls.key is not None:
         _must_be_private(tls.key)
         for file in (tls.cert, tls.key):
-            _must_be_readable(file)
+            try:
+                file.open("rb").close()
+            except OSError as error:
+                raise CredentialError(f"{file} cannot be read: {error.strerror}") from None
         try:
             context.load_cert_chain(tls.cert, tls.key, password="")  # with None OpenSSL asks the terminal
         except (OSError, ValueError) as error:
@@ -152,10 +155,3 @@ def _must_be_private(file: Path) -> None:
         raise CredentialError(f"{file} cannot be read: {error.strerror}") from None
     if readers:
         raise CredentialError(f"{file} can be read by {readers}: chmod 600 it, and replace its content if it was read")
-
-
-def _must_be_readable(file: Path) -> None:
-    try:
-        file.open("rb").close()
-    except OSError as error:
-        raise CredentialError(f"{file} cannot be read: {error.strerror}") from None

@@ -99,7 +99,10 @@ def write_package(
         pictures = copy_pictures(settings, written, rows, part)
         progress("experts")
         experts = copy_experts(settings.catalog, written, part / "experts", with_weights=with_weights)
-        _write_rules(written, part / "rules")
+        (part / "rules").mkdir()
+        for name, text in written.rules.items():
+            if text is not None:
+                (part / "rules" / f"{name}.yaml").write_text(text, encoding="utf-8", newline="")
         warnings = [*_warnings(written, pictures, experts), *evidence.problems, *evidence.gaps]
         manifest = {
             "coserve_export": _FORMAT,
@@ -195,13 +198,6 @@ def _need_room(settings: Config, out: Path, size_bytes: int) -> None:
     problem = room_problem(folder, size_bytes, what)
     if problem:
         raise PackageError(problem)
-
-
-def _write_rules(written: PackageRows, folder: Path) -> None:
-    folder.mkdir()
-    for rules_version, text in written.rules.items():
-        if text is not None:
-            (folder / f"{rules_version}.yaml").write_text(text, encoding="utf-8", newline="")
 
 
 def _warnings(written: PackageRows, pictures: PackagePictures, experts: PackageExperts) -> list[str]:
