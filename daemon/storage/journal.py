@@ -75,10 +75,7 @@ class JournalError(Exception):
 
 
 class _Descriptor:
-    """An open segment for reading, which closes with its last user.
-
-    An explicit close could give the descriptor's number to another file while a reader is about to use it.
-    """
+    """An open segment for reading; it closes with its last user, so that no reader meets another file."""
 
     __slots__ = ("fd",)
 

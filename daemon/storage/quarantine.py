@@ -26,10 +26,7 @@ NAMES = re.compile(r"\d{8}T\d{15}-.+-.+\.(bin|part)")
 
 
 class Quarantine:
-    """One file per image, named by time, source and id; the newest `max_bytes` stay. Any thread may call `keep`.
-
-    Files are not synced: their images were refused anyway.
-    """
+    """One unsynced file per image, named by time, source and id; the newest `max_bytes` stay. Any thread may `keep`."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder

@@ -86,11 +86,11 @@ def _document(record: InspectionRecord, retraced: RetracedVerdict, today: Catalo
         "stages": [
             _stage_document(record, row, step, today) for row, step in zip_longest(record.stages, retraced.steps)
         ],
-        "ended_at": asdict(retraced.unanswered) if retraced.unanswered else None,
+        "ended_at": retraced.unanswered,
         "recomputed": {
             "verdict": retraced.verdict,
             "defect": retraced.defect,
-            "agrees": retraced.agrees,
+            "agrees": retraced.verdict is not None and retraced.contradiction is None and retraced.gap is None,
             "gap": retraced.gap,
             "contradiction": retraced.contradiction,
         },
@@ -127,12 +127,9 @@ def _stage_document(
 
 def _final_verdict(record: InspectionRecord) -> dict[str, Any]:
     """Return verdict, defect and who decided, as in the view `final_verdicts`."""
-    image = record.inspection
-    verdict, decided_by = image, DAEMON if image["verdict"] else None
-    if record.reviews:
-        verdict = record.reviews[-1]
-        decided_by = verdict["reviewer"]
-    return {"verdict": verdict["verdict"], "defect": verdict["defect"], "decided_by": decided_by}
+    of_line = {**record.inspection, "reviewer": DAEMON if record.inspection["verdict"] else None}
+    final = record.reviews[-1] if record.reviews else of_line
+    return {"verdict": final["verdict"], "defect": final["defect"], "decided_by": final["reviewer"]}
 
 
 # The same in words, section by section
@@ -205,9 +202,9 @@ def _about_step(number: int, row: Row, step: RetracedStep | None) -> Iterator[st
 
 
 def _about_unanswered(number: int, retraced: RetracedVerdict) -> Iterator[str]:
-    if retraced.unanswered is not None:
-        yield f"Step {number}: by {retraced.unanswered.rule} (line {retraced.unanswered.line})"
-        yield f"  {retraced.unanswered.expert} gave no answer"
+    if (step := retraced.unanswered) is not None:
+        yield f"Step {number}: by {step['rule']} (line {step['line']})"
+        yield f"  {step['expert']} gave no answer"
 
 
 def _about_expert(record: InspectionRecord, row: Row, today: CatalogVersions) -> Iterator[str]:

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from daemon.intake.payload_scan import ImageHeaderError, check_image
 from daemon.records import Pixels
@@ -69,28 +69,18 @@ class RetracedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class UnansweredStep:
-    """The next step of the chain, whose expert gave no answer."""
-
-    rule: str
-    line: int
-    expert: str
-
-
-@dataclass(frozen=True, slots=True)
 class RetracedVerdict:
-    """`gap` says why the verdict cannot be judged once more, `contradiction` how the rules' verdict differs."""
+    """`gap` says why the verdict cannot be judged once more, `contradiction` how the rules' verdict differs.
+
+    `unanswered` is the rule, line and expert of a next step without an answer.
+    """
 
     steps: tuple[RetracedStep, ...] = ()
     verdict: Verdict | None = None
     defect: str | None = None
     gap: str | None = None
     contradiction: str | None = None
-    unanswered: UnansweredStep | None = None
-
-    @property
-    def agrees(self) -> bool:
-        return self.verdict is not None and self.contradiction is None and self.gap is None
+    unanswered: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +172,7 @@ def retrace(
     if not with_steps or step is None or is_judged:
         return verdict
     rule = _rule_of(document, step, len(steps))
-    return replace(verdict, unanswered=UnansweredStep(rule.name, rule.line(), step.expert))
+    return replace(verdict, unanswered={"rule": rule.name, "line": rule.line(), "expert": step.expert})
 
 
 def _stored_answer(row: Row) -> StoredAnswer:

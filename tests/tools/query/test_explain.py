@@ -57,7 +57,7 @@ def test_every_verdict_of_a_line_is_what_the_rules_give_once_more(judged: Line) 
     for number, verdict, defect, _ in stored:
         record = record_of(judged, str(number))
         again = retrace(record, StoredRules.of_record(record), (80, 60))
-        assert (again.verdict, again.defect, again.agrees) == (verdict, defect, True), again
+        assert (again.verdict, again.defect, again.gap, again.contradiction) == (verdict, defect, None, None), again
         assert len(again.steps) == len(record.stages)
 
 

@@ -67,10 +67,7 @@ class PackageCheck:
 def verify_package(
     package: Path, key: Path | None = None, connect: Callable[[], AbstractContextManager[Connection]] | None = None
 ) -> PackageCheck:
-    """Compare every file with its checksum, the formats with each other, and rows with a database if there is one.
-
-    With the file of a public `key`, check the signature. Raises PackageError if `package` is not a package.
-    """
+    """Compare files, formats, rows (with a database) and, with a public `key`, the signature. Raises PackageError."""
     public = None if key is None else read_public_key(key)
     sums = package / SUMS
     if sums.is_symlink():
