@@ -151,10 +151,7 @@ class Runner:
         return True
 
     def _moved(self, done: Sequence[Message], upto: int) -> None:
-        """Move the position to `upto`; messages that are not in `done` were pruned.
-
-        They are counted here and not when they are read: messages may be pruned while they wait for delivery.
-        """
+        """Move the position to `upto`; messages not in `done` were pruned, maybe while they waited for delivery."""
         before = self._position
         self._position = before.moved(upto, [Mark(message["seq"], message["at"]) for message in done])
         if self._position.missed > before.missed:

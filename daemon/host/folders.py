@@ -80,10 +80,7 @@ def _write(fd: int, text: str) -> None:
 
 
 def owner(path: Path) -> tuple[int, str]:
-    """Return the process (0: none) and the coserve.yaml ("": unknown) in a lock file; the process may have ended.
-
-    The file is never synced: after a power cut it may hold zeros or other bytes, which are no path.
-    """
+    """Return the process (0: none) and coserve.yaml in a lock file, which a power cut may fill with other bytes."""
     try:
         process, _, line = path.read_bytes().partition(b"\n")
     except OSError:

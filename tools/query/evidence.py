@@ -56,10 +56,7 @@ class JudgedImage:
 
 
 class Evidence:
-    """A check of rows: numbers of what was read, and the problems. Each names a table, a key, and what was expected.
-
-    Of many problems the first hundred are named. `not_judged` counts images that cannot be judged once more, by reason.
-    """
+    """A check of rows: numbers of what was read, and the problems, each with table and key, of which 100 are named."""
 
     def __init__(self, connect: Connect, images: Path, *, with_pictures: bool = False) -> None:
         self.boards = self.images = self.pictures = 0

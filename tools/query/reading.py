@@ -332,11 +332,7 @@ def similar_pictures(engine: Engine, inspection: Row) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One attempt at a board: its row, the number of `attempts` at it, and images that failed or were decided upon.
-
-    `final` has `verdict`, `decided_by` and `decided_at` after review, all None while the board is open. `images` have
-    the columns of IMAGES and their `stages`; `pending` is the number of images without a verdict.
-    """
+    """One attempt at a board: its row, its verdict after review, and images that failed or were decided upon."""
 
     board: Row
     final: Row

@@ -168,10 +168,7 @@ class Attempt:
         defect: str | None,
         reason: str | None = None,
     ) -> bool:
-        """Note the verdict of an accepted image; False if the attempt is the same without this image.
-
-        A closed attempt only counts it as no longer pending.
-        """
+        """Note the verdict of an accepted image; False if an open attempt is the same without this image."""
         self.pending -= 1
         if self.closed:
             return True
