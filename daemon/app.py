@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -19,9 +20,8 @@ from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import Devices, device_of
 from daemon.dispatch.trace import Makeup
 from daemon.errors import ConfigError, StartError, install_with
-from daemon.host.children import Children, ChildSpec
-from daemon.host.handles import handle_shares, raise_handle_limit
-from daemon.host.own_address import reachable
+from daemon.host.children import Children
+from daemon.host.machine import handle_shares, raise_handle_limit, reachable
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog, backlog_limits, intake_limits
 from daemon.intake.intake import Intake
@@ -43,25 +43,22 @@ from daemon.monitor.gauges import Gauges
 from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe, Station
-from daemon.monitor.rejections import Rejections
-from daemon.monitor.timeline import WorkTimeline
+from daemon.monitor.timeline import Rejections, WorkTimeline
 from daemon.monitor.web_pages import WebPages, missing_packages
 from daemon.operations import Operations
 from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
-from daemon.records import AcceptedText, Outcome
-from daemon.reports import Reports
+from daemon.records import Accepted, AcceptedText, BatchDone, ExpertSwitch, Outcome, Published, QueueSample, TextOutcome
 from daemon.storage.claims import claim
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.reader import ResultsReader
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import EpochRecord, open_store
 from daemon.storage.database_watch import DatabaseWatch, watched_database
 from daemon.storage.disk_space import DiskSpace, SpaceClaims, places, segment_bytes
-from daemon.storage.epoch_record import EpochRecord
 from daemon.storage.journal import Journal
 from daemon.storage.quarantine import BadImages, Quarantine
-from daemon.storage.results_stream import ResultsStream
+from daemon.storage.results_stream import GeneratedToken, ResultsStream
 from daemon.storage.retention import RetentionThread
 from daemon.storage.suspect_images import DecodeMarks, examine
 from daemon.storage.writer import Writer
@@ -95,12 +92,82 @@ def as_start_error(make: Callable[P, T], *arguments: P.args, **named: P.kwargs) 
         raise StartError(f"{error.filename or arguments[0]}: {error.strerror or error}") from None
 
 
-class App:
-    """One line, running. The constructor claims locks and opens files, `start` binds sockets; `stop` undoes both.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reports:
+    """Reports of the drivers, one way: first to the counters, then to the driver that acts on them.
 
-    Drivers are made from the bottom up, so that each is given what it uses. Reports go one way: `start` gives each
-    driver the one `Reports`, which knows them all.
+    Made last, of all the drivers, and given to each when it starts: no driver knows another. Each method is called in
+    the thread of the driver that reports.
     """
+
+    metrics: Metrics
+    timeline: WorkTimeline
+    backlog: Backlog
+    drive: Drive
+    writer: Writer
+    bad_images: BadImages
+    texts: TextRows
+    language: LanguageModels
+    results: ResultsStream
+
+    # From the writer
+
+    def accepted(self, images: list[Accepted]) -> None:
+        self.metrics.accepted(images)
+        self.drive.accept(images)
+
+    def published(self, messages: list[Published]) -> None:
+        self.metrics.published(messages)
+        self.results.publish(messages)
+
+    def done(self, images: list[tuple[str, int]]) -> None:
+        self._leave_backlog(images)
+        self.metrics.completed(len(images))
+
+    # From the drive
+
+    def finished(self, outcome: Outcome) -> None:
+        self.metrics.finished(outcome)
+        self.writer.finish(outcome)
+
+    def bad_image(self, image: Accepted, reason: str) -> None:
+        self.bad_images.keep(image, reason)
+
+    def batch_done(self, batch: BatchDone) -> None:
+        self.metrics.batch_done(batch)
+        self.timeline.batch(batch)
+
+    def switched(self, switch: ExpertSwitch) -> None:
+        self.metrics.switched(switch)
+        self.timeline.load(switch)
+        self.writer.switch(switch)
+
+    def sampled(self, sample: QueueSample) -> None:
+        self.timeline.sample(sample)
+
+    # From language models and the rows of their texts
+
+    def texts_accepted(self, texts: list[AcceptedText]) -> None:
+        self.metrics.texts_accepted(len(texts))
+        self.language.generate(texts)
+
+    def token(self, text: AcceptedText, index: int, piece: str) -> None:
+        self.results.publish_token(GeneratedToken(text.request.source, text.request.request_id, index, piece))
+
+    def text_finished(self, outcome: TextOutcome) -> None:
+        self.metrics.text_finished(outcome)
+        self.texts.finish(outcome)
+
+    def texts_done(self, texts: list[tuple[str, int]]) -> None:
+        self._leave_backlog(texts)
+
+    def _leave_backlog(self, finished: list[tuple[str, int]]) -> None:
+        for source, size_bytes in finished:
+            self.backlog.leave(source, size_bytes)
+
+
+class App:
+    """One line, running. The constructor claims locks and opens files, `start` binds sockets; `stop` undoes both."""
 
     def __init__(
         self,
@@ -112,11 +179,7 @@ class App:
         open_model: OpenModelWith | None = None,
         note: str | None = None,
     ) -> None:
-        """`tell` gets messages about the progress of a long start: the migration of a database.
-
-        `devices` are this PC's, and `open_model` opens language models on them, unless others are given. `note` is why
-        it starts, for `changes`.
-        """
+        """`tell` gets the progress of a migration; `note` is why it starts. Devices are this PC's by default."""
         self._path = path
         self._note = note
         self._config = config = line.config
@@ -350,10 +413,7 @@ class App:
     # Life
 
     def start(self) -> None:
-        """Recover, bind, then run: results before intake, so that no verdict goes unpublished.
-
-        Work begins last: if a port is in use, the start fails before anything is loaded or announced.
-        """
+        """Recover, bind, then run: results before intake, so that no verdict goes unpublished, and work last."""
         for image in self._recovery.pending:
             self._backlog.restore(image.source, image.key.length)
         for text in self._texts_to_make:
@@ -376,7 +436,9 @@ class App:
                 self._http_url = self._http.start(self.operations.health)
                 self._log.info("http_bound", url=self._http_url)
             self._intake.start()
-            self._children.start(self._child_specs())  # after intake: nothing of theirs holds images up
+            pages = [self._http.child()] if isinstance(self._http, WebPages) else []
+            consumers = self._deliveries.children(self._recovery.last_seq)
+            self._children.start(pages + consumers)  # after intake: nothing of theirs holds images up
             self._drive.start(self._reports)
             self._language.start(self._reports)
             self._language.generate(self._texts_to_make)
@@ -395,11 +457,6 @@ class App:
         for image, reason in self._poison:
             self._bad_images.keep(image, reason)
             self._reports.finished(Outcome(image.inspection_id, "unknown", None, "bad_image", ()))
-
-    def _child_specs(self) -> list[ChildSpec]:
-        """Return the processes beside the line."""
-        pages = [self._http.child()] if isinstance(self._http, WebPages) else []
-        return pages + self._deliveries.children(self._recovery.last_seq)
 
     def stop(self, goes_on: Callable[[int], bool] = lambda _: True) -> None:
         """Stop in this order, since each step feeds the next.

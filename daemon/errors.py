@@ -25,10 +25,7 @@ class StartError(ConfigError):
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Return True if a device has failed, and not the work on it: a smaller batch would fail as well.
-
-    By name, so that this needs no torch, which raises AcceleratorError for what CUDA reports.
-    """
+    """Return True if a device has failed, and not its work; by name, so that this needs no torch."""
     if type(error).__name__ == "OutOfMemoryError":
         return False
     return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error) or "CUDA driver error" in str(error)
@@ -41,11 +38,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 def install_with(extra: str) -> str:
-    """Return the command that installs the packages of an extra into a checkout.
-
-    At the versions of constraints.txt: by name alone a registry might give another package. The bundle has the
-    extras of a line already.
-    """
+    """Return the command that installs the packages of an extra into a checkout, at the versions of constraints.txt."""
     return f".venv/bin/python -m pip install --constraint constraints.txt --editable '.[{extra}]'"
 
 

@@ -1,7 +1,4 @@
-"""Requests of operators to a running line: status, limits, reload, drain, metrics. Called by the control thread.
-
-What concerns the scheduler (experts, queues, pins) is handed to the drive, which answers on its own thread.
-"""
+"""Requests of operators to a running line, called by the control thread; the drive answers those for the scheduler."""
 
 import json
 import threading
@@ -32,8 +29,7 @@ from daemon.monitor.answers import Vitals, health
 from daemon.monitor.gauges import ScrapeFacts
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe
-from daemon.monitor.rejections import Rejections
-from daemon.monitor.timeline import MAX_WINDOW_S, WorkTimeline
+from daemon.monitor.timeline import MAX_WINDOW_S, Rejections, WorkTimeline
 from daemon.policy.quota import Quotas
 from daemon.storage.database.changes import PROGRAM, RESTORED, RULES, Change, ChangeNotes, State, expert_subject
 from daemon.storage.database.reader import ResultsReader
@@ -271,16 +267,10 @@ class Operations:
         def handle(fields: dict[str, Any]) -> Any:
             who, note = _author(fields)
             answer = handler(fields)
-            old, new = fields.get("device"), None
-            match what:
-                case "pin":
-                    old, new = None, answer["device"]
-                case "drain":
-                    new = "off" if fields.get("off") else "on"
-                case "prune" if not fields.get("begin", True):
-                    return answer
-                case _:
-                    pass
+            if what == "prune" and not fields.get("begin", True):
+                return answer
+            new = {"pin": answer.get("device"), "drain": "off" if fields.get("off") else "on"}.get(what)
+            old = None if what == "pin" else fields.get("device")
             subject = {"drain": "intake", "prune": "results"}.get(what) or expert_subject(fields["expert"])
             self.writer.note(ChangeNotes((Change(utc_text(time.time()), who, what, subject, old, new, note),)))
             return answer
@@ -388,10 +378,7 @@ class Operations:
         return answer | {name: per_s[field] for name, field in _QUOTAS.items()}
 
     def reload(self, who: str = "unknown", note: str | None = None) -> dict[str, Any]:
-        """Read rules and catalog again; ControlError with every mistake, and then the old ones stay in force.
-
-        The settings stay those of the start: the answer names those that have changed since.
-        """
+        """Read rules and catalog again; ControlError with every mistake, and then the old ones stay in force."""
         with self._reloading:
             try:
                 routes, catalog = reload_rules_and_catalog(self.config)
@@ -438,16 +425,10 @@ class Operations:
         self.admission.hold("drain", "the daemon finishes its backlog and stops: send again once it has started anew")
 
     def _prune(self, fields: dict[str, Any]) -> dict[str, Any]:
-        begin = fields.get("begin", True)
-        if not isinstance(begin, bool):
-            raise ControlError("bad_field", f"begin: expected true or false, not {begin!r}")
-        return self.retention.prune(begin=begin)
+        return self.retention.prune(begin=_flag(fields, "begin", default=True))
 
     def _drain(self, fields: dict[str, Any]) -> dict[str, Any]:
-        off = fields.get("off", False)
-        if not isinstance(off, bool):
-            raise ControlError("bad_field", f"off: expected true or false, not {off!r}")
-        self._draining = not off
+        self._draining = not _flag(fields, "off", default=False)
         if self._draining:
             self.admission.hold("drain", "the line is draining: it takes images again after coserve drain --off")
         else:
@@ -462,6 +443,13 @@ def _author(fields: dict[str, Any]) -> tuple[str, str | None]:
         if value is not None and not (isinstance(value, str) and NAME.fullmatch(value)):
             raise ControlError("bad_field", f"{name}: expected {NAME_EXPECTED}, got {shown(value)}")
     return who or "unknown", note
+
+
+def _flag(fields: dict[str, Any], name: str, *, default: bool) -> bool:
+    flag = fields.get(name, default)
+    if not isinstance(flag, bool):
+        raise ControlError("bad_field", f"{name}: expected true or false, not {flag!r}")
+    return flag
 
 
 def _flat(limits: dict[str, Any]) -> dict[str, str | None]:

@@ -45,10 +45,7 @@ class Pixels:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A checked `inspect` message with its payload: everything the journal makes durable.
-
-    `connection` is the identity of the connection that it came over, for the order of writing; it is not stored.
-    """
+    """A checked `inspect` message with its payload; `connection` is for the order of writing, and not stored."""
 
     source: str
     image_id: str
@@ -74,10 +71,7 @@ class JournalKey:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A durable image that waits for its verdict (also what a restart finds).
-
-    `accepted_wall_s` is seconds since the epoch; `rules_version` is that of the board's attempt.
-    """
+    """A durable image that waits for its verdict; `rules_version` is that of the board's attempt."""
 
     inspection_id: int
     source: str
@@ -97,10 +91,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One expert's answer in a chain. `queued_ms` is this image's; `load_ms` and `infer_ms` are of its batch.
-
-    `settings` and their digest `expert_settings` are those of the spec that the batch ran with.
-    """
+    """One expert's answer in a chain. `queued_ms` is this image's; `load_ms` and `infer_ms` are of its batch."""
 
     expert: str
     expert_version: str
@@ -152,10 +143,7 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedText:
-    """A durable request for text without a result (also what a restart finds).
-
-    `accepted_wall_s` is seconds since the epoch, `accepted_s` monotonic; None for what a restart finds.
-    """
+    """A durable request for text without a result (also what a restart finds; then `accepted_s` is None)."""
 
     generation_id: int
     request: TextRequest
@@ -214,10 +202,7 @@ class BatchDone:
 
 @dataclass(frozen=True, slots=True)
 class QueueSample:
-    """The queues at one moment: requests in all, those whose expert is resident nowhere, and how busy executors were.
-
-    `queued` is by device: what waits for the experts that are resident there.
-    """
+    """The queues at one moment: all requests, those of experts resident nowhere, those by device; busy executors."""
 
     at_wall_s: float
     under_way: int

@@ -19,7 +19,7 @@ from daemon.app import App
 from daemon.dispatch.orders import Devices
 from daemon.errors import ConfigError, StartError
 from daemon.host.logs import configure_logs, is_journal
-from daemon.host.package_owners import foreign_owners
+from daemon.host.machine import foreign_owners
 from daemon.host.service_manager import Notifier
 from daemon.line.line import load_line
 from daemon.units import printable
@@ -50,10 +50,8 @@ class _Signals:
 def serve(config: Path, devices: Devices | None = None, record: Path | None = None, note: str | None = None) -> int:
     """Run the daemon of `config` until SIGTERM or SIGINT, on this PC's devices unless others are given.
 
-    `record` is the file for the scheduler's calls, in place of the one in `config`; `note` is why it starts.
-
-    Returns the exit status: 0; 2, with one line on stderr, if it could not start; 1 if a defect ended it (in the same
-    order as a signal does).
+    `record` is the file for the scheduler's calls, in place of the one in `config`; `note` is why it starts. Return the
+    exit status: 0; 2, with one line on stderr, if it could not start; 1 if a defect ended it.
     """
     configure_logs(os.environ, sys.stderr)
     faulthandler.enable()  # the watchdog ends a daemon that hangs by SIGABRT: the log then has each thread's stack

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from routing_rules.check import Findings, entries, onward
 from routing_rules.document import KeyPath, meant
-from routing_rules.globs import Glob
 from routing_rules.routes import ANY_LABEL, COMPONENT, Task
-from routing_rules.schema import ClassifierEntry, DetectorEntry, RequirementEntry, RulesFile, is_glob
+from routing_rules.schema import ClassifierEntry, DetectorEntry, Glob, RequirementEntry, RulesFile, is_glob
 
 _KIND: dict[Task, str] = {"classify": "classifier", "detect": "detector"}
 Entry = ClassifierEntry | DetectorEntry

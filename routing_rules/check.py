@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 from routing_rules.document import Document, KeyPath, Problem, meant, nearest
-from routing_rules.globs import Glob, covering
-from routing_rules.schema import ClassifierEntry, DetectorEntry, RequirementEntry, RulesFile, is_glob
+from routing_rules.schema import ClassifierEntry, DetectorEntry, Glob, RequirementEntry, RulesFile, is_glob
 
 #: Steps of one chain. Every image of a longer one would take that many experts, each of them a possible switch.
 MAX_CHAIN = 16
@@ -102,20 +101,16 @@ def _check_designators(findings: Findings) -> None:
 
 
 def _check_patterns(findings: Findings) -> None:
-    """A pattern behind one that matches all it matches can never be the first."""
+    """Report patterns that an earlier one covers: they can never be the first to match."""
     earlier: list[Glob] = []
-    for pattern in findings.names("classifiers"):
-        if not is_glob(pattern):
-            continue
+    for pattern in filter(is_glob, findings.names("classifiers")):
         glob = Glob.of(pattern)
-        if covers := covering(glob, earlier):
-            which = " and ".join(
-                f"`{cover.text}` (line {findings.line(('classifiers', cover.text))})" for cover in covers
-            )
+        if (cover := next((one for one in earlier if one.covers(glob)), None)) is not None:
+            line = findings.line(("classifiers", cover.text))
             findings.add(
                 ("classifiers", pattern),
-                f"unreachable: {which} already {'matches' if len(covers) == 1 else 'match'} all that `{pattern}` "
-                "matches, and the first match wins; put the narrower pattern first",
+                f"unreachable: `{cover.text}` (line {line}) already matches all that `{pattern}` matches, and the first"
+                " match wins; put the narrower pattern first",
                 key=True,
             )
         earlier.append(glob)

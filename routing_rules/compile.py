@@ -7,7 +7,6 @@ from types import MappingProxyType
 from routing_rules.catalog_check import ExpertLabels, check_experts
 from routing_rules.check import Findings, check_rules
 from routing_rules.document import Document, Problem, read_yaml_text
-from routing_rules.globs import Glob
 from routing_rules.load import salvage
 from routing_rules.routes import (
     COMPONENT,
@@ -22,7 +21,7 @@ from routing_rules.routes import (
     chain,
     for_component,
 )
-from routing_rules.schema import BoardEntry, ClassifierEntry, DetectorEntry, RequirementEntry, RulesFile
+from routing_rules.schema import BoardEntry, ClassifierEntry, DetectorEntry, Glob, RequirementEntry, RulesFile
 
 __all__ = ["ExpertLabels", "RulesError", "compile_rules"]
 
@@ -38,11 +37,7 @@ class RulesError(Exception):
 def compile_rules(
     source: Document | str, name: str = "rules", experts: Mapping[str, ExpertLabels] | None = None
 ) -> Routes:
-    """Compile a document or a text; `name` is the file's in messages about a text.
-
-    `experts` is what the catalog says of each expert; without it experts and labels are not checked. RulesError
-    has every mistake.
-    """
+    """Compile a document, or a text called `name`; without `experts` they are not checked. RulesError has it all."""
     document = source if isinstance(source, Document) else read_yaml_text(source, name)
     rules, problems = _checked(document, experts)
     if rules is None or problems:
@@ -90,9 +85,9 @@ class _Compiler:
             first_steps=MappingProxyType({name: MappingProxyType(steps) for name, steps in firsts.items()}),
             patterns=patterns,
             tasks=None if experts is None else MappingProxyType({name: experts[name].task for name in experts}),
-            expert_names=tuple(names),
-            usage_by_expert=MappingProxyType({name: min(1.0, flow.runs.get(name, 0.0)) for name in names}),
-            successors_by_expert=MappingProxyType({name: flow.successors(name) for name in names}),
+            experts=tuple(names),
+            usage=MappingProxyType({name: min(1.0, flow.runs.get(name, 0.0)) for name in names}),
+            successors=MappingProxyType({name: flow.successors(name) for name in names}),
         )
 
     def _step(self, name: str | None) -> Step | None:

@@ -35,10 +35,7 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One mistake in a file: where it is, what was expected, what to do.
-
-    Line and column count from 1; line 0 is the file as a whole.
-    """
+    """One mistake in a file, with what to do. Line and column count from 1; line 0 is the file as a whole."""
 
     file: str
     line: int

@@ -5,7 +5,7 @@ Every mistake comes at once, with file, line and column, what was expected and t
 
 import types
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeGuard, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -48,10 +48,7 @@ def validate(model: type[Model], document: Document) -> tuple[Model | None, list
 
 
 def salvage(model: type[Model], document: Document) -> tuple[Model | None, list[Problem], list[KeyPath]]:
-    """Return the sound part of the document, its mistakes, and the paths of the parts that were taken out.
-
-    Checks that go across entries can so run on the sound ones, and all mistakes are reported at once.
-    """
+    """Return the sound part of the document, its mistakes, and the paths of the parts that were taken out."""
     problems = list(document.problems)
     if document.data is None and problems:
         return None, problems, []
@@ -76,10 +73,10 @@ def salvage(model: type[Model], document: Document) -> tuple[Model | None, list[
 
 def _unshared(data: Any) -> Any:
     """A copy in which aliases no longer share, so that taking a part out of one leaves the others whole."""
-    if isinstance(data, dict):
-        return {key: _unshared(value) for key, value in _items(data)}
-    if isinstance(data, list):
-        return [_unshared(value) for value in _list(data)]
+    if _is_mapping(data):
+        return {key: _unshared(value) for key, value in data.items()}
+    if _is_list(data):
+        return [_unshared(value) for value in data]
     return data
 
 
@@ -98,9 +95,9 @@ def _to_remove(detail: ErrorDetails, data: Any) -> KeyPath:
 def _remove(data: Any, path: KeyPath) -> bool:
     """Take an entry out of its mapping; false where there is none such (any more)."""
     parent = _at(data, path[:-1])
-    if not path or not isinstance(parent, dict) or path[-1] not in parent:
+    if not path or not _is_mapping(parent) or path[-1] not in parent:
         return False
-    del _mapping(parent)[path[-1]]
+    del parent[path[-1]]
     return True
 
 
@@ -109,10 +106,9 @@ def _path(detail: ErrorDetails, data: Any) -> KeyPath:
     path: list[str | int] = []
     location = detail["loc"]
     for index, part in enumerate(location):
-        if isinstance(data, dict) and part in data:
-            data = _mapping(data)[part]
-        elif isinstance(data, list) and isinstance(part, int) and part < len(_list(data)):
-            data = _list(data)[part]
+        is_item = _is_list(data) and isinstance(part, int) and part < len(data)
+        if is_item or (_is_mapping(data) and part in data):
+            data = data[part]
         elif not (detail["type"] == "missing" and index == len(location) - 1):
             continue
         path.append(part)
@@ -241,18 +237,14 @@ def _members(kinds: list[Any]) -> list[Any]:
 def _at(data: Any, path: KeyPath) -> Any:
     if not path:
         return data
-    if isinstance(data, dict):
-        return _at(_mapping(data).get(path[0]), path[1:])
-    return _at(_list(data)[path[0]], path[1:]) if isinstance(data, list) and isinstance(path[0], int) else None
+    if _is_mapping(data):
+        return _at(data.get(path[0]), path[1:])
+    return _at(data[path[0]], path[1:]) if _is_list(data) and isinstance(path[0], int) else None
 
 
-def _mapping(data: Any) -> dict[Any, Any]:
-    return data
+def _is_mapping(data: Any) -> TypeGuard[dict[Any, Any]]:
+    return isinstance(data, dict)
 
 
-def _items(data: Any) -> list[tuple[Any, Any]]:
-    return list(_mapping(data).items())
-
-
-def _list(data: Any) -> list[Any]:
-    return data
+def _is_list(data: Any) -> TypeGuard[list[Any]]:
+    return isinstance(data, list)

@@ -1,4 +1,4 @@
-"""The step that decided a verdict and its limit, in a sentence for people, from the stored answers.
+"""Stored answers judged once more, and the step that decided a verdict with its limit, in a sentence for people.
 
 Everything comes from `judge`, with a rule cut down to one part where a part must be found: no sentence can contradict
 the verdict.
@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from routing_rules.routes import (
-    ANY_LABEL,
     ClassifierStep,
     DetectorStep,
     Judgement,
@@ -16,6 +15,7 @@ from routing_rules.routes import (
     Seen,
     Step,
     judge,
+    threshold,
 )
 
 
@@ -28,6 +28,28 @@ class StoredAnswer:
     confidence: float | None
     boxes: Sequence[Seen] = ()
 
+    def judged(self, step: Step, so_far: Judgement | None, image_size: tuple[int, int] | None) -> Judgement:
+        return judge(step, self.label, self.confidence, self.boxes, so_far, image_size)
+
+
+#: The step of an answer, the answer, and the judgement of the chain so far.
+JudgedAnswer = tuple[Step, StoredAnswer, Judgement]
+
+
+def judge_chain(
+    first: Step | None, answers: Sequence[StoredAnswer], image_size: tuple[int, int] | None
+) -> tuple[list[JudgedAnswer], Step | None]:
+    """Judge the answers up to the first that is not by the expert of its step; return the step that comes next too."""
+    step, so_far = first, None
+    judged: list[JudgedAnswer] = []
+    for answer in answers:
+        if step is None or step.expert != answer.expert:
+            break
+        so_far = answer.judged(step, so_far, image_size)
+        judged.append((step, answer, so_far))
+        step = so_far.next
+    return judged, step
+
 
 def deciding_reasons(
     first: Step | None, answers: Sequence[StoredAnswer], image_size: tuple[int, int] | None
@@ -36,19 +58,32 @@ def deciding_reasons(
 
     None if the answers are not those of a whole chain of these rules.
     """
-    step, so_far = first, None
-    parts: list[tuple[Step, StoredAnswer, Judgement]] = []
-    for answer in answers:
-        if step is None or step.expert != answer.expert:
-            return None
-        given = (answer.label, answer.confidence, answer.boxes)
-        parts.append((step, answer, judge(step, *given, None, image_size)))
-        so_far = judge(step, *given, so_far, image_size)
-        step = so_far.next
-    if so_far is None or step is not None:
+    judged, step = judge_chain(first, answers, image_size)
+    if not judged or len(judged) < len(answers) or step is not None:
         return None
-    deciding = [part for part in parts if part[2].verdict == so_far.verdict != "pass"]
-    return so_far, [_sentence(*part, image_size) for part in deciding]
+    verdict = judged[-1][2].verdict
+    alone = [(step, answer, answer.judged(step, None, image_size)) for step, answer, _ in judged]
+    deciding = [part for part in alone if part[2].verdict == verdict != "pass"]
+    return judged[-1][2], [_sentence(*part, image_size) for part in deciding]
+
+
+def boxes_by_themselves(step: DetectorStep) -> DetectorStep:
+    """Return the rule without its requirements and branches."""
+    return replace(step, require=(), branches=(), otherwise=None)
+
+
+def requirement_alone(step: DetectorStep, requirement: Requirement) -> DetectorStep:
+    """Return the rule with this requirement as its only part."""
+    return replace(step, fail_on=(), review_on=(), require=(requirement,), branches=(), otherwise=None)
+
+
+def counted(requirement: Requirement, boxes: Sequence[Seen], image_size: tuple[int, int] | None) -> tuple[int, int]:
+    """Return how many boxes a requirement counts as sure and as unsure; all of the image where its size is unknown."""
+    matching = [box for box in boxes if box.label == requirement.label]
+    if requirement.is_placed and image_size is not None:
+        matching = [box for box in matching if requirement.holds(box.box, image_size)]
+    sure = sum(box.confidence >= requirement.confidence for box in matching)
+    return sure, len(matching) - sure
 
 
 def _sentence(step: Step, answer: StoredAnswer, alone: Judgement, image_size: tuple[int, int] | None) -> str:
@@ -74,13 +109,11 @@ def _of_label(step: ClassifierStep, answer: StoredAnswer, alone: Judgement) -> s
 
 def _of_boxes(step: DetectorStep, boxes: Sequence[Seen], alone: Judgement) -> Iterator[str]:
     """Yield a sentence for each box that has the verdict by itself, the surest first."""
-    by_itself = replace(step, require=(), branches=(), otherwise=None)
+    by_itself = boxes_by_themselves(step)
     for box in sorted(boxes, key=lambda box: -box.confidence):
         if judge(by_itself, None, None, [box], None).verdict != alone.verdict:
             continue
-        fails, reviews = (dict(limits) for limits in (step.fail_on, step.review_on))
-        fails_from = fails.get(box.label, fails.get(ANY_LABEL))
-        reviews_from = reviews.get(box.label, reviews.get(ANY_LABEL))
+        fails_from, reviews_from = threshold(step.fail_on, box.label), threshold(step.review_on, box.label)
         if alone.verdict == "review" and fails_from is not None and not box.confidence < fails_from:
             shown, limit = _percents(box.confidence, step.review_below)
             yield f"was only {shown} sure of '{box.label}' (limit {limit})"
@@ -98,14 +131,11 @@ def _of_counts(
 ) -> Iterator[str]:
     """Yield a sentence for each requirement that has the verdict by itself."""
     for requirement in step.require:
-        only = replace(step, fail_on=(), review_on=(), require=(requirement,), branches=(), otherwise=None)
+        only = requirement_alone(step, requirement)
         if judge(only, None, None, boxes, None, image_size).verdict != alone.verdict:
             continue
-        counted = [box for box in boxes if box.label == requirement.label]
-        if requirement.is_placed and image_size is not None:
-            counted = [box for box in counted if requirement.holds(box.box, image_size)]
-        sure = sum(box.confidence >= requirement.confidence for box in counted)
-        unsure = f" and {len(counted) - sure} below the limit" if len(counted) > sure else ""
+        sure, below = counted(requirement, boxes, image_size)
+        unsure = f" and {below} below the limit" if below else ""
         where = " in its place" if requirement.is_placed else ""
         limit = f" (limit {_percents(requirement.confidence, None)[0]})" if requirement.confidence else ""
         yield f"found {sure} '{requirement.label}'{unsure}{where}, expected {wanted(requirement)}{limit}"

@@ -70,10 +70,6 @@ class ClassifierStep:
     pass_rate: float = 0.95
     codes: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
 
-    @property
-    def task(self) -> Task:
-        return "classify"
-
     def goes_to(self, label: str) -> "Step | None":
         """The step that an image of `label` goes on to, or None if its chain ends here."""
         for named, step in self.branches:
@@ -96,10 +92,6 @@ class ClassifierStep:
         ]
         return tuple((step, share) for step, share in onward if step is not None)
 
-    def next_steps(self) -> "tuple[Step, ...]":
-        steps = (*(step for _, step in self.branches), self.otherwise)
-        return tuple(step for step in steps if step is not None)
-
 
 @dataclass(frozen=True, slots=True)
 class DetectorStep:
@@ -120,22 +112,23 @@ class DetectorStep:
     pass_rate: float = 0.95
     codes: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
 
-    @property
-    def task(self) -> Task:
-        return "detect"
-
     def exits(self) -> "tuple[tuple[Step, float], ...]":
         """The next steps, each with its share: `pass_rate` finds nothing, the named labels share the rest equally."""
         named = [(step, (1.0 - self.pass_rate) / len(self.branches)) for _, step in self.branches]
         onward = [*named, (self.otherwise, self.pass_rate)]
         return tuple((step, share) for step, share in onward if step is not None)
 
-    def next_steps(self) -> "tuple[Step, ...]":
-        steps = (*(step for _, step in self.branches), self.otherwise)
-        return tuple(step for step in steps if step is not None)
-
 
 Step = ClassifierStep | DetectorStep
+
+
+def next_steps(step: Step) -> tuple[Step, ...]:
+    steps = (*(step for _, step in step.branches), step.otherwise)
+    return tuple(step for step in steps if step is not None)
+
+
+def _task(step: Step) -> Task:
+    return "classify" if isinstance(step, ClassifierStep) else "detect"
 
 
 def chain(first: Step) -> tuple[Step, ...]:
@@ -146,7 +139,7 @@ def chain(first: Step) -> tuple[Step, ...]:
     def visit(step: Step) -> None:
         if id(step) not in visited:
             visited.add(id(step))
-            for following in reversed(step.next_steps()):
+            for following in reversed(next_steps(step)):
                 visit(following)
             finished.append(step)
 
@@ -245,7 +238,7 @@ def _detected(step: DetectorStep, detections: Sequence[Seen], image_size: tuple[
     onward = _onward(step, by_confidence)
     failures, reviews = list[str](), list[str]()
     for box in by_confidence:
-        fail_from, review_from = _threshold(step.fail_on, box.label), _threshold(step.review_on, box.label)
+        fail_from, review_from = threshold(step.fail_on, box.label), threshold(step.review_on, box.label)
         # "Not less" and then "at least": a confidence that is not a number ends as unsure, not as unseen.
         if fail_from is not None and not box.confidence < fail_from:
             (failures if box.confidence >= step.review_below else reviews).append(box.label)
@@ -270,7 +263,7 @@ def _onward(step: DetectorStep, by_confidence: Sequence[Seen]) -> Step | None:
     return step.otherwise
 
 
-def _threshold(thresholds: tuple[tuple[str, float], ...], label: str) -> float | None:
+def threshold(thresholds: tuple[tuple[str, float], ...], label: str) -> float | None:
     named = dict(thresholds)
     return named.get(label, named.get(ANY_LABEL))
 
@@ -345,7 +338,12 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Compiled rules. `tasks` are those of the catalog's experts, or None if they were compiled without one."""
+    """Compiled rules. `tasks` are those of the catalog's experts, or None if they were compiled without one.
+
+    `experts` are all that the recipes can use, in the order of the file; `usage` is the probability that an image uses
+    each (CoServe §4.5: quantities × pass rates along the chain); `successors` has the subsequent experts of each, with
+    the share of its images that go on to each.
+    """
 
     text: str
     sha256: str
@@ -353,9 +351,9 @@ class Routes:
     first_steps: Mapping[str, Mapping[str, Step]] = field(hash=False)
     patterns: tuple[Pattern, ...]
     tasks: Mapping[str, Task] | None = field(hash=False)
-    expert_names: tuple[str, ...]
-    usage_by_expert: Mapping[str, float] = field(hash=False)
-    successors_by_expert: Mapping[str, tuple[tuple[str, float], ...]] = field(hash=False)
+    experts: tuple[str, ...]
+    usage: Mapping[str, float] = field(hash=False)
+    successors: Mapping[str, tuple[tuple[str, float], ...]] = field(hash=False)
 
     @property
     def version(self) -> str:
@@ -372,24 +370,12 @@ class Routes:
             return self._extra(component)
         return step
 
-    def experts(self) -> tuple[str, ...]:
-        """Every expert that the recipes can use, in the order of the file."""
-        return self.expert_names
-
-    def usage(self) -> Mapping[str, float]:
-        """The probability that an image uses the expert (CoServe §4.5): quantities × pass rates along the chain."""
-        return self.usage_by_expert
-
-    def successors(self) -> Mapping[str, tuple[tuple[str, float], ...]]:
-        """The subsequent experts of each expert, with the share of its images that go on to each."""
-        return self.successors_by_expert
-
     def _extra(self, component: str) -> Step | None:
         """The chain of a component that no recipe lists, unless the catalog lacks an expert of it."""
         for pattern in self.patterns:
             if pattern.matches.fullmatch(component):
                 step = for_component(pattern.step, component)
-                if self.tasks is None or all(self.tasks.get(part.expert) == part.task for part in chain(step)):
+                if self.tasks is None or all(self.tasks.get(part.expert) == _task(part) for part in chain(step)):
                     return step
                 return None
         return None

@@ -3,9 +3,12 @@
 Only single values are checked here; what needs two places of the file at once is in `check.py`.
 """
 
+import fnmatch
 import re
 import unicodedata
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain, product, zip_longest
 from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, PlainValidator, Tag
@@ -13,6 +16,8 @@ from pydantic_core import PydanticCustomError
 
 from routing_rules.routes import ANY_LABEL, COMPONENT
 
+#: A pattern with more stars counts as not covered: nothing is refused by mistake.
+_MAX_STARS = 6
 MAX_NAME = 128
 MAX_QUANTITY = 1_000_000
 MAX_TIME_LIMIT_S = 7 * 86_400.0
@@ -31,10 +36,6 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_list(value: object) -> TypeGuard[list[Any]]:
-    return isinstance(value, list)
 
 
 def is_name(value: object) -> TypeGuard[str]:
@@ -60,6 +61,38 @@ def _label(value: object) -> str:
     if not is_name(value) or value == ANY_LABEL:
         raise _expected(f"a label: text of 1 to {MAX_NAME} characters; `*` for all labels is not possible here")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class Glob:
+    """A pattern of component types: `*` is any text, `?` any one character, all else itself; case counts."""
+
+    text: str
+    regex: re.Pattern[str]
+
+    @classmethod
+    def of(cls, text: str) -> "Glob":
+        # Brackets are ordinary characters here; fnmatch would read them as a set.
+        return cls(text, re.compile(fnmatch.translate(text.replace("[", "[[]"))))
+
+    @property
+    def head(self) -> str:
+        """The literal text in front of the first wildcard."""
+        return re.split(r"[*?]", self.text, maxsplit=1)[0]
+
+    def matches(self, name: str) -> bool:
+        return self.regex.fullmatch(name) is not None
+
+    def covers(self, other: "Glob") -> bool:
+        """Return True if every name that `other` matches, of one character or more, matches this pattern too."""
+        # NUL stands for the characters that no pattern names. A star is tried as nothing, as one of them, and as more
+        # than this pattern can match without a star of its own.
+        parts = re.sub(r"\*+", "*", other.text).replace("?", "\0").split("*")
+        if len(parts) > _MAX_STARS + 1:
+            return False
+        fillings = product(("", "\0", "\0" * (len(self.text) + 1)), repeat=len(parts) - 1)
+        names = ("".join(chain(*zip_longest(parts, filling, fillvalue=""))) for filling in fillings)
+        return all(self.matches(name) for name in names if name)
 
 
 def is_glob(text: str) -> bool:
@@ -89,34 +122,16 @@ def _expert(value: object) -> str:
     return value
 
 
-def _fraction(value: object) -> float:
-    if not _is_number(value) or not 0 <= value <= 1:
-        raise _expected("a number from 0 to 1")
-    return float(value)
+def _number(what: str, low: float, high: float, *, is_whole: bool = False, above: bool = False) -> PlainValidator:
+    """Return a check of a number from `low`, or `above` it, to `high`."""
 
+    def check(value: object) -> float:
+        is_right = _is_count(value) if is_whole else _is_number(value)
+        if not is_right or not low <= value <= high or (above and value == low):
+            raise _expected(what)
+        return value if is_whole else float(value)
 
-def _count(value: object) -> int:
-    if not _is_count(value) or not 0 <= value <= MAX_QUANTITY:
-        raise _expected("a count: a whole number from 0")
-    return value
-
-
-def _quantity(value: object) -> int:
-    if not _is_count(value) or not 1 <= value <= MAX_QUANTITY:
-        raise _expected(f"a quantity: a whole number from 1 to {MAX_QUANTITY}")
-    return value
-
-
-def _share(value: object) -> float:
-    if not _is_number(value) or not 0 < value <= MAX_QUANTITY:
-        raise _expected(f"a number above 0, to {MAX_QUANTITY}")
-    return float(value)
-
-
-def _tolerance(value: object) -> float:
-    if not _is_number(value) or not 0 < value <= 1:
-        raise _expected("a fraction of the image's longer side, above 0 and to 1")
-    return float(value)
+    return PlainValidator(check)
 
 
 def _time_limit(value: object) -> float:
@@ -129,9 +144,10 @@ def _time_limit(value: object) -> float:
 
 
 def _fractions(value: object, length: int, what: str) -> tuple[float, ...]:
-    if not _is_list(value) or len(value) != length or not all(_is_number(part) and 0 <= part <= 1 for part in value):
+    parts: list[Any] = value if isinstance(value, list) else []
+    if len(parts) != length or not all(_is_number(part) and 0 <= part <= 1 for part in parts):
         raise _expected(what)
-    return tuple(float(part) for part in value)
+    return tuple(map(float, parts))
 
 
 def _region(value: object) -> tuple[float, float, float, float]:
@@ -162,16 +178,18 @@ AnyLabel = Annotated[str, PlainValidator(_name("a label, or `*` for all that are
 Designator = Annotated[str, PlainValidator(_name("a designator"))]
 Code = Annotated[str, PlainValidator(_name("a defect code"))]
 StepName = Annotated[str, PlainValidator(_name("the name of an entry of detectors or steps"))]
-Glob = Annotated[str, PlainValidator(_glob)]
+PatternText = Annotated[str, PlainValidator(_glob)]
 Expert = Annotated[str, PlainValidator(_expert)]
-Fraction = Annotated[float, PlainValidator(_fraction)]
-Count = Annotated[int, PlainValidator(_count)]
+Fraction = Annotated[float, _number("a number from 0 to 1", 0, 1)]
+Count = Annotated[int, _number("a count: a whole number from 0", 0, MAX_QUANTITY, is_whole=True)]
+_Quantity = Annotated[
+    int, _number(f"a quantity: a whole number from 1 to {MAX_QUANTITY}", 1, MAX_QUANTITY, is_whole=True)
+]
 Seconds = Annotated[float, PlainValidator(_time_limit)]
 Thresholds = dict[AnyLabel, Fraction]
 
 Positions = Annotated[
-    Annotated[int, PlainValidator(_quantity), Tag("<quantity>")]
-    | Annotated[list[Designator], Field(min_length=1), Tag("<designators>")],
+    Annotated[_Quantity, Tag("<quantity>")] | Annotated[list[Designator], Field(min_length=1), Tag("<designators>")],
     _either(
         "a quantity (a whole number from 1) or a list of designators", **{"<quantity>": int, "<designators>": list}
     ),
@@ -194,7 +212,7 @@ class BoardEntry(_Strict):
     components: Annotated[dict[Name, Positions], Field(min_length=1)]
     time_limit: Seconds | None = None
     extras: Literal["allow", "refuse"] = "refuse"
-    share: Annotated[float, PlainValidator(_share)] = 1.0
+    share: Annotated[float, _number(f"a number above 0, to {MAX_QUANTITY}", 0, MAX_QUANTITY, above=True)] = 1.0
 
 
 class ClassifierEntry(_Strict):
@@ -210,7 +228,7 @@ class ClassifierEntry(_Strict):
 
 class PositionEntry(_Strict):
     at: Annotated[tuple[float, float], PlainValidator(_point)]
-    tolerance: Annotated[float, PlainValidator(_tolerance)]
+    tolerance: Annotated[float, _number("a fraction of the image's longer side, above 0 and to 1", 0, 1, above=True)]
 
 
 class RequirementEntry(_Strict):
@@ -242,7 +260,7 @@ class RulesFile(_Strict):
     """A whole file. What is required of it is checked in `check.py`, where sound parts of it are all seen."""
 
     boards: dict[Name, BoardEntry] = {}
-    classifiers: dict[Glob, ClassifierEntry] = {}
+    classifiers: dict[PatternText, ClassifierEntry] = {}
     detectors: dict[StepName, DetectorEntry] = {}
     steps: dict[StepName, ClassifierEntry] = {}
     defects: dict[Label, Code] = {}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from routing_rules.routes import ANY_LABEL, ClassifierStep, Routes, Step, chain
+from routing_rules.routes import ANY_LABEL, ClassifierStep, Routes, Step, chain, next_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def _ways(first: Step) -> list[tuple[int, Step, tuple[str, ...]]]:
     for step in chain(first):
         depth, before = depths[id(step)]
         steps.append((depth, step, before))
-        for after in step.next_steps():
+        for after in next_steps(step):
             depths.setdefault(id(after), (depth + 1, (*before, step.expert)))
     return steps
 

@@ -1,7 +1,4 @@
-"""Environment variables that override settings of `coserve.yaml`, such as `COSERVE_DEVICES_CPU_EXPERT_MEMORY`.
-
-Their text is read as YAML, so that a number is a number. A variable that names no setting is a mistake.
-"""
+"""Environment variables that override settings of `coserve.yaml`, such as `COSERVE_DATABASE`; their text is YAML."""
 
 import re
 from collections.abc import Collection, Mapping

@@ -11,12 +11,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
-from difflib import get_close_matches
 from functools import cached_property
 from operator import itemgetter
 from zoneinfo import ZoneInfo, available_timezones
 
 from daemon.units import utc_text, wall_seconds
+from routing_rules.load import nearest
 
 _DAY = timedelta(days=1)
 _FORMATS = {"full": "%Y-%m-%d %H:%M:%S %Z", "minute": "%Y-%m-%d %H:%M", "time": "%H:%M:%S", "date": "%Y-%m-%d"}
@@ -40,10 +40,7 @@ class Shift(Span):
 
 @dataclass(frozen=True)
 class PlantTime:
-    """The clock of one plant. `starts` says when each shift begins; there may be none.
-
-    A moment `at_s` or `now_s` is in seconds since 1970. Dates beyond the calendar raise ValueError or OverflowError.
-    """
+    """The clock of one plant; moments are in seconds since 1970. ValueError or OverflowError beyond the calendar."""
 
     timezone: str = "UTC"
     starts: tuple[tuple[str, time], ...] = ()
@@ -123,12 +120,11 @@ class PlantTime:
 
 def timezone_name(name: str) -> str:
     """Return `name` if it is a time zone; ValueError with the nearest name if it is not."""
-    known = available_timezones()
+    known = sorted(available_timezones())
     if name in known:
         return name
-    places = {known_name.lower(): known_name for known_name in known}
-    close = get_close_matches(name.lower(), places, n=1)
-    hint = f"; did you mean {places[close[0]]}?" if close else ""
+    close = nearest(name, known)
+    hint = f"; did you mean {close}?" if close else ""
     raise ValueError(f"expected a time zone such as Europe/Berlin{hint}")
 
 

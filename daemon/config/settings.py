@@ -1,8 +1,4 @@
-"""`coserve.yaml`: the file that names all parts of a line.
-
-Paths are relative to the file. An environment variable overrides one value: `COSERVE_DATABASE`,
-`COSERVE_ENDPOINTS_RESULTS`, `COSERVE_DEVICES_CPU_EXPERT_MEMORY`; its text is read as YAML.
-"""
+"""`coserve.yaml`: the file that names all parts of a line. docs/configuration.md says what each key means."""
 
 import json
 import os
@@ -37,11 +33,7 @@ class _ConfigSection(BaseModel):
 
 
 class Endpoints(_ConfigSection):
-    """Addresses that the daemon binds (PROTOCOL.md, Sockets). Without `$RUNTIME_DIRECTORY` the sockets lie in `run/`.
-
-    `http` serves `/metrics`, `/healthz` and `/readyz`, beyond loopback only with `security.http_token`; without it
-    there is no HTTP server.
-    """
+    """Addresses that the daemon binds (PROTOCOL.md, Sockets). Without `$RUNTIME_DIRECTORY` sockets lie in `run/`."""
 
     intake: Annotated[list[str], Field(min_length=1)] = ["ipc://$RUNTIME_DIRECTORY/intake.sock", "tcp://127.0.0.1:5570"]
     results: str = "tcp://127.0.0.1:5571"
@@ -50,12 +42,7 @@ class Endpoints(_ConfigSection):
 
 
 class Device(_ConfigSection):
-    """One processor. Omitted keys come from `profile`, else from these defaults; `expert_memory` has no default.
-
-    `expert_memory` is bytes for experts, never exceeded; `activation_memory` bytes for the intermediate results of all
-    its executors; `host_cache` bytes of RAM in which experts for this GPU are kept. `threads` is the number for each
-    executor.
-    """
+    """One processor. Omitted keys come from `profile`, else from these defaults; `expert_memory` has no default."""
 
     expert_memory: Bytes = 0
     executors: Count = 1
@@ -73,16 +60,7 @@ else:
 
 
 class Model(_ConfigSection):
-    """A language model: `checkpoint` is its folder in Hugging Face format.
-
-    `memory` is bytes for its experts, out of the `expert_memory` of its `device`; while images need that, it shrinks to
-    `least_memory` (a quarter of `memory` where it is not set). `text_memory` (a quarter of `memory` too) comes out of
-    `expert_memory` beside it: keys and values of the texts that run. `storage`: experts are read from the checkpoint,
-    or from what `coserve moe import` wrote, exact or in fewer bits. `options` are the mode's own. A request without
-    `max_new_tokens` gets this many, and none gets more; one without `slo_ms` gets `slo`, which orders waiting requests.
-    If `tasks` are named, requests of other tasks are rejected. `brownout` sets its threshold to meet `ttft_slo` and
-    `tpot_slo`.
-    """
+    """A language model: `checkpoint` is its folder in Hugging Face format, `options` are the mode's own."""
 
     checkpoint: Path
     mode: ModeName = "lookahead"
@@ -118,11 +96,7 @@ class Model(_ConfigSection):
 
 
 class Limits(_ConfigSection):
-    """Back-pressure in counts and bytes, of one source and of all; a source beyond its share gets `busy`.
-
-    `source_images_per_s` and `source_bytes_per_s` limit one source in each second, off unless set.
-    `in_memory` is bytes of images between their arrival and the disk, half of it for one source.
-    """
+    """Back-pressure in counts and bytes, of one source and of all; a source beyond its share gets `busy`."""
 
     backlog_images: Count = 20_000
     backlog_bytes: Bytes = 8 * 2**30
@@ -139,16 +113,7 @@ class Limits(_ConfigSection):
 
 
 class Retention(_ConfigSection):
-    """Retention: the images that stay after their verdict, how long images and results stay, and the free disk space.
-
-    Kept images go after `images_for`, beyond `images_bytes` in all, and while less than `free` (at most half of the
-    disk) is free where they lie: passed ones first, then unknown, then failed, unsure and reviewed ones, the oldest
-    first; their rows stay. Closed boards go with all their rows after `results_for`, unless an operator has
-    reviewed them. Of each component the newest `good_examples` passes are kept to compare with, whatever `keep`
-    says, and go last where space is needed. Unset keys prune nothing. No image is accepted while less than
-    `reserve`, or than an eighth of a small disk, is free. `segment` is the size of the journal's files,
-    `quarantine` what refused images may take.
-    """
+    """The images that stay after their verdict, how long images and results stay, and the free disk space."""
 
     keep: list[Literal["pass", "fail", "review", "unknown"]] = ["fail", "review", "unknown"]
     good_examples: Annotated[int, Field(ge=0, le=100)] = 3
@@ -162,11 +127,7 @@ class Retention(_ConfigSection):
 
 
 class Plant(_ConfigSection):
-    """The plant's clock: pages and commands show times and count days in `timezone`, the reader's or UTC without it.
-
-    `shifts` says when each shift begins (`early: "06:00"`); it lasts until the next one begins. `yield_goal` is the
-    share of boards that should pass at their first attempt.
-    """
+    """The plant's clock, with the start of each shift, and its goal."""
 
     timezone: Annotated[str, AfterValidator(timezone_name)] | None = None
     shifts: dict[Annotated[str, AfterValidator(shift_name)], Annotated[str, AfterValidator(clock_time)]] = {}
@@ -179,22 +140,14 @@ class Plant(_ConfigSection):
 
 
 class StopSettings(_ConfigSection):
-    """Work before a stop: finish the `running` batches, or the whole `backlog`, `within` that time.
-
-    Unfinished images stay in the journal for the next start.
-    """
+    """Work before a stop: finish the `running` batches, or the whole `backlog`, `within` that time."""
 
     drain: Literal["running", "backlog"] = "running"
     within: Annotated[Seconds, between(0.0, 3600.0, "of 1h at most")] = 12.0
 
 
 class Security(_ConfigSection):
-    """CURVE for intake and results over TCP: the server's secret key file and the folder of allowed clients' keys.
-
-    `http_token` is a file with the bearer token of `endpoints.http`. Secrets are files that only the daemon reads;
-    `$CREDENTIALS_DIRECTORY` stands for the folder of systemd's `LoadCredential=`. `weights` are folders, beside that of
-    the catalog, in which weights files may lie.
-    """
+    """CURVE for intake and results over TCP, the bearer token of `endpoints.http`, folders of weights."""
 
     server_key: Path | None = None
     allowed_clients: Path | None = None
@@ -260,10 +213,7 @@ def load_config(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
 
 
 def sound_config(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[Config | None, list[Problem], set[str]]:
-    """Return the sound part of `path`, every mistake with its line, and the sections that lost a part.
-
-    With the sound part a check continues to the other files, so that a person sees all mistakes at once.
-    """
+    """Return the sound part of `path`, every mistake with its line, and the sections that lost a part."""
     document, problems = read_settings(path, environ)
     config, mistakes, removed = salvage(Config, document)
     problems += mistakes
@@ -277,10 +227,7 @@ def sound_config(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[C
 
 
 def read_settings(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[Document, list[Problem]]:
-    """Return the settings of `path` and the environment together, not yet checked, and mistakes in reading them.
-
-    Raises ConfigError if the file holds no settings at all.
-    """
+    """Return the settings of `path` and the environment, unchecked, and mistakes; ConfigError if there are none."""
     document = read_yaml(path)
     if not isinstance(document.data, dict):
         expected = Problem(str(path), 1, 1, "expected a mapping with keys such as rules, catalog and devices")
@@ -319,31 +266,23 @@ def _resolve(
     config: Config, folder: Path, document: Document, environ: Mapping[str, str]
 ) -> tuple[Config, list[tuple[KeyPath, str]]]:
     """Return the settings with absolute paths and endpoints, and contradictions, each with its key."""
-    endpoints, mistaken = _absolute_endpoints(config.endpoints, folder, environ)
-    mistakes: list[tuple[KeyPath, str]] = [(("endpoints", *path), message) for path, message in mistaken]
-    for name, device in config.devices.items():
-        mistakes += [(("devices", name, *path), message) for path, message in _device_mistakes(name, device)]
-    written = document.keys(("devices",))
-    for name, model in config.models.items():
-        if model.device in config.devices or model.device not in written:
-            mistakes += [(("models", name, key), message) for key, message in _model_mistakes(model, config.devices)]
-    database = config.database
+    endpoints, mistakes = _absolute_endpoints(config.endpoints, folder, environ)
     try:
-        database = absolute_database(database, folder)
+        database = absolute_database(config.database, folder)
     except ValueError as error:
         mistakes.append((("database",), str(error)))
         database = absolute_database(_DATABASE, folder)  # so that the mistake is reported once
-    mistakes += [(("consumers", *path), message) for path, message in consumer_mistakes(config.consumers)]
-    mistakes += [(("plant", "shifts", name), message) for name, message in _shift_mistakes(config.plant)]
-    secrets, mistaken = _absolute_secrets(config.security, folder, environ)
-    mistakes += [(("security", *path), message) for path, message in mistaken]
+    mistakes += _contradictions(config, document.keys(("devices",)))
+
+    def secret(file: Path) -> Path:
+        return absolute_secret(file, folder, environ)
+
+    given = config.security
+    secrets = {name: getattr(given, name) for name in ("server_key", "allowed_clients", "http_token")}
     update: dict[str, Any] = {
         "endpoints": endpoints,
         "database": database,
-        "journal": folder / config.journal,
-        "rules": folder / config.rules,
-        "catalog": folder / config.catalog,
-        "images": folder / config.images,
+        **{name: folder / getattr(config, name) for name in ("journal", "rules", "catalog", "images")},
         "devices": {
             name: device.model_copy(update={"profile": folder / device.profile if device.profile else None})
             for name, device in config.devices.items()
@@ -352,26 +291,26 @@ def _resolve(
             name: model.model_copy(update={"checkpoint": folder / model.checkpoint})
             for name, model in config.models.items()
         },
-        "consumers": {
-            name: consumer.resolved(lambda file: absolute_secret(file, folder, environ))
-            for name, consumer in config.consumers.items()
-        },
+        "consumers": {name: consumer.resolved(secret) for name, consumer in config.consumers.items()},
         "record": folder / config.record if config.record else None,
-        "security": secrets,
+        "security": Security(
+            **{name: secret(file) if file else None for name, file in secrets.items()},
+            weights=[folder / place for place in given.weights],
+        ),
     }
     return config.model_copy(update=update), mistakes
 
 
 def _absolute_endpoints(
     given: Endpoints, folder: Path, environ: Mapping[str, str]
-) -> tuple[Endpoints, list[tuple[tuple[str, ...], str]]]:
-    mistakes: list[tuple[tuple[str, ...], str]] = []
+) -> tuple[Endpoints, list[tuple[KeyPath, str]]]:
+    mistakes: list[tuple[KeyPath, str]] = []
 
     def absolute(key: str, value: str) -> str:
         try:
             return absolute_endpoint(value, folder, environ)
         except ValueError as error:
-            mistakes.append(((key,), str(error)))
+            mistakes.append((("endpoints", key), str(error)))
             return value
 
     endpoints = Endpoints(
@@ -381,56 +320,48 @@ def _absolute_endpoints(
         http=given.http,
     )
     if not endpoints.control.startswith("ipc://"):
-        mistakes.append((("control",), "control is reached over ipc only: ipc://PATH"))
+        mistakes.append((("endpoints", "control"), "control is reached over ipc only: ipc://PATH"))
     return endpoints, mistakes
 
 
-def _device_mistakes(name: str, device: Device) -> list[tuple[tuple[str, ...], str]]:
-    """Return contradictions that no profile can resolve, each with its key."""
-    mistakes: list[tuple[tuple[str, ...], str]] = []
-    if not device.expert_memory and device.profile is None:
-        mistakes.append(
-            ((), "missing key `expert_memory` (or a `profile` that has it): bytes for experts, such as 2GB")
-        )
-    if name == "cpu" and device.host_cache is not None:
-        message = "the CPU's experts are in RAM already: leave host_cache out, or raise expert_memory"
-        mistakes.append((("host_cache",), message))
-    return mistakes
+def _contradictions(config: Config, devices_written: Sequence[str]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield contradictions that no other file can resolve; a device that was taken out as wrong is reported already."""
+    for name, device in config.devices.items():
+        if not device.expert_memory and device.profile is None:
+            missing = "missing key `expert_memory` (or a `profile` that has it): bytes for experts, such as 2GB"
+            yield ("devices", name), missing
+        if name == "cpu" and device.host_cache is not None:
+            message = "the CPU's experts are in RAM already: leave host_cache out, or raise expert_memory"
+            yield ("devices", name, "host_cache"), message
+    for name, model in config.models.items():
+        if model.device in config.devices or model.device not in devices_written:
+            for key, message in _model_mistakes(model, config.devices):
+                yield ("models", name, key), message
+    for path, message in consumer_mistakes(config.consumers):
+        yield ("consumers", *path), message
+    yield from _shift_mistakes(config.plant)
+    if (config.security.server_key is None) != (config.security.allowed_clients is None):
+        yield ("security",), "CURVE needs both server_key and allowed_clients"
 
 
-def _shift_mistakes(plant: Plant) -> Iterator[tuple[str, str]]:
+def _shift_mistakes(plant: Plant) -> Iterator[tuple[KeyPath, str]]:
     first: dict[str, str] = {}
     for name, start in plant.shifts.items():
         if first.setdefault(start, name) != name:
-            yield name, f"begins at {start}, as {first[start]} does: a shift lasts until the next one begins"
+            message = f"begins at {start}, as {first[start]} does: a shift lasts until the next one begins"
+            yield ("plant", "shifts", name), message
 
 
-def _model_mistakes(model: Model, devices: Mapping[str, Device]) -> list[tuple[str, str]]:
-    """Return contradictions that no checkpoint can resolve, each with its key."""
-    device = devices.get(model.device)
-    if device is None:
-        return [("device", f"{model.device!r} is not one of `devices`: {', '.join(devices)}")]
-    mistakes: list[tuple[str, str]] = []
+def _model_mistakes(model: Model, devices: Mapping[str, Device]) -> Iterator[tuple[str, str]]:
+    if model.device not in devices:
+        yield "device", f"{model.device!r} is not one of `devices`: {', '.join(devices)}"
+        return
     if model.least_memory is not None and model.least_memory > model.memory:
-        mistakes.append(
-            ("least_memory", f"{size_text(model.least_memory)} are more than `memory`, {size_text(model.memory)}")
-        )
+        yield "least_memory", f"{size_text(model.least_memory)} are more than `memory`, {size_text(model.memory)}"
     if (model.ttft_slo or model.tpot_slo) and not MODES[model.mode].keeps_slo:
         key = "ttft_slo" if model.ttft_slo else "tpot_slo"
         keepers = ", ".join(name for name, mode in MODES.items() if mode.keeps_slo)
-        mistakes.append((key, f"is kept by mode {keepers} only, and the mode is {model.mode}: leave it out"))
-    return mistakes
-
-
-def _absolute_secrets(
-    security: Security, folder: Path, environ: Mapping[str, str]
-) -> tuple[Security, list[tuple[tuple[str, ...], str]]]:
-    mistakes: list[tuple[tuple[str, ...], str]] = []
-    given = {name: getattr(security, name) for name in ("server_key", "allowed_clients", "http_token")}
-    files = {name: absolute_secret(file, folder, environ) if file else None for name, file in given.items()}
-    if (security.server_key is None) != (security.allowed_clients is None):
-        mistakes.append(((), "CURVE needs both server_key and allowed_clients"))
-    return Security(**files, weights=[folder / place for place in security.weights]), mistakes
+        yield key, f"is kept by mode {keepers} only, and the mode is {model.mode}: leave it out"
 
 
 class StartSettings:

@@ -21,10 +21,7 @@ CONSUMER_KEYS = frozenset(key for settings in KINDS.values() for key in settings
 
 
 def make_consumer(name: str, settings: ConsumerSettings, journal: Path) -> Consumer:
-    """Return the consumer `name` of the line with this journal, not yet connected.
-
-    Raises MissingExtraError if its packages are not installed.
-    """
+    """Return the consumer `name` of a line, not yet connected; MissingExtraError if its packages are missing."""
     line = f"{os.uname().nodename}:{journal.resolve()}"
     try:  # the identifier is one that no consumer of another line has, the same at each start
         return settings.make(f"coserve-{name}-{hashlib.sha256(line.encode()).hexdigest()[:8]}")

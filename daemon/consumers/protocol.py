@@ -4,7 +4,7 @@ A runner owns everything that all kinds share: reading the results, the durable 
 that people see. A kind knows its own protocol and nothing else.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
@@ -55,11 +55,7 @@ class DeliveryError(Exception):
 
 
 class ConsumerSettings(BaseModel):
-    """Keys of every kind: `send` says which results it gets, `start` with which a new consumer begins.
-
-    A kind adds its own keys and the literal that is its `kind`. It overrides what it needs of the methods; none of
-    them connects.
-    """
+    """Keys of every kind, which adds its own and its `kind`, and overrides what it needs; no method connects."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -97,32 +93,23 @@ class ConsumerSettings(BaseModel):
 
     def files(self) -> dict[SettingKey, Path]:
         """Return every file that it names, by key."""
-        return dict(_paths(self))
+        files: dict[SettingKey, Path] = {}
+        _placed(self, files.setdefault, ())
+        return files
 
     def resolved(self, place: Callable[[Path], Path]) -> Self:
         """Return the same settings with `place` applied to each file."""
-        return _placed(self, place)
+        return _placed(self, lambda _, file: place(file), ())
 
 
-def _paths(section: BaseModel, above: SettingKey = ()) -> Iterator[tuple[SettingKey, Path]]:
-    for name in type(section).model_fields:
-        match getattr(section, name):
-            case Path() as file:
-                yield (*above, name), file
-            case BaseModel() as inner:
-                yield from _paths(inner, (*above, name))
-            case _:
-                pass
-
-
-def _placed(section: _Section, place: Callable[[Path], Path]) -> _Section:
+def _placed(section: _Section, place: Callable[[SettingKey, Path], Path], above: SettingKey) -> _Section:
     update: dict[str, Any] = {}
     for name in type(section).model_fields:
         match getattr(section, name):
             case Path() as file:
-                update[name] = place(file)
+                update[name] = place((*above, name), file)
             case BaseModel() as inner:
-                update[name] = _placed(inner, place)
+                update[name] = _placed(inner, place, (*above, name))
             case _:
                 pass
     return section.model_copy(update=update)

@@ -21,7 +21,7 @@ from daemon.dashboard.site.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.site.live import MAX_LISTENERS, TooManyListeners
 from daemon.dashboard.site.server import PageThreads
 from daemon.dashboard.site.site import Site
-from daemon.host.child_heartbeat import beat
+from daemon.host.children import beat
 from daemon.monitor.answers import NoAnswer, http_answer
 from daemon.wire.control import ControlError
 

@@ -1,6 +1,9 @@
 """The consumers of a line as its daemon sees them: their checks, a process to keep running for each, their status."""
 
+import json
+import os
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,12 +11,54 @@ from typing import Any
 from daemon.config.addresses import CREDENTIALS
 from daemon.config.settings import Config, at_their_lines
 from daemon.consumers.kinds import make_consumer
-from daemon.delivery.status_page import SharedStatusPage
 from daemon.errors import MissingExtraError
 from daemon.host.children import ChildSpec
 from routing_rules.load import KeyPath
 
 _UNSET = f"{CREDENTIALS} is not set here: systemd sets it for a unit with LoadCredential="
+_PAGE_BYTES = 4096
+#: A writer and a reader do not wait for each other: what was read half-written is read again.
+_TRIES = 5
+_MAX_TEXT = 600
+
+
+class SharedStatusPage:
+    """A page of shared memory on which a consumer's process writes its status, by its file number.
+
+    A full disk does not affect it. What the last process wrote stays there while the next one starts.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    @classmethod
+    def make(cls, name: str) -> "SharedStatusPage":
+        fd = os.memfd_create(f"coserve-{name}", os.MFD_CLOEXEC)
+        os.ftruncate(fd, _PAGE_BYTES)
+        return cls(fd)
+
+    def write(self, facts: Mapping[str, Any]) -> None:
+        """Replace the status. Long texts are cut."""
+        short = {key: value[:_MAX_TEXT] if isinstance(value, str) else value for key, value in facts.items()}
+        text = json.dumps(short).encode()
+        head = f"{len(text):08d} {zlib.crc32(text):08x} ".encode()
+        os.pwrite(self.fd, (head + text)[:_PAGE_BYTES], 0)
+
+    def read(self) -> dict[str, Any]:
+        """Return the status; empty if none was written yet."""
+        for _ in range(_TRIES):
+            page = os.pread(self.fd, _PAGE_BYTES, 0)
+            try:
+                size, checksum = int(page[:8]), int(page[9:17], 16)
+            except ValueError:
+                return {}
+            text = page[18 : 18 + size]
+            if zlib.crc32(text) == checksum:
+                return json.loads(text)
+        return {}
+
+    def close(self) -> None:
+        os.close(self.fd)
 
 
 class Deliveries:
@@ -41,10 +86,7 @@ class Deliveries:
         ]
 
     def status(self, last_seq: int, children: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return `name, kind, position, behind, missed, state, last_error` of each, for control's `status`.
-
-        `position` and `behind` are null until its process has found out where it begins.
-        """
+        """Return `name, kind, position, behind, missed, state, last_error` of each: positions are null at first."""
         by_name = {child["name"]: child for child in children}
         return [self._row(name, last_seq, by_name.get(_child(name), {})) for name in self._status_pages]
 

@@ -11,10 +11,10 @@ from typing import Literal
 import structlog
 
 from daemon.consumers.protocol import Consumer, ResultKind
+from daemon.delivery.deliveries import SharedStatusPage
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import Runner
-from daemon.delivery.status_page import SharedStatusPage
-from daemon.host.child_heartbeat import beat
+from daemon.host.children import beat
 from daemon.storage.database.reader import ResultsReader
 
 #: After SIGTERM; the daemon waits for three.

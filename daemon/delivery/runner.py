@@ -15,8 +15,8 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.consumers.protocol import Consumer, DeliveryError, Message, State
+from daemon.delivery.deliveries import SharedStatusPage
 from daemon.delivery.position import DeliveryPosition, Mark, PositionError, PositionFile
-from daemon.delivery.status_page import SharedStatusPage
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.reader import ResultsReader
 
@@ -54,10 +54,7 @@ class Runner:
         newest: int | None = None,
         status_page: SharedStatusPage | None = None,
     ) -> None:
-        """A consumer without a position begins behind `newest`, or with the oldest message that is kept.
-
-        `repeats_boards`: with `boards` it gets the state of a board again after each review of it.
-        """
+        """A consumer without a position begins behind `newest`, or with the oldest message that is kept."""
         self._consumer = consumer
         self._reader = reader
         self._file = positions
@@ -107,7 +104,8 @@ class Runner:
                 self._report("waiting", f"{type(error).__name__}: {error}")
             if has_begun:
                 self._go_back()
-            await self._pause()
+            await self._wait(self._back_off_s)
+            self._back_off_s = min(2 * self._back_off_s, _LONGEST_BACK_OFF_S)
         await self._save(even_if_not_due=True)
 
     async def _connection(self) -> None:
@@ -153,10 +151,7 @@ class Runner:
         return True
 
     def _moved(self, done: Sequence[Message], upto: int) -> None:
-        """Move the position to `upto`; messages that are not in `done` were pruned.
-
-        They are counted here and not when they are read: messages may be pruned while they wait for delivery.
-        """
+        """Move the position to `upto`; messages not in `done` were pruned, maybe while they waited for delivery."""
         before = self._position
         self._position = before.moved(upto, [Mark(message["seq"], message["at"]) for message in done])
         if self._position.missed > before.missed:
@@ -265,10 +260,6 @@ class Runner:
             self._status_page.write(facts | {"last_error": self._reason or self._disk_problem})
 
     # Waiting
-
-    async def _pause(self) -> None:
-        back_off_s, self._back_off_s = self._back_off_s, min(2 * self._back_off_s, _LONGEST_BACK_OFF_S)
-        await self._wait(back_off_s)
 
     async def _wait(self, seconds: float) -> None:
         try:

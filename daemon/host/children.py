@@ -4,6 +4,7 @@ They run at low priority, so that nothing in them delays an image. A child that 
 then with growing pauses; one that hangs is killed. No child outlives the daemon, even a killed one.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -13,14 +14,12 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import structlog
-
-from daemon.host.child_heartbeat import Heartbeat
 
 _LOOK_EVERY_S = 0.1
 _FIRST_BACK_OFF_S = 0.5
@@ -29,6 +28,11 @@ _LONGEST_BACK_OFF_S = 30.0
 _WELL_AFTER_S = 30.0
 #: A child that is silent for this long counts as hung (docs/decisions.md says why).
 _HUNG_AFTER_S = 60.0
+_BEAT_EVERY_S = 1.0
+#: Factor on the allowed silence before the first beat: at low priority on a crowded machine a start takes minutes.
+_TIMES_FOR_A_START = 10
+#: Each check adds at most this to a silence: if the daemon itself was paused, its children may have been too.
+_MAX_SILENCE_S = 0.2
 _STOP_WITHIN_S = 3.0
 _REAP_WITHIN_S = 1.0
 #: Variables for the daemon alone: systemd would take a child that uses them for the daemon.
@@ -53,6 +57,45 @@ class ChildSpec:
     beats: bool = False
     on_wait: Callable[[float], None] = lambda _: None
     on_start: Callable[[], None] = lambda: None
+
+
+class Heartbeat:
+    """The daemon's end of one process's heartbeat: made with that process, asked often, closed with it.
+
+    A process that is stopped, deadlocked or busy-looping does not end: its silence shows that it needs a restart. Beats
+    are counted by an eventfd, which never fills and which a child cannot hold anything up with.
+    """
+
+    def __init__(self, now_s: float, hung_after_s: float) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._hung_after_s = hung_after_s
+        self._silent_s = 0.0
+        self._looked_s = now_s
+        #: When it last beat; None before its first beat.
+        self.heard_s: float | None = None
+
+    def hangs(self, now_s: float) -> bool:
+        """Return True if it was silent for longer than allowed, counting only time in which the daemon itself ran."""
+        if self._has_beaten():
+            self._silent_s, self.heard_s = 0.0, now_s
+        else:
+            self._silent_s += min(now_s - self._looked_s, _MAX_SILENCE_S)
+        self._looked_s = now_s
+        return self._silent_s >= self.patience_s
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds that its process may be silent now."""
+        return self._hung_after_s * (_TIMES_FOR_A_START if self.heard_s is None else 1)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def _has_beaten(self) -> bool:
+        try:
+            return os.eventfd_read(self.fd) > 0
+        except BlockingIOError:
+            return False
 
 
 class Children:
@@ -81,10 +124,7 @@ class Children:
                 child.is_to_hang_up = True
 
     def status(self) -> list[dict[str, Any]]:
-        """Return `name`, `state`, `pid`, `restarts`, `last_end` of each child.
-
-        `state` is `running`, `waiting` for its next start, or `hung`: killed for its silence, and not gone yet.
-        """
+        """Return `name`, `state` (running, waiting, or hung: killed), `pid`, `restarts`, `last_end` of each child."""
         return [child.status for child in self._children]
 
     def _run(self) -> None:
@@ -171,7 +211,7 @@ class _Child:
                 stdin=subprocess.PIPE,  # its other end closes with the daemon: `live_with_parent`
                 stdout=2,  # the daemon's own standard output is one line, for programs that wait until it is ready
                 pass_fds=pass_fds,
-                env=_environment(os.environ),
+                env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_CHILDREN},
                 start_new_session=True,  # a terminal's Ctrl-C is the daemon's: it stops its children in its order
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -221,6 +261,14 @@ class _Child:
         }
 
 
+async def beat(fd: int | None, is_well: Callable[[], bool] = lambda: True) -> None:
+    """Beat each second in which the process `is_well`, from its event loop. Without `fd` do nothing."""
+    while fd is not None:
+        if is_well():
+            os.eventfd_write(fd, 1)
+        await asyncio.sleep(_BEAT_EVERY_S)
+
+
 def live_with_parent() -> None:
     """Have the kernel kill this process when the daemon ends, in any way. A child calls it first.
 
@@ -245,10 +293,6 @@ def _is_orphan() -> bool:
     poll = select.poll()
     poll.register(0, select.POLLIN)
     return any(event & select.POLLHUP for _, event in poll.poll(0))
-
-
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name not in _NOT_FOR_CHILDREN}
 
 
 def _end(returned: int) -> str:

@@ -1,11 +1,20 @@
-"""Folders that the daemon makes: durable, with mode 0750, so that others read through the group (RESULTS.md)."""
+"""Folders that the daemon makes, durable and readable for the group (RESULTS.md), and exclusive locks.
 
+One line per database, journal and images (PROTOCOL.md, Sockets): locks die with their process.
+"""
+
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from daemon.errors import StartError
 from experts.durable import sync
 
 FOLDER_MODE = 0o750
+#: The lock file in a folder, and the suffix of the one beside a file.
+FOLDER_LOCK = ".lock"
 
 
 def make_folder(folder: Path) -> None:
@@ -31,3 +40,50 @@ def folder_problem(folder: Path) -> str | None:
 def _is_virtual(folder: Path) -> bool:
     state = os.statvfs(folder)
     return state.f_blocks == 0
+
+
+@contextmanager
+def exclusive_lock(path: Path, guards: str, line: Path, *, stays: bool = True) -> Iterator[None]:
+    """Lock the file `path` for the block, or raise StartError naming its process; `guards` says what it protects.
+
+    The file has the owner's process number and, if it `stays` after its release, its `line`.
+    """
+    make_folder(path.parent)
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.fchmod(fd, 0o600)  # reading is enough to lock a file
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise StartError(
+                f"{guards} is in use by another daemon, process {owner(path)[0] or 'unknown'}: stop it first, or name"
+                " another in coserve.yaml"
+            ) from None
+        if os.fstat(fd).st_nlink:
+            break
+        os.close(fd)  # its owner removed it meanwhile: the next one is another file
+    _write(fd, f"{os.getpid()}\n{line}")
+    try:
+        yield
+    finally:
+        if stays:
+            _write(fd, f"\n{line}")
+        else:
+            path.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def _write(fd: int, text: str) -> None:
+    with suppress(OSError):  # a full disk: the lock holds without its text
+        os.ftruncate(fd, os.pwrite(fd, os.fsencode(text), 0))
+
+
+def owner(path: Path) -> tuple[int, str]:
+    """Return the process (0: none) and coserve.yaml in a lock file, which a power cut may fill with other bytes."""
+    try:
+        process, _, line = path.read_bytes().partition(b"\n")
+    except OSError:
+        return 0, ""
+    is_path = line.startswith(b"/") and b"\0" not in line
+    return int(process) if process.isdigit() else 0, os.fsdecode(line) if is_path else ""

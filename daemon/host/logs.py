@@ -56,10 +56,7 @@ def is_journal(environ: Mapping[str, str], fd: int) -> bool:
 
 
 class JournaldLogger:
-    """A structlog logger whose events are journal entries: `MESSAGE`, `PRIORITY`, `EVENT` and each key in capitals.
-
-    An entry that the journal does not take goes to `stderr` with its priority in front (sd-daemon(3)).
-    """
+    """A structlog logger into the journal (to `stderr` where it refuses): `MESSAGE`, `PRIORITY`, `EVENT`, each key."""
 
     def __init__(self, stderr: TextIO, socket: Path) -> None:
         self._stderr = stderr

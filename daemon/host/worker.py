@@ -11,10 +11,7 @@ T = TypeVar("T")
 
 
 class Worker(Generic[T]):
-    """`enter` runs once in the thread, `carry_out` for each order, even after one that failed.
-
-    `start` returns after `enter`, so that threads that are started one after the other enter one after the other.
-    """
+    """A thread: `enter` runs once in it, before `start` returns, and `carry_out` for each order, whatever fails."""
 
     def __init__(self, name: str, carry_out: Callable[[T], None], enter: Callable[[], None] | None = None) -> None:
         self._orders: queue.SimpleQueue[T | None] = queue.SimpleQueue()

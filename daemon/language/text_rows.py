@@ -13,6 +13,7 @@ import structlog
 
 from daemon.intake.text_requests import TextStored
 from daemon.records import AcceptedText, Published, TextOutcome, TextRequest
+from daemon.storage.database.generations import accept_texts, finish_texts
 from daemon.storage.database.store import Store, TaskRunner
 
 #: Rows of one transaction, so that images do not wait long behind it.
@@ -72,7 +73,7 @@ class TextRows:
             return
         try:
             self._end_doubt(store)
-            stored = store.accept_texts([request for request, _ in group])
+            stored = store.transact(accept_texts, [request for request, _ in group])
         except Exception as error:  # noqa: BLE001  each publisher keeps its request and sends it again
             self._is_in_doubt = True
             self._log.warning("requests_failed", requests=len(group), error=str(error))
@@ -93,7 +94,7 @@ class TextRows:
             return
         try:
             self._end_doubt(store)
-            written = store.finish_texts(group)
+            written = store.transact(finish_texts, group)
         except Exception as error:  # noqa: BLE001  any outcome is kept and tried again
             self._is_in_doubt = True
             self._log.warning("texts_not_written", outcomes=len(self._outcomes), error=str(error))

@@ -225,4 +225,4 @@ def curve_keys(security: Security) -> CurveKeys | None:
 
 def capacity_problems(config: Config, routes: Routes, catalog: Catalog) -> list[str]:
     """Return the models and experts that do not fit the devices' memory."""
-    return sharing_problems(config) or memory_problems(images_config(config), routes.experts(), catalog)
+    return sharing_problems(config) or memory_problems(images_config(config), routes.experts, catalog)

@@ -68,10 +68,7 @@ class HttpAnswer:
 
 
 def http_answer(path: str, ask: Callable[[str], Mapping[str, Any]]) -> HttpAnswer:
-    """`ask("metrics")` has the exposition as `text`, `ask("health")` the answer of `health`, as control's answers.
-
-    503 if the daemon does not answer (`ask` raises NoAnswer). `path` is one of PATHS.
-    """
+    """Answer one of PATHS by control's `metrics` and `health`; 503 if `ask` raises NoAnswer."""
     try:
         if path == "/metrics":
             return HttpAnswer(200, _EXPOSITION, str(ask("metrics")["text"]))

@@ -1,7 +1,4 @@
-"""Gauges sampled at scrape time: backlog, state, memory, queues, disks, children, consumers, temperature.
-
-Counters and times are in metrics.py. A value that is not available is left out; the others are reported.
-"""
+"""Gauges sampled at scrape time, each left out while it is not available. Counters and times are in metrics.py."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -73,10 +73,7 @@ class HttpServer:
     def __init__(
         self, endpoint: str, registry: CollectorRegistry, token_file: Path | None = None, *, stands_in: bool = False
     ) -> None:
-        """Serve nothing yet. TokenError if the token cannot be used.
-
-        A server that `stands_in` says of every other path that the web pages are away.
-        """
+        """Read the token (TokenError). A server that `stands_in` says of other paths that the web pages are away."""
         self._stands_in = stands_in
         self._endpoint = endpoint
         self._token_file = token_file
@@ -86,10 +83,7 @@ class HttpServer:
         self._thread: threading.Thread | None = None
 
     def start(self, health: Health) -> str:
-        """Bind and begin to answer. `health` gives control's answer of that name (answers.py).
-
-        Returns the endpoint as bound; StartError if that fails or it would be open.
-        """
+        """Bind, begin to answer, and return the endpoint as bound; StartError if that fails or it would be open."""
         listener = bind_http(self._endpoint, has_token=self._token is not None)
         self.serve(listener, health)
         return url_of(listener)

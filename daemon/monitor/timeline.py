@@ -1,4 +1,4 @@
-"""The last minutes in memory: which batches ran, what was loaded, how much waited. For the Machine page.
+"""The last minutes in memory: which batches ran, what was loaded, how much waited, and what was rejected.
 
 The database does not say when a batch began, and asking it each second would cost the line more than these few
 thousand small rows, which end with the daemon.
@@ -7,7 +7,7 @@ thousand small rows, which end with the daemon.
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from daemon.records import BatchDone, ExpertSwitch, QueueSample
@@ -22,6 +22,9 @@ _SAMPLES = 3_600
 #: Entries of one answer; the newest, if there are more.
 _MAX_ENTRIES = 1_000
 MAX_WINDOW_S = 3600.0
+_HOUR_S, _MINUTE_S = 3600.0, 60.0
+#: Pairs of source and code; the one that was rejected the longest ago makes room.
+_MAX_PAIRS = 100
 
 
 class WorkTimeline:
@@ -47,10 +50,7 @@ class WorkTimeline:
             self._samples.append(sample)
 
     def work(self, seconds: float) -> dict[str, Any]:
-        """Answer control's `timeline`: the work that ended in the last `seconds`, oldest first; `more` if not all.
-
-        Times are seconds before `at`.
-        """
+        """Answer control's `timeline`: work that ended in the last `seconds`, timed before `at`; `more` if not all."""
         now_s = self._wall()
         with self._lock:
             batches = _newest(self._batches, lambda batch: batch.ended_wall_s >= now_s - seconds, _MAX_ENTRIES + 1)
@@ -64,16 +64,61 @@ class WorkTimeline:
         }
 
     def waits(self, seconds: float) -> dict[str, Any]:
-        """Answer control's `waits`: samples of the queues, one a second at most; the first may be older.
-
-        A sample holds until the next: while nothing changes, none is taken.
-        """
+        """Answer control's `waits`: samples of the queues, each of which holds until the next."""
         now_s = self._wall()
         with self._lock:
             samples = _newest(
                 self._samples, lambda sample: sample.at_wall_s >= now_s - seconds, _SAMPLES, and_one_before=True
             )
         return {"at": utc_text(now_s), "seconds": seconds, "samples": [_sample(sample, now_s) for sample in samples]}
+
+
+@dataclass(slots=True)
+class _Pair:
+    """Counts by minute, oldest first, and the newest reason."""
+
+    minutes: deque[list[int]] = field(default_factory=deque[list[int]])
+    reason: str = ""
+    at_s: float = 0.0
+
+
+class Rejections:
+    """Messages of the last hour that will never be accepted, by source and code (metrics.py counts no sources)."""
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self._wall = wall
+        self._lock = threading.Lock()
+        self._pairs: dict[tuple[str, str], _Pair] = {}
+
+    def note(self, source: str | None, code: str, reason: str) -> None:
+        """Count a rejected message; `source` is None where its header could not be read."""
+        now_s = self._wall()
+        minute = int(now_s // _MINUTE_S)
+        with self._lock:
+            key = (source or "", code)
+            pair = self._pairs[key] = self._pairs.pop(key, None) or _Pair()
+            pair.reason, pair.at_s = reason, now_s
+            if pair.minutes and pair.minutes[-1][0] == minute:
+                pair.minutes[-1][1] += 1
+            else:
+                pair.minutes.append([minute, 1])
+            while len(pair.minutes) > _HOUR_S / _MINUTE_S:
+                pair.minutes.popleft()
+            while len(self._pairs) > _MAX_PAIRS:
+                del self._pairs[next(iter(self._pairs))]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return source, code, images, the newest reason and its time of the last hour, the newest pair first."""
+        since = int((self._wall() - _HOUR_S) // _MINUTE_S)
+        with self._lock:
+            counts = {key: sum(count for minute, count in pair.minutes if minute > since)
+                      for key, pair in self._pairs.items()}  # fmt: skip
+            self._pairs = {key: pair for key, pair in self._pairs.items() if counts[key]}
+            return [
+                {"source": source, "code": code, "images": counts[source, code]}
+                | {"reason": pair.reason, "at": utc_text(pair.at_s)}
+                for (source, code), pair in reversed(self._pairs.items())
+            ]
 
 
 def _newest(entries: deque[T], is_in: Callable[[T], bool], max_count: int, *, and_one_before: bool = False) -> list[T]:

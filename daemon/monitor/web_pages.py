@@ -31,14 +31,7 @@ _NEEDED = {
 
 def missing_packages() -> list[str]:
     """Return the packages of the extra `dashboard` that are not installed."""
-    return [package for module, package in _NEEDED.items() if not _is_there(module)]
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ImportError:
-        return False
+    return [package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None]
 
 
 class WebPages:

@@ -14,7 +14,7 @@ def expert_facts(
 
     Usage that was `counted` (in a sample, or in results) wins over the usage expected from the rules.
     """
-    usage, successors = {**routes.usage(), **(counted or {})}, routes.successors()
+    usage, successors = {**routes.usage, **(counted or {})}, routes.successors
     facts = [
         ExpertFacts(
             expert=spec.expert,

@@ -15,8 +15,7 @@ from sqlalchemy.exc import ArgumentError
 
 from daemon.config.settings import Config, at_their_keys, sound_config
 from daemon.errors import ConfigError, StartError
-from daemon.host.folders import folder_problem
-from daemon.host.lock import FOLDER_LOCK, Lock, owner
+from daemon.host.folders import FOLDER_LOCK, exclusive_lock, folder_problem, owner
 from daemon.storage import quarantine
 from daemon.storage.database.connections import StoreError, sqlite_path
 
@@ -40,8 +39,7 @@ class _Claim:
     is_written: bool = True
 
     def conflicts(self, other: "_Claim") -> bool:
-        paths = self.path, other.path
-        is_close = paths[0] == paths[1] or paths[0] in paths[1].parents or paths[1] in paths[0].parents
+        is_close = self.path.is_relative_to(other.path) or other.path.is_relative_to(self.path)
         return is_close and (self.is_written or other.is_written)
 
 
@@ -53,7 +51,7 @@ def claim(path: Path, config: Config) -> ExitStack:
             try:
                 if each.lock is not None:
                     guards, stays = f"{each.key}: {each.noun} {each.path}", not each.key.startswith("endpoints.")
-                    locks.callback(Lock(each.lock, guards, path.resolve(), stays=stays).release)
+                    locks.enter_context(exclusive_lock(each.lock, guards, path.resolve(), stays=stays))
             except StartError as error:
                 problems += error.problems
         if problems:
@@ -126,7 +124,7 @@ def _claims(path: Path, config: Config) -> list[_Claim]:
 def _relation(each: _Claim, other: _Claim) -> str:
     if each.path == other.path:
         return f"{each.noun} {each.path} is {other.noun} of `{other.key}`" if other.key else f"{each.path} is this file"
-    verb = "lies in" if other.path in each.path.parents else "holds"
+    verb = "lies in" if each.path.is_relative_to(other.path) else "holds"
     return f"{each.noun} {each.path} {verb} {other.noun} {other.path}"
 
 

@@ -27,10 +27,7 @@ RESUME_FACTOR = 1.25
 
 @dataclass(frozen=True, slots=True)
 class SpaceClaims:
-    """The space that accepted images still need: images without verdict, their bytes, and bytes waiting to be copied.
-
-    `arriving_bytes` were admitted and are not in the journal yet.
-    """
+    """The space that accepted images still need; `arriving_bytes` were admitted and are not in the journal yet."""
 
     images: int = 0
     bytes: int = 0
@@ -83,10 +80,7 @@ class DiskSpace:
             return None
 
     def problem(self, arriving_bytes: int = 0, *, factor: float = 1.0) -> str | None:
-        """Return why an image of `arriving_bytes` is refused, in one sentence; None if it is admitted.
-
-        `factor` enlarges the reserve, so that intake that was held resumes with room to spare.
-        """
+        """Return why an image is refused, in one sentence; None if it is admitted. `factor` enlarges the reserve."""
         for places, space, floor in self._floors(arriving_bytes, factor):
             if space.free_bytes < floor:
                 self._refused |= arriving_bytes > 0

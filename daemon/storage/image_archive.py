@@ -5,6 +5,7 @@ Raw pixels become PGM or PPM files, which viewers open: a header of ours, then t
 
 import ctypes
 import errno
+import hashlib
 import os
 import queue
 import threading
@@ -54,6 +55,15 @@ def as_sent(content: bytes, suffix: str) -> tuple[bytes, Shape | None]:
     return payload, (height, width, 1 if kind == _GREY[0] else 3)
 
 
+def is_as_sent(content: bytes, suffix: str, sha256: str) -> bool:
+    """Return True if a file with this suffix holds the payload with that sha256."""
+    try:
+        payload, _ = as_sent(content, suffix)
+    except ValueError:
+        return False
+    return hashlib.sha256(payload).hexdigest() == sha256
+
+
 class ImageFolder:
     """`folder/DAY/THOUSANDS/ID.jpg`. Copying an image again gives the same file."""
 
@@ -100,10 +110,7 @@ class ImageFolder:
 
 
 def remove_images(folder: Path, image_paths: Sequence[str]) -> dict[str, str]:
-    """Delete copies, and the folders that are empty then. Return the paths that could not be deleted, with the reason.
-
-    `folder` is `images/`; paths are as in `inspections.image_path`.
-    """
+    """Delete copies and emptied folders of `images/`; return the `image_path` of failures, with the reason."""
     failures: dict[str, str] = {}
     folders: set[Path] = set()
     for image_path in image_paths:

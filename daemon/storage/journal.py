@@ -75,10 +75,7 @@ class JournalError(Exception):
 
 
 class _Descriptor:
-    """An open segment for reading, which closes with its last user.
-
-    An explicit close could give the descriptor's number to another file while a reader is about to use it.
-    """
+    """An open segment for reading; it closes with its last user, so that no reader meets another file."""
 
     __slots__ = ("fd",)
 
@@ -103,7 +100,7 @@ class Journal:
         self._end = 0
         self._active_path = folder
         make_folder(folder)
-        self._sizes = {number: self._path(number).stat().st_size for number in self._numbers()}
+        self._sizes = {number: segment_file(folder, number).stat().st_size for number in self._numbers()}
         self._active = max(self._sizes, default=0)
 
     @property
@@ -201,11 +198,8 @@ class Journal:
         """Delete the file and drop its reader, which would keep the space occupied."""
         with self._lock:
             self._readers.pop(number, None)
-        self._path(number).unlink(missing_ok=True)
+        segment_file(self._folder, number).unlink(missing_ok=True)
         self._sizes.pop(number, None)
-
-    def _path(self, number: int) -> Path:
-        return segment_file(self._folder, number)
 
     def _numbers(self) -> list[int]:
         return [int(match[1]) for path in self._folder.iterdir() if (match := _NAME.fullmatch(path.name))]
@@ -214,7 +208,7 @@ class Journal:
         with self._lock:
             reader = self._readers.get(number)
             if reader is None:
-                reader = self._readers[number] = _Descriptor(self._path(number))
+                reader = self._readers[number] = _Descriptor(segment_file(self._folder, number))
             return reader
 
     def _segment_with_room(self) -> int:
@@ -226,7 +220,7 @@ class Journal:
             with suppress(OSError):  # its records are durable; a second close might hit another file
                 os.close(fd)
         number = self._active + 1
-        path = self._path(number)
+        path = segment_file(self._folder, number)
         fd = None
         try:
             if not self._folder.exists():
@@ -326,10 +320,7 @@ class WaitingArrival:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalGroup:
-    """Images written together: the bytes of each are durable at its key, or none are, because of `error`.
-
-    Journal segments below `frontier` hold nothing of later groups.
-    """
+    """Images written together, or none because of `error`; segments below `frontier` hold nothing of later groups."""
 
     images: list[WaitingArrival]
     keys: list[JournalKey]
@@ -445,14 +436,10 @@ class SegmentCleanup:
         self._store = store
         #: Segments below hold nothing of groups that are still to be answered; below `_frontier` they may go.
         self._answered = self._frontier = journal.frontier
-        self._in_doubt = False
+        #: True from right before a commit of arrivals until it, or another after it that overwrites it, has succeeded.
+        self.is_in_doubt = False
         self._failure: str | None = None
         self._log = structlog.get_logger("journal")
-
-    @property
-    def is_in_doubt(self) -> bool:
-        """True if the last commit of arrivals failed, and nothing has been written over it."""
-        return self._in_doubt
 
     def begin(self) -> None:
         """Delete the segments that the last run left and no row needs."""
@@ -460,18 +447,10 @@ class SegmentCleanup:
         self._answered = self._frontier = self._journal.frontier
         self.drop()
 
-    def committing(self) -> None:
-        """Note that rows of arrivals are about to be committed: they are in doubt until `committed`."""
-        self._in_doubt = True
-
-    def committed(self) -> None:
-        """Note a successful commit: it has overwritten the remains of a failed one."""
-        self._in_doubt = False
-
     def end_doubt(self) -> None:
         """Overwrite a failed commit; raises the database's errors while it refuses writes."""
         self._store.write_over()
-        self.committed()
+        self.is_in_doubt = False
         self._advance()
 
     def answered(self, frontier: int) -> None:
@@ -491,6 +470,6 @@ class SegmentCleanup:
         self._failure = failure
 
     def _advance(self) -> None:
-        if self._answered > self._frontier and not self._in_doubt:
+        if self._answered > self._frontier and not self.is_in_doubt:
             self._frontier = self._answered
             self.drop()

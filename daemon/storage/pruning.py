@@ -6,6 +6,7 @@ name nothing.
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -22,7 +23,10 @@ from daemon.storage.database.prune import (
     AgeLimit,
     AgeMark,
     OldBoard,
+    forget_images,
+    forget_others,
     kept_bytes,
+    note_age,
     old_boards,
     oldest_kept,
     read_age_marks,
@@ -63,8 +67,7 @@ Ages = Callable[[float], AgeLimit | None]
 class RunningAges:
     """Ages by the earliest of all clocks of the last 24 hours in which a daemon ran with this database.
 
-    Nothing that came later than that is old, whatever its time says. So a clock that is wrong for less than that,
-    in either direction, at a start or later, makes nothing old.
+    So a clock that is wrong for less than that, in either direction, makes nothing old.
     """
 
     def __init__(self, url: str, clock: Clock, run_task: RunTask) -> None:
@@ -81,7 +84,7 @@ class RunningAges:
     def note(self) -> None:
         """Note the clock and the newest rows; every few minutes, because a restart loses the time since."""
         running_s, wall_s = int(self._clock.monotonic_s() - self._start_s), self._clock.wall_s()
-        self._run_task(lambda store: store.note_age(running_s, wall_s, _DAY_S))
+        self._run_task(lambda store: store.transact(note_age, running_s, wall_s, _DAY_S))
 
     def __call__(self, age_s: float) -> AgeLimit | None:
         running_s = self._clock.monotonic_s() - self._start_s
@@ -146,7 +149,8 @@ class Pruner:
         total_bytes = self._query(kept_bytes) if self._settings.images_bytes is not None else 0
         while images := self._next_images(total_bytes):
             began_s = time.monotonic()
-            self._run_task(lambda store, images=images: store.forget_images([image.inspection_id for image in images]))
+            ids = [image.inspection_id for image in images]
+            self._run_task(lambda store, ids=ids: store.transact(forget_images, ids))
             failures = remove_images(self._images, [image.path for image in images])
             removed_bytes = sum(image.size_bytes for image in images if image.path not in failures)
             total_bytes -= removed_bytes
@@ -176,7 +180,7 @@ class Pruner:
         versions, last_id = self._query(lambda connection: unused_rules(connection, old))
         if versions:
             self._run_task(lambda store: store.forget_rules(versions, last_id))
-        while self._run_task(lambda store: store.forget_others(old, _ROWS_PER_TURN)) and self._rest(_PAUSE_S):
+        while self._run_task(lambda store: store.transact(forget_others, old, _ROWS_PER_TURN)) and self._rest(_PAUSE_S):
             pass
 
     def sweep(self) -> None:
@@ -245,32 +249,24 @@ class Pruner:
 
 
 def prune_alone(url: str, images: Path, settings: Retention, note: str | None = None) -> PruneCounts:
-    """Prune a line whose daemon does not run, and trust the clock; the caller holds the line's locks.
-
-    Raises StoreError if there is no database.
-    """
+    """Prune a line whose daemon does not run, under the caller's locks, and trust the clock."""
     path = sqlite_path(url)
     if path is not None and not path.is_file():
         raise StoreError(f"there is no database at {path}: has this line run?")
-    store = open_store(url)
-    try:
+    with closing(open_store(url)) as store:
         pruner = Pruner(
             *(url, images, settings, DiskSpace({"images": images}, settings.reserve)),
             run_task=lambda task: task(store),
             rest=lambda _seconds: True,
             ages=lambda age_s: AgeLimit(utc_text(max(0.0, time.time() - age_s))),
         )
-        try:
+        with closing(pruner):
             pruner.prune_images()
             pruner.prune_results()
             pruner.sweep()
-        finally:
-            pruner.close()
         row = Change(utc_text(time.time()), current_user(), "prune", "results", note=note)
         store.note_changes(ChangeNotes((row,)))
         upkeep.vacuum(store.engine)
-    finally:
-        store.close()
     return pruner.counts
 
 

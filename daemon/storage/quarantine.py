@@ -26,10 +26,7 @@ NAMES = re.compile(r"\d{8}T\d{15}-.+-.+\.(bin|part)")
 
 
 class Quarantine:
-    """One file per image, named by time, source and id; the newest `max_bytes` stay. Any thread may call `keep`.
-
-    Files are not synced: their images were refused anyway.
-    """
+    """One unsynced file per image, named by time, source and id; the newest `max_bytes` stay. Any thread may `keep`."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
@@ -94,10 +91,7 @@ class Quarantine:
 
 
 class BadImages:
-    """Copies accepted images that decoding found bad from the journal to the quarantine.
-
-    In a thread of its own, so that the line never waits for the copy. A failed copy is logged.
-    """
+    """A thread that copies accepted images that decoding found bad from the journal to the quarantine."""
 
     def __init__(self, quarantine: Quarantine, read: Callable[[JournalKey], bytes]) -> None:
         self._quarantine = quarantine

@@ -78,10 +78,7 @@ class ResultsStream:
         self._thread = SocketThread("publish", binding, self._mailbox, _configure, self._serve)
 
     def start(self, heartbeat: Callable[[], tuple[str, int]]) -> str:
-        """Bind and begin to send. `heartbeat` returns the line's state and its backlog of images.
-
-        Return the endpoint as bound, port filled in; StartError if that fails.
-        """
+        """Bind, begin to send, and return the endpoint. `heartbeat` returns the line's state and its backlog."""
         self._heartbeat = heartbeat
         return self._thread.start()[0]
 
@@ -106,10 +103,6 @@ class ResultsStream:
         """Send the messages that wait, and close."""
         self._stopping = True
         self._thread.stop()
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive
 
     def _serve(self, pub: Socket) -> None:
         poller = zmq.Poller()

@@ -1,7 +1,4 @@
-"""The retention thread: watches free space, prunes, and keeps the database in shape while the line runs.
-
-It writes nothing itself: a change of rows is a short task of the writer's thread, with pauses in between.
-"""
+"""The retention thread: watches free space, prunes, and has the writer keep the database in shape meanwhile."""
 
 import sqlite3
 import threading
@@ -68,10 +65,7 @@ class RetentionThread:
         on_pruned: Callable[[str, int], None],
         clock: Clock | None = None,
     ) -> None:
-        """`hold(cause, problem)` keeps images out until `resume(cause)`; `on_pruned` gets a kind and a number.
-
-        Raises StoreError if the database cannot be opened.
-        """
+        """`hold(cause, problem)` keeps images out until `resume(cause)`; `on_pruned` gets a kind and a number."""
         self._clock = clock or Clock()
         self._disk_space = disk_space
         self._hold, self._resume, self._on_pruned = hold, resume, on_pruned

@@ -51,10 +51,7 @@ def decision(fields: Mapping[str, Any]) -> ReviewDecision:
 def write_review(
     writer: TaskRunner, fields: dict[str, Any], publish: Callable[[list[Published]], None]
 ) -> dict[str, Any]:
-    """Write the decision, wait for its commit, and return the row. `publish` gets its message, in the writer's thread.
-
-    ControlError if nothing was written, or (`no_answer`) if that is not known yet.
-    """
+    """Write the decision and return its committed row; ControlError if it is not written, or `no_answer` in time."""
     wanted = decision(fields)
     writing = writer.run(lambda store: store.review(wanted, publish))
     try:
@@ -64,7 +61,11 @@ def write_review(
     except CancelledError:
         raise ControlError("not_stored", "the decision is not stored: the daemon stops") from None
     except TimeoutError:
-        raise _late(is_taken_back=writing.cancel()) from None
+        if writing.cancel():
+            reason = "the decision is not stored: the database or the disk is busy: try again"
+            raise ControlError("not_stored", reason) from None
+        reason = "the disk is slow, and the decision may or may not be stored: try again, it counts once"
+        raise ControlError("no_answer", reason) from None
     except (SQLAlchemyError, OSError) as error:
         raise ControlError("not_stored", not_stored(error)) from None
 
@@ -72,13 +73,6 @@ def write_review(
 def not_stored(error: Exception) -> str:
     """Return the reason for a reviewer when a disk or a database takes nothing."""
     return f"the decision is not stored: {getattr(error, 'orig', None) or error}: try again"
-
-
-def _late(*, is_taken_back: bool) -> ControlError:
-    if is_taken_back:
-        return ControlError("not_stored", "the decision is not stored: the database or the disk is busy: try again")
-    reason = "the disk is slow, and the decision may or may not be stored: try again, it counts once"
-    return ControlError("no_answer", reason)
 
 
 def _number(fields: Mapping[str, Any], name: str) -> int | None:

@@ -14,9 +14,9 @@ import resource
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import structlog
@@ -42,12 +42,8 @@ _CHILDREN = 4
 _REFUSED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """An image that was in a decoder when the daemon died, for the `deaths`-th time."""
-
-    key: JournalKey
-    deaths: int
+#: Images that were in a decoder when the daemon died, each with how often.
+Suspects = Mapping[JournalKey, int]
 
 
 class DecodeMarks:
@@ -81,9 +77,9 @@ class DecodeMarks:
 
         return mark
 
-    def keep(self, keys: Collection[JournalKey]) -> list[Suspect]:
+    def keep(self, keys: Collection[JournalKey]) -> Suspects:
         """Forget all suspects but those in `keys` (images that still wait for a verdict), and return these."""
-        suspects = [suspect for suspect in self.suspects if suspect.key in keys]
+        suspects = {key: deaths for key, deaths in self.suspects.items() if key in keys}
         self._write_past(suspects)
         return suspects
 
@@ -93,28 +89,26 @@ class DecodeMarks:
             return
         if clean:
             self._memory[:_PAST] = bytes(_PAST)
-            self._write_past([])
+            self._write_past({})
         self._memory.close()
 
-    def _read(self) -> list[Suspect]:
+    def _read(self) -> Suspects:
         """Return the images in the last run's decoders, and the suspects of that run."""
         if self._memory is None:
-            return []
+            return {}
         records = list(_RECORD.iter_unpack(self._memory[: 2 * _PAST]))
         deaths = {JournalKey(*record[:3]): record[3] for record in records[_MAX_MARKS:] if record[3]}
         for segment, offset, length, is_marked in records[:_MAX_MARKS]:
             if is_marked:
                 key = JournalKey(segment, offset, length)
                 deaths[key] = deaths.get(key, 0) + 1
-        return [Suspect(key, count) for key, count in deaths.items()]
+        return deaths
 
-    def _write_past(self, suspects: Collection[Suspect]) -> None:
+    def _write_past(self, suspects: Suspects) -> None:
         if self._memory is None:
             return
-        past = [
-            _RECORD.pack(suspect.key.segment, suspect.key.offset, suspect.key.length, suspect.deaths)
-            for suspect in list(suspects)[:_MAX_MARKS]
-        ]
+        first = islice(suspects.items(), _MAX_MARKS)
+        past = [_RECORD.pack(key.segment, key.offset, key.length, deaths) for key, deaths in first]
         self._memory[: 2 * _PAST] = bytes(_PAST) + b"".join(past).ljust(_PAST, b"\0")
 
 
@@ -132,7 +126,7 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def examine(
-    suspects: Sequence[Suspect],
+    suspects: Suspects,
     images: Sequence[Accepted],
     read: Callable[[JournalKey], bytes],
     limit_s: float,
@@ -140,7 +134,7 @@ def examine(
 ) -> list[tuple[Accepted, str]]:
     """Return those of `images` that must not enter a decoder of the daemon again, each with the reason."""
     by_key = {image.key: image for image in images}
-    marked = [(by_key[suspect.key], suspect.deaths) for suspect in suspects if suspect.key in by_key]
+    marked = [(by_key[key], deaths) for key, deaths in suspects.items() if key in by_key]
     log = structlog.get_logger("marks")
 
     def try_decoding(image: Accepted, deaths: int) -> tuple[Accepted, str] | None:

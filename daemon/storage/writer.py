@@ -51,17 +51,14 @@ _MAX_RETRY_S = 5.0
 _MAX_SWITCHES = 10_000
 
 
-class _Stop:
-    """Ends the thread, once everything before it in the queue is written."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Task:
     task: Callable[[Store], Any]
     done: Future[Any]
 
 
-_Item = ArrivalGroup | Outcome | ExpertSwitch | Routes | ChangeNotes | list[ImageCopy] | _Task | _Stop
+#: None ends the thread, once everything before it in the queue is written.
+_Item = ArrivalGroup | Outcome | ExpertSwitch | Routes | ChangeNotes | list[ImageCopy] | _Task | None
 
 
 class WriterReports(Protocol):
@@ -139,7 +136,7 @@ class Writer:
         if self._thread.ident is None:
             return  # the start failed before this thread's turn
         self._journal_thread.stop()
-        self._queue.put(_Stop())
+        self._queue.put(None)
         self._thread.join()
         self._archiver.stop()
 
@@ -168,10 +165,7 @@ class Writer:
         self._queue.put(notes)
 
     def run(self, task: Callable[[Store], T]) -> Future[T]:
-        """Run a short task in the writer thread, between two groups; one per turn, in order.
-
-        It holds up intake meanwhile. Tasks that the thread has not begun when it ends are cancelled.
-        """
+        """Run a short task between two groups, one a turn; those not begun when the thread ends are cancelled."""
         done: Future[T] = Future()
         self._queue.put(_Task(task, done))
         return done
@@ -232,7 +226,7 @@ class Writer:
                 self._changes.append(item)
             case _Task():
                 self._tasks.append(item)
-            case _Stop():
+            case None:
                 self._stopping = True
             case _:
                 self._copies.extend(item)
@@ -404,10 +398,10 @@ class Writer:
             return
         pairs = [(image.arrival, key) for image, key in new.values()]
         self._write_changes()
-        self._cleanup.committing()
+        self._cleanup.is_in_doubt = True
         with self._rulebook.opening:
             accepted = self._store.accept(pairs, self._rulebook.current)
-        self._cleanup.committed()
+        self._cleanup.is_in_doubt = False
         self.is_failing = False
         self._call(self._reports.accepted, accepted)
         for (image, _), answer in zip(new.values(), accepted, strict=True):

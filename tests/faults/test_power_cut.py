@@ -188,12 +188,12 @@ file.save(DeliveryPosition(8)); file.save(DeliveryPosition(9))
     assert "disk" in synced_folders(tmp_path)
 
 
-@pytest.mark.parametrize("first", ["lock = Lock(folder / 'lock', '', folder)", "pass"])
+@pytest.mark.parametrize("first", ["exclusive_lock(folder / 'lock', '', folder).__enter__()", "pass"])
 def test_the_folders_that_a_first_start_makes_are_durable_before_its_first_image_is(tmp_path: Path, first: str) -> None:
     """The lock makes the journal's folder in a daemon; a journal alone makes it itself."""
     code = f"""
 from pathlib import Path
-from daemon.host.lock import Lock
+from daemon.host.folders import exclusive_lock
 from daemon.storage.journal import Journal
 folder = Path('data/line/journal')
 {first}

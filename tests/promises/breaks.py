@@ -133,7 +133,7 @@ BREAKS = (
     ),
     Break(
         "One daemon per database",
-        "daemon/host/lock.py",
+        "daemon/host/folders.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
         ("daemon/host/test_lock.py",),
@@ -604,8 +604,8 @@ BREAKS = (
     ),
     Break(
         "The bytes of an image whose commit failed",
-        "daemon/storage/journal.py",
-        "self._in_doubt = True",
+        "daemon/storage/writer.py",
+        "self._cleanup.is_in_doubt = True",
         "pass",
         ("faults/test_failed_commit.py",),
     ),

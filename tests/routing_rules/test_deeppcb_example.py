@@ -87,7 +87,7 @@ def test_the_rules_send_suspect_windows_to_the_detector() -> None:
         read_yaml(RULES), str(RULES), {**experts, deeppcb.DETECTOR: ExpertLabels("detect", deeppcb.LABELS)}
     )
     assert routes.recipes[deeppcb.BOARD_TYPE].expected == 4
-    assert [expert for expert, _ in routes.successors()["window"]] == [deeppcb.DETECTOR]
+    assert [expert for expert, _ in routes.successors["window"]] == [deeppcb.DETECTOR]
 
 
 @pytest.mark.parametrize(

@@ -253,15 +253,6 @@ def test_a_pattern_behind_one_that_covers_it_is_unreachable(first: str, covered:
     )
 
 
-def test_a_pattern_that_two_earlier_ones_cover_together() -> None:
-    entry = "{expert: e, pass: [ok]}"
-    text = f"boards: {{b: {{components: {{R1: 1}}}}}}\nclassifiers:\n  '?': {entry}\n  '??*': {entry}\n  '*': {entry}\n"
-    with pytest.raises(
-        RulesError, match=r"f:5:3: unreachable: `\?` \(line 3\) and `\?\?\*` \(line 4\) already match all"
-    ):
-        compile_rules(text, "f")
-
-
 @pytest.mark.parametrize(
     ("first", "second"), [("R0402", "R*"), ("R?", "R*"), ("R*2", "R*"), ("*R", "R*"), ("r*", "R*")]
 )
@@ -269,15 +260,6 @@ def test_a_wider_pattern_behind_a_narrower_one_is_right(first: str, second: str)
     entry = "{expert: e, pass: [ok]}"
     text = f"boards: {{b: {{components: {{R0402: 1}}}}}}\nclassifiers:\n  '{first}': {entry}\n  '{second}': {entry}\n"
     assert compile_rules(text, "f").first_step("b", "R0402") is not None
-
-
-def test_only_the_patterns_that_are_needed_to_cover_are_named() -> None:
-    entry = "{expert: e, pass: [ok]}"
-    patterns = "".join(f"  '{pattern}': {entry}\n" for pattern in ("b*", "a", "ab?", "??*", "a*", "R"))
-    with pytest.raises(RulesError) as raised:
-        compile_rules(f"{ONE_BOARD}classifiers:\n{patterns}", "f")
-    places = [(problem.line, problem.message[:60]) for problem in raised.value.problems]
-    assert places == [(7, "unreachable: `a` (line 4) and `??*` (line 6) already match a")]
 
 
 def test_every_cycle_is_found_once() -> None:

@@ -130,21 +130,21 @@ steps:
   e: {expert: e, pass: [ok]}
 """
     routes = the_routes(text)
-    assert routes.experts() == ("a", "d", "e", "b")
-    assert routes.usage() == pytest.approx({"a": 0.75, "b": 0.25, "d": 0.8, "e": 0.64})
-    assert dict(routes.successors()["a"]) == pytest.approx({"d": 0.9})
-    assert dict(routes.successors()["d"]) == pytest.approx({"e": 0.8})
-    assert routes.successors()["e"] == ()
+    assert routes.experts == ("a", "d", "e", "b")
+    assert routes.usage == pytest.approx({"a": 0.75, "b": 0.25, "d": 0.8, "e": 0.64})
+    assert dict(routes.successors["a"]) == pytest.approx({"d": 0.9})
+    assert dict(routes.successors["d"]) == pytest.approx({"e": 0.8})
+    assert routes.successors["e"] == ()
 
 
 def test_the_usage_of_first_experts_sums_to_one() -> None:
-    usage = the_routes().usage()
+    usage = the_routes().usage
     assert usage["R0402"] + usage["C0603"] + usage["QFP64"] == pytest.approx(1.0)
 
 
 def test_boards_weigh_by_how_often_they_are_built_and_how_many_images_they_bring() -> None:
     text = "boards: {x: {share: 3, components: {A: 1}}, y: {components: {B: 2}}}\n"
-    usage = the_routes(text + "classifiers: {'*': {expert: '{component}', pass: [ok]}}").usage()
+    usage = the_routes(text + "classifiers: {'*': {expert: '{component}', pass: [ok]}}").usage
     assert usage == pytest.approx({"A": 0.6, "B": 0.4})
 
 
@@ -158,8 +158,8 @@ steps: {s1: {expert: e1, pass: [ok]}, s2: {expert: e2, pass: [ok]}, s3: {expert:
     third = 0.2 / 3
     expected = {"e1": 0.4, "e2": third, "e3": 0.4 + third}
     routes = the_routes(text)
-    assert dict(routes.successors()["a"]) == pytest.approx(expected)
-    assert {name: routes.usage()[name] for name in expected} == pytest.approx(expected)
+    assert dict(routes.successors["a"]) == pytest.approx(expected)
+    assert {name: routes.usage[name] for name in expected} == pytest.approx(expected)
 
 
 def test_an_expert_behind_two_branches_is_used_by_both() -> None:
@@ -171,7 +171,7 @@ steps:
   s2: {expert: e2, pass: [ok], pass_rate: 0.5, then: last}
   last: {expert: e3, pass: [ok]}
 """
-    assert the_routes(text).usage() == pytest.approx({"a": 1.0, "e1": 0.6, "e2": 0.4, "e3": 0.8})
+    assert the_routes(text).usage == pytest.approx({"a": 1.0, "e1": 0.6, "e2": 0.4, "e3": 0.8})
 
 
 def test_a_detectors_branches_share_what_its_pass_rate_leaves() -> None:
@@ -181,27 +181,27 @@ classifiers: {A: {expert: a, pass: [ok], pass_rate: 1, then: d}}
 detectors: {d: {expert: d, pass_rate: 0.9, then: {p: s, q: t, "*": u}}}
 steps: {s: {expert: s, pass: [ok]}, t: {expert: t, pass: [ok]}, u: {expert: u, pass: [ok]}}
 """
-    assert dict(the_routes(text).successors()["d"]) == pytest.approx({"s": 0.05, "t": 0.05, "u": 0.9})
+    assert dict(the_routes(text).successors["d"]) == pytest.approx({"s": 0.05, "t": 0.05, "u": 0.9})
 
 
 def test_usage_is_a_probability_even_where_a_chain_comes_back_to_an_expert() -> None:
     text = "boards: {x: {components: {A: 1}}}\nclassifiers: {A: {expert: a, pass: [ok], pass_rate: 1, then: s}}\n"
-    usage = the_routes(text + "steps: {s: {expert: a, pass: [ok]}}").usage()
+    usage = the_routes(text + "steps: {s: {expert: a, pass: [ok]}}").usage
     assert usage == {"a": 1.0}
 
 
 def test_a_pass_rate_of_zero_leaves_later_experts_unused() -> None:
     text = "boards: {x: {components: {A: 1}}}\nclassifiers: {A: {expert: a, pass: [ok], pass_rate: 0, then: s}}\n"
     routes = the_routes(text + "steps: {s: {expert: b, pass: [ok], then: t}, t: {expert: c, pass: [ok]}}")
-    assert routes.usage() == {"a": 1.0, "b": 0.0, "c": 0.0}
-    assert routes.successors()["b"] == (("c", 0.0),)
+    assert routes.usage == {"a": 1.0, "b": 0.0, "c": 0.0}
+    assert routes.successors["b"] == (("c", 0.0),)
 
 
 def test_experts_that_only_extras_can_need_are_listed() -> None:
     text = "boards: {x: {extras: allow, components: {A: 1}}}\nclassifiers:\n  A: {expert: a, pass: [ok]}\n"
     routes = the_routes(text + "  '*': {expert: general, pass: [ok]}\n")
-    assert routes.experts() == ("a", "general")
-    assert routes.usage() == {"a": 1.0, "general": 0.0}
+    assert routes.experts == ("a", "general")
+    assert routes.usage == {"a": 1.0, "general": 0.0}
 
 
 def test_compiled_rules_cannot_be_changed() -> None:
@@ -214,8 +214,8 @@ def test_compiled_rules_cannot_be_changed() -> None:
         routes.recipes,
         routes.recipes["a"].positions,
         routes.first_steps["a"],
-        routes.usage(),
-        routes.successors(),
+        routes.usage,
+        routes.successors,
         step.codes,  # type: ignore[union-attr]
     ):
         with pytest.raises(TypeError):
@@ -229,7 +229,7 @@ def test_many_branches_through_shared_steps_stay_small() -> None:
     )
     text = "boards: {x: {components: {A: 1}}}\nclassifiers: {A: {expert: '{component}', pass: [ok], then: s0}}\n"
     routes = the_routes(f"{text}steps:\n{steps}  s14: {{expert: 'last-{{component}}', pass: [ok]}}\n")
-    assert routes.usage()["last-A"] == pytest.approx(0.95)
+    assert routes.usage["last-A"] == pytest.approx(0.95)
 
 
 def test_hundreds_of_component_types_compile() -> None:
@@ -239,8 +239,8 @@ def test_hundreds_of_component_types_compile() -> None:
     catalog = {f"T{n}": ExpertLabels("classify", ("ok", "bad")) for n in range(352)}
     text = f"boards: {{x: {{components: {{{components}}}}}}}\nclassifiers:\n{patterns}{rest}"
     routes = the_routes(text, catalog | {"yolo": ExpertLabels("detect", ("x",))})
-    assert len(routes.experts()) == 353
-    assert routes.usage()["yolo"] == pytest.approx(0.95)
+    assert len(routes.experts) == 353
+    assert routes.usage["yolo"] == pytest.approx(0.95)
 
 
 def test_compiling_accepts_a_document_and_refuses_with_every_problem(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJ
 
 
 def _prune_by_daemon(control: str, note: str | None) -> dict[str, Any]:
-    """One round of the daemon's; what it pruned meanwhile."""
+    """Have the daemon prune a round; return what it pruned meanwhile."""
     from daemon.storage.pruning import PruneCounts
     from daemon.wire.control import ask
     from experts.versions import current_user
@@ -173,19 +173,11 @@ def _prune_by_daemon(control: str, note: str | None) -> dict[str, Any]:
 
 
 def _prune_here(config: Path, settings: Any, note: str | None) -> dict[str, Any]:
-    """No daemon runs: the line's locks keep it so until this is done."""
+    """Prune while no daemon runs; the line's locks keep it so until this is done."""
     from daemon.errors import ConfigError
     from daemon.storage.claims import claim
     from daemon.storage.database.connections import StoreError
     from daemon.storage.pruning import prune_alone
 
-    try:
-        locks = claim(config, settings)
-    except (ConfigError, StoreError) as error:
-        fail(str(error), status=1)
-    try:
+    with exit_on(ConfigError, StoreError), claim(config, settings):
         return asdict(prune_alone(settings.database, settings.images, settings.retention, note))
-    except StoreError as error:
-        fail(str(error), status=1)
-    finally:
-        locks.close()

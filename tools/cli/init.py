@@ -75,7 +75,7 @@ def init(
         fail(f"that makes no rules: {error.problems[0].message}", status=2)
     except OSError as error:
         fail(f"{error.filename or folder}: {error.strerror or error}", status=2)
-    _report(folder, written_files, sorted(routes.experts()), answers, as_json)
+    _report(folder, written_files, sorted(routes.experts), answers, as_json)
 
 
 class _Asking:
@@ -178,7 +178,7 @@ def _report(folder: Path, written_files: list[Path], experts: list[str], answers
 
 
 def _show_dashboard(folder: Path, dashboard: "Dashboard") -> None:
-    from daemon.host.own_address import own_address
+    from daemon.host.machine import own_address
     from tools.setup.line_files import PORT, TOKEN
 
     if dashboard != "no":

@@ -2,15 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from tools.terminal.console import AsJson, ConfigPath, console, errors, fail, print_json, print_table
 from tools.terminal.option_values import shift_option, since_option, time_window, until_option
-
-if TYPE_CHECKING:
-    from tools.query.rejudge import RejudgeReport
 
 _LISTED = 20
 _NICENESS = 10
@@ -62,7 +59,7 @@ def rejudge(
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(*columns, console=errors, transient=True) as bars:
         task = bars.add_task("judging again", total=None)
-        report = rejudge_line(
+        summary, changes = rejudge_line(
             open_line(config),
             request,
             threads=threads,
@@ -70,28 +67,27 @@ def rejudge(
             announce=lambda sentence: errors.print(sentence, markup=False),
         )
     if csv is not None:
-        write_csv(csv, report.changes)
+        write_csv(csv, changes)
     if as_json:
-        print_json({**report.summary, "list": report.changes})
+        print_json({**summary, "list": changes})
     else:
-        _print(report, csv)
-    raise SystemExit(1 if report.changes else 0)
+        _print(summary, changes, csv)
+    raise SystemExit(1 if changes else 0)
 
 
-def _print(report: "RejudgeReport", csv: Path | None) -> None:
+def _print(summary: dict[str, Any], changes: list[dict[str, Any]], csv: Path | None) -> None:
     from tools.query.rejudge import EFFECTS
 
-    summary = report.summary
     console.print(
         f"{summary['rejudged']} images judged again: {summary['unchanged']} as before, {summary['changed']} would"
         f" change, on {summary['boards']} boards"
     )
-    for sentence in report.notes:
+    for sentence in summary["notes"]:
         console.print(f"note: {sentence}", markup=False)
     if summary["differences"]:
         differences = [(row["what"], row["images"]) for row in summary["differences"]]
         print_table("Different from then", ("then → now", "images"), differences)
-    if not report.changes:
+    if not changes:
         return
     cells = [
         (row["from"], "→", row["to"] if row["to"] != row["from"] else "other defect", row["images"])
@@ -102,11 +98,11 @@ def _print(report: "RejudgeReport", csv: Path | None) -> None:
         effects = [(words, summary["effects"][name]) for name, words in EFFECTS.items()]
         print_table(f"Against {summary['reviewed']} reviewed images", ("what", "images"), effects)
     keys = ("inspection_id", "serial", "designator", "component", "verdict", "would_be", "final_verdict")
-    title = f"The newest {_LISTED} changes" if len(report.changes) > _LISTED else "Changes"
+    title = f"The newest {_LISTED} changes" if len(changes) > _LISTED else "Changes"
     columns = ("image", "board", "place", "component", "was", "would be", "reviewer said")
-    rows = [[_with_defect(row, key) for key in keys] for row in report.changes[:_LISTED]]
+    rows = [[_with_defect(row, key) for key in keys] for row in changes[:_LISTED]]
     print_table(title, columns, rows, unbroken=("image",))
-    if len(report.changes) > _LISTED and csv is None:
+    if len(changes) > _LISTED and csv is None:
         console.print("all of them: --csv FILE, or --json")
 
 

@@ -100,7 +100,7 @@ def results(
     Example: coserve results --verdict fail --since today --limit 20 --config demo/coserve.yaml
     """
     from tools.query.reading import ResultsQuery
-    from tools.query.results import DEFAULT_LIMIT, RowOutput, print_count, print_or_write
+    from tools.query.results import DEFAULT_LIMIT, print_count, print_or_write
     from tools.query.rows import BOARDS, IMAGES, STAGES, RowFilters
 
     if boards and stages:
@@ -126,7 +126,7 @@ def results(
     if count:
         print_count(config, query, as_json=as_json)
     else:
-        print_or_write(config, query, RowOutput(row_format, target, all_columns=bool(names)))
+        print_or_write(config, query, row_format, target, all_columns=bool(names))
 
 
 def _format(

@@ -74,7 +74,7 @@ class ExpertsLine:
             routes = load_routes(self.config.rules, catalog)
         except RulesError as error:
             return [str(problem) for problem in error.problems]
-        return memory_problems(images_config(self.config), routes.experts(), catalog)
+        return memory_problems(images_config(self.config), routes.experts, catalog)
 
     def ask(self, kind: str, timeout_s: float = _ASK_S, **fields: Any) -> dict[str, Any] | None:
         """Return the daemon's answer, or None if none runs. Raises ControlError if it refuses."""

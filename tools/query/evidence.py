@@ -2,7 +2,7 @@
 
 Texts are compared with their sha256, verdicts with the stored answers and rules, closed boards with the images that
 were judged before they closed, reviews with each other. A changed value that leaves everything in agreement, such as
-a confidence on the same side of its limit, is found by a signed digest only (digest.py).
+a confidence on the same side of its limit, shows only beside a signed package (`coserve export --verify --compare`).
 """
 
 import hashlib
@@ -10,8 +10,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
-from itertools import groupby
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from daemon.storage.database.schema import (
     FINAL_BOARDS,
     boards,
     changes,
-    detections,
     expert_settings,
     expert_versions,
     inspections,
@@ -34,9 +33,9 @@ from daemon.storage.database.schema import (
     runs,
     stages,
 )
-from daemon.storage.image_archive import as_sent
-from tools.query.reading import Row
-from tools.query.retrace import RulesPath, StoredRules, picture_size, retrace
+from daemon.storage.image_archive import is_as_sent
+from tools.query.reading import Row, read_stages
+from tools.query.retrace import StoredRules, picture_size, retrace
 
 #: One transaction reads so many boards, and holds so many images of them at a time.
 _BOARDS_PER_READ = 100
@@ -49,156 +48,64 @@ Connect = Callable[[], AbstractContextManager[Connection]]
 
 @dataclass(frozen=True, slots=True)
 class JudgedImage:
-    """A row of `inspections` with its stages, each with its `boxes`."""
+    """A row of `inspections` with its board and its stages, each with its `boxes`."""
 
     inspection: Row
+    board: Row
     stages: Sequence[Row]
 
 
-@dataclass(slots=True)
 class Evidence:
-    """Numbers of what was read, and the problems: each names a table, a key, and what was expected.
+    """A check of rows: numbers of what was read, and the problems, each with table and key, of which 100 are named."""
 
-    Of many problems the first hundred are named. `not_judged` counts images that cannot be judged once more, by reason.
-    """
-
-    boards: int = 0
-    images: int = 0
-    pictures: int = 0
-    problems: list[str] = field(default_factory=list[str])
-    not_judged: Counter[str] = field(default_factory=Counter[str])
-    _more: int = 0
+    def __init__(self, connect: Connect, images: Path, *, with_pictures: bool = False) -> None:
+        self.boards = self.images = self.pictures = 0
+        self.not_judged: Counter[str] = Counter()
+        self._connect, self._folder, self._with_pictures = connect, images, with_pictures
+        self._problems: list[str] = []
+        self._more = 0
+        self._rules_of, self._plan = cache(self._read_rules), cache(self._read_plan)
 
     def add(self, problem: str) -> None:
-        if len(self.problems) < _MAX_PROBLEMS:
-            self.problems.append(problem)
+        if len(self._problems) < _MAX_PROBLEMS:
+            self._problems.append(problem)
         else:
             self._more += 1
 
     @property
+    def problems(self) -> list[str]:
+        return self._problems + ([f"and {self._more:,} more problems"] if self._more else [])
+
+    @property
     def counts(self) -> dict[str, Any]:
-        return {
-            "boards": self.boards,
-            "images": self.images,
-            "pictures": self.pictures,
-            "not_judged": dict(self.not_judged),
-        }
+        numbers = {"boards": self.boards, "images": self.images, "pictures": self.pictures}
+        return {**numbers, "not_judged": dict(self.not_judged)}
 
     @property
     def gaps(self) -> list[str]:
         return [f"not judged once more: {count:,} images: {reason}" for reason, count in self.not_judged.items()]
 
-    def end(self) -> "Evidence":
-        self.problems += [f"and {self._more:,} more problems"] if self._more else []
-        return self
-
-
-def check_evidence(
-    connect: Connect,
-    images: Path,
-    is_chosen: ColumnElement[bool] | None = None,
-    *,
-    with_tables: bool = True,
-    with_pictures: bool = False,
-    on_step: Callable[[str], None] = lambda _: None,
-) -> Evidence:
-    """Check all boards, or those of a condition, read-only beside a running line and in bounded memory.
-
-    Without `with_tables` nothing is read but these boards and the few texts.
-    """
-    evidence = Evidence()
-    checker = _Checker(connect, images, evidence, with_pictures=with_pictures)
-    steps: dict[str, Callable[[], None]] = {
-        "texts and reviews": lambda: _check_tables(connect, evidence, whole=with_tables),
-        "verdicts and boards": lambda: checker.check_all(is_chosen),
-    }
-    for name, step in steps.items():
-        on_step(name)
-        try:
-            step()
-        except SQLAlchemyError as error:  # a damaged page
-            evidence.add(f"{name}: cannot be read: {getattr(error, 'orig', error)}")
-    return evidence.end()
-
-
-def _check_tables(connect: Connect, evidence: Evidence, *, whole: bool) -> None:
-    checks = (_text_problems, _missing_texts, _review_problems) if whole else (_text_problems,)
-    with connect() as connection:
-        for check in checks:
-            for problem in check(connection):
-                evidence.add(problem)
-
-
-def read_boards(
-    connect: Connect, is_chosen: ColumnElement[bool] | None = None
-) -> Iterator[tuple[Row, Iterator[JudgedImage]]]:
-    """Yield each board with its images, which are read on the way; a transaction each for a hundred boards."""
-    after = 0
-    while True:
-        query = select(boards).where(true() if is_chosen is None else is_chosen, boards.c.board_id > after)
-        with connect() as connection:
-            limited = query.order_by(boards.c.board_id).limit(_BOARDS_PER_READ)
-            rows = [dict(row) for row in connection.execute(limited).mappings()]
-            if not rows:
-                return
-            after = rows[-1]["board_id"]
-            by_board = groupby(
-                _judged_images(connection, [row["board_id"] for row in rows]),
-                key=lambda image: image.inspection["board_id"],
-            )
-            key, judged = next(by_board, (None, None))
-            for row in rows:
-                if key == row["board_id"] and judged is not None:
-                    yield row, judged
-                    key, judged = next(by_board, (None, None))
-                else:
-                    yield row, iter(())
-
-
-def _judged_images(connection: Connection, board_ids: Sequence[int]) -> Iterator[JudgedImage]:
-    on_boards = select(inspections).where(inspections.c.board_id.in_(board_ids))
-    query = on_boards.order_by(inspections.c.board_id, inspections.c.inspection_id)
-    rows = connection.execute(query, execution_options={"yield_per": _IMAGES_PER_READ}).mappings()
-    for part in rows.partitions():
-        ids = [row["inspection_id"] for row in part]
-        boxes = _grouped(connection, detections, ids, "inspection_id", "step")
-        answers = _grouped(connection, stages, ids, "inspection_id")
-        for image in map(dict, part):
-            number = image["inspection_id"]
-            judged = [{**row, "boxes": boxes.get((number, row["step"]), [])} for row in answers.get((number,), [])]
-            yield JudgedImage(image, judged)
-
-
-def _grouped(connection: Connection, table: Table, ids: Sequence[int], *names: str) -> dict[tuple[int, ...], list[Row]]:
-    query = select(table).where(table.c.inspection_id.in_(ids)).order_by(*table.primary_key.columns)
-    groups: dict[tuple[int, ...], list[Row]] = {}
-    for row in connection.execute(query).mappings():
-        groups.setdefault(tuple(row[name] for name in names), []).append(dict(row))
-    return groups
-
-
-class _Checker:
-    """Checks boards one by one; rules are compiled once for each version."""
-
-    def __init__(self, connect: Connect, images: Path, evidence: Evidence, *, with_pictures: bool) -> None:
-        self._connect, self._images, self._evidence = connect, images, evidence
-        self._with_pictures = with_pictures
-        self._rules: dict[str, StoredRules] = {}
-        self._paths: dict[tuple[str, str, str], RulesPath] = {}
-        self._plans: dict[tuple[str, str], BoardPlan | None] = {}
-
-    def check_all(self, is_chosen: ColumnElement[bool] | None) -> None:
+    def check_boards(self, is_chosen: ColumnElement[bool] | None) -> None:
+        """Check boards with their images, one by one."""
         for board, images in read_boards(self._connect, is_chosen):
             self._check(board, images)
+
+    def check_tables(self, *, whole: bool) -> None:
+        """Check texts, and with `whole` the rows that name them and the append-only tables."""
+        checks = (_text_problems, _missing_texts, _review_problems) if whole else (_text_problems,)
+        with self._connect() as connection:
+            for check in checks:
+                for problem in check(connection):
+                    self.add(problem)
 
     def _check(self, board: Row, images: Iterable[JudgedImage]) -> None:
         plan = self._plan(board["rules_version"], board["board_type"])
         attempt = Attempt(board["board_id"], board["attempt"], plan or BoardPlan(()))
         for image in images:
-            self._evidence.images += 1
-            self._check_image(board, image)
+            self.images += 1
+            self._check_image(image)
             self._count(attempt, board, image.inspection)
-        self._evidence.boards += 1
+        self.boards += 1
         if plan is not None:
             self._check_board(board, attempt, plan)
 
@@ -212,7 +119,7 @@ class _Checker:
         if not is_late:
             attempt.judge(number, *place, row["verdict"], row["defect"], row["reason"])
         if bool(row["late"]) != is_late:
-            self._evidence.add(f"inspections {number}: late is {row['late']}, its seq and its board's give {is_late:d}")
+            self.add(f"inspections {number}: late is {row['late']}, its seq and its board's give {is_late:d}")
 
     def _check_board(self, board: Row, attempt: Attempt, plan: BoardPlan) -> None:
         expected: dict[str, Any] = {"inspected": attempt.inspected, "expected": plan.expected}
@@ -224,27 +131,27 @@ class _Checker:
             stored = json.loads(board[name]) if name in _LISTS else board[name]
             if stored != value:
                 what = f"{board['board_type']} {board['serial']}, attempt {board['attempt']}"
-                self._evidence.add(
+                self.add(
                     f"boards {board['board_id']} ({what}): {name} is {_shown(stored)}, its images give {_shown(value)}"
                 )
 
-    def _check_image(self, board: Row, image: JudgedImage) -> None:
-        row = image.inspection
+    def _check_image(self, image: JudgedImage) -> None:
+        row, board = image.inspection, image.board
         what = f"inspections {row['inspection_id']} ({board['serial']} {row['designator']})"
         if row["rules_version"] != board["rules_version"]:
-            self._evidence.add(
-                f"{what}: rules_version is {row['rules_version']}, its board opened with {board['rules_version']}"
-            )
+            opened = board["rules_version"]
+            self.add(f"{what}: rules_version is {row['rules_version']}, its board opened with {opened}")
         for answer in image.stages:
             self._check_answer(f"stages ({row['inspection_id']}, {answer['step']})", answer)
-        path = self._path(row["rules_version"], board["board_type"], row["component"])
-        size = picture_size(self._images, row["image_path"]) if path.places_boxes and row["image_path"] else None
-        is_size_known = size is not None or not path.places_boxes
-        judged = retrace(image, path, size, is_size_known=is_size_known, with_steps=False)
+        rules = self._rules_of(row["rules_version"])
+        needs_size = rules.places_boxes(image)
+        size = picture_size(self._folder, row["image_path"]) if needs_size and row["image_path"] else None
+        is_size_known = size is not None or not needs_size
+        judged = retrace(image, rules, size, is_size_known=is_size_known, with_steps=False)
         if judged.contradiction:
-            self._evidence.add(f"{what}: {judged.contradiction}")
+            self.add(f"{what}: {judged.contradiction}")
         elif judged.gap:
-            self._evidence.not_judged[judged.gap.partition(" (the rules")[0]] += 1
+            self.not_judged[judged.gap.partition(" (the rules")[0]] += 1
         if self._with_pictures and row["image_path"]:
             self._check_picture(what, row)
 
@@ -252,51 +159,87 @@ class _Checker:
         if answer["boxes"]:
             best = max(answer["boxes"], key=lambda box: box["confidence"])
             if (answer["label"], answer["confidence"]) != (best["label"], best["confidence"]):
-                self._evidence.add(
+                self.add(
                     f"{what}: its answer is {answer['label']} {answer['confidence']}, its surest box is"
                     f" {best['label']} {best['confidence']}"
                 )
 
     def _check_picture(self, what: str, row: Row) -> None:
-        path = self._images.parent / row["image_path"]
+        path = self._folder.parent / row["image_path"]
         try:
-            payload, _ = as_sent(path.read_bytes(), path.suffix)
+            content = path.read_bytes()
         except FileNotFoundError:
             return  # the check of files names it
-        except ValueError:
-            payload = b""
-        self._evidence.pictures += 1
-        if hashlib.sha256(payload).hexdigest() != row["image_sha256"]:
-            self._evidence.add(f"{what}: {path} is not the picture that was sent (sha256)")
+        self.pictures += 1
+        if not is_as_sent(content, path.suffix, row["image_sha256"]):
+            self.add(f"{what}: {path} is not the picture that was sent (sha256)")
 
-    def _rules_of(self, version: str) -> StoredRules:
-        if version not in self._rules:
-            with self._connect() as connection:
-                query = select(rules_versions.c.text).where(rules_versions.c.rules_version == version)
-                self._rules[version] = StoredRules.of(version, connection.execute(query).scalar())
-        return self._rules[version]
+    def _read_rules(self, version: str) -> StoredRules:
+        with self._connect() as connection:
+            query = select(rules_versions.c.text).where(rules_versions.c.rules_version == version)
+            return StoredRules.of(version, connection.execute(query).scalar())
 
-    def _path(self, version: str, board_type: str, component: str) -> RulesPath:
-        key = (version, board_type, component)
-        if key not in self._paths:
-            self._paths[key] = self._rules_of(version).path(board_type, component)
-        return self._paths[key]
-
-    def _plan(self, version: str, board_type: str) -> BoardPlan | None:
+    def _read_plan(self, version: str, board_type: str) -> BoardPlan | None:
         """Return the plan by the rules' text, which their version confirms; the row in `recipes` must be the same."""
-        key = (version, board_type)
-        if key not in self._plans:
-            routes = self._rules_of(version).routes
-            query = select(recipes.c.positions, recipes.c.time_limit_s).where(
-                recipes.c.rules_version == version, recipes.c.board_type == board_type
-            )
-            with self._connect() as connection:
-                row = connection.execute(query).first()
-            stored = None if row is None else BoardPlan.of_row(*row)
-            plan = self._plans[key] = stored if routes is None else plan_of(routes, board_type)
-            if stored != plan or stored is None:
-                self._evidence.add(f"recipes ({version}, {board_type}): it is not the recipe of the rules' text")
-        return self._plans[key]
+        query = select(recipes.c.positions, recipes.c.time_limit_s).where(
+            recipes.c.rules_version == version, recipes.c.board_type == board_type
+        )
+        with self._connect() as connection:
+            row = connection.execute(query).first()
+        stored, routes = None if row is None else BoardPlan.of_row(*row), self._rules_of(version).routes
+        plan = stored if routes is None else plan_of(routes, board_type)
+        if stored != plan or stored is None:
+            self.add(f"recipes ({version}, {board_type}): it is not the recipe of the rules' text")
+        return plan
+
+
+def check_evidence(
+    connect: Connect,
+    images: Path,
+    is_chosen: ColumnElement[bool] | None = None,
+    *,
+    with_tables: bool = True,
+    with_pictures: bool = False,
+    on_step: Callable[[str], None] = lambda _: None,
+) -> Evidence:
+    """Check all boards, or those of a condition, and the texts, and `with_tables` whole tables. A line may run."""
+    evidence = Evidence(connect, images, with_pictures=with_pictures)
+    steps: dict[str, Callable[[], None]] = {
+        "texts and reviews": lambda: evidence.check_tables(whole=with_tables),
+        "verdicts and boards": lambda: evidence.check_boards(is_chosen),
+    }
+    for name, step in steps.items():
+        on_step(name)
+        try:
+            step()
+        except SQLAlchemyError as error:  # a damaged page
+            evidence.add(f"{name}: cannot be read: {getattr(error, 'orig', error)}")
+    return evidence
+
+
+def read_boards(
+    connect: Connect, is_chosen: ColumnElement[bool] | None = None
+) -> Iterator[tuple[Row, Iterator[JudgedImage]]]:
+    """Yield each board with its images, which are read on the way; a transaction each for a hundred boards."""
+    after = 0
+    while True:
+        query = select(boards).where(true() if is_chosen is None else is_chosen, boards.c.board_id > after)
+        with connect() as connection:
+            rows = connection.execute(query.order_by(boards.c.board_id).limit(_BOARDS_PER_READ)).mappings().all()
+            for row in rows:
+                yield row, _judged_images(connection, row)
+        if not rows:
+            return
+        after = rows[-1]["board_id"]
+
+
+def _judged_images(connection: Connection, board: Row) -> Iterator[JudgedImage]:
+    query = select(inspections).where(inspections.c.board_id == board["board_id"]).order_by(inspections.c.inspection_id)
+    rows = connection.execute(query, execution_options={"yield_per": _IMAGES_PER_READ}).mappings()
+    for part in rows.partitions():
+        answers = read_stages(connection, [row["inspection_id"] for row in part])
+        for row in part:
+            yield JudgedImage(row, board, answers[row["inspection_id"]])
 
 
 def _text_problems(connection: Connection) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,7 @@ from daemon.storage.database.reviews import DAEMON
 from daemon.units import printable
 from tools.experts.look import CatalogVersions
 from tools.query.reading import InspectionName, InspectionRecord, Row, read_inspection, similar_pictures
-from tools.query.retrace import (
-    PictureSize,
-    RetracedStep,
-    RetracedVerdict,
-    RulesPath,
-    picture_size,
-    read_rules_path,
-    retrace,
-)
+from tools.query.retrace import PictureSize, RetracedStep, RetracedVerdict, StoredRules, picture_size, retrace
 from tools.terminal.console import console, print_json
 from tools.terminal.open_line import opened
 
@@ -50,9 +43,9 @@ def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> i
     """Print why an inspection has its verdict; return 1 if the rules give another one than is stored."""
     with opened(config) as (settings, engine):
         record = read_inspection(engine, name)
-        path = read_rules_path(record)
-        size, size_note = _picture_size(settings, engine, record, path)
-    retraced = retrace(record, path, size, is_size_known=size_note is None)
+        rules = StoredRules.of_record(record)
+        size, size_note = _picture_size(settings, engine, record, rules)
+    retraced = retrace(record, rules, size, is_size_known=size_note is None)
     today = CatalogVersions.of(settings.catalog)
     lines = [printable(line) for line in _in_words(record, retraced, today, size_note)]
     if as_json:
@@ -63,10 +56,10 @@ def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> i
 
 
 def _picture_size(
-    settings: Config, engine: Engine, record: InspectionRecord, path: RulesPath
+    settings: Config, engine: Engine, record: InspectionRecord, rules: StoredRules
 ) -> tuple[PictureSize | None, str | None]:
     """Return the picture's width and height if a rule needs them, and a note if they are not its own."""
-    if not path.places_boxes:
+    if not rules.places_boxes(record):
         return None, None
     own = record.inspection["image_path"]
     size = picture_size(settings.images, own) if own else None
@@ -90,12 +83,14 @@ def _document(record: InspectionRecord, retraced: RetracedVerdict, today: Catalo
             "loaded_at": None if rules is None else rules["loaded_at"],
             "is_kept": rules is not None,
         },
-        "stages": [_stage_document(record, row, step, today) for row, step in _steps(record, retraced)],
-        "ended_at": asdict(retraced.unanswered) if retraced.unanswered else None,
+        "stages": [
+            _stage_document(record, row, step, today) for row, step in zip_longest(record.stages, retraced.steps)
+        ],
+        "ended_at": retraced.unanswered,
         "recomputed": {
             "verdict": retraced.verdict,
             "defect": retraced.defect,
-            "agrees": retraced.agrees,
+            "agrees": retraced.verdict is not None and retraced.contradiction is None and retraced.gap is None,
             "gap": retraced.gap,
             "contradiction": retraced.contradiction,
         },
@@ -132,17 +127,9 @@ def _stage_document(
 
 def _final_verdict(record: InspectionRecord) -> dict[str, Any]:
     """Return verdict, defect and who decided, as in the view `final_verdicts`."""
-    image = record.inspection
-    verdict, decided_by = image, DAEMON if image["verdict"] else None
-    if record.reviews:
-        verdict = record.reviews[-1]
-        decided_by = verdict["reviewer"]
-    return {"verdict": verdict["verdict"], "defect": verdict["defect"], "decided_by": decided_by}
-
-
-def _steps(record: InspectionRecord, retraced: RetracedVerdict) -> Iterator[tuple[Row, RetracedStep | None]]:
-    for number, row in enumerate(record.stages):
-        yield row, retraced.steps[number] if number < len(retraced.steps) else None
+    of_line = {**record.inspection, "reviewer": DAEMON if record.inspection["verdict"] else None}
+    final = record.reviews[-1] if record.reviews else of_line
+    return {"verdict": final["verdict"], "defect": final["defect"], "decided_by": final["reviewer"]}
 
 
 # The same in words, section by section
@@ -157,7 +144,7 @@ def _in_words(
         _about_rules(record),
         *(
             [*_about_step(number, row, step), *_about_expert(record, row, today), _about_times(row)]
-            for number, (row, step) in enumerate(_steps(record, retraced))
+            for number, (row, step) in enumerate(zip_longest(record.stages, retraced.steps))
         ),
         _about_unanswered(len(record.stages), retraced),
         _about_outcome(record, retraced, size_note),
@@ -215,9 +202,9 @@ def _about_step(number: int, row: Row, step: RetracedStep | None) -> Iterator[st
 
 
 def _about_unanswered(number: int, retraced: RetracedVerdict) -> Iterator[str]:
-    if retraced.unanswered is not None:
-        yield f"Step {number}: by {retraced.unanswered.rule} (line {retraced.unanswered.line})"
-        yield f"  {retraced.unanswered.expert} gave no answer"
+    if (step := retraced.unanswered) is not None:
+        yield f"Step {number}: by {step['rule']} (line {step['line']})"
+        yield f"  {step['expert']} gave no answer"
 
 
 def _about_expert(record: InspectionRecord, row: Row, today: CatalogVersions) -> Iterator[str]:

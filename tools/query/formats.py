@@ -52,12 +52,10 @@ class JsonLinesWriter(RowWriter):
             self._file.write(json.dumps(dict(zip(self._names, row, strict=True)), ensure_ascii=False) + "\n")
 
 
-class JsonWriter(RowWriter):
+class JsonWriter(JsonLinesWriter):
     """One list of objects."""
 
-    def __init__(self, file: TextIO, names: Sequence[str]) -> None:
-        self._file, self._names = file, names
-        self._before = "[\n  "
+    _before = "[\n  "
 
     def add(self, batch: Batch) -> None:
         for row in batch:

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, and_, func, select, true, tuple_
 
 from daemon.storage.database.boards import has_serial
+from daemon.storage.database.reader import by_inspection
 from daemon.storage.database.reviews import VersionKey, answered_settings
 from daemon.storage.database.schema import (
     FINAL_BOARDS,
@@ -117,17 +118,17 @@ def _read_batch(
     """Return at most `limit` rows behind the row with `last_key`, each with its key behind its columns."""
     rows, newest_first = query.rows, query.order == "newest"
     seq, *steps = (rows.columns[name] for name in rows.key)
-    statement = (
-        select(*(rows.columns[name].label(None) for name in (*query.columns, *rows.key)))
-        .select_from(rows.tables)
-        .where(*query.filters.conditions(rows), window)
-        .order_by(seq.desc() if newest_first else seq.asc(), *steps)
-        .limit(limit)
-    )
+    statement = _select(query, *rows.key).where(window).limit(limit)
+    statement = statement.order_by(seq.desc() if newest_first else seq.asc(), *steps)
     if last_key is not None:
         statement = statement.where(_is_behind(rows, last_key, newest_first=newest_first))
     with engine.connect() as connection:
         return connection.execute(statement).fetchall()
+
+
+def _select(query: ResultsQuery, *more: str) -> Select[Any]:
+    names = (query.rows.columns[name].label(None) for name in (*query.columns, *more))
+    return select(*names).select_from(query.rows.tables).where(*query.filters.conditions(query.rows))
 
 
 def _is_behind(rows: RowKind, last_key: Sequence[Any], *, newest_first: bool) -> ColumnElement[bool]:
@@ -142,19 +143,10 @@ def _is_behind(rows: RowKind, last_key: Sequence[Any], *, newest_first: bool) ->
 
 
 def _sorted_batches(engine: Engine, query: ResultsQuery, sort_column: str) -> Iterator[Batch]:
-    rows, column = query.rows, query.rows.columns[sort_column]
-    statement = (
-        select(*(rows.columns[name].label(None) for name in query.columns))
-        .select_from(rows.tables)
-        .where(*query.filters.conditions(rows))
-        # A column's nulls come last, in either direction and in every database.
-        .order_by(
-            column.is_(None),
-            column.desc() if query.order.endswith(":desc") else column.asc(),
-            rows.columns["seq"].desc(),
-        )
-        .limit(query.limit)
-    )
+    column = query.rows.columns[sort_column]
+    order = column.desc() if query.order.endswith(":desc") else column.asc()
+    # A column's nulls come last, in either direction and in every database.
+    statement = _select(query).order_by(column.is_(None), order, query.rows.columns["seq"].desc()).limit(query.limit)
     with engine.connect() as connection:
         answer = connection.execute(statement).fetchall()
     for start in range(0, len(answer), BATCH_ROWS):
@@ -232,7 +224,7 @@ def read_inspection(engine: Engine, name: InspectionName) -> InspectionRecord:
         (inspection,) = _rows(connection, inspections, inspections.c.inspection_id == number)
         (board,) = _rows(connection, boards, boards.c.board_id == inspection["board_id"])
         rules = _rows(connection, rules_versions, rules_versions.c.rules_version == inspection["rules_version"])
-        answers = read_stages(connection, number)
+        answers = read_stages(connection, [number])[number]
         versions = {(answer["expert"], answer["expert_version"]) for answer in answers}
         version_key = (expert_versions.c.expert, expert_versions.c.expert_version)
         return InspectionRecord(
@@ -251,11 +243,15 @@ def read_inspection(engine: Engine, name: InspectionName) -> InspectionRecord:
         )
 
 
-def read_stages(connection: Connection, inspection_id: int) -> list[dict[str, Any]]:
-    """Return the answers of an image's experts, step by step, each with its `boxes`."""
-    answers = _rows(connection, stages, stages.c.inspection_id == inspection_id)
-    boxes = _rows(connection, detections, detections.c.inspection_id == inspection_id)
-    return [answer | {"boxes": [box for box in boxes if box["step"] == answer["step"]]} for answer in answers]
+def read_stages(connection: Connection, ids: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
+    """Return the experts' answers by `inspection_id`, step by step, each with its `boxes`."""
+    answers, boxes = by_inspection(connection, stages, ids), by_inspection(connection, detections, ids)
+    return {
+        number: [
+            {**row, "boxes": [box for box in boxes[number] if box["step"] == row["step"]]} for row in answers[number]
+        ]
+        for number in ids
+    }
 
 
 def _rows(connection: Connection, table: Table, condition: ColumnElement[bool]) -> list[dict[str, Any]]:
@@ -336,11 +332,7 @@ def similar_pictures(engine: Engine, inspection: Row) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One attempt at a board: its row, the number of `attempts` at it, and images that failed or were decided upon.
-
-    `final` has `verdict`, `decided_by` and `decided_at` after review, all None while the board is open. `images` have
-    the columns of IMAGES and their `stages`; `pending` is the number of images without a verdict.
-    """
+    """One attempt at a board: its row, its verdict after review, and images that failed or were decided upon."""
 
     board: Row
     final: Row
@@ -374,6 +366,7 @@ def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: i
             .order_by(inspections.c.designator, inspections.c.inspection_id)
         )
         images = [dict(row) for row in connection.execute(findings).mappings()]
+        answers = read_stages(connection, [image["inspection_id"] for image in images])
         unfinished = select(func.count()).select_from(inspections).where(on_board, inspections.c.status != "done")
         names = ("verdict", "decided_by", "decided_at")
         of_board = FINAL_BOARDS.c.board_id == board["board_id"]
@@ -382,7 +375,7 @@ def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: i
             board,
             dict(final or dict.fromkeys(names)),
             len(attempts),
-            [image | {"stages": read_stages(connection, image["inspection_id"])} for image in images],
+            [image | {"stages": answers[image["inspection_id"]]} for image in images],
             connection.execute(unfinished).scalar_one(),
         )
 
@@ -449,13 +442,12 @@ def read_stored_images(connection: Connection, ids: Sequence[int]) -> list[Store
         .where(image.inspection_id.in_(ids), image.image_path.is_not(None))
         .order_by(image.inspection_id.desc())
     )
-    answers: dict[int, list[VersionKey]] = {}
-    key = (stages.c.expert, stages.c.expert_version, stages.c.expert_settings)
-    steps = select(stages.c.inspection_id, *key).where(stages.c.inspection_id.in_(ids))
-    for number, *answer in connection.execute(steps.order_by(stages.c.inspection_id, stages.c.step)):
-        answers.setdefault(number, []).append(tuple(answer))
-    rows = connection.execute(query)
-    return [StoredImage(*row, answers=tuple(answers.get(row.inspection_id, ()))) for row in rows]
+    answers = by_inspection(connection, stages, ids)
+    key = ("expert", "expert_version", "expert_settings")
+    return [
+        StoredImage(*row, answers=tuple(tuple(answer[name] for name in key) for answer in answers[row.inspection_id]))
+        for row in connection.execute(query)
+    ]
 
 
 def read_defect(connection: Connection, inspection_id: int) -> str | None:
@@ -524,6 +516,7 @@ class BoardSelection:
         return queries
 
 
-def read_last_seq(connection: Connection) -> int:
-    """Return the newest number of the stream."""
-    return connection.execute(select(stream_position.c.last_seq)).scalar() or 0
+def read_position(connection: Connection) -> tuple[int, str | None]:
+    """Return the newest number of the stream, and its epoch."""
+    row = connection.execute(select(stream_position.c.last_seq, stream_position.c.epoch)).first()
+    return (0, None) if row is None else (row.last_seq, row.epoch)

@@ -1,13 +1,10 @@
-"""`coserve rejudge`: verdicts of stored images under other rules or experts, compared with the stored ones and reviews.
-
-It changes nothing. `rejudge_run` computes the verdicts.
-"""
+"""`coserve rejudge`: verdicts of stored images under other rules or experts, compared with the stored and reviews'."""
 
 import csv
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,10 +53,7 @@ class RejudgeError(CommandError):
 
 @dataclass(frozen=True, slots=True)
 class RejudgeRequest:
-    """Options of the command. `experts` are NAME=VERSION or NAME=FOLDER, `since` and `until` are UTC text.
-
-    `sample` is the number of images to choose at random; all that match without it.
-    """
+    """Options of the command. `experts` are NAME=VERSION or NAME=FOLDER, times UTC text, `sample` images or all."""
 
     rules: Path | None = None
     experts: tuple[str, ...] = ()
@@ -71,15 +65,6 @@ class RejudgeRequest:
     until: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RejudgeReport:
-    """`summary` in numbers, a row for each change, and sentences that a reader needs to understand them."""
-
-    summary: dict[str, Any]
-    changes: list[dict[str, Any]]
-    notes: list[str] = field(default_factory=list[str])
-
-
 def rejudge_line(
     line: ExpertsLine,
     request: RejudgeRequest,
@@ -87,8 +72,8 @@ def rejudge_line(
     threads: int = 1,
     on_progress: Callable[[int], None] = lambda _total: None,
     announce: Callable[[str], None] = lambda _: None,
-) -> RejudgeReport:
-    """Judge the chosen images once more. The database is opened read-only and closed before. Raises RejudgeError."""
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Judge the chosen images once more; return a summary, and a row for each change. Raises RejudgeError."""
     entries, replaced = _entries(line, request)
     catalog, problems = line.catalog(entries, elsewhere=True)
     broken = [problem for problem in problems if any(f": {name}:" in problem for name in replaced)]
@@ -121,7 +106,6 @@ def rejudge_line(
         raise RejudgeError(str(error)) from error
     sample = _sample(len(ids), len(stored.ids), total)
     gone = len(ids) - total.rejudged - len(total.unread)
-    notes = _notes(line, replace(stored, pruned=stored.pruned + gone), total, sample)
     summary = {
         **total.summary(),
         "pruned": stored.pruned + gone,
@@ -129,10 +113,10 @@ def rejudge_line(
         "sample": sample,
         "rules": routes.version,
         "experts": {name: version_of(entries[name]) for name in replaced},
-        "notes": notes,
+        "notes": _notes(line, replace(stored, pruned=stored.pruned + gone), total, sample),
     }
     chosen = None if sample is None else f"{sample['images']} of {sample['of']}"
-    return RejudgeReport(summary, [{**change, "sample": chosen} for change in total.changes], notes)
+    return summary, [{**change, "sample": chosen} for change in total.changes]
 
 
 def _groups(line: ExpertsLine, ids: Sequence[int]) -> Iterator[list[StoredImage]]:
@@ -215,10 +199,7 @@ def _notes(line: ExpertsLine, stored: StoredImages, total: "_Total", sample: dic
 
 
 class _Total:
-    """Counts over all groups, and a row for each change. `rules` is the version that judges now, with `catalog`.
-
-    `settings` are those that experts answered with then, by expert and digest.
-    """
+    """Counts over all groups, and a row for each change. `rules` and `catalog` judge now; `settings` are from then."""
 
     def __init__(self, rules: str, catalog: Catalog, settings: Mapping[tuple[str, str | None], str]) -> None:
         self._rules, self._catalog, self._settings = rules, catalog, settings
@@ -253,10 +234,7 @@ class _Total:
         return differs
 
     def summary(self) -> dict[str, Any]:
-        """Count `changes` by verdict before and after, `effects` against reviewers, and boards with a change.
-
-        `differences` are the reasons that a verdict may differ: rules, versions and settings, then → now.
-        """
+        """Count changes by verdict before and after, differences from then, effects against reviewers, and boards."""
         verdicts = Counter((change["verdict"], change["would_be"]) for change in self.changes)
         effects = Counter(change["effect"] for change in self.changes)
         return {

@@ -59,10 +59,7 @@ def rejudge(
     folder: Path,
     on_progress: Callable[[], None] = lambda: None,
 ) -> Iterator[list[RejudgedImage]]:
-    """Yield the verdicts of each group's images, in their order; `folder` is the line's `images`.
-
-    `on_progress` is called for each finished image. Raises ExpertError if an expert cannot be loaded.
-    """
+    """Yield the verdicts of each group's images, of the line's `folder`; ExpertError if an expert cannot be loaded."""
     run = _RejudgeRun(routes, catalog, folder, on_progress)
     for images in groups:
         for image in images:
@@ -138,10 +135,7 @@ class _RejudgeRun:
 
 
 def _prepare(images: Path, image: StoredImage, slot: Slot) -> Prepared:
-    """Read the payload that the camera sent, and preprocess it. Raises StoredPictureError, ImageError.
-
-    `image_path` is the database's, relative to the folder that `images` lies in.
-    """
+    """Read the payload that the camera sent, and preprocess it. Raises StoredPictureError, ImageError."""
     file = images.parent / image.image_path
     if not file.resolve().is_relative_to(images.resolve()):
         raise StoredPictureError(f"{image.image_path} lies outside {images}")

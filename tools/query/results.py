@@ -3,7 +3,6 @@
 import os
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -36,15 +35,6 @@ class RowFormat(StrEnum):
     PARQUET = "parquet"
 
 
-@dataclass(frozen=True, slots=True)
-class RowOutput:
-    """The form and place of the rows. `out` is None for standard output; `all_columns` even where they are too wide."""
-
-    format: RowFormat
-    out: Path | None
-    all_columns: bool
-
-
 def print_count(config: Path, query: ResultsQuery, *, as_json: bool) -> None:
     """Print the number of rows."""
     with opened(config) as (_, engine):
@@ -55,31 +45,33 @@ def print_count(config: Path, query: ResultsQuery, *, as_json: bool) -> None:
         print(count)
 
 
-def print_or_write(config: Path, query: ResultsQuery, output: RowOutput) -> None:
-    """Print the rows, or write them to a file."""
+def print_or_write(
+    config: Path, query: ResultsQuery, row_format: RowFormat, out: Path | None, *, all_columns: bool
+) -> None:
+    """Print the rows, or write them to the file `out`; `all_columns` in a table even where they are too wide."""
     with opened(config) as (_, engine):
         query.validate()
-        if output.format is RowFormat.TABLE:
-            _print_table(engine, query, output)
+        if row_format is RowFormat.TABLE:
+            _print_table(engine, query, all_columns=all_columns)
             return
-        with exit_on(MissingExtraError, status=2), os_errors_end(output.out or Path("standard output")):
+        with exit_on(MissingExtraError, status=2), os_errors_end(out or Path("standard output")):
             try:
-                count = _write(engine, query, output)
+                count = _write(engine, query, row_format, out)
             except BrokenPipeError:  # the reader of a pipe, such as `head`, has ended
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise SystemExit(0) from None
-    if output.out is not None:
-        console.print(f"{output.out}: {count:,} {query.rows.name}", markup=False)
+    if out is not None:
+        console.print(f"{out}: {count:,} {query.rows.name}", markup=False)
 
 
-def _print_table(engine: Engine, query: ResultsQuery, output: RowOutput) -> None:
+def _print_table(engine: Engine, query: ResultsQuery, *, all_columns: bool) -> None:
     if query.limit is None or query.limit > _MAX_TABLE_ROWS:
         fail(f"a table has at most {_MAX_TABLE_ROWS} rows: lower --limit, or write --csv", status=2)
     cells = [[_cell(value) for value in row] for batch in reading.read_batches(engine, query) for row in batch]
     if not cells:
         console.print(f"{query.rows.name.capitalize()}: none{_about_patterns(query)}", markup=False)
         return
-    more = None if output.all_columns else "--columns, --csv"
+    more = None if all_columns else "--columns, --csv"
     print_table(_title(query, len(cells)), query.columns, cells, more=more)
 
 
@@ -104,22 +96,22 @@ def _title(query: ResultsQuery, count: int) -> str:
     return f"{name}: the {order} (--limit for more)"
 
 
-def _write(engine: Engine, query: ResultsQuery, output: RowOutput) -> int:
+def _write(engine: Engine, query: ResultsQuery, row_format: RowFormat, out: Path | None) -> int:
     """Write all rows and return their number."""
     count = 0
     with ExitStack() as stack:
-        if output.out is None:
+        if out is None:
             # Rows for a program are exact; a terminal gets no text that steers it.
             file: Any = SimpleNamespace(write=partial(console.print, end="")) if sys.stdout.isatty() else sys.stdout
-            writer: RowWriter = TEXT_WRITERS[output.format](file, query.columns)
+            writer: RowWriter = TEXT_WRITERS[row_format](file, query.columns)
         else:
             clean_up_on_sigterm()
-            part = stack.enter_context(replacing(output.out, FILE_MODE))
-            if output.format is RowFormat.PARQUET:
+            part = stack.enter_context(replacing(out, FILE_MODE))
+            if row_format is RowFormat.PARQUET:
                 writer = ParquetFile(part, query.columns, [query.rows.column_type(name) for name in query.columns])
             else:
                 file = stack.enter_context(part.open("w", encoding="utf-8", newline=""))
-                writer = TEXT_WRITERS[output.format](file, query.columns)
+                writer = TEXT_WRITERS[row_format](file, query.columns)
         for batch in reading.read_batches(engine, query):
             writer.add(batch)
             count += len(batch)

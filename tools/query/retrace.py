@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from daemon.intake.payload_scan import ImageHeaderError, check_image
 from daemon.records import Pixels
@@ -16,7 +16,15 @@ from daemon.storage.image_archive import as_sent
 from experts.spec import Detection
 from routing_rules.compile import RulesError, compile_rules
 from routing_rules.document import Document, KeyPath, read_yaml_text
-from routing_rules.reasons import wanted
+from routing_rules.reasons import (
+    JudgedAnswer,
+    StoredAnswer,
+    boxes_by_themselves,
+    counted,
+    judge_chain,
+    requirement_alone,
+    wanted,
+)
 from routing_rules.routes import (
     ANY_LABEL,
     ClassifierStep,
@@ -28,6 +36,7 @@ from routing_rules.routes import (
     Verdict,
     chain,
     judge,
+    threshold,
 )
 from tools.query.reading import InspectionRecord, Row
 
@@ -47,10 +56,7 @@ class RuleFinding:
 
 @dataclass(frozen=True, slots=True)
 class RetracedStep:
-    """One step: the rule, its line, its findings, its judgement `alone`, and that of the whole `chain` so far.
-
-    `is_below`: the surest box of a detector is below the limit that the rule sets for it.
-    """
+    """One step: its rule and line, its findings, its judgement `alone`, and that of the whole `chain` so far."""
 
     rule: str
     line: int
@@ -63,47 +69,18 @@ class RetracedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class UnansweredStep:
-    """The next step of the chain, whose expert gave no answer."""
-
-    rule: str
-    line: int
-    expert: str
-
-
-@dataclass(frozen=True, slots=True)
 class RetracedVerdict:
-    """`gap` says why the verdict cannot be judged once more, `contradiction` how the rules' verdict differs."""
+    """`gap` says why the verdict cannot be judged once more, `contradiction` how the rules' verdict differs.
+
+    `unanswered` is the rule, line and expert of a next step without an answer.
+    """
 
     steps: tuple[RetracedStep, ...] = ()
     verdict: Verdict | None = None
     defect: str | None = None
     gap: str | None = None
     contradiction: str | None = None
-    unanswered: UnansweredStep | None = None
-
-    @property
-    def agrees(self) -> bool:
-        return self.verdict is not None and self.contradiction is None and self.gap is None
-
-
-@dataclass(frozen=True, slots=True)
-class RulesPath:
-    """The stored rules of an image and the first step of its chain; `gap` says why there are none."""
-
-    document: Document | None
-    first: Step | None
-    gap: str | None = None
-
-    @property
-    def places_boxes(self) -> bool:
-        """Return True if a rule of the chain depends on places of boxes, so that the picture's size is needed."""
-        return self.first is not None and any(
-            requirement.is_placed
-            for step in chain(self.first)
-            if isinstance(step, DetectorStep)
-            for requirement in step.require
-        )
+    unanswered: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +104,22 @@ class StoredRules:
         except RulesError as error:
             return StoredRules(gap=f"this version of CoServe cannot read those rules any more: {error.problems[0]}")
 
-    def path(self, board_type: str, component: str) -> RulesPath:
-        first = None if self.routes is None else self.routes.first_step(board_type, component)
-        return RulesPath(self.document, first, self.gap)
+    @staticmethod
+    def of_record(record: InspectionRecord) -> "StoredRules":
+        """Compile the text of the rules that judged the image."""
+        text = None if record.rules is None else record.rules["text"]
+        return StoredRules.of(record.inspection["rules_version"], text)
 
+    def first_step(self, record: "Answered") -> Step | None:
+        if self.routes is None:
+            return None
+        return self.routes.first_step(record.board["board_type"], record.inspection["component"])
 
-def read_rules_path(record: InspectionRecord) -> RulesPath:
-    """Compile the stored text of the rules that judged the image."""
-    rules = StoredRules.of(record.inspection["rules_version"], None if record.rules is None else record.rules["text"])
-    return rules.path(record.board["board_type"], record.inspection["component"])
+    def places_boxes(self, record: "Answered") -> bool:
+        """Return True if a rule of the chain depends on places of boxes, so that the picture's size is needed."""
+        first = self.first_step(record)
+        detectors = [step for step in chain(first) if isinstance(step, DetectorStep)] if first is not None else []
+        return any(requirement.is_placed for step in detectors for requirement in step.require)
 
 
 def picture_size(images: Path, image_path: str) -> PictureSize | None:
@@ -150,17 +134,19 @@ def picture_size(images: Path, image_path: str) -> PictureSize | None:
 
 
 class Answered(Protocol):
-    """An image with the answers of its experts, each with its `boxes`."""
+    """An image with its board and the answers of its experts, each with its `boxes`."""
 
     @property
     def inspection(self) -> Row: ...
+    @property
+    def board(self) -> Row: ...
     @property
     def stages(self) -> Sequence[Row]: ...
 
 
 def retrace(
     record: Answered,
-    path: RulesPath,
+    rules: StoredRules,
     size: PictureSize | None,
     *,
     is_size_known: bool = True,
@@ -170,58 +156,48 @@ def retrace(
 
     Without `with_steps` only the verdict is judged: what the parts of a rule find costs most of the time.
     """
-    if path.document is None:
-        return RetracedVerdict(gap=path.gap)
-    step, judgement = path.first, None
-    steps: list[RetracedStep] = []
-    for number, row in enumerate(record.stages):
-        if step is None or step.expert != row["expert"]:
-            expected = f"the expert {step.expert}" if step else "no expert"
-            contradiction = f"step {number} was answered by {row['expert']}: the rules name {expected}"
-            return RetracedVerdict(tuple(steps), contradiction=contradiction)
-        boxes = [
-            Detection(box["label"], box["confidence"], (box["x1"], box["y1"], box["x2"], box["y2"]))
-            for box in row["boxes"]
-        ]
-        judgement = judge(step, row["label"], row["confidence"], boxes, judgement, size)
-        if with_steps:
-            rule = _rule_of(path.document, step, number)
-            steps.append(_retraced_step(rule, step, number, row, boxes, judgement, size))
-        step = judgement.next
-    verdict = _compared(record, tuple(steps), judgement, is_size_known=is_size_known)
-    if (
-        not with_steps
-        or step is None
-        or (record.inspection["status"] == "done" and record.inspection["reason"] is None)
-    ):
+    document = rules.document
+    if document is None:
+        return RetracedVerdict(gap=rules.gap)
+    answers = [_stored_answer(row) for row in record.stages]
+    judged, step = judge_chain(rules.first_step(record), answers, size)
+    parts = enumerate(judged) if with_steps else ()
+    steps = tuple(_retraced_step(_rule_of(document, part[0], number), part, size) for number, part in parts)
+    if len(judged) < len(answers):
+        expected = f"the expert {step.expert}" if step else "no expert"
+        answered = f"step {len(judged)} was answered by {answers[len(judged)].expert}"
+        return RetracedVerdict(steps, contradiction=f"{answered}: the rules name {expected}")
+    verdict = _compared(record, steps, judged[-1][2] if judged else None, is_size_known=is_size_known)
+    is_judged = record.inspection["status"] == "done" and record.inspection["reason"] is None
+    if not with_steps or step is None or is_judged:
         return verdict
-    rule = _rule_of(path.document, step, len(steps))
-    return replace(verdict, unanswered=UnansweredStep(rule.name, rule.line(), step.expert))
+    rule = _rule_of(document, step, len(steps))
+    return replace(verdict, unanswered={"rule": rule.name, "line": rule.line(), "expert": step.expert})
 
 
-def _retraced_step(
-    rule: "_RuleText",
-    step: Step,
-    number: int,
-    row: Row,
-    boxes: Sequence[Detection],
-    judgement: Judgement,
-    size: PictureSize | None,
-) -> RetracedStep:
-    alone = judge(step, row["label"], row["confidence"], boxes, None, size)
+def _stored_answer(row: Row) -> StoredAnswer:
+    boxes = [
+        Detection(box["label"], box["confidence"], (box["x1"], box["y1"], box["x2"], box["y2"])) for box in row["boxes"]
+    ]
+    return StoredAnswer(row["expert"], row["label"], row["confidence"], boxes)
+
+
+def _retraced_step(rule: "_RuleText", judged: JudgedAnswer, size: PictureSize | None) -> RetracedStep:
+    step, answer, so_far = judged
+    alone = answer.judged(step, None, size)
     if isinstance(step, ClassifierStep):
-        findings = tuple(_label_findings(rule, step, row))
+        findings = tuple(_label_findings(rule, step, answer))
     else:
-        findings = (*_box_findings(rule, step, boxes, size), *_count_findings(rule, step, boxes, size))
+        findings = (*_box_findings(rule, step, answer.boxes, size), *_count_findings(rule, step, answer.boxes, size))
     return RetracedStep(
         rule=rule.name,
         line=rule.line(),
         findings=findings,
         alone=alone,
-        chain=judgement,
-        onward=_onward(alone, judgement, is_first=number == 0),
+        chain=so_far,
+        onward=_onward(alone, so_far, is_first=rule.is_first),
         is_detector=isinstance(step, DetectorStep),
-        is_below=isinstance(step, DetectorStep) and _is_below(step, boxes, size),
+        is_below=isinstance(step, DetectorStep) and _is_below(step, answer.boxes, size),
     )
 
 
@@ -262,6 +238,7 @@ class _RuleText:
     def __init__(self, document: Document, path: KeyPath) -> None:
         self._document, self._path = document, path
         self.name = f'{path[0]}: "{path[1]}"'
+        self.is_first = path[0] == "classifiers"
 
     def line(self, *keys: str) -> int:
         return self._document.where((*self._path, *keys), key=True)[0]
@@ -275,8 +252,8 @@ class _RuleText:
         return self._document.where(path, key=True)[0] if self._document.value(path) is not None else None
 
 
-def _label_findings(rule: _RuleText, step: ClassifierStep, row: Row) -> Iterator[RuleFinding]:
-    label, confidence = row["label"], row["confidence"]
+def _label_findings(rule: _RuleText, step: ClassifierStep, answer: StoredAnswer) -> Iterator[RuleFinding]:
+    label, confidence = answer.label, answer.confidence
     if label is None:
         yield RuleFinding("it gave no label, which is never sure", rule.line())
         return
@@ -299,25 +276,20 @@ def _label_findings(rule: _RuleText, step: ClassifierStep, row: Row) -> Iterator
         yield RuleFinding(f"for {label}, `then` names `{following.name}`", rule.line_if_present("then"))
 
 
-def _by_themselves(step: DetectorStep) -> DetectorStep:
-    return replace(step, require=(), branches=(), otherwise=None)
-
-
-def _is_below(step: DetectorStep, boxes: Sequence[Detection], size: PictureSize | None) -> bool:
+def _is_below(step: DetectorStep, boxes: Sequence[Seen], size: PictureSize | None) -> bool:
     """Return True if the rule has a limit for the surest box, and the box is below it."""
     if not boxes:
         return False
     best = max(boxes, key=lambda box: box.confidence)
-    limits = {**dict(step.fail_on), **dict(step.review_on)}
-    has_limit = best.label in limits or ANY_LABEL in limits
-    return has_limit and judge(_by_themselves(step), None, None, [best], None, size).verdict == "pass"
+    has_limit = any(threshold(limits, best.label) is not None for limits in (step.fail_on, step.review_on))
+    return has_limit and judge(boxes_by_themselves(step), None, None, [best], None, size).verdict == "pass"
 
 
 def _box_findings(
-    rule: _RuleText, step: DetectorStep, boxes: Sequence[Detection], size: PictureSize | None
+    rule: _RuleText, step: DetectorStep, boxes: Sequence[Seen], size: PictureSize | None
 ) -> Iterator[RuleFinding]:
     """Yield findings about boxes by themselves, one for each label and verdict, the most confident first."""
-    by_themselves = _by_themselves(step)
+    by_themselves = boxes_by_themselves(step)
     kinds: dict[tuple[str, Verdict], list[float]] = {}
     for box in sorted(boxes, key=lambda box: -box.confidence):
         verdict = judge(by_themselves, None, None, [box], None, size).verdict
@@ -341,18 +313,15 @@ def _box_findings(
 
 
 def _count_findings(
-    rule: _RuleText, step: DetectorStep, boxes: Sequence[Detection], size: PictureSize | None
+    rule: _RuleText, step: DetectorStep, boxes: Sequence[Seen], size: PictureSize | None
 ) -> Iterator[RuleFinding]:
     for requirement in step.require:
-        alone = replace(step, fail_on=(), review_on=(), require=(requirement,), branches=(), otherwise=None)
-        judgement = judge(alone, None, None, boxes, None, size)
-        counted: Sequence[Seen] = [box for box in boxes if box.label == requirement.label]
+        judgement = judge(requirement_alone(step, requirement), None, None, boxes, None, size)
         where = ""
         if requirement.is_placed:
             where = " in its place" if size is not None else ", and where they lie is not known"
-            counted = [box for box in counted if size is None or requirement.holds(box.box, size)]
-        sure = sum(box.confidence >= requirement.confidence for box in counted)
-        count = f"{sure} sure" + (f" and {len(counted) - sure} unsure" if len(counted) > sure else "")
+        sure, unsure = counted(requirement, boxes, size)
+        count = f"{sure} sure" + (f" and {unsure} unsure" if unsure else "")
         defect = "" if judgement.defect is None else f": {judgement.defect}"
         yield RuleFinding(
             f"required {wanted(requirement)} {requirement.label}, found {count}{where}{defect}",

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,17 +79,12 @@ def _write_here(config: Path, settings: Config, request: Mapping[str, Any]) -> M
     except (ConfigError, OSError) as error:
         raise DecisionError(f"{error}: and it does not answer at {settings.endpoints.control}") from None
     try:
-        store = open_store(settings.database)
-        try:
+        with locks, closing(open_store(settings.database)) as store:
             return asdict(store.review(decision(request)))
-        finally:
-            store.close()
     except StoreError as error:
         raise DecisionError(str(error)) from None
     except (SQLAlchemyError, OSError) as error:
         raise DecisionError(not_stored(error)) from None
-    finally:
-        locks.close()
 
 
 def _command(config: Path, request: Mapping[str, Any], newest: Review) -> str:

@@ -28,10 +28,7 @@ class UnknownColumnError(CommandError):
 
 @dataclass(frozen=True, slots=True)
 class RowKind:
-    """Columns by name, the tables they come from, the columns that number a row, and those of a table on a terminal.
-
-    `terminal_columns` begin with the most important: the last are left out where the terminal is narrow.
-    """
+    """Columns by name, their tables, the columns that number a row, and those of a terminal, the best first."""
 
     name: str
     columns: Mapping[str, ColumnElement[Any]]

@@ -4,41 +4,36 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Engine, select
 
-from daemon.storage.database.schema import boards, inspections
+from daemon.storage.database.reviews import DAEMON
+from daemon.storage.database.schema import inspections
 from routing_rules.routes import ClassifierStep, Routes
 from tools.query.reading import BoardSelection
+from tools.query.rows import IMAGES
 
 #: The folder of pictures that nobody has decided about, by component: a network learns nothing from its own answers.
 UNSORTED = "unsorted"
-_FINAL = text("SELECT verdict, defect FROM final_verdicts WHERE inspection_id = :id AND decided_by <> 'daemon'")
 _ILLEGAL = str.maketrans({"/": "_", "\0": "_"})
 
 
 def write_training_pictures(
     engine: Engine, selection: BoardSelection, images: Path, routes: Routes, out: Path
 ) -> Mapping[str, Mapping[str, int]]:
-    """Copy the pictures of the boards to `out/COMPONENT/LABEL`; return their number by component and label.
-
-    The label is a reviewer's decision: a pass is the rules' first label that passes, a fail the label of its defect
-    code. Pictures that nobody has decided about go to `out/unsorted/COMPONENT`. Nothing there is overwritten.
-    """
-    columns = inspections.c
+    """Copy pictures to `out/COMPONENT/LABEL`, undecided ones to `out/unsorted`; return their number by both."""
+    names = ("inspection_id", "board_type", "serial", "component", "verdict", "defect", "decided_by", "image_path")
     query = (
-        select(columns.inspection_id, columns.component, columns.designator, columns.image_path)
-        .add_columns(boards.c.board_type, boards.c.serial)
-        .join_from(inspections, boards, boards.c.board_id == columns.board_id)
-        .where(selection.condition(), columns.image_path.is_not(None))
-        .order_by(columns.inspection_id)
+        select(*(IMAGES.columns[name].label(name) for name in names))
+        .select_from(IMAGES.tables)
+        .where(selection.condition(), IMAGES.is_finished, inspections.c.image_path.is_not(None))
+        .order_by(inspections.c.inspection_id)
     )
     counts: dict[str, dict[str, int]] = {}
     with engine.connect() as connection:
         for row in connection.execute(query):
-            decided = connection.execute(_FINAL, {"id": row.inspection_id}).one_or_none()
             label = UNSORTED
-            if decided is not None and decided.verdict in ("pass", "fail"):
-                label = _label(routes, row.board_type, row.component, decided.verdict, decided.defect)
+            if row.decided_by != DAEMON and row.verdict in ("pass", "fail"):
+                label = _label(routes, row.board_type, row.component, row.verdict, row.defect)
             source, component = images.parent / row.image_path, _folder_name(row.component)
             folder = out / UNSORTED / component if label == UNSORTED else out / component / _folder_name(label)
             target = folder / f"{row.inspection_id}-{_folder_name(row.serial)[:60]}{source.suffix}"

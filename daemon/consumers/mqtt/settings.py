@@ -33,10 +33,7 @@ def _prefix(value: str) -> str:
 
 
 class Tls(BaseModel):
-    """`ca` is the file with the broker's authority, the system's own where it is left out; `cert` and `key` are ours.
-
-    A broker's name is always checked against its certificate.
-    """
+    """`ca` is the file with the broker's authority, by default the system's own; `cert` and `key` are ours."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,11 +43,7 @@ class Tls(BaseModel):
 
 
 class MqttSettings(ConsumerSettings):
-    """A broker that speaks MQTT 5. `retain_boards` is how long it keeps the state of a board for late subscribers.
-
-    `password` is a file that only the daemon reads. `client` is our identifier there, by default one that stays the
-    same for this consumer of this line.
-    """
+    """A broker that speaks MQTT 5; `client` is our identifier there, `retain_boards` how long it keeps states."""
 
     extra: ClassVar[tuple[str, str, str] | None] = ("mqtt", "aiomqtt", "a consumer speaks MQTT")
     secret_files: ClassVar[frozenset[SettingKey]] = frozenset({("password",), ("tls", "key")})
@@ -142,7 +135,10 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
     if tls.cert is not None and tls.key is not None:
         _must_be_private(tls.key)
         for file in (tls.cert, tls.key):
-            _must_be_readable(file)
+            try:
+                file.open("rb").close()
+            except OSError as error:
+                raise CredentialError(f"{file} cannot be read: {error.strerror}") from None
         try:
             context.load_cert_chain(tls.cert, tls.key, password="")  # with None OpenSSL asks the terminal
         except (OSError, ValueError) as error:
@@ -159,10 +155,3 @@ def _must_be_private(file: Path) -> None:
         raise CredentialError(f"{file} cannot be read: {error.strerror}") from None
     if readers:
         raise CredentialError(f"{file} can be read by {readers}: chmod 600 it, and replace its content if it was read")
-
-
-def _must_be_readable(file: Path) -> None:
-    try:
-        file.open("rb").close()
-    except OSError as error:
-        raise CredentialError(f"{file} cannot be read: {error.strerror}") from None

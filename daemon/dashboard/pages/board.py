@@ -193,8 +193,8 @@ def _serial_condition(database: Database, text: str) -> tuple[str, dict[str, Any
     Of many matches the newest are found sooner by a walk from the newest board; and the index has no other filter.
     """
     first, behind = serial_range(text)
-    within = "lower(boards.serial) >= :first" + (" AND lower(boards.serial) < :behind" if behind is not None else "")
-    values = {"first": first} | ({"behind": behind} if behind is not None else {})
+    within = "lower(boards.serial) >= :first AND lower(boards.serial) < :behind"
+    values = {"first": first, "behind": behind}
     limit = _MAX_INDEXED_BOARDS + 1
     matches = database.rows(f"SELECT board_id FROM boards WHERE {within} LIMIT {limit}", values, limit=limit)  # noqa: S608
     if len(matches) < limit:

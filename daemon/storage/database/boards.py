@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Select, func, select
 
+from daemon.storage.database.rows import Row
 from daemon.storage.database.schema import boards, inspections, recipes
 from routing_rules.routes import Verdict, worst
 
-Row = dict[str, Any]
 BoardKey = tuple[str, str]
 ClosingReason = Literal["complete", "time_limit"]
 
@@ -43,8 +43,6 @@ _THAT_MATTER = (
 #: The lists of a closed attempt, the worst first: a position is in one of them.
 _LISTS: tuple[Verdict, ...] = ("fail", "unknown", "review")
 _FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-_LAST_CHARACTER = chr(0x10FFFF)
-_SURROGATES = range(0xD800, 0xE000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +168,7 @@ class Attempt:
         defect: str | None,
         reason: str | None = None,
     ) -> bool:
-        """Note the verdict of an accepted image; False if the attempt is the same without this image.
-
-        A closed attempt only counts it as no longer pending.
-        """
+        """Note the verdict of an accepted image; False if an open attempt is the same without this image."""
         self.pending -= 1
         if self.closed:
             return True
@@ -240,10 +235,7 @@ class AttemptChoice:
 def choose_attempt(
     attempts: Mapping[int, Attempt], named: int | None, component: str, designator: str, free: int = 1
 ) -> AttemptChoice:
-    """Choose the attempt of an image: `attempts` has the newest one and `named`, its publisher's choice, if any.
-
-    `free` is a number that no attempt has, for use behind MAX_ATTEMPT.
-    """
+    """Choose among the newest attempt and `named`, the publisher's choice; `free` is for use behind MAX_ATTEMPT."""
     if named is not None:
         attempt = attempts.get(named)
         if attempt is None:
@@ -278,10 +270,7 @@ def _joins(attempt: Attempt, component: str, designator: str) -> AttemptChoice |
 
 
 class BoardAttempts:
-    """The attempts at one board (type, serial), with their rows in `boards`; each is read when it is asked for.
-
-    A scanner that reads no code may give thousands of boards the same serial.
-    """
+    """The attempts at one board (type, serial), with their rows in `boards`; each is read when it is asked for."""
 
     def __init__(self, connection: Connection, board_type: str, serial: str) -> None:
         self._query = _ATTEMPTS.where(boards.c.board_type == board_type, boards.c.serial == serial).limit(1)
@@ -365,18 +354,9 @@ def folded(serial: str) -> str:
     return serial.translate(_FOLD)
 
 
-def serial_range(prefix: str) -> tuple[str, str | None]:
-    """Return the range of lower(serial) for the serials that begin with `prefix`, in either case.
-
-    The second value is behind the range, None if the range has no end.
-    """
-    first = folded(prefix)
-    stem = first.rstrip(_LAST_CHARACTER)
-    if not stem:
-        return first, None
-    following = ord(stem[-1]) + 1
-    # No text has a surrogate, so no order has them either.
-    return first, stem[:-1] + chr(_SURROGATES.stop if following in _SURROGATES else following)
+def serial_range(prefix: str) -> tuple[str, str]:
+    """Return the range of lower(serial), end excluded, for the serials that begin with `prefix`, in either case."""
+    return folded(prefix), folded(prefix) + chr(0x10FFFF)
 
 
 def has_serial(*serials: str) -> ColumnElement[bool]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from sqlalchemy import Connection, and_, func, insert, select
 
-from daemon.storage.database.schema import changes, runs
+from daemon.storage.database.schema import changes
 from daemon.storage.database.transaction import Transaction
 
 RULES = "rules"
@@ -36,10 +36,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The values by subject since `at` (or `at_of` it): each that differs from its subject's last row becomes a row.
-
-    `what` is `settings` or `keys`, or `start` or `reload`, which together tell what is in force.
-    """
+    """The values by subject since `at` (or `at_of` it): each that differs from its subject's last row becomes a row."""
 
     at: str
     who: str
@@ -76,12 +73,6 @@ def append(tx: Transaction, notes: ChangeNotes) -> None:
                 rows.append(Change(at, state.who, state.what, subject, old, new, state.note))
     if rows:
         tx.connection.execute(insert(changes), [asdict(row) for row in rows])
-
-
-def begin_run(tx: Transaction, version: str, epoch: str) -> int:
-    """Add a row for this start; return its `run_id`."""
-    row = {"started_at": tx.at, "version": version, "epoch": epoch}
-    return tx.connection.execute(insert(runs).returning(runs.c.run_id), [row]).scalar_one()
 
 
 def last_values(connection: Connection, kinds: tuple[str, ...]) -> dict[str, str | None]:

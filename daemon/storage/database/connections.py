@@ -22,6 +22,8 @@ FILE_MODE = 0o640
 _STEPS_PER_LOOK = 20_000
 #: Compiled statements that the writer keeps: of some ten kinds, each for up to eleven numbers of rows.
 _STATEMENTS = 256
+#: BEGIN is ours, below.
+_NO_BEGIN = {"isolation_level": None}
 
 
 class StoreError(Exception):
@@ -66,13 +68,11 @@ def open_for_writing(url: str, busy_timeout_ms: int) -> Engine:
     if path is None:
         return _postgresql().open_for_writing(url, busy_timeout_ms)
     _make_file(path)
-    arguments = {"check_same_thread": False, "cached_statements": _STATEMENTS}
-    engine = create_engine(url, poolclass=StaticPool, connect_args=arguments)
+    arguments = {"check_same_thread": False, "cached_statements": _STATEMENTS, "timeout": busy_timeout_ms / 1000}
+    engine = create_engine(url, poolclass=StaticPool, connect_args=arguments | _NO_BEGIN)
 
     @event.listens_for(engine, "connect")
     def configure(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:  # pyright: ignore[reportUnusedFunction]
-        connection.isolation_level = None  # BEGIN is ours, below
-        connection.execute(f"PRAGMA busy_timeout = {busy_timeout_ms:d}")
         if connection.execute("PRAGMA page_count").fetchone() == (0,):
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # has effect only before the first table
         connection.execute("PRAGMA journal_mode = WAL")
@@ -91,13 +91,8 @@ def open_for_reading(url: str) -> Engine:
         return _postgresql().open_for_reading(url)
     if not path.exists():
         raise StoreError(f"there is no database at {path}: start the daemon once, or check `database` in coserve.yaml")
-    engine = create_engine(make_url(url).set(database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"}))
-
-    @event.listens_for(engine, "connect")
-    def configure(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:  # pyright: ignore[reportUnusedFunction]
-        connection.isolation_level = None
-        connection.execute("PRAGMA busy_timeout = 2000")
-
+    read_only = make_url(url).set(database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"})
+    engine = create_engine(read_only, connect_args={"timeout": 2.0} | _NO_BEGIN)
     _begin_with(engine, "BEGIN")
     return engine
 

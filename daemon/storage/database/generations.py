@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from daemon.records import AcceptedText, BoardRef, Published, TextOutcome, TextRequest
-from daemon.storage.database.rows import generation_message
+from daemon.records import AcceptedText, BoardRef, TextOutcome, TextRequest
+from daemon.storage.database.rows import WrittenResults, generation_message
 from daemon.storage.database.schema import boards, generations
 from daemon.storage.database.transaction import Transaction
 from daemon.units import wall_seconds
@@ -22,14 +22,6 @@ AS_SENT = (
 #: The columns of a result that are stored as they are.
 _RESULT = ("reason", "mode", "text", "prompt_tokens", "new_tokens", "expert_fetches")
 _WAITS = generations.c.status == "accepted"
-
-
-@dataclass(slots=True)
-class WrittenTexts:
-    """The effects of one transaction: messages by `seq`, and (source, bytes) that leave the backlog."""
-
-    published: list[Published] = field(default_factory=list[Published])
-    done: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
 
 def as_sent(row: Sequence[Any]) -> TextRequest:
@@ -68,9 +60,9 @@ def _board_id(connection: Connection, board: BoardRef) -> int | None:
     return connection.execute(query.order_by(boards.c.attempt.desc()).limit(1)).scalar()
 
 
-def finish_texts(tx: Transaction, outcomes: Sequence[TextOutcome]) -> WrittenTexts:
+def finish_texts(tx: Transaction, outcomes: Sequence[TextOutcome]) -> WrittenResults:
     """Write results into their rows, each once."""
-    written = WrittenTexts()
+    written = WrittenResults()
     for outcome in outcomes:
         at = generations.c.generation_id == outcome.generation_id
         row = tx.connection.execute(select(generations).where(at, _WAITS)).mappings().one_or_none()

@@ -1,18 +1,18 @@
 """Inspections as rows: accepted images with the attempts that open with them, verdicts with the boards they close."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, Delete, Select, Update, delete, select, update
+from sqlalchemy import Connection, Delete, Select, Update, delete, exists, select, update
 
 from daemon.records import Arrival, ExpertVersion, JournalKey, Outcome, Stage, attributes_fit, attributes_text
 from daemon.storage.database import rows
 from daemon.storage.database.boards import Attempt, BoardAttempts, BoardPlan, ClosingReason, ExpectedPosition, folded
-from daemon.storage.database.good_examples import GoodExamples
 from daemon.storage.database.rows import ImageCopy, Row, WrittenResults
 from daemon.storage.database.schema import (
     boards,
@@ -22,6 +22,7 @@ from daemon.storage.database.schema import (
     inspections,
     pending,
     recipes,
+    reviews,
     rules_versions,
     stages,
 )
@@ -31,6 +32,9 @@ from routing_rules.routes import Routes, Verdict
 
 #: So many images that changed nothing about their attempt show that its serial belongs to no single board.
 _MUCH_SURPLUS = 1000
+_RENEW_S = 60.0
+#: Kept passes among which the newest of each component are looked for.
+_MAX_PASSES = 10_000
 VersionOf = Callable[[str, str], ExpertVersion | None]
 
 #: Serials of scanners that read nothing, in lower case; so are those without a letter or digit, such as `???`.
@@ -43,10 +47,7 @@ _CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", *_LISTS)
 def accept_images(
     tx: Transaction, group: Sequence[tuple[Arrival, JournalKey]], routes: Routes
 ) -> list[tuple[Row, Row, str, int]]:
-    """Add rows for images whose bytes are durable already; new attempts open with the rules `routes`.
-
-    Return each image's rows in `inspections` and `pending`, its board type and the number of its attempt.
-    """
+    """Add rows for durable images; return both rows, the board type and the attempt of each, which may open."""
     new_boards: list[Row] = []
     new_images: list[Row] = []
     new_pending: list[Row] = []
@@ -162,6 +163,65 @@ def _keep_recipe(tx: Transaction, routes: Routes, board_type: str, plan: BoardPl
     keep_rules(tx, routes)
     key = {"rules_version": routes.version, "board_type": board_type}
     tx.add_once(recipes, key, lambda: {**key, "time_limit_s": plan.time_limit_s, "positions": plan.as_text()})
+
+
+def newest_passes(connection: Connection, count: int) -> dict[str, list[int]]:
+    """Return the newest `count` kept passes of each component, the oldest first."""
+    table = inspections.c
+    query = select(table.component, table.inspection_id).where(table.verdict == "pass", table.image_path.is_not(None))
+    newest: defaultdict[str, list[int]] = defaultdict(list)
+    for component, inspection_id in connection.execute(query.order_by(table.inspection_id.desc()).limit(_MAX_PASSES)):
+        if len(newest[component]) < count:
+            newest[component].insert(0, inspection_id)
+    return dict(newest)
+
+
+class GoodExamples:
+    """The newest `count` passes of each component, whose pictures are kept to compare with; none if that is 0.
+
+    Chosen at their verdict, in the writer's thread. To copy every pass would cost the line more than they are worth: a
+    component's examples are renewed once a minute at most. Only what was kept as an example goes for a newer one:
+    passes that an earlier `retention.keep` kept stay as long as the other settings say.
+    """
+
+    def __init__(self, connection: Connection, count: int) -> None:
+        self._count = count
+        self._ids: dict[str, list[int]] = newest_passes(connection, count) if count else {}
+        self._renewed_s: dict[str, float] = {}
+
+    def choose(self, component: str, inspection_id: int, now_s: float) -> bool:
+        """Return True if the picture of this pass is to be kept: some are missing, or the newest is a minute old."""
+        ids = self._ids.get(component, [])
+        is_due = len(ids) < self._count or now_s - self._renewed_s.get(component, -_RENEW_S) >= _RENEW_S
+        if not self._count or not is_due:
+            return False
+        self._ids[component] = [*ids, inspection_id]
+        self._renewed_s[component] = now_s
+        return True
+
+    @property
+    def are_too_many(self) -> bool:
+        return any(len(ids) > self._count for ids in self._ids.values())
+
+    def drop(self, tx: Transaction) -> list[str]:
+        """Forget the pictures beyond `count`, and return their paths. One that a person reviewed stays, as evidence."""
+        extra = [(one, ids) for ids in self._ids.values() for one in ids[: -self._count]]
+        table = inspections.c
+        is_waiting = exists().where(pending.c.inspection_id == table.inspection_id)
+        is_reviewed = exists().where(reviews.c.inspection_id == table.inspection_id)
+        query = select(table.inspection_id, table.image_path, is_waiting, is_reviewed)
+        query = query.where(table.inspection_id.in_([one for one, _ in extra]))
+        rows = {row[0]: row for row in tx.connection.execute(query)}
+        paths: dict[int, str] = {}
+        for one, ids in extra:
+            _, path, waits, reviewed = rows.get(one, (one, None, False, False))
+            if waits:
+                continue  # its copy is under way: next time
+            ids.remove(one)
+            if path is not None and not reviewed:
+                paths[one] = path
+        tx.connection.execute(update(inspections).where(table.inspection_id.in_(paths)).values(image_path=None))
+        return list(paths.values())
 
 
 class ResultsBatch:
@@ -312,10 +372,7 @@ class ResultsBatch:
 
 
 def pending_images(task: str) -> Select[Any]:
-    """Select the images whose bytes are in the journal for `task`, with their board and the place of the bytes.
-
-    The oldest come first.
-    """
+    """Select the images whose bytes are in the journal for `task`, with their board and place, the oldest first."""
     return (
         select(
             inspections,

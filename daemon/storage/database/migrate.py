@@ -1,7 +1,4 @@
-"""Bring the results database to this version's schema; an older file is copied aside first (docs/upgrading.md).
-
-A new database is made from schema.py. The revisions in `migrations` change the databases of older versions.
-"""
+"""Bring the results database to this version's schema; an older file is copied aside first (docs/upgrading.md)."""
 
 import re
 import sqlite3
@@ -59,7 +56,9 @@ def migrate(engine: Engine, tell: Tell = lambda _: None) -> Path | None:
                 metadata.create_all(connection)
                 command.stamp(config, "head")
             else:
-                _drop_views(connection)
+                views = inspect(connection).get_view_names()
+                for view in reversed([view for view in VIEWS if view in views]):
+                    connection.execute(text(f"DROP VIEW {view}"))
                 command.upgrade(config, "head")
             for view, select in VIEWS.items():
                 connection.execute(text(f"CREATE VIEW {view} AS {select}"))
@@ -129,7 +128,8 @@ def _require_known(engine: Engine, schema: str | None, scripts: ScriptDirectory)
                 f" {head}), which cannot be upgraded: start with a new one, as docs/retention.md says under"
                 f' "Starting over"; any SQLite tool still reads the old one'
             )
-        writer = f"CoServe {_version_text(number)} or newer" if number else writer
+        if number:
+            writer = f"CoServe {number // 1_000_000}.{number // 1000 % 1000}.{number % 1000} or newer"
         copy = f"the copy {usable}" if usable else f"the copy that it made, *.before-{schema}"
     raise StoreError(
         f"{name} was written by a newer version of CoServe (schema {schema}; this one knows up"
@@ -148,12 +148,6 @@ def _schema_of_file(path: Path) -> str | None:
 def _reason(error: DatabaseError) -> str:
     """Return the cause in one line; PostgreSQL's own text has several."""
     return " ".join(str(error.orig).split())
-
-
-def _drop_views(connection: Connection) -> None:
-    for view in inspect(connection).get_view_names():
-        if view in VIEWS:
-            connection.execute(text(f"DROP VIEW {view}"))
 
 
 def _copy_aside(engine: Engine, suffix: str, tell: Tell) -> Path | None:
@@ -215,10 +209,6 @@ def _version_number(text: str) -> int:
     """Return `1.2.3` as 1002003, which `PRAGMA user_version` holds."""
     major, minor, patch = (int(part) for part in (*re.findall(r"\d+", text), "0", "0")[:3])
     return (major * 1000 + minor) * 1000 + patch
-
-
-def _version_text(number: int) -> str:
-    return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 
 
 def _each_second(tell: Tell) -> Tell:

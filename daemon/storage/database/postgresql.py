@@ -1,7 +1,4 @@
-"""Connections to PostgreSQL (extra `postgresql`), set up so that the line gets the answers that SQLite gives.
-
-Imported only where a configuration names such a database.
-"""
+"""Connections to PostgreSQL (extra `postgresql`), set up so that the line gets the answers that SQLite gives."""
 
 from typing import Any
 
@@ -71,10 +68,7 @@ def _engine(url: str, **options: Any) -> Engine:
 
 
 def _become_writer(connection: Connection, busy_timeout_ms: int) -> None:
-    """Set durable commits and take the lock, which ends with its connection.
-
-    OperationalError if another daemon has it.
-    """
+    """Set durable commits and take the lock, which ends with its connection; OperationalError if another has it."""
     connection.autocommit = True
     connection.execute(
         "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"

@@ -1,7 +1,4 @@
-"""Pruning of rows: queries for old images and results, and the statements that remove them.
-
-Queries run on a reader's connection, so that the writer waits for short statements by key only.
-"""
+"""Pruning of rows: queries for old images and results (by a reader), and the statements that remove them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +7,7 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, literal, or_, select, update
 
 from daemon.policy.retain import KeptImage
-from daemon.storage.database.good_examples import newest_passes
+from daemon.storage.database.inspections import newest_passes
 from daemon.storage.database.schema import (
     age_marks,
     boards,
@@ -180,11 +177,7 @@ def forget_rules(tx: Transaction, versions: Sequence[str], last_id: int) -> None
 
 
 def strays(connection: Connection, files: Iterable[tuple[int, str]], before: str | None) -> list[str]:
-    """Return those of `files` (inspection id, path) that an interrupted pruning left.
-
-    No row and no copy under way names them, and their row was pruned or, if results are pruned, has been gone since
-    `before`. A file of an image that this database does not know is not ours: it stays.
-    """
+    """Return those of `files` (inspection id, path) that an interrupted pruning left; unknown images are not ours."""
     by_id = dict(files)
     table = inspections.c
     query = (

@@ -105,10 +105,7 @@ class ResultsReader:
         }
 
     def board_states(self, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the board's message with its `final_verdict` for each of `items` that is a review of a newest attempt.
-
-        `seq` and `at` are those of the review. An attempt that is open has no state yet.
-        """
+        """Return the closed board with its `final_verdict` for each of `items` that reviews its newest attempt."""
         closed = boards.c.verdict.is_not(None)
         states: list[dict[str, Any]] = []
         with self._engine.connect() as connection:
@@ -144,15 +141,15 @@ def _inspections(connection: Connection, seq: int, limit: int) -> list[Published
     query = query.join(boards, boards.c.board_id == inspections.c.board_id)
     rows = _rows_after(connection, query, inspections, seq, limit)
     ids = [row["inspection_id"] for row in rows]
-    answers = _by_inspection(connection, stages, stages.c.step, ids)
-    boxes = _by_inspection(connection, detections, detections.c.detection_id, ids)
+    answers, boxes = by_inspection(connection, stages, ids), by_inspection(connection, detections, ids)
     return [inspection_message(row, answers[row["inspection_id"]], boxes[row["inspection_id"]]) for row in rows]
 
 
-def _by_inspection(connection: Connection, table: Table, order: Any, ids: Sequence[int]) -> defaultdict[int, list[Any]]:
+def by_inspection(connection: Connection, table: Table, ids: Sequence[int]) -> defaultdict[int, list[Any]]:
+    """Return the rows of these images by `inspection_id`, in the order of their keys."""
     grouped: defaultdict[int, list[Any]] = defaultdict(list)
     if ids:
-        query = select(table).where(table.c.inspection_id.in_(ids)).order_by(order)
+        query = select(table).where(table.c.inspection_id.in_(ids)).order_by(*table.primary_key.columns)
         for row in connection.execute(query).mappings():
             grouped[row["inspection_id"]].append(row)
     return grouped

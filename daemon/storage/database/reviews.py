@@ -62,10 +62,7 @@ _OF_BOARD = (boards.c.board_type, boards.c.serial, boards.c.attempt, boards.c.lo
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A row of `reviews`. `undo_of` is the decision that this row undoes; None if it is a decision itself.
-
-    It is about an image, or about the whole attempt `board_id`. `board_verdict` is the attempt's final verdict with it.
-    """
+    """A row of `reviews` about an image or the whole attempt `board_id`: a decision, or the undoing of one."""
 
     review_id: int
     inspection_id: int | None
@@ -91,7 +88,6 @@ class Review:
         return self.verdict == "review" or (self.note or "").startswith(_UNDECIDED)
 
     def __str__(self) -> str:
-        """Return the sentence that tells a person of this row."""
         what = f"decided {self.answer}"
         if self.undo_of is not None:
             waits = "so the image waits" if self.board_id is None else "so its images count again"
@@ -107,10 +103,7 @@ class Review:
 
 @dataclass(frozen=True, slots=True)
 class ReviewDecision:
-    """A decision to write, about an image or the whole attempt `board_id`.
-
-    `newest` is the last row that its reviewer saw, if any; `verdict` None undoes it.
-    """
+    """A decision to write. `newest` is the last row that its reviewer saw, if any; `verdict` None undoes it."""
 
     inspection_id: int | None
     reviewer: str
@@ -153,23 +146,21 @@ def is_undo(note: str | None) -> bool:
 
 
 def append(tx: Transaction, wanted: ReviewDecision) -> tuple[Review, Published | None]:
-    """Write the decision and return its row with its message, or the row that an attempt whose answer was lost wrote.
-
-    Raises ReviewRefusedError if it may not be written.
-    """
+    """Write the decision and return its row with its message, or the row of an attempt whose answer was lost."""
     subject = _subject(tx.connection, wanted)
     past = history(tx.connection, wanted.inspection_id, wanted.board_id)
     newest = past[-1] if past else None
     if newest is not None and _is_repeated(wanted, newest, past[-2].review_id if len(past) > 1 else None):
         return newest, None
     if wanted.newest != (newest.review_id if newest else None):
-        raise ReviewRefusedError("conflict", _conflict(wanted, newest))
+        seen = newest or f"{wanted.subject} has no review {wanted.newest}"
+        what = f"{wanted.subject} again" if newest else "it again"
+        raise ReviewRefusedError("conflict", f"{seen}: look at {what}, then decide")
     row: dict[str, Any] = {"inspection_id": wanted.inspection_id, "board_id": wanted.board_id, "at": tx.at}
     if wanted.verdict is None:
         row |= _undoing(past, wanted, subject["verdict"], subject["defect"])
     else:
-        fields = ("reviewer", "verdict", "defect", "note")
-        row |= {name: getattr(wanted, name) for name in fields}
+        row |= {name: getattr(wanted, name) for name in ("reviewer", "verdict", "defect", "note")}
     row["seq"] = tx.next_seq()
     row["review_id"] = tx.connection.execute(insert(reviews).returning(reviews.c.review_id), [row]).scalar_one()
     final = select(FINAL_BOARDS.c.verdict).where(FINAL_BOARDS.c.board_id == subject["of_board"])
@@ -235,12 +226,11 @@ def is_newest(row: Any = reviews) -> ColumnElement[bool]:
     return ~exists().where(later.c.inspection_id == row.c.inspection_id, later.c.review_id > row.c.review_id)
 
 
-def stands(row: Any = reviews) -> ColumnElement[bool]:
+def stands() -> ColumnElement[bool]:
     """Return the condition that a row of `reviews` decides and was not undone."""
     undo = reviews.alias("undo")
-    same = (undo.c.inspection_id == row.c.inspection_id) | (undo.c.board_id == row.c.board_id)
-    undone = exists().where(same, undo.c.undo_of == row.c.review_id)
-    return row.c.undo_of.is_(None) & ~undone
+    same = (undo.c.inspection_id == reviews.c.inspection_id) | (undo.c.board_id == reviews.c.board_id)
+    return reviews.c.undo_of.is_(None) & ~exists().where(same, undo.c.undo_of == reviews.c.review_id)
 
 
 def newest_of_each() -> Subquery:
@@ -290,12 +280,8 @@ def _is_decided() -> ColumnElement[bool]:
     """Return the condition that the newest row of an image of `inspections` is a decision."""
     newest = reviews.alias("newest")
     undecided = newest.c.note.is_not(None) & newest.c.note.like(f"{_UNDECIDED}%")
-    return exists().where(
-        newest.c.inspection_id == inspections.c.inspection_id,
-        newest.c.verdict != "review",
-        ~undecided,
-        is_newest(newest),
-    )
+    is_decision = newest.c.verdict != "review", ~undecided, is_newest(newest)
+    return exists().where(newest.c.inspection_id == inspections.c.inspection_id, *is_decision)
 
 
 def _is_board_decided() -> ColumnElement[bool]:
@@ -322,14 +308,7 @@ def _is_repeated(wanted: ReviewDecision, newest: Review, before: int | None) -> 
     return (newest.verdict, newest.defect, newest.note) == (wanted.verdict, wanted.defect, wanted.note)
 
 
-def _conflict(wanted: ReviewDecision, newest: Review | None) -> str:
-    if newest is None:
-        return f"{wanted.subject} has no review {wanted.newest}: look at it again, then decide"
-    return f"{newest}: look at {wanted.subject} again, then decide"
-
-
 def _undoing(past: list[Review], wanted: ReviewDecision, verdict: str, defect: str | None) -> dict[str, Any]:
-    """Return the row that undoes the standing decision."""
     standing = decisions(past)
     if not standing:
         raise ReviewRefusedError("no_decision", f"{wanted.subject} has no decision: there is nothing to undo")
@@ -343,13 +322,11 @@ def _undoing(past: list[Review], wanted: ReviewDecision, verdict: str, defect: s
 
 @dataclass(frozen=True, slots=True)
 class ExpertCalls:
-    """One version of one expert with one digest of settings, None for answers from before these were recorded.
+    """One version of one expert with one digest of settings, first used together at `first_used_at`.
 
-    `first_used_at` is when both had given a verdict, `verdicts` counts the images that it answered on their way to one.
-
-    Of those, `reviewed` have a person's decision. `false_calls`: it failed the image and the newest review passes it.
-    `escapes`: the image passed and the newest review fails it; each expert of the chain let it through, so each counts
-    it.
+    Of the `verdicts` that it took part in `reviewed` have a person's decision. `false_calls`: it failed the image and
+    the newest review passes it. `escapes`: the image passed and the newest review fails it, for each expert of the
+    chain.
     """
 
     expert: str
@@ -369,7 +346,8 @@ def calls_statement(expert: str | None = None, after: int | None = None) -> Sele
     """
     conditions = [stages.c.expert == expert] if expert is not None else []
     conditions += [stages.c.inspection_id > after] if after is not None else []
-    used, reviewed = _used(conditions), _reviewed(conditions)
+    counted = select(*_VERSION_KEY, func.count().label("verdicts")).where(*conditions)
+    used, reviewed = counted.group_by(*_VERSION_KEY).subquery("used"), _reviewed(conditions)
     versions, settings = expert_versions.c, expert_settings.c
     at, of_version = func.coalesce(settings.first_used_at, versions.first_used_at), versions.first_used_at
     first_used_at = case((of_version > at, of_version), else_=at).label("first_used_at")
@@ -389,12 +367,6 @@ def calls_statement(expert: str | None = None, after: int | None = None) -> Sele
         )
         .order_by(used.c.expert, first_used_at, used.c.expert_version, used.c.expert_settings)
     )
-
-
-def _used(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
-    """Count the images that each version answered."""
-    counted = select(*_VERSION_KEY, func.count().label("verdicts")).where(*conditions)
-    return counted.group_by(*_VERSION_KEY).subquery("used")
 
 
 def _reviewed(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
@@ -424,23 +396,20 @@ def _reviewed(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
     )
 
 
-def calls_by_version(connection: Connection, expert: str | None = None, after: int | None = None) -> list[ExpertCalls]:
+def calls_by_version(connection: Connection, expert: str | None = None) -> list[ExpertCalls]:
     """Return the calls of each version of each expert, or of `expert`."""
-    return [ExpertCalls(*row) for row in connection.execute(calls_statement(expert, after))]
+    return [ExpertCalls(*row) for row in connection.execute(calls_statement(expert))]
 
 
 def answered_settings(connection: Connection) -> dict[tuple[str, str | None], str]:
-    """Return the settings that experts answered with (ExpertSpec.settings), by expert and digest.
-
-    A text that was changed, so that it has another digest, is left out.
-    """
+    """Return the settings that experts answered with, by expert and digest, without changed texts."""
     table = expert_settings.c
     rows = connection.execute(select(table.expert, table.expert_settings, table.settings))
     return {(expert, digest): settings for expert, digest, settings in rows if digest_of(settings) == digest}
 
 
-def confidences_statement(expert: str | None = None, answers: int = RECENT_ANSWERS) -> Select[*tuple[Any, ...]]:
-    """Select expert, version, settings, label, bin and count of each version's newest `answers` in recent images.
+def confidences_statement(expert: str | None = None) -> Select[*tuple[Any, ...]]:
+    """Select expert, version, settings, label, bin and count of each version's newest answers in recent images.
 
     A repeated picture counts once: a version gives it the same answer each time, which adds no evidence.
     """
@@ -458,14 +427,12 @@ def confidences_statement(expert: str | None = None, answers: int = RECENT_ANSWE
     # Only the newest answers are joined with their pictures.
     counted = select(*key, func.count(inspections.c.image_sha256.distinct())).select_from(recent)
     counted = counted.join(inspections, inspections.c.inspection_id == recent.c.inspection_id)
-    return counted.where(recent.c.place <= literal(answers)).group_by(*key).order_by(*key)
+    return counted.where(recent.c.place <= literal(RECENT_ANSWERS)).group_by(*key).order_by(*key)
 
 
-def recent_confidences(
-    connection: Connection, expert: str | None = None, answers: int = RECENT_ANSWERS
-) -> dict[VersionKey, dict[str, list[int]]]:
+def recent_confidences(connection: Connection, expert: str | None = None) -> dict[VersionKey, dict[str, list[int]]]:
     """Return recent confidences by version and settings: 20 counts by answered label (`drift.compare`)."""
-    return by_version(connection.execute(confidences_statement(expert, answers)))
+    return by_version(connection.execute(confidences_statement(expert)))
 
 
 def by_version(rows: Iterable[Row[Any]]) -> dict[VersionKey, dict[str, list[int]]]:

@@ -54,7 +54,7 @@ class ImageCopy:
 
 @dataclass(slots=True)
 class WrittenResults:
-    """The effects of one transaction: messages by `seq`, (source, bytes) of finished images, copies to make."""
+    """The effects of one transaction: messages by `seq`, (source, bytes) of what finished, copies to make."""
 
     published: list[Published] = field(default_factory=list[Published])
     done: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
@@ -64,11 +64,7 @@ class WrittenResults:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The state that a restart goes on from: images without verdict, the rules of their attempts, the last numbers.
-
-    `rules_texts` holds the rules of open attempts and of pending images by version; `last_batch_id` is the highest
-    in `stages`, since views tell batches apart by it.
-    """
+    """The state that a restart goes on from; `rules_texts` are those of pending images and open attempts."""
 
     pending: list[Accepted]
     rules_texts: dict[str, str]

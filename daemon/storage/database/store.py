@@ -1,14 +1,17 @@
 """The results database as the writer's thread uses it: each method that writes is one transaction."""
 
+import json
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from secrets import token_hex
-from typing import Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Engine, Executable, bindparam, func, select, update
+from sqlalchemy import Connection, Engine, Executable, bindparam, func, insert, select, update
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from daemon.records import (
@@ -19,14 +22,11 @@ from daemon.records import (
     JournalKey,
     Outcome,
     Published,
-    TextOutcome,
-    TextRequest,
 )
 from daemon.storage.database import changes, generations, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
 from daemon.storage.database.connections import StoreError, open_for_writing
-from daemon.storage.database.good_examples import GoodExamples
-from daemon.storage.database.inspections import VersionOf
+from daemon.storage.database.inspections import GoodExamples, VersionOf
 from daemon.storage.database.migrate import migrate
 from daemon.storage.database.rows import CopyRequest, ImageCopy, KnownImage, Recovery, WrittenResults
 from daemon.storage.database.transaction import (
@@ -36,19 +36,21 @@ from daemon.storage.database.transaction import (
     WriterMemory,
     among,
     begin,
-    chunks,
     read_numbers,
     run_for_each,
 )
-from daemon.storage.epoch_record import EpochRecord
 from daemon.units import wall_seconds
+from experts.durable import replace_durably
 from experts.versions import current_user
 from routing_rules.routes import Routes, Verdict
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Images that stay after their verdict unless the configuration says otherwise.
 KEEP: tuple[Verdict, ...] = ("fail", "review", "unknown")
+_RECORD_MODE = 0o640
+_RECORD_BYTES = 120
 
 
 class TaskRunner(Protocol):
@@ -74,7 +76,7 @@ def open_store(
     clock: Clock | None = None,
     busy_timeout_ms: int = 2000,
     tell: Callable[[str], None] = lambda _: None,
-    record: EpochRecord | None = None,
+    record: "EpochRecord | None" = None,
 ) -> "Store":
     """Open the database at `url`, and make or migrate it where that is due; StoreError says what to do otherwise.
 
@@ -98,6 +100,75 @@ def open_store(
     except BaseException:
         engine.dispose()
         raise
+
+
+class EpochRecord:
+    """The record of the results' epoch in the journal's folder, by which a start knows a database that was put back.
+
+    Consumers know a result by its `seq`. A database from a backup counts on from an older `seq` and gives numbers
+    again, so it gets a new epoch. The database itself cannot tell that it is older; this record can: it names the epoch
+    and the last `seq` that was given out. It is written after each commit and before its results are published, in
+    place and without a sync: after a kill it is exact, after a power cut never ahead of the database.
+
+    A copy of the journal's folder would bring an old record along. So a second file, the seal, is never written again,
+    and the record names the time of its last change (ctime, in whole seconds, as some disks keep it), which no copy
+    has. A wrong guess gives a new epoch too many: consumers read again what they have read.
+
+    Call `why_other` first; `begin` after a new epoch is durable, or `resume`; then `note`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._seal = folder / "epoch", folder / "epoch.seal"
+        self._fd: int | None = None
+        self._epoch, self._sealed_s = "", 0
+
+    def why_other(self, epoch: str | None, last_seq: int) -> str | None:
+        """Return why a database with `epoch` and `last_seq` is not the one of this record; None if it is."""
+        try:
+            known: dict[str, Any] = json.loads(self._file.read_bytes())
+            noted, seq, self._sealed_s = str(known["epoch"]), int(known["seq"]), int(known["sealed_s"])
+            sealed_s = int(self._seal.stat().st_ctime)
+        except FileNotFoundError:
+            return "its journal has no record of its results: the line was restored or moved, or has a new journal"
+        except (OSError, ValueError, KeyError, TypeError):
+            return f"{self._file}, the record of its results, cannot be read"
+        self._epoch = noted
+        if sealed_s != self._sealed_s:
+            return "its journal is a copy: the line was restored or moved"
+        if noted != epoch:
+            return f"another database with epoch {epoch or 'unknown'} was put in place of that with epoch {noted}"
+        if seq > last_seq:
+            return f"it ends at seq {last_seq}, and {seq} was given out: an older copy was put in its place"
+        return None
+
+    def begin(self, epoch: str, last_seq: int) -> None:
+        """Write both files anew, durably. A disk that refuses makes the next start give a new epoch again."""
+        try:
+            replace_durably(self._seal, f"{epoch}\n".encode(), _RECORD_MODE)
+            self._epoch, self._sealed_s = epoch, int(self._seal.stat().st_ctime)
+            replace_durably(self._file, self._line(last_seq), _RECORD_MODE)
+        except OSError as error:
+            structlog.get_logger("database").warning("epoch_not_recorded", file=str(self._file), error=str(error))
+        self.resume()
+
+    def resume(self) -> None:
+        with suppress(OSError):
+            self._fd = os.open(self._file, os.O_WRONLY | os.O_CLOEXEC)
+
+    def note(self, last_seq: int) -> None:
+        """Write the last `seq` that was given out: in the writer's thread, before it is published."""
+        if self._fd is not None:
+            with suppress(OSError):
+                os.pwrite(self._fd, self._line(last_seq), 0)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _line(self, seq: int) -> bytes:
+        known = {"epoch": self._epoch, "seq": seq, "sealed_s": self._sealed_s}
+        return json.dumps(known).encode().ljust(_RECORD_BYTES) + b"\n"
 
 
 class Store:
@@ -214,15 +285,10 @@ class Store:
             tx.add(schema.expert_switches, [rows.switch_row(switch) for switch in switches])
         return batch.written
 
-    def accept_texts(self, requests: Sequence[TextRequest]) -> list[AcceptedText | TextRequest]:
-        """Add a row for each request; return the earlier request in place of one whose (source, id) is accepted."""
+    def transact(self, change: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Return what `change` returns in one transaction, such as the functions of generations.py and prune.py."""
         with self._transaction() as tx:
-            return generations.accept_texts(tx, requests)
-
-    def finish_texts(self, outcomes: Sequence[TextOutcome]) -> generations.WrittenTexts:
-        """Write results with their `seq`, each once: a request that has a result, or is unknown, stays as it is."""
-        with self._transaction() as tx:
-            return generations.finish_texts(tx, outcomes)
+            return change(tx, *arguments, **named)
 
     def texts_to_make(self) -> list[AcceptedText]:
         """Return the requests for text that the last run accepted and did not finish, oldest first."""
@@ -242,17 +308,20 @@ class Store:
     def note_changes(self, notes: changes.ChangeNotes) -> None:
         """Append rows to `changes`, and to `runs` for a start."""
         with self._transaction() as tx:
-            run_id = self._run_id if notes.version is None else changes.begin_run(tx, notes.version, self.epoch)
+            run_id = self._run_id
+            if notes.version is not None:
+                row = {"started_at": tx.at, "version": notes.version, "epoch": self.epoch}
+                added = tx.connection.execute(insert(schema.runs).returning(schema.runs.c.run_id), [row])
+                run_id = added.scalar_one()
             changes.append(tx, notes)
         self._run_id = run_id
 
     def end_run(self, who: str) -> None:
         """Note the orderly stop of this run, if its start was noted."""
-        runs = schema.runs.c
         with self._transaction() as tx:
-            version = tx.connection.execute(select(runs.version).where(runs.run_id == self._run_id)).scalar()
+            ended = update(schema.runs).where(schema.runs.c.run_id == self._run_id).values(ended_at=tx.at)
+            version = tx.connection.execute(ended.returning(schema.runs.c.version)).scalar()
             if version is not None:
-                tx.connection.execute(update(schema.runs).where(runs.run_id == self._run_id).values(ended_at=tx.at))
                 stop = changes.Change(tx.at, who, "stop", changes.PROGRAM, old=version)
                 changes.append(tx, changes.ChangeNotes((stop,)))
 
@@ -262,11 +331,6 @@ class Store:
         with self._transaction() as tx:
             for change in (1, -1):  # SQLite would not write the same value again
                 tx.connection.execute(update(schema.stream_position).values(pruned=pruned + change))
-
-    def forget_images(self, ids: Sequence[int]) -> None:
-        """Remove the paths of images whose files are about to be pruned."""
-        with self._transaction() as tx:
-            prune.forget_images(tx, ids)
 
     def drop_examples(self) -> list[str]:
         """Forget the good examples that newer ones have replaced, and return the paths of their files."""
@@ -282,21 +346,11 @@ class Store:
         self._boards.forget(tx.touched)
         return forgotten
 
-    def forget_others(self, old: prune.AgeLimit, limit: int) -> int:
-        """Prune at most `limit` old loads and `limit` old answers of language models; return the count."""
-        with self._transaction() as tx:
-            return prune.forget_others(tx, old, limit)
-
     def forget_rules(self, versions: Sequence[str], last_board_id: int) -> None:
         """Prune rules that are not in force, and under which no attempt opened until or after `last_board_id`."""
         with self._transaction() as tx:
             prune.forget_rules(tx, [version for version in versions if version != self._in_force], last_board_id)
         self._memory.written_once.clear()
-
-    def note_age(self, running_s: int, wall_s: float, keep_s: float) -> None:
-        """Note the clock and the newest rows, for pruning by age (pruning.py, RunningAges)."""
-        with self._transaction() as tx:
-            prune.note_age(tx, running_s, wall_s, keep_s)
 
     @contextmanager
     def _transaction(self) -> Iterator[Transaction]:
@@ -326,12 +380,9 @@ def _last_batch_id(connection: Connection) -> int:
     """Return the highest batch number: of the newest results, and of all only if those had no batch."""
     images, stages = schema.inspections.c, schema.stages.c
     newest = select(images.inspection_id).where(images.seq.is_not(None)).order_by(images.seq.desc()).limit(1000)
-    ids = connection.execute(newest).scalars().all()
-    of_newest = [
-        connection.execute(select(func.max(stages.batch_id)).where(stages.inspection_id.in_(chunk))).scalar() or 0
-        for chunk in chunks(ids)
-    ]
-    return max(of_newest, default=0) or connection.execute(select(func.max(stages.batch_id))).scalar() or 0
+    highest = select(func.max(stages.batch_id))
+    of_newest = connection.execute(highest.where(stages.inspection_id.in_(newest))).scalar()
+    return of_newest or connection.execute(highest).scalar() or 0
 
 
 def _open_time_limits(tx: Transaction) -> list[TimeLimit]:

@@ -37,10 +37,10 @@ from sqlalchemy.pool import PoolProxiedConnection
 
 from daemon.storage.database.boards import Attempt, BoardAttempts, BoardCache, BoardKey
 from daemon.storage.database.connections import sqlite_driver
+from daemon.storage.database.rows import Row
 from daemon.storage.database.schema import stream_position
 from daemon.units import utc_text
 
-Row = dict[str, Any]
 T = TypeVar("T")
 #: Monotonic seconds of a time limit, board type, serial, attempt.
 TimeLimit = tuple[float, str, str, int]
@@ -212,10 +212,7 @@ class Clock:
 
 @dataclass(slots=True)
 class WriterMemory:
-    """The writer's knowledge of the database: true to the last commit, never ahead of it.
-
-    `due` is a heap; `segments` counts rows in `pending`; `numbers` is None until they are read.
-    """
+    """The database as of the last commit: `due` is a heap, `segments` counts `pending`, `numbers` may be unread."""
 
     numbers: "LastNumbers | None" = None
     due: list[TimeLimit] = field(default_factory=list[TimeLimit])

@@ -87,13 +87,13 @@ def test_the_trace_is_the_same_for_the_same_seed_and_rules_know_only_rates() -> 
     assert sum(onward) / len(onward) == pytest.approx(PASS_RATE, abs=0.03)
     assert 0.4 < sum(each.detector is not None for each in trace.types) / len(trace.types) < 0.6
     routes = compile_rules(trace.rules())
-    usage = routes.usage()
+    usage = routes.usage
     for each in trace.types:
         assert usage[each.classifier] == pytest.approx(each.usage, rel=0.01)
         share = sum(image.classifier == each.classifier for image in trace.images) / 4000
         assert share == pytest.approx(each.usage, abs=0.03)
         if each.detector:
-            assert routes.successors()[each.classifier] == ((each.detector, pytest.approx(PASS_RATE)),)
+            assert routes.successors[each.classifier] == ((each.detector, pytest.approx(PASS_RATE)),)
     assert routes.first_step(BOARD_TYPE, trace.types[0].classifier) is not None
 
 

@@ -11,9 +11,8 @@ import pytest
 from daemon.config.settings import Config, load_config
 from daemon.consumers.kinds import KINDS
 from daemon.consumers.mqtt.settings import MqttSettings
-from daemon.delivery.deliveries import Deliveries, consumer_problems, consumer_warnings
+from daemon.delivery.deliveries import Deliveries, SharedStatusPage, consumer_problems, consumer_warnings
 from daemon.delivery.position import DeliveryPosition, PositionFile
-from daemon.delivery.status_page import SharedStatusPage
 from daemon.errors import ConfigError
 from tests import ROOT
 from tools.backup.contents import contents_of

@@ -28,7 +28,7 @@ from daemon.consumers.mqtt.consumer import Mqtt
 from daemon.consumers.mqtt.settings import MqttSettings
 from daemon.consumers.protocol import DeliveryError
 from daemon.delivery import runner as runner_module
-from daemon.delivery.status_page import SharedStatusPage
+from daemon.delivery.deliveries import SharedStatusPage
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.reviews import ReviewDecision
 from daemon.storage.database.store import open_store

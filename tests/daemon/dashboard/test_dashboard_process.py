@@ -35,16 +35,8 @@ from daemon.dashboard.site.server import PageThreads
 #: A Python that has the line's packages and not those of the extra.
 WITHOUT_EXTRA = """\
 import sys
-from importlib.abc import MetaPathFinder
 
-
-class Blocker(MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("fastapi", "uvicorn", "starlette", "jinja2", "python_multipart"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-sys.meta_path.insert(0, Blocker())
+sys.modules.update(dict.fromkeys(("fastapi", "uvicorn", "starlette", "jinja2", "python_multipart")))
 from pathlib import Path
 from tests.simulated import run
 sys.exit(run(Path(sys.argv[1])))
@@ -54,7 +46,7 @@ sys.exit(run(Path(sys.argv[1])))
 OTHER_TIMES = """\
 import sys
 from pathlib import Path
-from daemon.host import child_heartbeat, children
+from daemon.host import children
 from tests.simulated import run
 
 {times}
@@ -151,7 +143,7 @@ def test_processes_beside_the_line_that_hang_are_replaced_and_verdicts_go_on(
     plant = {"kind": "mqtt", "host": "127.0.0.1", "port": free_port(), "prefix": "plant"}
     line = ShownLine(tmp_path / "line", experts_folder, consumers={"plant": plant})
     log = line.folder / "daemon.log"
-    with with_other_times(line, "children._HUNG_AFTER_S, child_heartbeat._TIMES_FOR_A_START = 5.0, 100"):
+    with with_other_times(line, "children._HUNG_AFTER_S, children._TIMES_FOR_A_START = 5.0, 100"):
         line.wait_until_it_shows()
         line.wait(lambda: "nothing listens" in (line.status()["consumers"][0]["last_error"] or ""))
         before = [child(line, name)["pid"] for name in ("dashboard", "consumer plant")]

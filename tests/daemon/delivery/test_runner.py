@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 
 from daemon.consumers.protocol import DeliveryError, Message
 from daemon.delivery import runner as runner_module
+from daemon.delivery.deliveries import SharedStatusPage
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import BATCH
-from daemon.delivery.status_page import SharedStatusPage
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.reviews import ReviewDecision
 from daemon.storage.database.store import open_store

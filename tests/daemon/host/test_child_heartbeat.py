@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from daemon.host.child_heartbeat import Heartbeat
+from daemon.host.children import Heartbeat
 
-BEATING = "import asyncio, sys; from daemon.host.child_heartbeat import beat; asyncio.run(beat(int(sys.argv[1])))"
+BEATING = "import asyncio, sys; from daemon.host.children import beat; asyncio.run(beat(int(sys.argv[1])))"
 LIMIT_S = 60.0
 
 

@@ -38,7 +38,7 @@ while True: time.sleep(600)
 #: Beats, and then hangs in one of three ways.
 HANGS = """
 import asyncio, os, signal, sys, threading
-from daemon.host.child_heartbeat import beat
+from daemon.host.children import beat
 def stop(): os.kill(os.getpid(), signal.SIGSTOP)
 def lock(): one = threading.Lock(); one.acquire(); one.acquire()
 def spin():
@@ -134,7 +134,7 @@ def test_a_child_that_hangs_is_killed_and_started_again_whether_it_stands_waits_
 def test_a_child_that_still_starts_is_told_to_read_again_once_it_listens(tmp_path: Path) -> None:
     code = """
 import asyncio, os, signal, sys, time
-from daemon.host.child_heartbeat import beat
+from daemon.host.children import beat
 while not os.path.exists(sys.argv[1]): time.sleep(0.02)  # so long SIGHUP would end it
 signal.signal(signal.SIGHUP, lambda *_: open(sys.argv[2], "w").close())
 asyncio.run(beat(int(sys.argv[4])))

@@ -1,6 +1,6 @@
 """What was rejected in the last hour, for people at the line: by source, with the newest reason, never without end."""
 
-from daemon.monitor.rejections import Rejections
+from daemon.monitor.timeline import Rejections
 
 
 class Clock:

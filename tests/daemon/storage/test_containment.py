@@ -18,7 +18,7 @@ from PIL import Image
 
 from daemon.intake.payload_scan import check_image
 from daemon.records import JournalKey, Pixels
-from daemon.storage.suspect_images import MAX_DEATHS, DecodeMarks, Suspect, decode_apart, examine
+from daemon.storage.suspect_images import MAX_DEATHS, DecodeMarks, Suspects, decode_apart, examine
 from experts.errors import ExpertError, ImageHeaderError
 from experts.reading import CachedReader
 from experts.spec import ExpertSpec
@@ -106,15 +106,15 @@ def test_marks_outlive_the_process_and_a_clean_stop_clears_them(tmp_path: Path) 
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -9
     marks = DecodeMarks(path)
-    assert marks.suspects == [Suspect(JournalKey(1, 16, 84), 1), Suspect(JournalKey(7, 2**40, 9), 1)]
+    assert marks.suspects == {JournalKey(1, 16, 84): 1, JournalKey(7, 2**40, 9): 1}
     marks.close(clean=True)
     marks = DecodeMarks(path)
-    assert marks.suspects == []
+    assert marks.suspects == {}
     marks.close(clean=True)
 
 
 def test_a_suspect_stays_one_until_its_verdict_and_its_deaths_are_counted(tmp_path: Path) -> None:
-    def run(*marked: JournalKey, pending: set[JournalKey]) -> list[Suspect]:
+    def run(*marked: JournalKey, pending: set[JournalKey]) -> Suspects:
         marks = DecodeMarks(tmp_path / "marks")
         suspects = marks.keep(pending)
         for key in marked:
@@ -123,12 +123,12 @@ def test_a_suspect_stays_one_until_its_verdict_and_its_deaths_are_counted(tmp_pa
         return suspects
 
     first, second, *_ = KEYS
-    assert run(first, second, pending=set(KEYS)) == []
-    assert run(first, pending={first}) == [Suspect(first, 1)]
-    assert run(pending={first}) == [Suspect(first, 2)], "the death before counts although this run marked nothing"
-    assert run(pending={first}) == [Suspect(first, 2)]
-    assert run(pending=set()) == []
-    assert run(pending={first}) == []
+    assert run(first, second, pending=set(KEYS)) == {}
+    assert run(first, pending={first}) == {first: 1}
+    assert run(pending={first}) == {first: 2}, "the death before counts although this run marked nothing"
+    assert run(pending={first}) == {first: 2}
+    assert run(pending=set()) == {}
+    assert run(pending={first}) == {}
 
 
 @pytest.mark.parametrize("damage", [b"", b"CSMARKS1", b"\xff" * 12288, b"\0" * 100_000])
@@ -136,18 +136,18 @@ def test_damaged_marks_are_begun_anew(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "marks"
     path.write_bytes(damage)
     marks = DecodeMarks(path)
-    assert marks.suspects == []
+    assert marks.suspects == {}
     marks.place()(KEYS[0])
     marks.close(clean=False)
     marks = DecodeMarks(path)
-    assert marks.suspects == [Suspect(KEYS[0], 1)]
+    assert marks.suspects == {KEYS[0]: 1}
     marks.close(clean=True)
 
 
 def test_a_line_runs_without_marks_where_they_cannot_be_had(tmp_path: Path) -> None:
     marks = DecodeMarks(tmp_path / "nowhere" / "marks")
     marks.place()(KEYS[0])
-    assert (marks.suspects, marks.keep([])) == ([], [])
+    assert (marks.suspects, marks.keep([])) == ({}, {})
     marks.close(clean=True)
 
 
@@ -191,8 +191,8 @@ def test_an_image_that_the_daemon_died_with_three_times_is_condemned_unread() ->
         reads.append(key)
         return a_jpeg()
 
-    assert examine([Suspect(image.key, 2)], [image], read, 60.0, MAX_PIXELS) == []
-    ((condemned, reason),) = examine([Suspect(image.key, MAX_DEATHS)], [image], read, 60.0, MAX_PIXELS)
+    assert examine({image.key: 2}, [image], read, 60.0, MAX_PIXELS) == []
+    ((condemned, reason),) = examine({image.key: MAX_DEATHS}, [image], read, 60.0, MAX_PIXELS)
     assert (condemned, reads) == (image, [image.key])
     assert "died 3 times" in reason
 

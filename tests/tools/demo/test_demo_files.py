@@ -47,7 +47,7 @@ def the_routes(folder: Path) -> Routes:
 def test_the_rules_fit_the_demos_experts_and_boards(tmp_path: Path):
     routes = the_routes(tmp_path)
     assert set(routes.recipes) == set(board_types())
-    assert set(routes.experts()) == set(stand_in_experts())
+    assert set(routes.experts) == set(stand_in_experts())
     for board in board_types().values():
         recipe = routes.recipes[board.name]
         assert recipe.expected == len(board.places)
@@ -60,7 +60,7 @@ def test_the_rules_fit_the_demos_experts_and_boards(tmp_path: Path):
 
 
 def test_every_part_that_passes_goes_on_to_the_detector_trained_on_its_family(tmp_path: Path):
-    followers = the_routes(tmp_path).successors()
+    followers = the_routes(tmp_path).successors
     for name, part in part_types().items():
         (detector,) = (d.expert for d in DETECTORS if d.covers(part))
         assert [expert for expert, _ in followers[name]] == [detector]

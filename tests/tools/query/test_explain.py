@@ -16,7 +16,7 @@ from tests.contract.client import Line
 from tests.tools.query.judged_line import SERIALS
 from tests.tools.run_commands import coserve
 from tools.query.reading import InspectionName, InspectionRecord, UnknownInspectionError, read_inspection
-from tools.query.retrace import read_rules_path, retrace
+from tools.query.retrace import StoredRules, retrace
 
 
 def explain(folder: Path, *arguments: str, status: int = 0) -> str:
@@ -56,8 +56,8 @@ def test_every_verdict_of_a_line_is_what_the_rules_give_once_more(judged: Line) 
     assert {reason for *_, reason in stored} == {None, "deadline", "expert_failed", "bad_image"}
     for number, verdict, defect, _ in stored:
         record = record_of(judged, str(number))
-        again = retrace(record, read_rules_path(record), (80, 60))
-        assert (again.verdict, again.defect, again.agrees) == (verdict, defect, True), again
+        again = retrace(record, StoredRules.of_record(record), (80, 60))
+        assert (again.verdict, again.defect, again.gap, again.contradiction) == (verdict, defect, None, None), again
         assert len(again.steps) == len(record.stages)
 
 
@@ -180,9 +180,9 @@ def test_rules_that_were_changed_or_are_gone_are_named(judged: Line) -> None:
     record = record_of(judged, "S1", "F-0")
     assert record.rules is not None
     gone = replace(record, rules=None)
-    assert "no longer in the database" in (retrace(gone, read_rules_path(gone), None).gap or "")
+    assert "no longer in the database" in (retrace(gone, StoredRules.of_record(gone), None).gap or "")
     changed = replace(record, rules={**record.rules, "text": record.rules["text"] + "# "})
-    assert "its sha256 differs" in (retrace(changed, read_rules_path(changed), None).gap or "")
+    assert "its sha256 differs" in (retrace(changed, StoredRules.of_record(changed), None).gap or "")
 
 
 def test_an_expert_that_is_gone_from_the_catalog_is_said_and_changes_nothing(copy: Path) -> None:

@@ -88,7 +88,7 @@ def test_the_bundle_installs_into_an_empty_prefix_and_what_it_installed_works(
     assert f"ExecStart={environment}/bin/coserve run {config}\n" in unit
     assert (environment / "share/coserve/docs/service.md").is_file()
     program = (
-        "from daemon.host.package_owners import foreign_owners; import daemon, os\n"
+        "from daemon.host.machine import foreign_owners; import daemon, os\n"
         "from daemon.storage.database.migrate import *\n"
         "print(foreign_owners(), os.path.dirname(daemon.__file__))"
     )

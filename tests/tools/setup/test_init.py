@@ -15,7 +15,7 @@ import yaml
 
 from daemon.check import check_line
 from daemon.config.settings import load_config
-from daemon.host.own_address import EVERYWHERE
+from daemon.host.machine import EVERYWHERE
 from routing_rules.compile import compile_rules
 from tests.lines import a_jpeg
 from tests.tools.run_commands import start_coserve
@@ -53,7 +53,7 @@ def test_designators_are_those_that_the_rules_take(tmp_path: Path) -> None:
     text = (tmp_path / "line/rules.yaml").read_text(encoding="utf-8")
     written = yaml.safe_load(text)["boards"]["a"]["components"]
     assert written == {"U": ["GND", "null", "1e3", "~", "Ü/α"], "R0402": ["MARK"]}
-    assert set(compile_rules(text, "rules").experts()) == {"U", "R0402"}
+    assert set(compile_rules(text, "rules").experts) == {"U", "R0402"}
 
 
 def test_with_experts_in_the_folder_the_line_is_complete(tmp_path: Path, experts_folder: Path) -> None:
@@ -142,7 +142,7 @@ def test_board_types_are_read_from_sample_images(tmp_path: Path) -> None:
         "m-1": {"R0402": ["R1", "R2", "R10"]},
         "pilot: x": {"QFP64": ["U1"]},
     }
-    assert set(compile_rules((tmp_path / "line/rules.yaml").read_text(), "rules").experts()) == {"R0402", "QFP64"}
+    assert set(compile_rules((tmp_path / "line/rules.yaml").read_text(), "rules").experts) == {"R0402", "QFP64"}
 
 
 def test_nothing_is_overwritten_and_nothing_is_left_of_a_refusal(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Contents of a package: rows, pictures and experts of the chosen boards, and the reasons for what is missing."""
 
-import csv
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -16,15 +14,14 @@ from sqlalchemy import Connection, Select
 from daemon.config.settings import Config
 from daemon.errors import MissingExtraError
 from daemon.storage.database.reviews import VersionKey
-from daemon.storage.image_archive import as_sent
-from daemon.units import spreadsheet_cell
+from daemon.storage.image_archive import is_as_sent
 from experts.catalog import dump, entry_with
 from experts.spec import digest_of
 from experts.versions import weights_of
 from experts.weights import file_sha256
 from tools.experts.look import CatalogVersions
 from tools.query.formats import CsvWriter, JsonLinesWriter, ParquetFile, RowWriter
-from tools.query.reading import BATCH_ROWS, BoardSelection, read_last_seq
+from tools.query.reading import BATCH_ROWS, BoardSelection, read_position
 from tools.query.rows import ColumnType, column_type
 
 _PICTURE_LIST = "pictures.csv"
@@ -42,6 +39,7 @@ class PackageRows:
     """
 
     last_seq: int
+    epoch: str | None
     rows: dict[str, int] = field(default_factory=dict[str, int])
     has_parquet: bool = True
     rules: dict[str, str | None] = field(default_factory=dict[str, str | None])
@@ -54,7 +52,7 @@ class PackageRows:
 
 def write_rows(connection: Connection, selection: BoardSelection, folder: Path) -> PackageRows:
     """Write all rows of the chosen boards into `folder`: one state of the database; nothing if no board is chosen."""
-    written = PackageRows(read_last_seq(connection))
+    written = PackageRows(*read_position(connection))
     queries = selection.queries()
     tasks = queries.pop("pending")
     if connection.execute(queries["boards"].limit(1)).first() is None:
@@ -119,23 +117,19 @@ class PackagePictures:
 
 
 def copy_pictures(settings: Config, written: PackageRows, rows: Path, package: Path) -> PackagePictures:
-    """Copy stored pictures into `package/pictures`, and list every image in `pictures.csv`.
-
-    No transaction is open meanwhile: a picture that retention deletes now is listed as such.
-    """
+    """Copy stored pictures into `package/pictures` and list every image in `pictures.csv`; without a transaction."""
     pictures = PackagePictures()
-    serials = {row["board_id"]: row["serial"] for row in _json_lines(rows / "boards.jsonl")}
+    serials = {row["board_id"]: row["serial"] for row in json_lines(rows / "boards.jsonl")}
     with (package / _PICTURE_LIST).open("w", encoding="utf-8", newline="") as file:
-        listing = csv.writer(file, lineterminator="\n")
-        listing.writerow(_PICTURE_COLUMNS)
-        for row in _json_lines(rows / "inspections.jsonl"):
+        listing = CsvWriter(file, _PICTURE_COLUMNS)
+        for row in json_lines(rows / "inspections.jsonl"):
             serial = serials[row["board_id"]]
             target = _picture_name(row, serial)
             why_not = _copy_picture(settings, written, row, package / target, pictures)
             if why_not is not None:
                 pictures.missing[why_not] = pictures.missing.get(why_not, 0) + 1
             place = (row["inspection_id"], serial, row["designator"], row["verdict"])
-            listing.writerow([spreadsheet_cell(cell) for cell in (*place, "" if why_not else target, why_not)])
+            listing.add([(*place, "" if why_not else target, why_not)])
     return pictures
 
 
@@ -153,17 +147,9 @@ def _copy_picture(
     target.write_bytes(data)
     pictures.copied += 1
     pictures.bytes += len(data)
-    if not _is_as_sent(data, target.suffix, row["image_sha256"]):
+    if not is_as_sent(data, target.suffix, row["image_sha256"]):
         pictures.damaged.append(row["inspection_id"])
     return None
-
-
-def _is_as_sent(data: bytes, suffix: str, sha256: str) -> bool:
-    try:
-        payload, _ = as_sent(data, suffix)
-    except ValueError:
-        return False
-    return hashlib.sha256(payload).hexdigest() == sha256
 
 
 def _why_not_stored(settings: Config, written: PackageRows, row: dict[str, Any]) -> str:
@@ -186,10 +172,10 @@ def _safe(text: str) -> str:
     return quote(text, safe="").replace("~", "%7E").replace("%", "_")[:_MAX_NAME_LENGTH]
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file of a package."""
     with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)
+        yield from map(json.loads, file)
 
 
 @dataclass(slots=True)

@@ -16,11 +16,10 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine
 
 from daemon.config.settings import Config
 from daemon.storage.database.connections import redacted_url
-from daemon.storage.database.schema import stream_position
 from daemon.storage.database.upkeep import room_problem
 from experts.durable import sync
 from experts.versions import current_user
@@ -90,7 +89,6 @@ def write_package(
         progress("rows")
         with engine.connect() as connection:
             written = write_rows(connection, selection, rows)
-            epoch = connection.execute(select(stream_position.c.epoch)).scalar()
             evidence = check_evidence(
                 lambda: nullcontext(connection), settings.images, selection.condition(), with_tables=False
             )
@@ -101,7 +99,10 @@ def write_package(
         pictures = copy_pictures(settings, written, rows, part)
         progress("experts")
         experts = copy_experts(settings.catalog, written, part / "experts", with_weights=with_weights)
-        _write_rules(written, part / "rules")
+        (part / "rules").mkdir()
+        for name, text in written.rules.items():
+            if text is not None:
+                (part / "rules" / f"{name}.yaml").write_text(text, encoding="utf-8", newline="")
         warnings = [*_warnings(written, pictures, experts), *evidence.problems, *evidence.gaps]
         manifest = {
             "coserve_export": _FORMAT,
@@ -109,7 +110,7 @@ def write_package(
             "made": datetime.now(UTC).isoformat(timespec="seconds"),
             "line": {
                 "name": settings.line,
-                "epoch": epoch,
+                "epoch": written.epoch,
                 "host": socket.gethostname(),
                 "config": str(config.resolve()),
                 "database": redacted_url(settings.database),
@@ -197,13 +198,6 @@ def _need_room(settings: Config, out: Path, size_bytes: int) -> None:
     problem = room_problem(folder, size_bytes, what)
     if problem:
         raise PackageError(problem)
-
-
-def _write_rules(written: PackageRows, folder: Path) -> None:
-    folder.mkdir()
-    for rules_version, text in written.rules.items():
-        if text is not None:
-            (folder / f"{rules_version}.yaml").write_text(text, encoding="utf-8", newline="")
 
 
 def _warnings(written: PackageRows, pictures: PackagePictures, experts: PackageExperts) -> list[str]:

@@ -13,7 +13,7 @@ import psutil
 
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
-from daemon.host.lock import FOLDER_LOCK, owner
+from daemon.host.folders import FOLDER_LOCK, owner
 from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.wire.control import ControlError, ask
 from tools.setup.doctor.gpu import Driver, find_driver

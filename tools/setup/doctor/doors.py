@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from daemon.config.settings import Config
-from daemon.host.own_address import EVERYWHERE
+from daemon.host.machine import EVERYWHERE
 from daemon.wire.keys import open_to
 from daemon.wire.sockets import TCP
 from tools.setup import service_files

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from daemon.host.handles import handle_shares, raise_handle_limit
+from daemon.host.machine import handle_shares, raise_handle_limit
 from daemon.units import size_text
 from tools.setup.doctor.context import DoctorContext, Finding, clocks, ok, warn, wrong
 

@@ -3,11 +3,15 @@
 import sqlite3
 from contextlib import closing
 
+import pytest
+
+from daemon.storage.database import reviews
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.reviews import (
     ExpertCalls,
     answered_settings,
     calls_by_version,
+    calls_statement,
     confidences_statement,
     recent_confidences,
 )
@@ -75,7 +79,8 @@ def test_a_false_call_is_the_last_expert_s_and_an_escape_everybody_s(line: Line)
         ("r0402", NEW): (2, 1, 1, 0),
     }
     assert calls(line, "solder") == {("solder", OLD): (2, 2, 1, 1)}
-    assert calls(line, None, passed_by_both) == {("r0402", NEW): (2, 1, 1, 0)}
+    after = ask(line, lambda connection: connection.execute(calls_statement(None, passed_by_both)).all())
+    assert [(row.expert, row.expert_version, row.verdicts) for row in after] == [("r0402", NEW, 2)]
 
 
 def test_the_newest_review_counts(line: Line):
@@ -85,7 +90,7 @@ def test_the_newest_review_counts(line: Line):
     assert calls(line) == {("r0402", OLD): (1, 1, 0, 0)}
 
 
-def test_recent_confidences_are_the_newest_of_each_version_by_label(line: Line):
+def test_recent_confidences_are_the_newest_of_each_version_by_label(line: Line, monkeypatch: pytest.MonkeyPatch):
     for confidence in (0.01, 0.5, 0.96, 0.97):
         judged(line, "pass", ("r0402", OLD), confidence=confidence)
     judged(line, "pass", ("r0402", NEW), label="bad", confidence=0.5)
@@ -95,7 +100,8 @@ def test_recent_confidences_are_the_newest_of_each_version_by_label(line: Line):
     assert matches[("r0402", OLD, USUAL)]["ok"][10] == 1
     assert matches[("r0402", OLD, USUAL)]["ok"][19] == 2
     assert {label: sum(counts) for label, counts in matches[("r0402", NEW, USUAL)].items()} == {"bad": 1}
-    newest = ask(line, recent_confidences, "r0402", 2)
+    monkeypatch.setattr(reviews, "RECENT_ANSWERS", 2)
+    newest = ask(line, recent_confidences, "r0402")
     assert newest[("r0402", OLD, USUAL)] == {"ok": [0] * 19 + [2]}
 
 

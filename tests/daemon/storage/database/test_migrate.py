@@ -23,6 +23,7 @@ from sqlalchemy import inspect
 from daemon.records import TextRequest
 from daemon.storage.database import migrate as migrating
 from daemon.storage.database.connections import StoreError, open_for_writing
+from daemon.storage.database.generations import accept_texts
 from daemon.storage.database.migrate import alembic_config, copies_of, migrate
 from daemon.storage.database.reviews import ReviewDecision
 from daemon.storage.database.schema import VIEWS, metadata
@@ -92,7 +93,7 @@ def a_database(folder: Path) -> Path:
     stages = [a_stage(), a_stage("yolo", detections=(a_box(), a_box("void")), label=None)]
     line.judge(an_outcome(images[0].inspection_id, "fail", "D1", stages=stages))
     line.store.review(ReviewDecision(images[0].inspection_id, "Žofie", None, "pass", None, "Kratzer"))
-    line.store.accept_texts([TextRequest("mes", "g1", "m", "Was ist „kalt“?")])
+    line.store.transact(accept_texts, [TextRequest("mes", "g1", "m", "Was ist „kalt“?")])
     line.store.close()
     return folder / "inspection.db"
 

@@ -22,8 +22,19 @@ from daemon.line.rulebook import Rulebook
 from daemon.records import ExpertSwitch, ExpertVersion, TextOutcome, TextRequest
 from daemon.storage.database.boards import has_serial, serial_range
 from daemon.storage.database.connections import StoreError, open_for_reading, open_for_writing, redacted_url
+from daemon.storage.database.generations import accept_texts, finish_texts
 from daemon.storage.database.migrate import migrate
-from daemon.storage.database.prune import AgeLimit, kept_bytes, old_boards, oldest_kept, read_age_marks, unused_rules
+from daemon.storage.database.prune import (
+    AgeLimit,
+    forget_images,
+    forget_others,
+    kept_bytes,
+    note_age,
+    old_boards,
+    oldest_kept,
+    read_age_marks,
+    unused_rules,
+)
 from daemon.storage.database.reviews import (
     ReviewDecision,
     ReviewRefusedError,
@@ -105,10 +116,10 @@ def _live(line: _Line) -> None:
     line.accept(an_arrival("waits", "R0402", "R9", type="loose", serial="W", deadline_ms=60_000))
     switch = ExpertSwitch(line.clock.set_s, "cpu", "cpu", "r50", ("yolo",), 4096, 1.5, "disk", "demand")
     line.store.write((), [switch], [ImageCopy(2, "images/2026-11-21/000000/2.jpg")])
-    line.store.note_age(5, 4.0, 60)
+    line.store.transact(note_age, 5, 4.0, 60)
     request = TextRequest("mes", "g1", "m", "what\0 is it?", 2**40, None, 900, None, None, stream=True)
-    (text_row,) = line.store.accept_texts([request])
-    line.store.finish_texts([TextOutcome(text_row.generation_id, None, "expert_failed")])  # type: ignore[union-attr]
+    (text_row,) = line.store.transact(accept_texts, [request])
+    line.store.transact(finish_texts, [TextOutcome(text_row.generation_id, None, "expert_failed")])  # type: ignore[union-attr]
     line.store.review(ReviewDecision(2, "Žofie", None, "pass", None, "100 % clean_"))
     line.store.review(ReviewDecision(4, "Žofie", None, "fail", "D2"))
     line.store.review(ReviewDecision(4, "Jan", 2, None))
@@ -211,7 +222,7 @@ def has_serial_query(*serials: str):
 def test_serials_are_found_whole_and_by_their_beginning(lines: list[_Line], begins: str):
     first, after = serial_range(begins)
     folded = func.lower(boards.c.serial)
-    where = (folded >= first) & (folded < after) if after else folded >= first
+    where = (folded >= first) & (folded < after)
     alike(lines, lambda connection: connection.execute(select(boards.c.serial).where(where)).scalars().all())
     alike(lines, lambda connection: connection.execute(has_serial_query(begins, "Z", "z")).all())
     with asking(lines[1].url) as connection:
@@ -244,11 +255,11 @@ def test_what_may_be_pruned_is_the_same_and_goes(lines: list[_Line]):
     gone = [line.store.forget_boards([board.board_id for board in boards], old) for line in lines]
     assert gone[0] == gone[1]
     assert gone[1].boards > 1
-    assert lines[0].store.forget_others(old, 10) == lines[1].store.forget_others(old, 10) > 0
+    assert lines[0].store.transact(forget_others, old, 10) == lines[1].store.transact(forget_others, old, 10) > 0
     for line in lines:
-        line.store.note_age(10, 5.0, 60)
-        line.store.note_age(75, 6.0, 60)  # the first mark is not needed any more
-        line.store.forget_images([2])
+        line.store.transact(note_age, 10, 5.0, 60)
+        line.store.transact(note_age, 75, 6.0, 60)  # the first mark is not needed any more
+        line.store.transact(forget_images, [2])
         line.store.keep_rules(some_rules(RULES.replace("20s", "21s")))
         line.store.keep_rules(some_rules(RULES.replace("20s", "22s")))
     assert [mark.running_s for mark in alike(lines, read_age_marks)] == [10, 75]

@@ -7,7 +7,7 @@ import pytest
 
 from daemon.config.settings import Retention
 from daemon.records import ExpertSwitch
-from daemon.storage.database.prune import AgeLimit
+from daemon.storage.database.prune import AgeLimit, forget_images
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.disk_space import DiskSpace
 from daemon.storage.pruning import Ages, Pruner, RunningAges
@@ -242,7 +242,7 @@ def test_files_of_an_interrupted_pruning_are_swept_and_foreign_ones_stay(kit):
     (folder / f"{waiting}.jpg").write_bytes(b"written, not yet noted")
     (folder / "4711.jpg").write_bytes(b"of another database")
     (folder / "notes.txt").write_text("a technician's")
-    kit.line.store.forget_images([stray])
+    kit.line.store.transact(forget_images, [stray])
     pruner = kit.prune()
     assert kit.files == [named, waiting, 4711]
     assert (folder / "notes.txt").exists()

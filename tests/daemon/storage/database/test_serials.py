@@ -28,10 +28,11 @@ WORDS = r"""
 SERIALS = (
     *WORDS.split(),
     *("\u212a1", "a b", " a", "\ud7ff", "\ud7ffa", "\ue000", "\uffff"),
-    *("a\U0010ffff", "a\U0010ffffb", "\U0010ffff", "\U0010ffff\U0010ffffz"),
 )
 TEXTS = st.text(
-    st.characters(exclude_categories=["Cs"]) | st.sampled_from("aAbBzZ\ud7ff\U0010ffff"), min_size=1, max_size=5
+    st.characters(exclude_categories=["Cs"], max_codepoint=0x10FFFE) | st.sampled_from("aAbBzZ\ud7ff"),
+    min_size=1,
+    max_size=5,
 )
 
 
@@ -76,8 +77,7 @@ class Planning(Database):
 def test_a_beginning_is_a_range_of_folded_serials(serial: str, text: str):
     first, behind = serial_range(text)
     for whole in (serial, text + serial, text.upper() + serial):
-        is_within = first <= folded(whole) and (behind is None or folded(whole) < behind)
-        assert is_within == folded(whole).startswith(folded(text))
+        assert (first <= folded(whole) < behind) == folded(whole).startswith(folded(text))
 
 
 def test_sqlite_folds_and_orders_texts_as_we_do(path: Path):
