@@ -208,9 +208,7 @@ class AccessGuard:
 
 
 def _ask_for_token(scope: Scope, headers: Headers) -> Response:
-    """Send a browser that opens a page to the login; tell programs and page fragments what is missing."""
-    if "HX-Request" in headers:
-        return _plain(401, "log in again", **{"HX-Redirect": "/login"})
+    """Send a browser that opens a page to the login; tell programs what is missing."""
     if "authorization" not in headers and "text/html" in headers.get("accept", ""):
         query = scope["query_string"].decode("latin-1")
         target = f"{scope['path']}?{query}" if query else scope["path"]

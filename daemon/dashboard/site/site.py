@@ -75,7 +75,7 @@ class Site:
         return self._status.get()
 
     def render(self, template: str, **context: Any) -> str:
-        """Return the text of a fragment, for events and htmx."""
+        """Return the text of a fragment."""
         return self.templates.get_template(template).render(**context)
 
     def page(self, request: Request, template: str, *, status_code: int = 200, **context: Any) -> HTMLResponse:

@@ -100,7 +100,6 @@ function settle(root) {
   localTimes(root);
   nameCells(root);
   for (const part of root === document ? root.querySelectorAll("[data-live]") : [root]) announce(part);
-  if (window.htmx) htmx.process(root);
 }
 
 /* Light and dark. */
@@ -167,7 +166,6 @@ for (const part of document.querySelectorAll("[data-key]"))
   addKey(part.dataset.key, (event) => event.repeat || (part.localName === "input" ? part.focus() : part.click()));
 
 document.addEventListener("keydown", onKey);
-document.addEventListener("htmx:afterSwap", (event) => settle(event.detail.target));
 document.getElementById("theme").addEventListener("click", otherTheme);
 document.getElementById("help-open").addEventListener("click", openHelp);
 for (const button of document.querySelectorAll("[data-print]")) button.addEventListener("click", () => window.print());

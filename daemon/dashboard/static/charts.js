@@ -175,5 +175,4 @@ window.addEventListener("resize", () => {
 });
 document.addEventListener("theme", redraw);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-document.addEventListener("htmx:afterSwap", (event) => startCharts(event.detail.target));
 startCharts(document);

@@ -46,15 +46,14 @@ def test_the_wheel_has_every_page_and_script_unchanged_and_the_data_files_of_the
 def test_every_script_of_others_is_listed_with_version_and_licence_and_every_listed_one_is_there() -> None:
     listed = {script["name"]: script for script in shipped_scripts(SHIPPED.read_text(encoding="utf-8"))}
     of_others = {path.name for path in (DASHBOARD / "static").glob("*.min.*")}
-    names = {"htmx.min.js": "htmx.org", "uPlot.iife.min.js": "uplot", "uPlot.min.css": "uplot"}
+    names = {"uPlot.iife.min.js": "uplot", "uPlot.min.css": "uplot"}
     assert of_others <= set(names), "name its licence in static/licences.txt"
     assert {names[name] for name in of_others} == set(listed)
     for component in listed.values():
         assert re.fullmatch(r"\d+\.\d+\.\d+", component["version"])
         assert "permission" in component["licenses"][0]["license"]["text"]["content"].lower()
-    uplot, htmx = ((DASHBOARD / "static" / name).read_text("utf-8") for name in ("uPlot.iife.min.js", "htmx.min.js"))
+    uplot = (DASHBOARD / "static" / "uPlot.iife.min.js").read_text("utf-8")
     assert f"v{listed['uplot']['version']}" in uplot[:200]
-    assert f'version:"{listed["htmx.org"]["version"]}"' in htmx
 
 
 def test_pages_name_no_other_host(wheel: zipfile.ZipFile) -> None:
