@@ -25,7 +25,7 @@ from daemon.host.own_address import reachable
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog, backlog_limits, intake_limits
 from daemon.intake.intake import Intake
-from daemon.intake.text_requests import TextAdmission
+from daemon.intake.text_requests import TextIntake
 from daemon.language.models import LanguageModels, OpenModelWith
 from daemon.language.text_rows import TextRows
 from daemon.line.devices import Measurements, pools_and_executors
@@ -150,7 +150,7 @@ class App:
             self._quarantine,
             server=f"coserve {version('coserve')}",
             room=self._disk_space.problem,
-            asking=TextAdmission(self._language.prompts, self._reader, self._texts),
+            texts=TextIntake(self._language.prompts, self._reader, self._texts),
             on_stored=self._metrics.took,
             identity=self._identity,
         )

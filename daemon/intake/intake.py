@@ -17,7 +17,6 @@ from daemon.intake.admission import Admission, Posted, Scanned, Settled
 from daemon.intake.backlog import Peer
 from daemon.intake.catch_up import CatchUps, Page, ResultsReader
 from daemon.intake.payload_scan import PayloadScanner, ScanRequest
-from daemon.intake.text_requests import TextSettled
 from daemon.policy.fair_queue import FairQueue
 from daemon.wire.connection_guard import ConnectionLimits, waiting_bytes
 from daemon.wire.messages import MAGIC, Answer, Generate, Hello, Inspect, ResultsSince, results_answer, split_envelope
@@ -300,8 +299,6 @@ class Intake:
             return []
         if isinstance(reply, Settled):
             return self._admission.settle(reply)
-        if isinstance(reply, TextSettled):
-            return self._admission.settle_text(reply)
         if isinstance(reply, Scanned):
             answer = self._admission.scanned(reply, self._mailbox.put)
             return [] if answer is None else [(reply.peer, answer)]
