@@ -54,7 +54,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[R]):
+class DriveCall(Generic[R]):
     """Work for the drive thread that another thread has asked for."""
 
     do: Callable[[], R]
@@ -66,7 +66,7 @@ class Stop:
     pass
 
 
-Event = tuple[Accepted, ...] | BatchReport | LoadEnd | Call[Any] | Stop
+Event = tuple[Accepted, ...] | BatchReport | LoadEnd | DriveCall[Any] | Stop
 
 
 class Events:
@@ -94,7 +94,7 @@ class Events:
                 event = self._waiting.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(event, Call):
+            if isinstance(event, DriveCall):
                 event.answer.set_exception(ControlError("stopping", "the line is stopping"))
 
 
@@ -201,7 +201,7 @@ class Drive:
 
     def _call(self, do: Callable[[], R]) -> Future[R]:
         answer: Future[R] = Future()
-        self._events.put(Call(do, answer))
+        self._events.put(DriveCall(do, answer))
         return answer
 
     def _wait_for(self, answer: Future[R]) -> R:
@@ -281,7 +281,7 @@ class Drive:
                 self._batch_ended(event)
             case LoadEnd():
                 self._load_ended(event)
-            case Call():
+            case DriveCall():
                 try:
                     event.answer.set_result(event.do())
                 except Exception as error:  # noqa: BLE001  the caller gets it

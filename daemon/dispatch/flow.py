@@ -245,7 +245,9 @@ class ImageFlow:
     def end_all(self, requests: Iterable[Request]) -> None:
         """End requests whose expert cannot be used, or is no longer in the catalog."""
         for request in requests:
-            self.end(request, "expert_failed" if request.expert in self.catalog else self._missing_reason())
+            # A line without any experts collects pictures to train them with.
+            missing = "rules_changed" if self.catalog else "no_expert"
+            self.end(request, "expert_failed" if request.expert in self.catalog else missing)
 
     def replace_catalog(self, catalog: Mapping[ExpertId, ExpertSpec]) -> None:
         for expert in [expert for expert in self.catalog if expert not in catalog]:
@@ -253,10 +255,6 @@ class ImageFlow:
                 self.end(request, "rules_changed")
         self.catalog = dict(catalog)
         self._refusals.clear()
-
-    def _missing_reason(self) -> str:
-        """Return why an expert is not in the catalog: a line without any collects pictures to train them with."""
-        return "rules_changed" if self.catalog else "no_expert"
 
     def end(self, request: Request, reason: str) -> None:
         self._parked.forget(request.request_id)
