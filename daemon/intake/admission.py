@@ -6,6 +6,7 @@ No sockets and no threads here: frames in, an answer out, at once or when the wr
 call it, except for `hold` and `resume`.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,15 +18,15 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.intake.backlog import Accounts, Backlog, IntakeLimits, Peer
-from daemon.intake.payload_scan import PayloadScan, ScanRequest, scan_payload
 from daemon.intake.text_requests import TextIntake, TextStored, refusal
 from daemon.line.rulebook import Rulebook
-from daemon.records import Accepted, AcceptedText, Arrival, BoardRef, TextRequest
+from daemon.records import Accepted, AcceptedText, Arrival, BoardRef, Pixels, TextRequest
 from daemon.storage.database.rows import KnownImage
 from daemon.storage.journal import Duplicate, WriteFailed
 from daemon.storage.quarantine import Quarantine
 from daemon.wire.messages import VERSION, Answer, Generate, Hello, Inspect, Message, MessageError, answer, parse
-from experts.errors import LongWalkError
+from experts.errors import ImageHeaderError, LongWalkError
+from experts.vision.structure import MAX_STEPS, check_structure
 from routing_rules.routes import Recipe, Routes
 
 T = TypeVar("T")
@@ -69,6 +70,33 @@ class Settled:
 
     key: Key
     result: Stored | TextStored
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadScan:
+    """A payload's sha256 (lower-case hex), and the flaw of its structure; None if it is sound."""
+
+    sha256: str
+    flaw: ImageHeaderError | None
+
+
+def scan_payload(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int = MAX_STEPS) -> PayloadScan:
+    """Return the scan of a payload. LongWalkError if its structure has more than `max_steps` parts."""
+    flaw: ImageHeaderError | None = None
+    try:
+        check_structure(payload, max_pixels, max_steps, raw_shape=pixels.shape)
+    except ImageHeaderError as error:
+        flaw = error.with_traceback(None)  # it outlives this call, and must not keep the payload alive
+    return PayloadScan(hashlib.sha256(payload).hexdigest(), flaw)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanRequest:
+    """A large payload to scan: one of 64 MB takes some 50 ms to hash, and no other publisher's image waits for that."""
+
+    source: str
+    size_bytes: int
+    scan: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,10 +306,15 @@ class Admission(Accounts):
             return busy
         self.count_unanswered(peer)
 
-        def done(scan: PayloadScan | None) -> None:
-            post(Scanned(peer, message, payload, scan))
+        def scan() -> None:
+            result: PayloadScan | None = None
+            try:
+                result = scan_payload(payload, message.pixels, self.limits.max_pixels)
+            except Exception:  # noqa: BLE001 - one image must not stop the line
+                self._log.exception("payload_scan_failed", source=message.source)
+            post(Scanned(peer, message, payload, result))
 
-        return ScanRequest(message.source, payload, message.pixels, self.limits.max_pixels, done)
+        return ScanRequest(message.source, len(payload), scan)
 
     def _inspect(
         self,

@@ -1,7 +1,7 @@
 """The intake thread: owns the ROUTER socket, hands messages to `Admission` and its answers back to the peers.
 
 Other threads do what takes long, so that no image waits for it: answers to consumers that catch up (catch_up.py), and
-scans of large payloads (payload_scan.py).
+scans of large payloads.
 """
 
 import termios
@@ -13,15 +13,15 @@ from typing import Any
 import structlog
 import zmq
 
-from daemon.intake.admission import Admission, Posted, Scanned, Settled
+from daemon.intake.admission import Admission, Posted, Scanned, ScanRequest, Settled
 from daemon.intake.backlog import Peer
 from daemon.intake.catch_up import CatchUps, Page, ResultsReader
-from daemon.intake.payload_scan import PayloadScanner, ScanRequest
+from daemon.intake.fair_thread import FairThread
 from daemon.policy.fair_queue import FairQueue
 from daemon.wire.connection_guard import ConnectionLimits, waiting_bytes
 from daemon.wire.messages import MAGIC, Answer, Generate, Hello, Inspect, ResultsSince, results_answer, split_envelope
 from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
-from daemon.wire.sockets import ServerKeys, keep_alive, receive
+from daemon.wire.sockets import ServerKeys, keep_alive
 
 #: Limits of a turn, in messages, bytes and time: replies of the writer never wait behind a flood. It reads
 #: more than it serves, since libzmq serves unread messages connection by connection, and a flood may have many of them.
@@ -104,7 +104,7 @@ class Intake:
         self._is_allowed = is_allowed
         self._mailbox: Mailbox[Posted | _CaughtUp | Callable[[], None]] = Mailbox()
         self._catch_ups = CatchUps(results_since)
-        self._scanner = PayloadScanner()
+        self._scanner = FairThread("payload-scanner")
         self._waiting: FairQueue[_Waiting] = FairQueue()
         self._refusals: FairQueue[tuple[Peer, Answer]] = FairQueue()
         self._may_refuse = float(_REFUSALS_AT_ONCE)
@@ -208,10 +208,9 @@ class Intake:
         room = _BYTES_PER_TURN
         for _ in range(_MESSAGES_PER_TURN):
             try:
-                frames, fd = receive(router, self._is_allowed)
+                frames, fd = self._thread.guard.receive(router, self._is_allowed)
             except zmq.Again:
                 return
-            self._thread.guard.delivered(fd)
             self._burst += 1
             if frames is not None:
                 self._read(router, frames, fd)
@@ -251,7 +250,7 @@ class Intake:
     def _admit(self, router: Socket, waiting: _Waiting, payload: bytes) -> None:
         answer = self._admission.take(waiting.peer, waiting.message, payload, self._mailbox.put)
         if isinstance(answer, ScanRequest):
-            self._scanner.scan(answer)
+            self._scanner.add(answer.source, answer.scan, answer.size_bytes)
         elif answer is not None:
             self._refuse(router, waiting.names, waiting.peer, answer)
 

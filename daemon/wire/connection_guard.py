@@ -23,7 +23,7 @@ import termios
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +132,7 @@ class ConnectionGuard:
     """Cut connections beyond the limits; together they may have four times the unfinished bytes of one.
 
     If one connection is too many, the oldest that sent nothing yet is cut, else the oldest without a whole message,
-    else one that sent none for a minute, else the new one. `watch`, `delivered` and `stop` are called by the thread
+    else one that sent none for a minute, else the new one. `watch`, `receive` and `stop` are called by the thread
     that owns the socket.
     """
 
@@ -164,9 +164,26 @@ class ConnectionGuard:
         sock.monitor(address, wanted)
         self._thread.start()
 
-    def delivered(self, fd: int) -> None:
-        """Note that a whole message came over this connection."""
+    def receive(self, sock: Socket, is_allowed: Callable[[str], bool] | None) -> tuple[list[bytes] | None, int]:
+        """Return the next message (zmq.Again without one), and the file descriptor of its connection, -1 if it ended.
+
+        The message is None if its sender's key is no longer allowed: a key is checked when a connection is made, and
+        `is_allowed` (of the client's public key) is called for each message.
+        """
+        first = sock.recv(zmq.NOBLOCK, copy=False)
+        frames = [first.bytes, *(sock.recv_multipart() if first.more else ())]
+        try:
+            fd = int(first.get(zmq.SRCFD))
+        except zmq.ZMQError:
+            fd = -1
         self._delivered.add(fd)
+        if is_allowed is None:
+            return frames, fd
+        try:
+            client = first.get("User-Id")
+        except zmq.ZMQError:
+            return frames, fd  # it came over a local endpoint
+        return (frames if is_allowed(str(client)) else None), fd
 
     def rebinding(self) -> AbstractContextManager[object]:
         """Return the context in which the socket's owner unbinds endpoints and binds them again."""

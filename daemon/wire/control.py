@@ -12,7 +12,6 @@ from daemon.errors import StartError
 from daemon.wire.connection_guard import ConnectionLimits
 from daemon.wire.messages import MAGIC, MAX_HEADER_BYTES, MessageError, encode, read_header, split_envelope
 from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
-from daemon.wire.sockets import receive
 
 Handler = Callable[[dict[str, Any]], Mapping[str, Any]]
 
@@ -72,10 +71,9 @@ class ControlServer:
         while not self._stopping:
             poller.poll()
             try:
-                message, fd = receive(router, None)
+                message, _ = self._thread.guard.receive(router, None)
             except zmq.Again:
                 continue
-            self._thread.guard.delivered(fd)
             assert message is not None  # control has no keys
             identity, *frames = message
             envelope, body = split_envelope(frames)

@@ -9,7 +9,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -200,27 +200,6 @@ def _remove_stale(path: Path) -> None:
         except OSError as error:
             raise StartError(f"cannot bind ipc://{path}: a socket is in the way ({error.strerror})") from None
     raise StartError(f"cannot bind ipc://{path}: another process listens there")
-
-
-def receive(sock: "zmq.Socket[Any]", is_allowed: Callable[[str], bool] | None) -> tuple[list[bytes] | None, int]:
-    """Return the next message (zmq.Again without one), and the file descriptor of its connection, -1 if it has ended.
-
-    The message is None if its sender's key is no longer allowed: a key is checked when a connection is made, and
-    `is_allowed` (of the client's public key) is called for each message.
-    """
-    first = sock.recv(zmq.NOBLOCK, copy=False)
-    frames = [first.bytes, *(sock.recv_multipart() if first.more else ())]
-    try:
-        fd = int(first.get(zmq.SRCFD))
-    except zmq.ZMQError:
-        fd = -1
-    if is_allowed is None:
-        return frames, fd
-    try:
-        client = first.get("User-Id")
-    except zmq.ZMQError:
-        return frames, fd  # it came over a local endpoint
-    return (frames if is_allowed(str(client)) else None), fd
 
 
 def remove_files(endpoints: Sequence[str]) -> None:

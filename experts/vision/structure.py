@@ -34,12 +34,27 @@ class ImageFacts:
     height: int
 
 
-def check_structure(payload: bytes, max_pixels: int, max_steps: int = MAX_STEPS, *, to_end: bool = True) -> ImageFacts:
-    """Return what the header says; raise ImageHeaderError if the image cannot be judged or is too large.
+def check_structure(
+    payload: bytes,
+    max_pixels: int,
+    max_steps: int = MAX_STEPS,
+    *,
+    raw_shape: tuple[int, int, int] | None = None,
+    to_end: bool = True,
+) -> ImageFacts:
+    """Return the facts of the header, or of `raw_shape` (h, w, c) for raw pixels.
 
-    Raise LongWalkError if it has more than `max_steps` parts, and more steps could be taken. Without `to_end` the end
-    marker of a JPEG is left to the decoder.
+    Raise ImageHeaderError if the image cannot be judged or is too large, LongWalkError if it has more than `max_steps`
+    parts, and more steps could be taken. Without `to_end` the end marker of a JPEG is left to the decoder.
     """
+    if raw_shape is not None:
+        height, width, channels = raw_shape
+        check_size(width, height, max_pixels)
+        expected = height * width * channels
+        if len(payload) != expected:
+            reason = f"shape {[*raw_shape]} needs {expected} bytes, the payload has {len(payload)}"
+            raise ImageHeaderError(reason)
+        return ImageFacts("raw", width, height)
     try:
         if payload.startswith(b"\xff\xd8\xff"):
             frame = jpeg.read_frame(payload, max_steps, to_end=to_end)
