@@ -16,7 +16,7 @@ from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
-from daemon.dispatch.orders import Devices, device_of
+from daemon.dispatch.orders import Devices
 from daemon.dispatch.trace import Makeup
 from daemon.errors import ConfigError, StartError, install_with
 from daemon.host.children import Children, ChildSpec
@@ -50,6 +50,7 @@ from daemon.operations import Operations
 from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
+from daemon.policy.request import device_of
 from daemon.records import AcceptedText, Outcome
 from daemon.reports import Reports
 from daemon.storage.claims import claim

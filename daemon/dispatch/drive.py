@@ -22,21 +22,17 @@ from daemon.dispatch.orders import (
     BatchOrder,
     BatchReport,
     Executor,
-    FreshLoad,
     LoadEnd,
     Loader,
     LoadOrder,
-    batch_of,
-    stage_of,
-    switch_of,
 )
 from daemon.dispatch.running_work import ExecutorHealth, HungBatch, HungLoad, Running, RunningWork
 from daemon.dispatch.scheduler_control import SchedulerControl, executor_rows, memory_rows, pool_rows, queue_lengths
 from daemon.dispatch.trace import Makeup, RecordingScheduler
 from daemon.policy.actions import Load, Run, Wait
 from daemon.policy.predict import expert_facts
-from daemon.policy.request import PoolId
-from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample
+from daemon.policy.request import PoolId, Request, device_of
+from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample, Stage
 from daemon.wire.control import ControlError
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.routes import Routes
@@ -357,7 +353,7 @@ class Drive:
             self._flow.release(load.expert)  # it may have been loaded into another pool than the one whose load hangs
         self._fresh_loads[load.pool, load.expert] = FreshLoad(end.load_ms, now)
         self._switches += load.cause != "startup"
-        self._reports.switched(switch_of(end, self._wall()))
+        self._reports.switched(_switch_of(end, self._wall()))
 
     def _batch_ended(self, report: BatchReport) -> None:
         running, is_late = self._work.ended(report)
@@ -376,10 +372,10 @@ class Drive:
             self._scheduler.batch_failed(report.executor)
         self._note_health(report)
         wall_ahead_s = self._wall() - self._clock()
-        self._reports.batch_done(batch_of(running.run, running.order, report, pool, running.load_ms, wall_ahead_s))
+        self._reports.batch_done(_batch_of(running.run, running.order, report, pool, running.load_ms, wall_ahead_s))
         for request, result in zip(running.run.batch, report.results, strict=True):
             if isinstance(result, Answered):
-                stage = stage_of(request, result, running.order, report, pool, running.load_ms)
+                stage = _stage_of(request, result, running.order, report, pool, running.load_ms)
                 self._flow.answered(ImageAnswer(request.request_id, result.answer, result.image_size, stage))
             else:
                 self._flow.unanswered(request, result, is_device_error=report.device_error is not None)
@@ -480,3 +476,75 @@ class Drive:
     def _memory(self) -> dict[str, Any]:
         facts = (executor.facts for executor in self._work.executors.values())
         return {"pools": memory_rows(facts, self._scheduler.snapshot(), self._flow.catalog)}
+
+
+# Rows of the results
+
+
+@dataclass(frozen=True, slots=True)
+class FreshLoad:
+    """A load that no batch has used yet: the first batch records it. `ended_s` is on the drive's clock."""
+
+    load_ms: float
+    ended_s: float
+
+    def held_up_ms(self, batch: Sequence[Request]) -> float:
+        """Return how long the first image of `batch` waited for this load; 0 if it came after the load's end."""
+        since_s = min(request.arrived_s for request in batch)
+        return min(self.load_ms, max(0.0, self.ended_s - since_s) * 1000.0)
+
+
+def _stage_of(
+    request: Request, result: Answered, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float
+) -> Stage:
+    """Return a row of `stages`. `load_ms` is how long the batch waited for a load, 0 if its expert was resident."""
+    return Stage(
+        expert=request.expert,
+        expert_version=order.spec.version,
+        label=result.answer.label,
+        confidence=result.answer.confidence,
+        detections=result.answer.detections,
+        device=device_of(pool),
+        executor=report.executor,
+        batch_id=report.batch_id,
+        batch_size=len(report.results),
+        queued_ms=max(0.0, report.started_s - request.arrived_s) * 1000.0,
+        load_ms=load_ms,
+        infer_ms=report.infer_ms,
+        expert_settings=order.spec.settings_digest,
+        settings=order.spec.settings,
+    )
+
+
+def _batch_of(
+    run: Run, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float, wall_ahead_s: float
+) -> BatchDone:
+    """Return the record of a batch. `wall_ahead_s` is the wall clock's time minus the drive's."""
+    return BatchDone(
+        executor=report.executor,
+        device=device_of(pool),
+        expert=run.expert,
+        architecture=order.spec.architecture,
+        step=run.batch[0].step,
+        images=len(run.batch),
+        started_wall_s=report.started_s + wall_ahead_s,
+        ended_wall_s=report.ended_s + wall_ahead_s,
+        load_ms=load_ms,
+        infer_ms=report.infer_ms,
+    )
+
+
+def _switch_of(end: LoadEnd, at_wall_s: float) -> ExpertSwitch:
+    """Return a row of `expert_switches`."""
+    load = end.load
+    return ExpertSwitch(
+        at_wall_s=at_wall_s,
+        executor=load.pool,
+        device=device_of(load.pool),
+        loaded=load.expert,
+        evicted=load.evict,
+        bytes=end.bytes,
+        load_ms=end.load_ms,
+        tier=end.tier,
+        cause=load.cause,
+    )

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from daemon.dispatch.flow import ImageFlow
-from daemon.dispatch.orders import device_of
 from daemon.dispatch.running_work import ExecutorHealth
 from daemon.policy.operate import OperationRefusedError
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, device_of
 from daemon.policy.scheduler import Scheduler
 from daemon.policy.snapshot import Snapshot
 from daemon.units import MAX_BYTES
