@@ -352,8 +352,8 @@ def test_clients_that_hold_connections_keep_nobody_out(open_web: Web) -> None:
 def test_half_sent_bodies_and_unread_answers_without_a_token_reset_no_honest_request(shut_web: Web, way: str) -> None:
     head = f"POST /login HTTP/1.1\r\nHost: {shut_web.host}\r\nOrigin: {shut_web.origin}\r\nContent-Length: 1000\r\n"
     form = "Content-Type: application/x-www-form-urlencoded\r\n\r\ntoken="
-    page = f"GET /static/uPlot.iife.min.js HTTP/1.1\r\nHost: {shut_web.host}\r\n\r\n"
-    request = (head + form if way == "half a body" else page * 100).encode()
+    page = f"GET /static/app.css HTTP/1.1\r\nHost: {shut_web.host}\r\n\r\n"
+    request = (head + form if way == "half a body" else page * 300).encode()
     peers: list[socket.socket] = []
     try:
         for _ in range(160):
