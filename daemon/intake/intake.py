@@ -21,7 +21,7 @@ from daemon.policy.fair_queue import FairQueue
 from daemon.wire.connection_guard import ConnectionLimits, waiting_bytes
 from daemon.wire.messages import MAGIC, Answer, Generate, Hello, Inspect, ResultsSince, results_answer, split_envelope
 from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
-from daemon.wire.sockets import ServerKeys, keep_alive
+from daemon.wire.sockets import ServerKeys
 
 #: Limits of a turn, in messages, bytes and time: replies of the writer never wait behind a flood. It reads
 #: more than it serves, since libzmq serves unread messages connection by connection, and a flood may have many of them.
@@ -56,8 +56,6 @@ _ANSWERS_PER_PEER = 10_000
 _MESSAGES_PER_PEER = 2
 #: A connection may send at least so much of a message that it has not finished.
 _MIN_UNFINISHED_BYTES = 64 * 2**20
-#: Clients that have not finished their handshake by then are disconnected: a connection costs a file handle.
-_HANDSHAKE_MS = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +146,8 @@ class Intake:
         router.maxmsgsize = 4 * self._admission.limits.max_payload_bytes
         router.rcvhwm = _MESSAGES_PER_PEER
         router.sndhwm = _ANSWERS_PER_PEER
-        router.handshake_ivl = _HANDSHAKE_MS
         router.router_mandatory = True  # an answer that cannot be sent raises, and is counted
         router.router_handover = True  # a camera that comes back under its name is not locked out by its old self
-        keep_alive(router)
 
     def _run(self, router: Socket) -> None:
         self._catch_ups.start()

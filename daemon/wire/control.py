@@ -16,8 +16,6 @@ from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
 Handler = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 _REQUESTS_PER_PEER = 64
-#: Clients that have not finished their handshake by then are disconnected: a connection costs a file handle.
-_HANDSHAKE_MS = 5000
 
 
 class ControlError(Exception):
@@ -103,7 +101,6 @@ class ControlServer:
 def _configure(router: Socket) -> None:
     router.maxmsgsize = 4 * MAX_HEADER_BYTES
     router.rcvhwm = _REQUESTS_PER_PEER
-    router.handshake_ivl = _HANDSHAKE_MS
 
 
 def ask(endpoint: str, kind: str, /, *, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:

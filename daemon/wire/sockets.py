@@ -209,14 +209,6 @@ def remove_files(endpoints: Sequence[str]) -> None:
             Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
 
 
-def keep_alive(sock: "zmq.Socket[Any]") -> None:
-    """Let the kernel find TCP peers that vanished without closing, within half a minute."""
-    sock.tcp_keepalive = 1
-    sock.tcp_keepalive_idle = 15
-    sock.tcp_keepalive_intvl = 5
-    sock.tcp_keepalive_cnt = 3
-
-
 def end_context(context: "zmq.Context[Any]", within_s: float = 3.0) -> bool:
     """End a context whose sockets are closed; return False if libzmq did not finish `within_s`.
 

@@ -198,9 +198,9 @@ BREAKS = (
     ),
     Break(
         _MALFORMED,
-        "daemon/intake/intake.py",
-        "        router.handshake_ivl = _HANDSHAKE_MS\n",
-        "        router.handshake_ivl = 0\n",
+        "daemon/wire/socket_thread.py",
+        "        sock.handshake_ivl = _HANDSHAKE_MS\n",
+        "        sock.handshake_ivl = 0\n",
         (f"{_OVERLOAD}::test_who_never_finishes_its_handshake_is_cut_off",),
     ),
     Break(
@@ -310,9 +310,9 @@ BREAKS = (
     ),
     Break(
         "Subscribers that never read",
-        "daemon/storage/results_stream.py",
-        "    pub.handshake_ivl = _HANDSHAKE_MS\n",
-        "    pub.handshake_ivl = 0\n",
+        "daemon/wire/socket_thread.py",
+        "        sock.handshake_ivl = _HANDSHAKE_MS\n",
+        "        sock.handshake_ivl = 0\n",
         (f"{_STREAM}::test_a_subscriber_that_never_finishes_its_handshake_is_disconnected",),
     ),
     Break(
@@ -360,9 +360,9 @@ BREAKS = (
     ),
     Break(
         "Setting the clock closes",
-        "daemon/dispatch/flow.py",
-        "            return accepted.accepted_s\n",
-        "            return self._clock() - (self._wall() - accepted.accepted_wall_s)\n",
+        "daemon/records.py",
+        "        return item.accepted_s\n",
+        "        return clock_s - (wall_s - item.accepted_wall_s)\n",
         (
             "daemon/storage/test_containment.py::test_a_wall_clock_that_is_set_brings_no_deadline_forward_and_puts_none_off",
         ),

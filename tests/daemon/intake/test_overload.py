@@ -258,7 +258,7 @@ def test_half_messages_and_peers_that_vanish_leave_no_handle_behind(tmp_path: Pa
 
 
 def test_who_never_finishes_its_handshake_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.intake.intake._HANDSHAKE_MS", 300)
+    monkeypatch.setattr("daemon.wire.socket_thread._HANDSHAKE_MS", 300)
     with a_line(tmp_path) as line, Peer(line.tcp) as peer:
         assert peer.ask({"type": "hello"})["type"] == "welcome"
         before = handles()
