@@ -121,10 +121,9 @@ class ReviewItem:
         """Return the text in place of a picture."""
         if self.image.is_copied_later:
             return "The image is being copied to the images folder: it comes in a moment."
-        what = (
-            "it was not kept, or was pruned" if self.image.image_path is None else "its file cannot be shown any more"
-        )
-        return f"No image: {what}. Decide by the experts' answers, or look at the board."
+        is_kept = self.image.image_path is not None
+        reason = "its file cannot be shown any more" if is_kept else "it was not kept, or was pruned"
+        return f"No image: {reason}. Decide by the experts' answers, or look at the board."
 
 
 _Which = Annotated[ReviewFilter, Depends()]

@@ -1,4 +1,4 @@
-"""Access to the pages: the outermost layer, before any route.
+"""Access to the pages, checked before any route.
 
 On loopback without a token everybody on this PC has access, but only under a loopback name: a web site elsewhere that
 points its own name here (DNS rebinding) is refused. With a token, browsers log in once and carry a cookie that is

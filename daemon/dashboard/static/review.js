@@ -1,5 +1,5 @@
-/* The page Review. It holds the next images ready, pictures loaded, so that the next one is there at once; a decision is
-   kept here until the daemon says that it is stored. */
+/* The page Review. It keeps the next images ready with their pictures loaded; a decision is kept here until the daemon
+   has stored it. */
 "use strict";
 
 (() => {
@@ -7,7 +7,7 @@
   if (!place) return;
   const HELD = 5;
   const EMPTY_AGAIN_MS = 4000;
-  const HOLD_AGAIN_MS = 25000; // what is shown here is offered to others last, for a minute each time
+  const HOLD_AGAIN_MS = 25000; // images shown here are offered to others last, for a minute each time
   const DOUBLE_TAP_MS = 250;
   const SKIPPED = 200; // as many as the server takes at once
   const SKIPPED_MS = 12 * 3600 * 1000; // a skipped image comes last for a shift
@@ -22,11 +22,11 @@
   let unsent = null; // a request that was not stored, to be tried again: {path, fields, then}
   let isSending = false;
   let isFilling = false;
-  let isChoosing = false; // fail was said of an image for which the line names no defect
+  let isChoosing = false; // the reviewer failed an image for which the line names no defect
   let shownAt = 0;
   let again = null;
   let skips = []; // what this reviewer skipped, the longest ago first: [image, time]
-  let isUnread = false; // what is complained about is that the next images could not be read
+  let isUnread = false; // the problem that is shown is that the next images could not be read
   let counted = 0; // decisions counted here: numbers asked for before one are old
 
   const inZone = (text) => text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (at) => FORMATS.full.format(new Date(at)));
@@ -78,11 +78,11 @@
       const known = new Set([current, ...queue].filter(Boolean).map((one) => one.id));
       for (const item of body.items) if (!known.has(item.id)) queue.push(build(item));
       if (counted === before) progress(body);
-      if (isUnread) complain(""); // and nothing else: whoever decides may not have read it yet
+      if (isUnread) complain(""); // other problems stay until the reviewer acts
       if (!current) next();
     } catch (error) {
       if (!unsent) {
-        complain("The next images cannot be read", `${error.message}. It is tried again by itself.`);
+        complain("The next images cannot be read", `${error.message}. Retrying automatically.`);
         isUnread = true;
       }
     } finally {
@@ -216,7 +216,7 @@
     }
     counted += 1;
     const { own } = find("review-you").dataset;
-    if (own) sayOwn(Math.max(0, Number(own) + done)); // whoever undoes takes back a decision of their own
+    if (own) sayOwn(Math.max(0, Number(own) + done)); // people undo decisions of their own
   }
   function fail() {
     if (!current) return;
