@@ -17,7 +17,7 @@ from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
-from daemon.dispatch.orders import Devices, device_of
+from daemon.dispatch.orders import Devices
 from daemon.dispatch.trace import Makeup
 from daemon.errors import ConfigError, StartError, install_with
 from daemon.host.children import Children
@@ -25,7 +25,7 @@ from daemon.host.machine import handle_shares, raise_handle_limit, reachable
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog, backlog_limits, intake_limits
 from daemon.intake.intake import Intake
-from daemon.intake.text_requests import TextAdmission
+from daemon.intake.text_requests import TextIntake
 from daemon.language.models import LanguageModels, OpenModelWith
 from daemon.language.text_rows import TextRows
 from daemon.line.devices import Measurements, pools_and_executors
@@ -49,6 +49,7 @@ from daemon.operations import Operations
 from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
+from daemon.policy.request import device_of
 from daemon.records import Accepted, AcceptedText, BatchDone, ExpertSwitch, Outcome, Published, QueueSample, TextOutcome
 from daemon.storage.claims import claim
 from daemon.storage.database.connections import StoreError
@@ -213,7 +214,7 @@ class App:
             self._quarantine,
             server=f"coserve {version('coserve')}",
             room=self._disk_space.problem,
-            asking=TextAdmission(self._language.prompts, self._reader, self._texts),
+            texts=TextIntake(self._language.prompts, self._reader, self._texts),
             on_stored=self._metrics.took,
             identity=self._identity,
         )

@@ -89,6 +89,16 @@ class Accepted:
     attempt: int = field(default=1, compare=False)
 
 
+def accepted_at_s(item: "Accepted | AcceptedText", clock_s: float, wall_s: float) -> float:
+    """Return when an image or a request was accepted, on the clock that shows `clock_s` now.
+
+    After a restart in between only the wall clock tells; if that was set back, the downtime is not counted.
+    """
+    if item.accepted_s is not None:
+        return item.accepted_s
+    return clock_s - max(0.0, wall_s - item.accepted_wall_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One expert's answer in a chain. `queued_ms` is this image's; `load_ms` and `infer_ms` are of its batch."""

@@ -64,7 +64,7 @@ class CatalogFile(BaseModel):
     experts: dict[Annotated[str, StringConstraints(min_length=1, max_length=128)], CatalogEntry]
 
 
-class Catalog(Mapping[ExpertId, ExpertSpec]):
+class Catalog(dict[ExpertId, ExpertSpec]):
     """Experts by id, in the file's order. `headers` has those whose weights file could be read, `confidences` those
     that were measured on images held out.
     """
@@ -75,18 +75,9 @@ class Catalog(Mapping[ExpertId, ExpertSpec]):
         headers: Mapping[ExpertId, WeightsHeader],
         confidences: Mapping[ExpertId, Confidences] | None = None,
     ) -> None:
-        self._specs = dict(specs)
+        super().__init__(specs)
         self.headers = dict(headers)
         self.confidences = dict(confidences or {})
-
-    def __getitem__(self, expert: ExpertId) -> ExpertSpec:
-        return self._specs[expert]
-
-    def __iter__(self) -> Iterator[ExpertId]:
-        return iter(self._specs)
-
-    def __len__(self) -> int:
-        return len(self._specs)
 
 
 def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ()) -> tuple[Catalog, list[Problem]]:

@@ -25,7 +25,7 @@ Grade = Literal["stable", "shifting", "drifted", "too few"]
 Lacks = Literal["answers", "images held out"]
 Histograms = Mapping[str, Sequence[int]]
 _SHIFTING, _DRIFTED = 0.1, 0.25
-#: Chance exceeds the limit in one of two thousand comparisons (this normal quantile): a line has many experts.
+#: Normal quantile: by chance one of two thousand comparisons exceeds the limit, because a line has many experts.
 _QUANTILE = 3.29
 #: Added to each bin that either side has, so that a bin that one side lacks does not weigh infinitely.
 _SMOOTHING = 0.5

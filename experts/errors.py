@@ -43,4 +43,4 @@ class ImageHeaderError(ImageError):
 
 
 class LongWalkError(ImageError):
-    """The image has more parts than this check may walk; it may still be sound."""
+    """The image has more parts than this check may walk; it may still be valid."""

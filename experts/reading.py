@@ -17,7 +17,7 @@ _READ_BYTES = 1 << 30
 #: Addresses, offsets and lengths that are multiples of this suit every disk's O_DIRECT.
 _ALIGNMENT_BYTES = 4096
 _BOUNCE_BYTES = 1 << 20
-#: Without O_NONBLOCK, a pipe of that name would be waited for.
+#: Without O_NONBLOCK, opening a pipe of that name would block.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 #: How bytes came: from the disk past the page cache, from the disk after the cache was dropped, or as they were.

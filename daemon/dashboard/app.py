@@ -136,8 +136,7 @@ def _add_error_pages(app: FastAPI, site: Site) -> None:
     def show(request: Request, status: int, title: str, remedy: str) -> Response:
         if "text/html" not in request.headers.get("accept", ""):
             return PlainTextResponse(f"{title}: {remedy}\n", status)
-        template = "_problem.html" if "HX-Request" in request.headers else "problem.html"
-        return site.page(request, template, status_code=status, title=title, remedy=remedy)
+        return site.page(request, "problem.html", status_code=status, title=title, remedy=remedy)
 
     def http_error(request: Request, error: Any) -> Response:
         titles = {404: "There is no such page", 405: "This method is not allowed here"}

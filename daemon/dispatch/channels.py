@@ -13,9 +13,8 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from daemon.dispatch.orders import device_of
 from daemon.policy.actions import Cause, Load
-from daemon.policy.request import PoolId
+from daemon.policy.request import PoolId, device_of
 
 T = TypeVar("T")
 

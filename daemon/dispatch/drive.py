@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
@@ -22,21 +22,17 @@ from daemon.dispatch.orders import (
     BatchOrder,
     BatchReport,
     Executor,
-    FreshLoad,
     LoadEnd,
     Loader,
     LoadOrder,
-    batch_of,
-    stage_of,
-    switch_of,
 )
 from daemon.dispatch.running_work import ExecutorHealth, HungBatch, HungLoad, Running, RunningWork
 from daemon.dispatch.scheduler_control import SchedulerControl, executor_rows, memory_rows, pool_rows, queue_lengths
 from daemon.dispatch.trace import Makeup, RecordingScheduler
-from daemon.policy.actions import Load, Resize, Run, Unload, Wait
+from daemon.policy.actions import Load, Run, Wait
 from daemon.policy.predict import expert_facts
-from daemon.policy.request import PoolId
-from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample
+from daemon.policy.request import PoolId, Request, device_of
+from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample, Stage
 from daemon.wire.control import ControlError
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.routes import Routes
@@ -46,27 +42,19 @@ _AFTER_DEFECT_S = 0.5
 #: Shortest time between two samples of the queues. An idle line takes no samples: nothing changes.
 _SAMPLE_EVERY_S = 1.0
 
-R = TypeVar("R")
-
 #: Events handled in one turn. A larger number would leave executors idle for longer.
 _EVENTS_PER_TURN = 256
 _ANSWER_WITHIN_S = 10.0
 
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A request from the control socket, answered on the drive thread."""
-
-    kind: str
-    fields: Mapping[str, Any]
-    answer: Future[dict[str, Any]]
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Reload:
-    catalog: Mapping[ExpertId, ExpertSpec]
-    routes: Routes
-    answer: Future[float]
+class DriveCall(Generic[R]):
+    """Work for the drive thread that another thread has asked for."""
+
+    do: Callable[[], R]
+    answer: Future[R]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +62,7 @@ class Stop:
     pass
 
 
-Event = tuple[Accepted, ...] | BatchReport | LoadEnd | Ask | Reload | Stop
+Event = tuple[Accepted, ...] | BatchReport | LoadEnd | DriveCall[Any] | Stop
 
 
 class Events:
@@ -96,22 +84,14 @@ class Events:
             pass
 
     def refuse_the_rest(self) -> None:
-        """Answer every request that is still queued with `stopping`."""
+        """Answer every call that is still queued with `stopping`."""
         while True:
             try:
                 event = self._waiting.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(event, Ask | Reload):
+            if isinstance(event, DriveCall):
                 event.answer.set_exception(ControlError("stopping", "the line is stopping"))
-
-
-def _wait_for(answer: Future[R]) -> R:
-    """Return the answer; ControlError if the drive does not give it in time."""
-    try:
-        return answer.result(_ANSWER_WITHIN_S)
-    except FutureTimeoutError:
-        raise ControlError("internal", f"the scheduler gave no answer within {_ANSWER_WITHIN_S:g} s") from None
 
 
 class DriveReports(Protocol):
@@ -200,24 +180,34 @@ class Drive:
 
     def ask(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to a request of the control socket. Raises ControlError."""
-        return self._answer_of(self.ask_later(kind, fields))
+        return self._wait_for(self.ask_later(kind, fields))
 
     def ask_later(self, kind: str, fields: Mapping[str, Any]) -> Future[dict[str, Any]]:
-        answer: Future[dict[str, Any]] = Future()
-        self._events.put(Ask(kind, fields, answer))
-        return answer
+        return self._call(lambda: self._answer(kind, fields))
 
     def reload(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> float:
         """Replace experts and usage; return when they are in force, and since when (wall clock, seconds).
 
         Call this before `Rulebook.replace`: images under new rules need the new catalog's experts.
         """
-        return self._answer_of(self.reload_later(catalog, routes))
+        return self._wait_for(self.reload_later(catalog, routes))
 
     def reload_later(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> Future[float]:
-        done: Future[float] = Future()
-        self._events.put(Reload(dict(catalog), routes, done))
-        return done
+        return self._call(lambda: self._replace(catalog, routes))
+
+    def _call(self, do: Callable[[], R]) -> Future[R]:
+        answer: Future[R] = Future()
+        self._events.put(DriveCall(do, answer))
+        return answer
+
+    def _wait_for(self, answer: Future[R]) -> R:
+        """Return the answer; ControlError if the drive has ended, or does not give it in time."""
+        if self._thread.ident is not None and not self._thread.is_alive():
+            self._events.refuse_the_rest()
+        try:
+            return answer.result(_ANSWER_WITHIN_S)
+        except FutureTimeoutError:
+            raise ControlError("internal", f"the scheduler gave no answer within {_ANSWER_WITHIN_S:g} s") from None
 
     def stop(self, timeout_s: float) -> bool:
         """Start nothing new, report running work, and end.
@@ -287,10 +277,11 @@ class Drive:
                 self._batch_ended(event)
             case LoadEnd():
                 self._load_ended(event)
-            case Ask():
-                self._answer(event)
-            case Reload():
-                self._replace(event)
+            case DriveCall():
+                try:
+                    event.answer.set_result(event.do())
+                except Exception as error:  # noqa: BLE001  the caller gets it
+                    event.answer.set_exception(error)
             case Stop():
                 self._stopping = self._flow.is_stopping = True
             case images if not self._stopping:
@@ -304,7 +295,8 @@ class Drive:
         wakes = [self._flow.retry_and_expire(now), self._health.next_try_s(now)]
         for pool in self._work.loaders:
             while not isinstance(change := self._scheduler.next_load(pool, now), Wait):
-                self._change(pool, change)
+                order = LoadOrder(change, self._flow.catalog[change.expert]) if isinstance(change, Load) else change
+                self._work.change(pool, order)
             wakes.append(change.until_s)
             if not self._work.is_loading(pool):
                 self._filling.discard(pool)  # a loader fills its pool only while nothing else is wanted
@@ -329,12 +321,6 @@ class Drive:
         waiting = sum(seen.queued.values())
         busy = {str(name): round(share, 4) for name, share in self._work.busy_shares().items()}
         self._reports.sampled(QueueSample(self._wall(), self._flow.under_way, waiting, unloaded, queued, busy))
-
-    def _change(self, pool: PoolId, change: Load | Unload | Resize) -> None:
-        if isinstance(change, Load):
-            self._work.change(pool, LoadOrder(change, self._flow.catalog[change.expert]))
-        else:
-            self._work.change(pool, change)
 
     def _run(self, run: Run, now: float) -> None:
         self._last_batch_id += 1
@@ -367,7 +353,7 @@ class Drive:
             self._flow.release(load.expert)  # it may have been loaded into another pool than the one whose load hangs
         self._fresh_loads[load.pool, load.expert] = FreshLoad(end.load_ms, now)
         self._switches += load.cause != "startup"
-        self._reports.switched(switch_of(end, self._wall()))
+        self._reports.switched(_switch_of(end, self._wall()))
 
     def _batch_ended(self, report: BatchReport) -> None:
         running, is_late = self._work.ended(report)
@@ -386,10 +372,10 @@ class Drive:
             self._scheduler.batch_failed(report.executor)
         self._note_health(report)
         wall_ahead_s = self._wall() - self._clock()
-        self._reports.batch_done(batch_of(running.run, running.order, report, pool, running.load_ms, wall_ahead_s))
+        self._reports.batch_done(_batch_of(running.run, running.order, report, pool, running.load_ms, wall_ahead_s))
         for request, result in zip(running.run.batch, report.results, strict=True):
             if isinstance(result, Answered):
-                stage = stage_of(request, result, running.order, report, pool, running.load_ms)
+                stage = _stage_of(request, result, running.order, report, pool, running.load_ms)
                 self._flow.answered(ImageAnswer(request.request_id, result.answer, result.image_size, stage))
             else:
                 self._flow.unanswered(request, result, is_device_error=report.device_error is not None)
@@ -442,17 +428,17 @@ class Drive:
         self._flow.last_error = f"the load of {load.expert} to {load.pool} did not end within {hung.seconds:.0f} s"
         self._flow.park(self._scheduler.load_hung(load))
 
-    def _replace(self, reload: Reload) -> None:
+    def _replace(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> float:
         before, at_s = self._flow.catalog, time.time()
-        changed = [expert for expert, spec in reload.catalog.items() if before.get(expert, spec) != spec]
-        facts = expert_facts(reload.catalog.values(), reload.routes, self._usage)
-        self._flow.replace_catalog(reload.catalog)
+        changed = [expert for expert, spec in catalog.items() if before.get(expert, spec) != spec]
+        facts = expert_facts(catalog.values(), routes, self._usage)
+        self._flow.replace_catalog(catalog)
         self._health.forget_hangs()
         self._flow.end_all(self._scheduler.replace_facts(facts, changed))
         self._note_failures()
         if not self._failing:
             self._flow.last_error = None
-        reload.answer.set_result(at_s)
+        return at_s
 
     def _finish(self, outcome: Outcome) -> None:
         self._reports.finished(outcome)
@@ -464,14 +450,9 @@ class Drive:
         failed = self._scheduler.snapshot().failed or self._health.out_of_service() or self._work.hanging()
         self._failing = bool(failed)
 
-    def _answer(self, ask: Ask) -> None:
-        try:
-            own = {"status": self._status, "memory": self._memory}.get(ask.kind)
-            answer = own() if own else self._control.answer(ask.kind, ask.fields)
-        except Exception as error:  # noqa: BLE001  the requester gets it
-            ask.answer.set_exception(error)
-        else:
-            ask.answer.set_result(answer)
+    def _answer(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        own = {"status": self._status, "memory": self._memory}.get(kind)
+        return own() if own else self._control.answer(kind, fields)
 
     def _status(self) -> dict[str, Any]:
         """Return the drive's part of control's `status`; `under_way` counts images between acceptance and verdict."""
@@ -496,7 +477,74 @@ class Drive:
         facts = (executor.facts for executor in self._work.executors.values())
         return {"pools": memory_rows(facts, self._scheduler.snapshot(), self._flow.catalog)}
 
-    def _answer_of(self, answer: Future[R]) -> R:
-        if self._thread.ident is not None and not self._thread.is_alive():
-            self._events.refuse_the_rest()
-        return _wait_for(answer)
+
+# Rows of the results
+
+
+@dataclass(frozen=True, slots=True)
+class FreshLoad:
+    """A load that no batch has used yet: the first batch records it. `ended_s` is on the drive's clock."""
+
+    load_ms: float
+    ended_s: float
+
+    def held_up_ms(self, batch: Sequence[Request]) -> float:
+        """Return how long the first image of `batch` waited for this load; 0 if it came after the load's end."""
+        since_s = min(request.arrived_s for request in batch)
+        return min(self.load_ms, max(0.0, self.ended_s - since_s) * 1000.0)
+
+
+def _stage_of(
+    request: Request, result: Answered, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float
+) -> Stage:
+    """Return a row of `stages`. `load_ms` is how long the batch waited for a load, 0 if its expert was resident."""
+    return Stage(
+        expert=request.expert,
+        expert_version=order.spec.version,
+        label=result.answer.label,
+        confidence=result.answer.confidence,
+        detections=result.answer.detections,
+        device=device_of(pool),
+        executor=report.executor,
+        batch_id=report.batch_id,
+        batch_size=len(report.results),
+        queued_ms=max(0.0, report.started_s - request.arrived_s) * 1000.0,
+        load_ms=load_ms,
+        infer_ms=report.infer_ms,
+        expert_settings=order.spec.settings_digest,
+        settings=order.spec.settings,
+    )
+
+
+def _batch_of(
+    run: Run, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float, wall_ahead_s: float
+) -> BatchDone:
+    """Return the record of a batch. `wall_ahead_s` is the wall clock's time minus the drive's."""
+    return BatchDone(
+        executor=report.executor,
+        device=device_of(pool),
+        expert=run.expert,
+        architecture=order.spec.architecture,
+        step=run.batch[0].step,
+        images=len(run.batch),
+        started_wall_s=report.started_s + wall_ahead_s,
+        ended_wall_s=report.ended_s + wall_ahead_s,
+        load_ms=load_ms,
+        infer_ms=report.infer_ms,
+    )
+
+
+def _switch_of(end: LoadEnd, at_wall_s: float) -> ExpertSwitch:
+    """Return a row of `expert_switches`."""
+    load = end.load
+    return ExpertSwitch(
+        at_wall_s=at_wall_s,
+        executor=load.pool,
+        device=device_of(load.pool),
+        loaded=load.expert,
+        evicted=load.evict,
+        bytes=end.bytes,
+        load_ms=end.load_ms,
+        tier=end.tier,
+        cause=load.cause,
+    )

@@ -83,7 +83,7 @@ class ExecutorThread(Generic[S]):
         self._mark = mark
         self._max_pixels = max_pixels
         self._work: _RunningBatch | None = None
-        self._report: Callable[[BatchReport], None] = _unheard
+        self._report: Callable[[BatchReport], None] = lambda _report: None
         self._worker: Worker[BatchOrder] = Worker(f"executor {facts.executor}", self._carry_out, self._enter)
         self._log: Any = structlog.get_logger("executor").bind(executor=facts.executor)
 
@@ -221,10 +221,6 @@ class ExecutorThread(Generic[S]):
         # Outside the handler: while the error is being handled it holds the failed batch's tensors.
         for part in parts:
             self._infer(slot, prepared, part, into)
-
-
-def _unheard(_report: BatchReport) -> None:
-    """Receive no report: nothing runs before `start`."""
 
 
 def _is_sound(answer: Answer) -> bool:

@@ -11,7 +11,7 @@ from daemon.dispatch.orders import ImageOrder, Unanswered
 from daemon.policy.parked import Parked
 from daemon.policy.request import Request, RequestId
 from daemon.policy.scheduler import Scheduler
-from daemon.records import Accepted, Outcome, Stage
+from daemon.records import Accepted, Outcome, Stage, accepted_at_s
 from experts.spec import Answer, ExpertId, ExpertSpec
 from routing_rules.routes import Judgement, Routes, Step, judge
 
@@ -63,17 +63,8 @@ class Chains:
             return Outcome(accepted.inspection_id, "unknown", None, "rules_changed", ())
         deadline_s = None
         if accepted.deadline_ms is not None:
-            deadline_s = self._accepted_s(accepted) + accepted.deadline_ms / 1000.0
+            deadline_s = accepted_at_s(accepted, self._clock(), self._wall()) + accepted.deadline_ms / 1000.0
         return self._request(_Image(accepted, step, deadline_s))
-
-    def _accepted_s(self, accepted: Accepted) -> float:
-        """Return the time of acceptance on the drive's clock, which never jumps.
-
-        For an image from before a restart only the wall clock tells; if that was set back, the downtime is not counted.
-        """
-        if accepted.accepted_s is not None:
-            return accepted.accepted_s
-        return self._clock() - max(0.0, self._wall() - accepted.accepted_wall_s)
 
     def answered(self, answered: ImageAnswer, now: float) -> Request | Outcome:
         """Judge an answer. Return the request of the chain's next step, or the image's end."""
@@ -245,7 +236,9 @@ class ImageFlow:
     def end_all(self, requests: Iterable[Request]) -> None:
         """End requests whose expert cannot be used, or is no longer in the catalog."""
         for request in requests:
-            self.end(request, "expert_failed" if request.expert in self.catalog else self._missing_reason())
+            # A line without any experts collects pictures to train them with.
+            missing = "rules_changed" if self.catalog else "no_expert"
+            self.end(request, "expert_failed" if request.expert in self.catalog else missing)
 
     def replace_catalog(self, catalog: Mapping[ExpertId, ExpertSpec]) -> None:
         for expert in [expert for expert in self.catalog if expert not in catalog]:
@@ -253,10 +246,6 @@ class ImageFlow:
                 self.end(request, "rules_changed")
         self.catalog = dict(catalog)
         self._refusals.clear()
-
-    def _missing_reason(self) -> str:
-        """Return why an expert is not in the catalog: a line without any collects pictures to train them with."""
-        return "rules_changed" if self.catalog else "no_expert"
 
     def end(self, request: Request, reason: str) -> None:
         self._parked.forget(request.request_id)

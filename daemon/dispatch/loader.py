@@ -39,7 +39,7 @@ class PoolLoader:
         self._clock = clock
         channels = channels or Channels()
         self._from_disk, self._from_memory = channels.disk, channels.copying_to(pool_id)
-        self._report: Callable[[LoadEnd], None] = _unheard
+        self._report: Callable[[LoadEnd], None] = lambda _end: None
         self._log: Any = structlog.get_logger("loader").bind(device=pool_id)
 
     def start(self, report: Callable[[LoadEnd], None]) -> None:
@@ -111,7 +111,3 @@ class PoolLoader:
         if source not in self._pools:
             raise ExpertError(order.spec.expert, f"cannot be copied from {source}: no such pool")
         return self._pool.load(order.spec, source=self._pools[source])
-
-
-def _unheard(_end: LoadEnd) -> None:
-    """Receive no report: nothing is loaded before `start`."""

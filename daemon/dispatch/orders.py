@@ -1,16 +1,16 @@
 """The contract between the drive and its devices: orders, reports, and the protocols of executors, loaders and pools.
 
 Real devices are threads (executors.py, loader.py); simulated ones (simulated.py) keep the same contract. `Devices`
-makes either: torch is imported only behind it. At the end: the rows of the results that describe batches and loads.
+makes either: torch is imported only behind it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from daemon.policy.actions import Load, Resize, Run, Unload
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, Request, RequestId
-from daemon.records import BatchDone, ExpertSwitch, JournalKey, Pixels, Stage
+from daemon.policy.actions import Load, Resize, Unload
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, RequestId
+from daemon.records import JournalKey, Pixels
 from experts.spec import Answer, ExpertId, ExpertSpec
 
 #: Why an image of a finished batch has no answer (PROTOCOL.md, `reason` of `unknown`). `unreadable`: its bytes could
@@ -203,77 +203,3 @@ class Devices(Protocol):
         being decoded, None when none is: for the start after a crash (storage/suspect_images.py).
         """
         ...
-
-
-def device_of(pool: PoolId) -> str:
-    """Return the device of a pool: `cpu` for the pools `cpu` and `cpu/0`."""
-    return pool.partition("/")[0]
-
-
-@dataclass(frozen=True, slots=True)
-class FreshLoad:
-    """A load that no batch has used yet: the first batch records it. `ended_s` is on the drive's clock."""
-
-    load_ms: float
-    ended_s: float
-
-    def held_up_ms(self, batch: Sequence[Request]) -> float:
-        """Return how long the first image of `batch` waited for this load; 0 if it came after the load's end."""
-        since_s = min(request.arrived_s for request in batch)
-        return min(self.load_ms, max(0.0, self.ended_s - since_s) * 1000.0)
-
-
-def stage_of(
-    request: Request, result: Answered, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float
-) -> Stage:
-    """Return a row of `stages`. `load_ms` is how long the batch waited for a load, 0 if its expert was resident."""
-    return Stage(
-        expert=request.expert,
-        expert_version=order.spec.version,
-        label=result.answer.label,
-        confidence=result.answer.confidence,
-        detections=result.answer.detections,
-        device=device_of(pool),
-        executor=report.executor,
-        batch_id=report.batch_id,
-        batch_size=len(report.results),
-        queued_ms=max(0.0, report.started_s - request.arrived_s) * 1000.0,
-        load_ms=load_ms,
-        infer_ms=report.infer_ms,
-        expert_settings=order.spec.settings_digest,
-        settings=order.spec.settings,
-    )
-
-
-def batch_of(
-    run: Run, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float, wall_ahead_s: float
-) -> BatchDone:
-    """Return the record of a batch. `wall_ahead_s` is the wall clock's time minus the drive's."""
-    return BatchDone(
-        executor=report.executor,
-        device=device_of(pool),
-        expert=run.expert,
-        architecture=order.spec.architecture,
-        step=run.batch[0].step,
-        images=len(run.batch),
-        started_wall_s=report.started_s + wall_ahead_s,
-        ended_wall_s=report.ended_s + wall_ahead_s,
-        load_ms=load_ms,
-        infer_ms=report.infer_ms,
-    )
-
-
-def switch_of(end: LoadEnd, at_wall_s: float) -> ExpertSwitch:
-    """Return a row of `expert_switches`."""
-    load = end.load
-    return ExpertSwitch(
-        at_wall_s=at_wall_s,
-        executor=load.pool,
-        device=device_of(load.pool),
-        loaded=load.expert,
-        evicted=load.evict,
-        bytes=end.bytes,
-        load_ms=end.load_ms,
-        tier=end.tier,
-        cause=load.cause,
-    )

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from daemon.dispatch.flow import ImageFlow
-from daemon.dispatch.orders import device_of
 from daemon.dispatch.running_work import ExecutorHealth
 from daemon.policy.operate import OperationRefusedError
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, device_of
 from daemon.policy.scheduler import Scheduler
 from daemon.policy.snapshot import Snapshot
 from daemon.units import MAX_BYTES
@@ -88,33 +87,28 @@ class SchedulerControl:
         raise refusal or OperationRefusedError("unknown_device", f"{device} has no memory for experts")
 
     def _unpin(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        expert, device = _expert_and_device(fields)
-        if device is None:
-            self._scheduler.unpin(expert, None)
-            return {"expert": expert}
-        self._require_known(expert)
-        pools = self._pools(device)
-        pinned = [now.pool for now in self._scheduler.snapshot().pools if now.pool in pools and expert in now.pinned]
-        if not pinned:
-            raise ControlError("not_pinned", f"{expert} is not pinned on {device}")
-        for pool in pinned:
-            self._scheduler.unpin(expert, pool)
-        return {"expert": expert}
+        return self._release(fields, "pinned", self._scheduler.unpin)
 
     def _unload(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return self._release(fields, "resident", self._scheduler.unload)
+
+    def _release(
+        self, fields: Mapping[str, Any], state: str, release: Callable[[ExpertId, PoolId | None], object]
+    ) -> dict[str, Any]:
+        """Unpin or unload an expert in each pool of the device where it is in this state; without a device in all."""
         expert, device = _expert_and_device(fields)
         if device is None:
-            self._scheduler.unload(expert, None)
+            release(expert, None)
             return {"expert": expert}
         self._require_known(expert)
-        pools = self._pools(device)
-        holding = [now for now in self._scheduler.snapshot().pools if now.pool in pools and expert in now.resident]
+        pools = [now for now in self._scheduler.snapshot().pools if now.pool in self._pools(device)]
+        holding = [now for now in pools if expert in (now.pinned if state == "pinned" else now.resident)]
         if not holding:
-            raise ControlError("not_resident", f"{expert} is not resident on {device}")
-        if any(expert in now.pinned for now in holding):
+            raise ControlError(f"not_{state}", f"{expert} is not {state} on {device}")
+        if state == "resident" and any(expert in now.pinned for now in holding):
             raise ControlError("pinned", f"{expert} is pinned: unpin it first")
         for now in holding:
-            self._scheduler.unload(expert, now.pool)
+            release(expert, now.pool)
         return {"expert": expert}
 
     def _limits(self, fields: Mapping[str, Any]) -> dict[str, Any]:

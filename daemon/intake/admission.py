@@ -1,29 +1,35 @@
 """Decide the answer to each message: the order of checks of PROTOCOL.md, duplicates in flight.
 
-Credit and back-pressure are in backlog.py, requests for text in text_requests.py.
+Credit and back-pressure are in backlog.py, the checks of requests for text in text_requests.py.
 
 No sockets and no threads here: frames in, an answer out, at once or when the writer replies. Only the intake thread may
 call it, except for `hold` and `resume`.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from os.path import commonprefix
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeVar
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.intake.backlog import Accounts, Backlog, IntakeLimits, Peer
-from daemon.intake.payload_scan import PayloadScan, ScanRequest, scan_payload
-from daemon.intake.text_requests import TextAdmission, TextSettled
+from daemon.intake.text_requests import TextIntake, TextStored, refusal
 from daemon.line.rulebook import Rulebook
-from daemon.records import Accepted, Arrival, BoardRef
+from daemon.records import Accepted, AcceptedText, Arrival, BoardRef, Pixels, TextRequest
+from daemon.storage.database.rows import KnownImage
+from daemon.storage.journal import Duplicate, WriteFailed
 from daemon.storage.quarantine import Quarantine
-from daemon.wire.messages import VERSION, Answer, Code, Generate, Hello, Inspect, Message, MessageError, answer, parse
-from experts.errors import LongWalkError
+from daemon.wire.messages import VERSION, Answer, Generate, Hello, Inspect, Message, MessageError, answer, parse
+from experts.errors import ImageHeaderError, LongWalkError
+from experts.vision.structure import MAX_STEPS, check_structure
 from routing_rules.routes import Recipe, Routes
+
+T = TypeVar("T")
 
 #: A publisher retries soon after a failed write; its own back-off spaces further ones.
 _FAILED_RETRY_MS = 500
@@ -31,15 +37,8 @@ _FAILED_RETRY_MS = 500
 _LARGE_BYTES = 2**20
 _MANY_STEPS = 2000
 
-Key = tuple[str, str]  # (source, id)
-
-
-@runtime_checkable
-class KnownImage(Protocol):
-    """An image that was accepted before."""
-
-    @property
-    def payload_sha256(self) -> str: ...
+#: The writer's reply to an image: accepted, the earlier image with the same key, or the reason of a failure.
+Stored = Accepted | Duplicate | WriteFailed
 
 
 class Reader(Protocol):
@@ -50,17 +49,6 @@ class Reader(Protocol):
     def last_seq(self) -> int: ...
 
 
-class NotStored(Protocol):
-    """Why an image could not be made durable."""
-
-    @property
-    def reason(self) -> str: ...
-
-
-#: The writer's reply: accepted, the earlier image with the same key, or the reason of a failure.
-Stored = Accepted | KnownImage | NotStored
-
-
 class ArrivalWriter(Protocol):
     """Makes arrivals durable; `reply` is called once, from another thread."""
 
@@ -68,11 +56,47 @@ class ArrivalWriter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Key:
+    """The name of an image or of a request for text: one of each may have the same source and id."""
+
+    kind: Literal["image", "request"]
+    source: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Settled:
-    """The writer's reply to one arrival."""
+    """The writer's reply to one image or request for text."""
 
     key: Key
-    result: Stored
+    result: Stored | TextStored
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadScan:
+    """A payload's sha256 (lower-case hex), and the flaw of its structure; None if it is sound."""
+
+    sha256: str
+    flaw: ImageHeaderError | None
+
+
+def scan_payload(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int = MAX_STEPS) -> PayloadScan:
+    """Return the scan of a payload. LongWalkError if its structure has more than `max_steps` parts."""
+    flaw: ImageHeaderError | None = None
+    try:
+        check_structure(payload, max_pixels, max_steps, raw_shape=pixels.shape)
+    except ImageHeaderError as error:
+        flaw = error.with_traceback(None)  # it outlives this call, and must not keep the payload alive
+    return PayloadScan(hashlib.sha256(payload).hexdigest(), flaw)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanRequest:
+    """A large payload to scan: one of 64 MB takes some 50 ms to hash, and no other publisher's image waits for that."""
+
+    source: str
+    size_bytes: int
+    scan: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +109,22 @@ class Scanned:
     scan: PayloadScan | None
 
 
-@dataclass(frozen=True, slots=True)
-class _WriterBroke:
-    """The writer raised an exception instead of taking an arrival."""
-
-    reason: str
-
-
 @dataclass(slots=True)
 class _InFlight:
-    """An arrival at the writer and its repetitions since then, each with its payload's sha256."""
+    """An image or request for text at the writer, and its repetitions since then.
+
+    Each has its content, by which two are the same: the payload's sha256, or the request.
+    """
 
     peer: Peer
-    sha256: str
-    payload_bytes: int
+    content: str | TextRequest
+    size_bytes: int
     since_s: float = field(default_factory=time.monotonic)
-    repeated: list[tuple[Peer, str]] = field(default_factory=list)
+    repeated: list[tuple[Peer, str | TextRequest]] = field(default_factory=list)
 
 
-#: A reply of another thread, for `settle`, `settle_text` or `scanned`.
-Posted = Settled | TextSettled | Scanned
+#: A reply of another thread, for `settle` or `scanned`.
+Posted = Settled | Scanned
 
 
 class Admission(Accounts):
@@ -120,7 +140,7 @@ class Admission(Accounts):
         quarantine: Quarantine,
         server: str = "coserve",
         room: Callable[[int], str | None] = lambda _bytes: None,
-        asking: TextAdmission | None = None,
+        texts: TextIntake | None = None,
         on_stored: Callable[[float], None] = lambda _seconds: None,
         identity: Mapping[str, str] | None = None,
     ) -> None:
@@ -130,7 +150,7 @@ class Admission(Accounts):
         `line` and `epoch`, for each `welcome`.
         """
         super().__init__(limits, backlog, room)
-        self._asking = asking
+        self._texts = texts
         self._on_stored = on_stored
         self._rulebook = rulebook
         self._reader = reader
@@ -161,29 +181,26 @@ class Admission(Accounts):
 
         The caller carries out a ScanRequest; its result is posted for `scanned`.
         """
+        return self._answer(message, lambda: self._handle(peer, message, payload, post))
+
+    def scanned(self, scanned: Scanned, post: Callable[[Posted], None]) -> Answer | None:
+        """Continue with an image whose payload another thread has scanned; return the same as `take`."""
+        peer, message, payload, scan = scanned.peer, scanned.message, scanned.payload, scanned.scan
+        self.left_memory(message.source, len(payload))
+        self.answered(peer)
+        if scan is None:
+            return self._failed(message)
+        return self._answer(message, lambda: self._inspect(peer, message, payload, scan, post))
+
+    def _answer(self, message: Message, decide: Callable[[], T]) -> T | Answer:
+        """Return what `decide` returns, or the answer to its error."""
         try:
-            return self._still_unread(message) or self._handle(peer, message, payload, post)
+            return self._still_unread(message) or decide()
         except MessageError as error:
             return self._rejected(error)
         except SQLAlchemyError as error:
             return self._unread(message, error)
         except Exception:  # noqa: BLE001 - one message must not stop the line
-            return self._failed(message)
-
-    def scanned(self, scanned: Scanned, post: Callable[[Posted], None]) -> Answer | None:
-        """Continue with an image whose payload another thread has scanned; return the same as `take`."""
-        peer, message, payload = scanned.peer, scanned.message, scanned.payload
-        self.left_memory(message.source, len(payload))
-        self.answered(peer)
-        if scanned.scan is None:
-            return self._failed(message)
-        try:
-            return self._still_unread(message) or self._inspect(peer, message, payload, scanned.scan, post)
-        except MessageError as error:
-            return self._rejected(error)
-        except SQLAlchemyError as error:
-            return self._unread(message, error)
-        except Exception:  # noqa: BLE001 - as in `take`
             return self._failed(message)
 
     def _failed(self, message: Message) -> Answer:
@@ -220,43 +237,40 @@ class Admission(Accounts):
                 except LongWalkError:
                     return self._scan_elsewhere(peer, message, payload, post)
             case Generate():
-                if self._asking is None:
-                    raise _refusal(message, "unknown_model", "the configuration names no model")
-                return self._asking.take(self, peer, message, self._rulebook.current, post)
+                return self._generate(peer, message, post)
             case Hello():
                 return self._welcome(message)
 
     def settle(self, settled: Settled) -> list[tuple[Peer, Answer]]:
-        """Return the answers to an image and to its repetitions, once the writer has replied."""
-        source, image_id = settled.key
-        flight = self._in_flight.pop(settled.key, None)
+        """Return the answers to a message and to its repetitions, once the writer has replied."""
+        key, result = settled.key, settled.result
+        flight = self._in_flight.pop(key, None)
         if flight is None:
-            self._log.error("reply_without_message", source=source, id=image_id)
+            self._log.error("reply_without_message", source=key.source, id=key.id)
             return []
-        everyone = [(flight.peer, flight.sha256), *flight.repeated]
-        self.left_memory(source, flight.payload_bytes)
+        everyone = [(flight.peer, flight.content), *flight.repeated]
+        self.left_memory(key.source, flight.size_bytes)
         for peer, _ in everyone:
             self.answered(peer)
-        credit = self.credit(source)
-
-        def duplicate(peer: Peer, differs: bool) -> tuple[Peer, Answer]:
-            return peer, answer("duplicate", image_id, source, credit, differs=differs)
-
-        if isinstance(settled.result, Accepted):
-            self._on_stored(time.monotonic() - flight.since_s)
-            accepted = answer("accepted", image_id, source, credit, attempt=settled.result.attempt)
-            return [(flight.peer, accepted), *(duplicate(p, sha != flight.sha256) for p, sha in flight.repeated)]
-        self.not_stored(source, flight.payload_bytes)
-        if isinstance(settled.result, KnownImage):
-            stored_sha256 = settled.result.payload_sha256
-            return [duplicate(peer, sha256 != stored_sha256) for peer, sha256 in everyone]
-        reason = f"the image could not be stored: {settled.result.reason}"
-        again = answer("busy", image_id, source, credit, retry_after_ms=_FAILED_RETRY_MS, reason=reason)
-        return [(peer, again) for peer, _ in everyone]
-
-    def settle_text(self, settled: TextSettled) -> list[tuple[Peer, Answer]]:
-        """Return the answers to a request for text, once the writer has replied."""
-        return [] if self._asking is None else self._asking.settle(self, settled)
+        credit = self.credit(key.source)
+        if isinstance(result, Accepted | AcceptedText):
+            fields = {}
+            if isinstance(result, Accepted):
+                self._on_stored(time.monotonic() - flight.since_s)
+                fields = {"attempt": result.attempt}
+            answers = [(flight.peer, answer("accepted", key.id, key.source, credit, **fields))]
+            first, others = flight.content, flight.repeated
+        else:
+            self.not_stored(key.source, flight.size_bytes)
+            if isinstance(result, WriteFailed):
+                reason = f"the {key.kind} could not be stored: {result.reason}"
+                again = answer("busy", key.id, key.source, credit, retry_after_ms=_FAILED_RETRY_MS, reason=reason)
+                return [(peer, again) for peer, _ in everyone]
+            answers, others = [], everyone
+            first = result.payload_sha256 if isinstance(result, Duplicate) else result
+        for peer, content in others:
+            answers.append((peer, answer("duplicate", key.id, key.source, credit, differs=content != first)))
+        return answers
 
     def _rejected(self, error: MessageError) -> Answer:
         credit = self.credit(error.source)
@@ -281,8 +295,8 @@ class Admission(Accounts):
         self, peer: Peer, message: Inspect, payload: bytes, post: Callable[[Posted], None]
     ) -> Answer | ScanRequest:
         """Check everything but the payload, then ask for its scan; the payload waits in memory, as other images do."""
-        key = (message.source, message.image_id)
-        if key not in self._in_flight and self._reader.find(*key) is None:
+        key = Key("image", message.source, message.image_id)
+        if key not in self._in_flight and self._reader.find(key.source, key.id) is None:
             self._check_rules(message)
             busy = self.refuse_for_now(peer, message, len(payload))
             if busy is not None:
@@ -292,10 +306,15 @@ class Admission(Accounts):
             return busy
         self.count_unanswered(peer)
 
-        def done(scan: PayloadScan | None) -> None:
-            post(Scanned(peer, message, payload, scan))
+        def scan() -> None:
+            result: PayloadScan | None = None
+            try:
+                result = scan_payload(payload, message.pixels, self.limits.max_pixels)
+            except Exception:  # noqa: BLE001 - one image must not stop the line
+                self._log.exception("payload_scan_failed", source=message.source)
+            post(Scanned(peer, message, payload, result))
 
-        return ScanRequest(message.source, payload, message.pixels, self.limits.max_pixels, done)
+        return ScanRequest(message.source, len(payload), scan)
 
     def _inspect(
         self,
@@ -306,51 +325,82 @@ class Admission(Accounts):
         post: Callable[[Posted], None],
     ) -> Answer | None:
         """Accept an image; `scan` is its payload's, if there is one. LongWalkError if a scan takes too long here."""
-        key = (message.source, message.image_id)
+        key = Key("image", message.source, message.image_id)
         flight = self._in_flight.get(key)
         if flight is not None:
             return self._repeat(peer, message, (scan or self._scan(message, payload)).sha256, flight)
-        known = self._reader.find(*key)
+        known = self._reader.find(key.source, key.id)
         if known is not None:
             differs = known.payload_sha256 != (scan or self._scan(message, payload)).sha256
-            return answer("duplicate", message.image_id, message.source, self.credit(message.source), differs=differs)
+            return self._duplicate(message, differs=differs)
         self._check_rules(message)
-        sha256 = self._check_payload(message, payload, scan)
-        busy = self.enter(peer, message, len(payload))
+        arrival = _arrival(peer, message, payload, self._check_payload(message, payload, scan))
+        flight = _InFlight(peer, arrival.payload_sha256, len(payload))
+        return self._store(message, key, flight, partial(self._writer.write, arrival), post)
+
+    def _generate(self, peer: Peer, message: Generate, post: Callable[[Posted], None]) -> Answer | None:
+        """Accept a request for text: its row is what makes it durable, since it has no payload."""
+        texts, request = self._texts, message.request
+        if texts is None:
+            raise refusal(message, "unknown_model", "the configuration names no model")
+        key = Key("request", message.source, message.image_id)
+        if (flight := self._in_flight.get(key)) is not None:
+            return self._repeat(peer, message, request, flight)
+        if (known := texts.reader.find_text(key.source, key.id)) is not None:
+            return self._duplicate(message, differs=known != request)
+        texts.check(message, self._rulebook.current)
+        flight = _InFlight(peer, request, request.size_bytes)
+        return self._store(message, key, flight, partial(texts.writer.write, request), post)
+
+    def _store(
+        self,
+        message: Inspect | Generate,
+        key: Key,
+        flight: _InFlight,
+        write: Callable[[Callable[[Stored | TextStored], None]], None],
+        post: Callable[[Posted], None],
+    ) -> Answer | None:
+        """Hand a checked message to the writer, or return why it has to be sent again."""
+        busy = self.enter(flight.peer, message, flight.size_bytes)
         if busy is not None:
             return busy
-        self._in_flight[key] = _InFlight(peer, sha256, len(payload))
-        self.count_unanswered(peer)
+        self._in_flight[key] = flight
+        self.count_unanswered(flight.peer)
         try:
-            self._writer.write(_arrival(peer, message, payload, sha256), lambda result: post(Settled(key, result)))
-        except Exception as error:  # noqa: BLE001 - this image is not durable
+            write(lambda result: post(Settled(key, result)))
+        except Exception as error:  # noqa: BLE001 - this message is not durable
             self._log.exception("writer_refused", source=message.source, id=message.image_id)
-            return self.settle(Settled(key, _WriterBroke(str(error))))[0][1]
+            return self.settle(Settled(key, WriteFailed(str(error))))[0][1]
         return None
+
+    def _duplicate(self, message: Inspect | Generate, *, differs: bool) -> Answer:
+        return answer("duplicate", message.image_id, message.source, self.credit(message.source), differs=differs)
 
     def _scan(self, message: Inspect, payload: bytes) -> PayloadScan:
         if len(payload) > self.limits.max_payload_bytes:
             return PayloadScan("", None)  # no stored image is as large
         return scan_payload(payload, message.pixels, self.limits.max_pixels, _MANY_STEPS)
 
-    def _repeat(self, peer: Peer, message: Inspect, sha256: str, flight: _InFlight) -> Answer | None:
-        """Answer a second copy of an image together with the first, which may still fail to reach the disk."""
+    def _repeat(
+        self, peer: Peer, message: Inspect | Generate, content: str | TextRequest, flight: _InFlight
+    ) -> Answer | None:
+        """Answer a second copy of a message together with the first, which may still fail to reach the disk."""
         if self.is_over_credit(peer):
             return self.over_credit(message)
-        flight.repeated.append((peer, sha256))
+        flight.repeated.append((peer, content))
         self.count_unanswered(peer)
         return None
 
     def _check_rules(self, message: Inspect) -> None:
         routes = self._rules_of(message.board)
         if message.board.type not in routes.recipes:
-            raise _refusal(message, "unknown_board", f"the rules name no board type {message.board.type!a}")
+            raise refusal(message, "unknown_board", f"the rules name no board type {message.board.type!a}")
         if routes.first_step(message.board.type, message.component) is None:
             reason = f"the recipe of board type {message.board.type!a} has no component {message.component!a}"
-            raise _refusal(message, "unknown_component", reason)
+            raise refusal(message, "unknown_component", reason)
         recipe = routes.recipes[message.board.type]
         if recipe.refuses(message.component, message.designator):
-            raise _refusal(message, "unknown_component", _wrong_position(recipe, message))
+            raise refusal(message, "unknown_component", _wrong_position(recipe, message))
 
     def _rules_of(self, board: BoardRef) -> Routes:
         """Return the rules with which this image's board attempt began; those in force if it begins one."""
@@ -363,19 +413,19 @@ class Admission(Accounts):
     def _check_payload(self, message: Inspect, payload: bytes, scan: PayloadScan | None) -> str:
         """Return the payload's sha256 if its structure is sound; a bad image goes to the quarantine."""
         if not payload:
-            raise _refusal(message, "bad_image", "the payload is missing or empty")
+            raise refusal(message, "bad_image", "the payload is missing or empty")
         if len(payload) > self.limits.max_payload_bytes:
             reason = f"the payload has {len(payload)} bytes, at most {self.limits.max_payload_bytes} are taken"
-            raise _refusal(message, "too_large", reason)
+            raise refusal(message, "too_large", reason)
         scan = scan or self._scan(message, payload)
         if scan.flaw is not None:
             if scan.flaw.code == "bad_image":
                 self._quarantine.keep(message.source, message.image_id, payload, scan.flaw.reason)
-            raise _refusal(message, scan.flaw.code, scan.flaw.reason)
+            raise refusal(message, scan.flaw.code, scan.flaw.reason)
         if message.sha256 is not None and message.sha256 != scan.sha256:
             reason = f"the payload's sha256 is {scan.sha256}, not the one in the header"
             self._quarantine.keep(message.source, message.image_id, payload, reason)
-            raise _refusal(message, "bad_image", reason)
+            raise refusal(message, "bad_image", reason)
         return scan.sha256
 
 
@@ -405,7 +455,3 @@ def _arrival(peer: Peer, message: Inspect, payload: bytes, sha256: str) -> Arriv
         payload_sha256=sha256,
         connection=peer.identity,
     )
-
-
-def _refusal(message: Message, code: Code, reason: str) -> MessageError:
-    return MessageError(code, reason, message.image_id, message.source)

@@ -5,15 +5,14 @@ bounded; a consumer that asks much at once gets little at a time, and `more` tel
 """
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
 
-from daemon.policy.fair_queue import Turns
+from daemon.intake.fair_thread import FairThread
 from daemon.wire.messages import MAX_HEADER_BYTES, ResultsSince, encode
 
 #: Maximum number of waiting questions, of one connection and of all.
@@ -24,42 +23,21 @@ _PIECE = 100
 #: The more questions a consumer has waiting, the fewer messages it gets with each answer, down to this.
 _MIN_PAGE = 10
 _MANY_MESSAGES = 1000
-_MAX_REST_S = 0.1
 
 Page = Mapping[str, Any]
 ResultsReader = Callable[[int, int], Page]
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    peer: str
-    message: ResultsSince
-    is_reading: Callable[[], bool]
-    done: Callable[[Page | None], None]
-
-
 class CatchUps:
-    """`ask` is called from one thread; `done` in this one's, with the page, or None if it could not be read."""
+    """`ask` is called from one thread; `done` in another, with the page, or None if it could not be read."""
 
     def __init__(self, results_since: ResultsReader) -> None:
         self._results_since = results_since
-        self._waiting: Turns[_Question] = Turns()
         self._by_peer: Counter[str] = Counter()
-        self._changed = threading.Condition()
-        self._stopping = False
+        self._lock = threading.Lock()
         self._log = structlog.get_logger("intake")
-        self._thread = threading.Thread(target=self._run, name="intake-results")
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Finish the running answer and end; waiting questions are dropped."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread = FairThread("intake-results", rests=True)
+        self.start, self.stop = self._thread.start, self._thread.stop
 
     def ask(
         self, peer: str, message: ResultsSince, is_reading: Callable[[], bool], done: Callable[[Page | None], None]
@@ -68,42 +46,25 @@ class CatchUps:
 
         A peer that then is not reading its answers gets no page.
         """
-        with self._changed:
-            if self._by_peer[peer] >= _QUESTIONS_PER_PEER or len(self._waiting) >= _QUESTIONS:
+        with self._lock:
+            if self._by_peer[peer] >= _QUESTIONS_PER_PEER or self._by_peer.total() >= _QUESTIONS:
                 return False
             self._by_peer[peer] += 1
-            self._waiting.add((peer,), _Question(peer, message, is_reading, done), 0)
-            self._changed.notify()
+        self._thread.add(peer, partial(self._answer, peer, message, is_reading, done))
         return True
 
-    def _run(self) -> None:
-        while (question := self._next()) is not None:
-            began_s = time.monotonic()
-            try:
-                is_reading = question.is_reading()
-                question.done(self._page(question.message, self._by_peer[question.peer]) if is_reading else None)
-            except Exception:  # noqa: BLE001 - a failed query is the asker's to repeat
-                self._log.exception("results_since_failed", seq=question.message.seq)
-                question.done(None)
-            self._finish(question.peer)
-            self._rest(time.monotonic() - began_s)
-
-    def _next(self) -> _Question | None:
-        with self._changed:
-            while not self._stopping and not len(self._waiting):
-                self._changed.wait()
-            return None if self._stopping else self._waiting.take(1, 0)[0]
-
-    def _finish(self, peer: str) -> None:
-        with self._changed:
+    def _answer(
+        self, peer: str, message: ResultsSince, is_reading: Callable[[], bool], done: Callable[[Page | None], None]
+    ) -> None:
+        try:
+            done(self._page(message, self._by_peer[peer]) if is_reading() else None)
+        except Exception:  # noqa: BLE001 - a failed query is the asker's to repeat
+            self._log.exception("results_since_failed", seq=message.seq)
+            done(None)
+        with self._lock:
             self._by_peer[peer] -= 1
             if not self._by_peer[peer]:
                 del self._by_peer[peer]
-
-    def _rest(self, worked_s: float) -> None:
-        with self._changed:
-            if len(self._waiting) and not self._stopping:
-                self._changed.wait_for(lambda: self._stopping, min(worked_s, _MAX_REST_S))
 
     def _page(self, question: ResultsSince, questions: int) -> Page:
         """Return about as many messages as fit one answer, read in pieces: rendering many more would be wasted."""

@@ -1,7 +1,7 @@
 """The intake thread: owns the ROUTER socket, hands messages to `Admission` and its answers back to the peers.
 
 Other threads do what takes long, so that no image waits for it: answers to consumers that catch up (catch_up.py), and
-scans of large payloads (payload_scan.py).
+scans of large payloads.
 """
 
 import termios
@@ -13,16 +13,15 @@ from typing import Any
 import structlog
 import zmq
 
-from daemon.intake.admission import Admission, Posted, Scanned, Settled
+from daemon.intake.admission import Admission, Posted, Scanned, ScanRequest, Settled
 from daemon.intake.backlog import Peer
 from daemon.intake.catch_up import CatchUps, Page, ResultsReader
-from daemon.intake.payload_scan import PayloadScanner, ScanRequest
-from daemon.intake.text_requests import TextSettled
+from daemon.intake.fair_thread import FairThread
 from daemon.policy.fair_queue import FairQueue
 from daemon.wire.connection_guard import ConnectionLimits, waiting_bytes
 from daemon.wire.messages import MAGIC, Answer, Generate, Hello, Inspect, ResultsSince, results_answer, split_envelope
 from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
-from daemon.wire.sockets import ServerKeys, keep_alive, receive
+from daemon.wire.sockets import ServerKeys
 
 #: Limits of a turn, in messages, bytes and time: replies of the writer never wait behind a flood. It reads
 #: more than it serves, since libzmq serves unread messages connection by connection, and a flood may have many of them.
@@ -57,8 +56,6 @@ _ANSWERS_PER_PEER = 10_000
 _MESSAGES_PER_PEER = 2
 #: A connection may send at least so much of a message that it has not finished.
 _MIN_UNFINISHED_BYTES = 64 * 2**20
-#: Clients that have not finished their handshake by then are disconnected: a connection costs a file handle.
-_HANDSHAKE_MS = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +102,7 @@ class Intake:
         self._is_allowed = is_allowed
         self._mailbox: Mailbox[Posted | _CaughtUp | Callable[[], None]] = Mailbox()
         self._catch_ups = CatchUps(results_since)
-        self._scanner = PayloadScanner()
+        self._scanner = FairThread("payload-scanner")
         self._waiting: FairQueue[_Waiting] = FairQueue()
         self._refusals: FairQueue[tuple[Peer, Answer]] = FairQueue()
         self._may_refuse = float(_REFUSALS_AT_ONCE)
@@ -149,10 +146,8 @@ class Intake:
         router.maxmsgsize = 4 * self._admission.limits.max_payload_bytes
         router.rcvhwm = _MESSAGES_PER_PEER
         router.sndhwm = _ANSWERS_PER_PEER
-        router.handshake_ivl = _HANDSHAKE_MS
         router.router_mandatory = True  # an answer that cannot be sent raises, and is counted
         router.router_handover = True  # a camera that comes back under its name is not locked out by its old self
-        keep_alive(router)
 
     def _run(self, router: Socket) -> None:
         self._catch_ups.start()
@@ -209,10 +204,9 @@ class Intake:
         room = _BYTES_PER_TURN
         for _ in range(_MESSAGES_PER_TURN):
             try:
-                frames, fd = receive(router, self._is_allowed)
+                frames, fd = self._thread.guard.receive(router, self._is_allowed)
             except zmq.Again:
                 return
-            self._thread.guard.delivered(fd)
             self._burst += 1
             if frames is not None:
                 self._read(router, frames, fd)
@@ -252,7 +246,7 @@ class Intake:
     def _admit(self, router: Socket, waiting: _Waiting, payload: bytes) -> None:
         answer = self._admission.take(waiting.peer, waiting.message, payload, self._mailbox.put)
         if isinstance(answer, ScanRequest):
-            self._scanner.scan(answer)
+            self._scanner.add(answer.source, answer.scan, answer.size_bytes)
         elif answer is not None:
             self._refuse(router, waiting.names, waiting.peer, answer)
 
@@ -300,8 +294,6 @@ class Intake:
             return []
         if isinstance(reply, Settled):
             return self._admission.settle(reply)
-        if isinstance(reply, TextSettled):
-            return self._admission.settle_text(reply)
         if isinstance(reply, Scanned):
             answer = self._admission.scanned(reply, self._mailbox.put)
             return [] if answer is None else [(reply.peer, answer)]

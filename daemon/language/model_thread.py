@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from daemon.policy.lease import next_step_s
-from daemon.records import AcceptedText, TextOutcome
+from daemon.records import AcceptedText, TextOutcome, accepted_at_s
 
 if TYPE_CHECKING:
     from daemon.language.served_model import ServedModel
@@ -245,7 +245,7 @@ class ModelThread:
         if text.generation_id not in self._texts:
             return  # given up while it was opened
         assert self._model is not None, "it has just been opened"
-        refused = self._model.begin(text, self._arrived_s(text))
+        refused = self._model.begin(text, accepted_at_s(text, self._clock(), self._wall()))
         if refused is not None:
             self._end(text.generation_id, refused)
 
@@ -377,13 +377,7 @@ class ModelThread:
             text = self._texts.pop(generation_id, None)
         if text is None:
             return
-        self._on_outcome(outcome_of(text, finished, self._clock() - self._arrived_s(text)))
-
-    def _arrived_s(self, text: AcceptedText) -> float:
-        """Return when a request was accepted, on this thread's clock; by the wall clock after a restart in between."""
-        if text.accepted_s is not None:
-            return text.accepted_s
-        return self._clock() - max(0.0, self._wall() - text.accepted_wall_s)
+        self._on_outcome(outcome_of(text, finished, self._clock() - accepted_at_s(text, self._clock(), self._wall())))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ The writer takes all waiting requests as one group, one commit each; results tha
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -15,17 +14,11 @@ from daemon.intake.text_requests import TextStored
 from daemon.records import AcceptedText, Published, TextOutcome, TextRequest
 from daemon.storage.database.generations import accept_texts, finish_texts
 from daemon.storage.database.store import Store, TaskRunner
+from daemon.storage.journal import WriteFailed
 
 #: Rows of one transaction, so that images do not wait long behind it.
 _AT_ONCE = 64
 _RETRY_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class TextWriteFailed:
-    """The request is not stored: its publisher sends it again."""
-
-    reason: str
 
 
 Reply = Callable[[TextStored], None]
@@ -78,7 +71,7 @@ class TextRows:
             self._is_in_doubt = True
             self._log.warning("requests_failed", requests=len(group), error=str(error))
             for _, reply in group:
-                reply(TextWriteFailed(str(error)))
+                reply(WriteFailed(str(error)))
             return
         self._reports.texts_accepted([text for text in stored if isinstance(text, AcceptedText)])
         for (_, reply), text in zip(group, stored, strict=True):
@@ -86,7 +79,7 @@ class TextRows:
 
     def _refuse(self, reason: str) -> None:
         while self._requests:
-            self._requests.popleft()[1](TextWriteFailed(reason))
+            self._requests.popleft()[1](WriteFailed(reason))
 
     def _finish(self, store: Store) -> None:
         group = [self._outcomes[place] for place in range(min(_AT_ONCE, len(self._outcomes)))]

@@ -16,7 +16,7 @@ from routing_rules.routes import Routes
 
 #: Versions that stay known though no open attempt uses them: an image may come late, to an attempt that has closed.
 _NEWEST_KEPT = 8
-#: A disk that hangs in the middle of a group must not keep a reload from ending.
+#: The longest that a reload waits for a group: a disk that hangs must not keep it from ending.
 _GROUP_S = 1.0
 
 
@@ -26,7 +26,7 @@ class Rulebook:
     def __init__(self, current: Routes) -> None:
         self._by_version: dict[str, Routes] = {current.version: current}
         self.current = current
-        #: Held while a group of images is written: none of them is older than the rules that it opens boards with.
+        #: Held while a group of images is written, so that a reload takes effect between two groups.
         self.opening = threading.Lock()
 
     @property

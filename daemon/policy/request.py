@@ -15,6 +15,11 @@ RAM = PoolId("ram")
 Processor = Literal["gpu", "cpu", "ram"]
 
 
+def device_of(pool: PoolId) -> str:
+    """Return the device of a pool: `cpu` for the pools `cpu` and `cpu/0`."""
+    return pool.partition("/")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One image at one expert. Times are seconds on the clock that the driver passes in as `now`."""
@@ -56,8 +61,7 @@ class PoolFacts:
 
     @property
     def device(self) -> str:
-        """`cpu` of the pools `cpu` and `cpu/0`."""
-        return self.pool.partition("/")[0]
+        return device_of(self.pool)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from daemon.units import utc_text
 from daemon.wire.connection_guard import ConnectionLimits
 from daemon.wire.messages import encode
 from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
-from daemon.wire.sockets import ServerKeys, keep_alive
+from daemon.wire.sockets import ServerKeys
 
 HEARTBEAT_TOPIC = b"heartbeat/"
 _HEARTBEAT_S = 1.0
@@ -35,8 +35,6 @@ _SUBSCRIPTION_BYTES = 16 * 1024
 _HANDSHAKE_BYTES = 1024
 #: ZMTP heartbeats of a subscriber, which are not counted.
 _HEARTBEAT_BYTES_PER_S = 32
-#: Connections that have not finished their handshake by then are closed: each costs a file handle.
-_HANDSHAKE_MS = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,5 +162,3 @@ def _configure(pub: Socket) -> None:
     pub.maxmsgsize = _MAX_SUBSCRIPTION_BYTES
     pub.rcvhwm = _WAITING_SUBSCRIPTIONS
     pub.rcvbuf = _RECEIVE_BUFFER_BYTES
-    pub.handshake_ivl = _HANDSHAKE_MS
-    keep_alive(pub)

@@ -35,22 +35,22 @@ import zmq
 Socket = zmq.Socket[bytes]
 
 _LIBC = ctypes.CDLL(None)
-#: Calls that return at once keep the interpreter's lock: it may take long to get it back.
+#: Calls that return at once keep the interpreter's lock: getting it back may take long.
 _QUICK_LIBC = ctypes.PyDLL(None)
 #: Kind and value of an event, as libzmq sends them: the value is a file descriptor for those that are watched.
 _MONITOR_EVENT = struct.Struct("=Hi")
 
-#: The short interval holds while unfinished messages come in.
+#: Time between two checks; the short one while unfinished messages come in.
 _CHECK_S, _SHORT_CHECK_S = 0.1, 0.02
 #: libzmq takes a while to free an unfinished message, and not every disconnection is worth a trim.
 _TRIM_AFTER_S = 5.0
 #: An older connection has finished its handshake: the sockets end others after five seconds.
 _HANDSHAKE_S = 6.0
-#: A new connection has this long for its first message; one that sent a message may be quiet for so long.
+#: Time for the first message of a new connection, and the longest pause between messages.
 _GRACE_S, _QUIET_S = 2.0, 60.0
 #: Cuts of one reason are counted in one entry of the log.
 _TELL_AGAIN_S = 10.0
-#: What a connection had sent is freed after its cut: each cut for unfinished bytes holds up new connections so long.
+#: New connections wait this long after each cut for unfinished bytes, whose memory is freed meanwhile.
 _PAUSE_AFTER_CUT_S, _MAX_PAUSE_S = 0.1, 1.0
 #: tcpi_bytes_received of Linux' struct tcp_info (since 4.1).
 _TCP_INFO_BYTES, _RECEIVED_AT = 192, 128
@@ -68,10 +68,7 @@ _REGISTERED_WITHIN_S = 1.0
 
 @dataclass(slots=True)
 class _Connection:
-    """`received_bytes` and the size of the process, `grown_from_bytes`, at its last whole message or its beginning.
-
-    That was at `heard_s`.
-    """
+    """`received_bytes`, and the size of the process, at its start or last whole message (`heard_s`)."""
 
     received_bytes: int
     grown_from_bytes: int
@@ -83,8 +80,7 @@ class _Connection:
 class ConnectionLimits:
     """Limits of a socket's connections: their number, and the bytes of unfinished messages that each may send.
 
-    `free_bytes` and `idle_bytes_per_s` are not counted: a subscriber finishes no message; it greets, and may send
-    heartbeats.
+    `free_bytes` and `idle_bytes_per_s` allow for greetings and heartbeats of subscribers, which finish no message.
     """
 
     connections: int = 64
@@ -96,7 +92,8 @@ class ConnectionLimits:
 class Listeners:
     """The listening sockets of one libzmq socket: each accepts one connection per `arm`.
 
-    libzmq's thread waits for them with epoll. Their registrations become one-shots, as libzmq made them otherwise.
+    libzmq's thread waits for them with epoll; their registrations become one-shot, and stay as libzmq made them
+    otherwise.
     """
 
     def __init__(self) -> None:
@@ -117,7 +114,7 @@ class Listeners:
         return False
 
     def arm(self) -> bool:
-        """Let each accept one connection, once nothing that was accepted is unseen. False: to be called again."""
+        """Let each accept one connection, once all accepted ones were seen. Return False if it must be called again."""
         if not self.lock.acquire(blocking=False):
             return False
         try:
@@ -134,9 +131,9 @@ class Listeners:
 class ConnectionGuard:
     """Cut connections beyond the limits; together they may have four times the unfinished bytes of one.
 
-    A connection too many costs the oldest one that sent nothing yet, or no whole message, or none for a minute; else
-    itself.
-    `watch`, `delivered` and `stop` are called by the thread that owns the socket.
+    If one connection is too many, the oldest that sent nothing yet is cut, else the oldest without a whole message,
+    else one that sent none for a minute, else the new one. `watch`, `receive` and `stop` are called by the thread
+    that owns the socket.
     """
 
     def __init__(self, name: str, context: "zmq.Context[Any]", limits: ConnectionLimits) -> None:
@@ -163,13 +160,30 @@ class ConnectionGuard:
         self._events.rcvhwm = 0  # a full queue of events would stop libzmq's own thread
         self._events.linger = 0
         self._events.connect(address)
-        happenings = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
-        sock.monitor(address, happenings)
+        wanted = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+        sock.monitor(address, wanted)
         self._thread.start()
 
-    def delivered(self, fd: int) -> None:
-        """Note that a whole message came over this connection."""
+    def receive(self, sock: Socket, is_allowed: Callable[[str], bool] | None) -> tuple[list[bytes] | None, int]:
+        """Return the next message (zmq.Again without one), and the file descriptor of its connection, -1 if it ended.
+
+        The message is None if its sender's key is no longer allowed: a key is checked when a connection is made, and
+        `is_allowed` (of the client's public key) is called for each message.
+        """
+        first = sock.recv(zmq.NOBLOCK, copy=False)
+        frames = [first.bytes, *(sock.recv_multipart() if first.more else ())]
+        try:
+            fd = int(first.get(zmq.SRCFD))
+        except zmq.ZMQError:
+            fd = -1
         self._delivered.add(fd)
+        if is_allowed is None:
+            return frames, fd
+        try:
+            client = first.get("User-Id")
+        except zmq.ZMQError:
+            return frames, fd  # it came over a local endpoint
+        return (frames if is_allowed(str(client)) else None), fd
 
     def rebinding(self) -> AbstractContextManager[object]:
         """Return the context in which the socket's owner unbinds endpoints and binds them again."""
@@ -205,11 +219,8 @@ class ConnectionGuard:
             if not self._listeners.add(fd):
                 self._log.warning("listener_not_limited", advice="many connections at once may use up the handles")
             return
-        self._silent.pop(fd, None)
-        self._unheard.pop(fd, None)
-        self._delivered.discard(fd)
+        self._forget(fd)
         if event != zmq.EVENT_ACCEPTED:
-            self._connections.pop(fd, None)
             self._trim_at_s = self._trim_at_s or time.monotonic() + _TRIM_AFTER_S
             return
         if not self._connections:  # then nothing was checked meanwhile
@@ -227,7 +238,7 @@ class ConnectionGuard:
             if now_s - self._connections[fd].heard_s < _HANDSHAKE_S and not _received_bytes(fd):
                 return fd
             del self._silent[fd]
-        if not self._limits.idle_bytes_per_s:  # else nobody finishes a message
+        if not self._limits.idle_bytes_per_s:  # else its clients finish no messages
             for order, quiet_s in ((self._unheard, _GRACE_S), (self._connections, _QUIET_S)):
                 fd = next(iter(order), newest)
                 if now_s - self._connections[fd].heard_s >= quiet_s:
@@ -236,10 +247,7 @@ class ConnectionGuard:
 
     def _note_delivered(self) -> None:
         for fd in list(self._delivered):
-            self._delivered.discard(fd)
-            self._silent.pop(fd, None)
-            self._unheard.pop(fd, None)
-            if (connection := self._connections.pop(fd, None)) is not None:
+            if (connection := self._forget(fd)) is not None:
                 self._connections[fd] = connection
                 connection.received_bytes, connection.heard_s = _received_bytes(fd) or 0, time.monotonic()
                 connection.grown_from_bytes, connection.checks_waiting = self._resident_bytes, 0
@@ -273,7 +281,7 @@ class ConnectionGuard:
         if self._trim_at_s is None or now_s < self._trim_at_s:
             return
         if resident_bytes > self._trimmed_bytes + _MIN_GROWTH_BYTES:
-            _give_memory_back()
+            _LIBC.malloc_trim(0)  # glibc keeps what lies between used blocks
             resident_bytes = _resident_bytes()
         self._trim_at_s, self._trimmed_bytes = None, resident_bytes
 
@@ -292,10 +300,14 @@ class ConnectionGuard:
 
     def _cut(self, fd: int, reason: str) -> None:
         self._cuts[reason] += 1
-        self._connections.pop(fd, None)
+        self._forget(fd)
+        _QUICK_LIBC.shutdown(fd, socket.SHUT_RDWR)  # connections may come faster than they go
+
+    def _forget(self, fd: int) -> _Connection | None:
         self._silent.pop(fd, None)
         self._unheard.pop(fd, None)
-        _QUICK_LIBC.shutdown(fd, socket.SHUT_RDWR)  # connections may come faster than they go
+        self._delivered.discard(fd)
+        return self._connections.pop(fd, None)
 
 
 def _registrations(fd: int) -> Iterator[tuple[int, int]]:
@@ -337,10 +349,3 @@ def _resident_bytes() -> int:
 def _statm() -> int:
     """Return the handle of /proc/self/statm, which stays open: there may be none left later."""
     return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _give_memory_back() -> None:
-    """Return free memory to the system: glibc keeps what lies between used blocks; other libraries do not."""
-    trim: Callable[[int], int] | None = getattr(_LIBC, "malloc_trim", None)
-    if trim is not None:
-        trim(0)

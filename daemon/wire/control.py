@@ -12,13 +12,10 @@ from daemon.errors import StartError
 from daemon.wire.connection_guard import ConnectionLimits
 from daemon.wire.messages import MAGIC, MAX_HEADER_BYTES, MessageError, encode, read_header, split_envelope
 from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
-from daemon.wire.sockets import receive
 
 Handler = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 _REQUESTS_PER_PEER = 64
-#: Clients that have not finished their handshake by then are disconnected: a connection costs a file handle.
-_HANDSHAKE_MS = 5000
 
 
 class ControlError(Exception):
@@ -72,10 +69,9 @@ class ControlServer:
         while not self._stopping:
             poller.poll()
             try:
-                message, fd = receive(router, None)
+                message, _ = self._thread.guard.receive(router, None)
             except zmq.Again:
                 continue
-            self._thread.guard.delivered(fd)
             assert message is not None  # control has no keys
             identity, *frames = message
             envelope, body = split_envelope(frames)
@@ -105,7 +101,6 @@ class ControlServer:
 def _configure(router: Socket) -> None:
     router.maxmsgsize = 4 * MAX_HEADER_BYTES
     router.rcvhwm = _REQUESTS_PER_PEER
-    router.handshake_ivl = _HANDSHAKE_MS
 
 
 def ask(endpoint: str, kind: str, /, *, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from daemon.records import (
     MAX_ATTRIBUTES_BYTES,
     BoardRef,
     Pixels,
+    TextRequest,
     attributes_fit,
     attributes_text,
 )
@@ -216,16 +217,15 @@ class Inspect:
 class Generate:
     """One request to a language model."""
 
-    image_id: str
-    source: str
-    model: str
-    prompt: str
-    max_new_tokens: int | None
-    task: str | None
-    slo_ms: int | None
-    board: BoardRef | None
-    stream: bool
-    deadline_ms: int | None = None
+    request: TextRequest
+
+    @property
+    def image_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def source(self) -> str:
+        return self.request.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,8 +438,8 @@ def _pixels(fields: _Fields) -> Pixels:
 
 def _generate(header: Header) -> Generate:
     fields = _Fields(header.fields)
-    return Generate(
-        image_id=fields.key("id"),
+    request = TextRequest(
+        request_id=fields.key("id"),
         source=fields.key("source"),
         model=fields.name("model"),
         prompt=fields.needed("prompt", _TEXT, "a string without surrogates"),
@@ -450,6 +450,7 @@ def _generate(header: Header) -> Generate:
         stream=fields.flag("stream") or False,
         deadline_ms=fields.integer("deadline_ms", 1, DAY_MS),
     )
+    return Generate(request)
 
 
 def _hello(header: Header) -> Hello:

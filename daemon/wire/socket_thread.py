@@ -19,6 +19,10 @@ from daemon.wire.sockets import ServerKeys, bind, rebind, remove_files
 
 T = TypeVar("T")
 
+#: Clients that have not finished their handshake by then are disconnected: a connection costs a file handle. The
+#: kernel finds TCP peers that vanished without closing within half a minute.
+_HANDSHAKE_MS = 5000
+
 
 class Mailbox(Generic[T]):
     """Items for one thread: any thread may `put`, the owner calls `take_all` and `close` and polls `fileno()`."""
@@ -164,6 +168,9 @@ class SocketThread:
     def _open(self) -> Socket:
         sock: Socket = self._binding.context.socket(self._binding.kind)
         self.guard.watch(sock)
+        sock.handshake_ivl = _HANDSHAKE_MS
+        sock.tcp_keepalive, sock.tcp_keepalive_idle = 1, 15
+        sock.tcp_keepalive_intvl, sock.tcp_keepalive_cnt = 5, 3
         try:
             self._configure(sock)
             self._sock = sock

@@ -9,7 +9,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,10 @@ TCP = re.compile(r"tcp://(?P<host>\[[^\]]+\]|[^:\[\]]+):(?P<port>\d{1,9}|\*)")
 #: The ZAP domain of CURVE sockets. It is enforced: a client is refused if the authenticator does not answer.
 ZAP_DOMAIN = b"coserve"
 _IPC_MODE = 0o660
-#: Connections that may wait for libzmq: of a burst TCP drops the rest, and their clients try again after a second.
+#: Connections that may wait for libzmq: TCP drops the rest of a burst, and their clients try again after a second.
 _TCP_BACKLOG, _IPC_BACKLOG = 256, 100
 _REBIND_S = 5.0
-_NO_ADVICE = "`coserve doctor CONFIG` names the program that uses it; `endpoints` in CONFIG says where to listen"
+_DEFAULT_ADVICE = "`coserve doctor CONFIG` names the program that uses it; `endpoints` in CONFIG says where to listen"
 _BIND_ADVICE: dict[int | None, str] = {
     errno.EADDRNOTAVAIL: "no network card of this machine has that address (yet)",
     errno.ENODEV: "this machine has no such network card (yet)",
@@ -57,7 +57,7 @@ def is_open_host(host: str) -> bool:
     """Return True if other machines can reach `host`: any address but loopback, and any other name."""
     if host == "localhost":
         return not _is_here(host)
-    # "*", an interface, a name, 127.1 or 2130706433: what it means is not for us to guess
+    # "*", an interface, a name, 127.1 or 2130706433 may mean any address
     return host != "lo" and not _is_loopback_address(host)
 
 
@@ -108,7 +108,7 @@ def bind(sock: "zmq.Socket[Any]", endpoints: Sequence[str], keys: ServerKeys | N
         if is_open(endpoint):
             if keys is None:
                 raise StartError(f"{endpoint} can be reached from other machines, which needs CURVE")
-            _close_door(sock, keys)
+            _require_curve(sock, keys)
         bound[endpoint] = _bind_ipc(sock, endpoint) if endpoint.startswith("ipc://") else _bind_tcp(sock, endpoint)
     return [bound[endpoint] for endpoint in endpoints]
 
@@ -121,7 +121,7 @@ def rebind(sock: "zmq.Socket[Any]", bound: Sequence[str], keys: ServerKeys) -> N
     """
     for endpoint in filter(is_open, bound):
         _unbind(sock, endpoint)
-        _close_door(sock, keys)
+        _require_curve(sock, keys)
         until_s = time.monotonic() + _REBIND_S
         while True:
             try:
@@ -140,7 +140,7 @@ def _unbind(sock: "zmq.Socket[Any]", endpoint: str) -> None:
     sock.linger = linger
 
 
-def _close_door(sock: "zmq.Socket[Any]", keys: ServerKeys) -> None:
+def _require_curve(sock: "zmq.Socket[Any]", keys: ServerKeys) -> None:
     """Require CURVE for later bindings; clients are refused while the authenticator does not answer."""
     sock.curve_publickey = keys.public
     sock.curve_secretkey = keys.secret
@@ -155,9 +155,8 @@ def _bind_tcp(sock: "zmq.Socket[Any]", endpoint: str) -> str:
     try:
         sock.bind(endpoint)
     except zmq.ZMQError as error:
-        raise StartError(
-            f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}; {_BIND_ADVICE.get(error.errno, _NO_ADVICE)}"
-        ) from None
+        advice = _BIND_ADVICE.get(error.errno, _DEFAULT_ADVICE)
+        raise StartError(f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}; {advice}") from None
     bound = sock.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
     if is_open(bound) and not is_open(endpoint):
         sock.unbind(bound)
@@ -176,9 +175,7 @@ def _bind_ipc(sock: "zmq.Socket[Any]", endpoint: str) -> str:
         sock.backlog = _IPC_BACKLOG
         sock.bind(endpoint)
         path.chmod(_IPC_MODE)
-    except zmq.ZMQError as error:
-        raise StartError(f"cannot bind {endpoint}: {error.strerror}") from None
-    except OSError as error:
+    except (zmq.ZMQError, OSError) as error:
         raise StartError(f"cannot bind {endpoint}: {error.strerror or error}") from None
     return endpoint
 
@@ -205,40 +202,11 @@ def _remove_stale(path: Path) -> None:
     raise StartError(f"cannot bind ipc://{path}: another process listens there")
 
 
-def receive(sock: "zmq.Socket[Any]", is_allowed: Callable[[str], bool] | None) -> tuple[list[bytes] | None, int]:
-    """Return the next message (zmq.Again without one), and the file descriptor of its connection, -1 if it has ended.
-
-    The message is None if its sender's key is no longer allowed: a key is checked when a connection is made, and
-    `is_allowed` (of the client's public key) is called for each message.
-    """
-    first = sock.recv(zmq.NOBLOCK, copy=False)
-    frames = [first.bytes, *(sock.recv_multipart() if first.more else ())]
-    try:
-        fd = int(first.get(zmq.SRCFD))
-    except zmq.ZMQError:
-        fd = -1
-    if is_allowed is None:
-        return frames, fd
-    try:
-        client = first.get("User-Id")
-    except zmq.ZMQError:
-        return frames, fd  # it came over a local endpoint
-    return (frames if is_allowed(str(client)) else None), fd
-
-
 def remove_files(endpoints: Sequence[str]) -> None:
     """Remove the files of bound ipc endpoints, which libzmq leaves; before the socket closes, while they are ours."""
     for endpoint in endpoints:
         if endpoint.startswith("ipc://"):
             Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
-
-
-def keep_alive(sock: "zmq.Socket[Any]") -> None:
-    """Let the kernel find TCP peers that vanished without a word, within half a minute."""
-    sock.tcp_keepalive = 1
-    sock.tcp_keepalive_idle = 15
-    sock.tcp_keepalive_intvl = 5
-    sock.tcp_keepalive_cnt = 3
 
 
 def end_context(context: "zmq.Context[Any]", within_s: float = 3.0) -> bool:

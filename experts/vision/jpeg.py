@@ -1,4 +1,4 @@
-"""The frame of a JPEG, and the scans that bring its pixels. Nothing is decoded.
+"""Check the frame of a JPEG and the scans that carry its pixels. Nothing is decoded.
 
 Thumbnails inside segments and bytes behind the end marker are never looked at.
 """
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from experts.errors import ImageHeaderError, LongWalkError
 
-#: Scans of a JPEG; progressive ones have about ten. Each is a pass over the whole image, 0.14 s at 64 million pixels,
-#: whatever its few bytes say: a file of 350 KB took 144 s.
+#: Progressive JPEGs have about ten scans. Each is a pass over the whole image, 0.14 s at 64 million pixels, however few
+#: its bytes are: a file of 350 KB took 144 s.
 _MAX_SCANS = 50
 _COEFFICIENTS = 64
 #: Start-of-frame markers carry the size; C4, C8 and CC are tables and extensions.
@@ -27,7 +27,7 @@ _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 
 
 class Frame:
-    """Size of a JPEG, and the low bits that its scans have not brought yet, by component and coefficient.
+    """Size of a JPEG, and the low bits that are missing after its scans so far, by component and coefficient.
 
     Decoders replace missing ones by zeros without a warning: a progressive JPEG that was cut between two scans.
     `layout` is the frame header without the height: frames of one layout differ in nothing else.
@@ -64,7 +64,7 @@ class Frame:
 
 
 def read_frame(data: bytes, max_steps: int, *, to_end: bool) -> Frame:
-    """Return the frame, complete. Without `to_end` the rest is left to a decoder that reports a missing end marker.
+    """Return the frame, whose scans are complete. Without `to_end` the decoder checks for the end marker.
 
     Raises ImageHeaderError, or LongWalkError if there are more than `max_steps` segments.
     """
@@ -86,7 +86,7 @@ def read_frame(data: bytes, max_steps: int, *, to_end: bool) -> Frame:
 
 
 def are_tables(data: bytes, max_steps: int) -> bool:
-    """Return true if nothing but tables is in `data`, so that it can stand before the data of any frame."""
+    """Return True if `data` holds tables only, so that it can stand before the data of any frame."""
     return all(marker in _TABLES for marker, _ in _segments(data, max_steps))
 
 

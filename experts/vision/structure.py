@@ -14,14 +14,14 @@ from experts.vision import jpeg, tiff
 
 #: Segments of a JPEG and chunks of a PNG that are walked; real files have tens, a 64 MB PNG some thousands.
 MAX_STEPS = 50_000
-#: Compressed chunks of a PNG beside its pixels. Each may unfold to 8 MB: 1000 of them took 23 s.
+#: Compressed chunks of a PNG beside its pixels. Each may expand to 8 MB: 1000 of them took 23 s.
 _MAX_PACKED_CHUNKS = 16
 _PACKED_CHUNKS = frozenset({b"iCCP", b"zTXt", b"iTXt"})
-#: OpenCV then judges a later frame as well, black where it has none, and dies from a frame of another size.
+#: OpenCV decodes a later frame as well, black if there is none, and crashes on a frame of another size.
 _ANIMATION_CHUNKS = frozenset({b"acTL", b"fcTL", b"fdAT"})
 #: Channels of a PNG by its colour type.
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-#: Compressed pixels are never much larger than the pixels; a decoder unfolds all that is there, needed or not.
+#: Compressed pixels are never much larger than the pixels; a decoder decompresses all data, needed or not.
 _SPARE_PIXEL_BYTES = 64 * 1024
 
 
@@ -34,12 +34,27 @@ class ImageFacts:
     height: int
 
 
-def check_structure(payload: bytes, max_pixels: int, max_steps: int = MAX_STEPS, *, to_end: bool = True) -> ImageFacts:
-    """Return what the header says; raise ImageHeaderError if the image cannot be judged or is too large.
+def check_structure(
+    payload: bytes,
+    max_pixels: int,
+    max_steps: int = MAX_STEPS,
+    *,
+    raw_shape: tuple[int, int, int] | None = None,
+    to_end: bool = True,
+) -> ImageFacts:
+    """Return the facts of the header, or of `raw_shape` (h, w, c) for raw pixels.
 
-    Raise LongWalkError if it has more than `max_steps` parts, and more steps could be taken. Without `to_end` the end
-    marker of a JPEG is left to the decoder.
+    Raise ImageHeaderError if the image cannot be judged or is too large, LongWalkError if it has more than `max_steps`
+    parts, and more steps could be taken. Without `to_end` the end marker of a JPEG is left to the decoder.
     """
+    if raw_shape is not None:
+        height, width, channels = raw_shape
+        check_size(width, height, max_pixels)
+        expected = height * width * channels
+        if len(payload) != expected:
+            reason = f"shape {[*raw_shape]} needs {expected} bytes, the payload has {len(payload)}"
+            raise ImageHeaderError(reason)
+        return ImageFacts("raw", width, height)
     try:
         if payload.startswith(b"\xff\xd8\xff"):
             frame = jpeg.read_frame(payload, max_steps, to_end=to_end)
@@ -73,7 +88,7 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _walk_png(data: bytes, max_pixels: int, max_steps: int) -> ImageFacts:
-    """Chunks from IHDR to IEND; checksums are for the decoder."""
+    """Walk the chunks from IHDR to IEND; the decoder checks their checksums."""
     length, kind, width, height, depth, colour = struct.unpack_from(">I4sIIBB", data, 8)
     if kind != b"IHDR" or length != 13:
         raise ImageHeaderError("the PNG does not begin with its header chunk")
@@ -102,7 +117,7 @@ def _walk_png(data: bytes, max_pixels: int, max_steps: int) -> ImageFacts:
 
 
 def _walk_bmp(data: bytes, max_pixels: int) -> ImageFacts:
-    """Size from the old (12 bytes) or any newer header; uncompressed rows must lie inside the file."""
+    """Read the size from the old (12 bytes) or any newer header; uncompressed rows must lie inside the file."""
     pixels_at, header_bytes = struct.unpack_from("<II", data, 10)
     if header_bytes == 12:
         width, height, _, depth = struct.unpack_from("<HHHH", data, 18)

@@ -1,7 +1,7 @@
-"""The first page of a TIFF: its size, and whether its strips or tiles hold every row.
+"""Check the first page of a TIFF: its size, and that its strips or tiles hold every row.
 
-Decoders differ in what they make of a page that says a thing twice or in an unusual type, and fill rows that are
-missing. Here such a page is an error, so that what was checked is what is decoded. No torch, no OpenCV.
+Decoders read pages with repeated tags or unusual types in different ways, and fill missing rows. Such pages are errors
+here, so that the decoder sees exactly the page that was checked. No torch, no OpenCV.
 """
 
 import struct
@@ -122,7 +122,7 @@ def _check_kind(page: Page) -> None:
     bits, formats = set(page.tags.get(_BITS, (1,))), set(page.tags.get(_SAMPLE_FORMAT, (1,)))
     needed, depths = _KINDS.get(photometric, (0, frozenset[int]()))
     is_known = compression in _COMPRESSIONS and len(bits) == 1 and bits <= depths and formats == {1}
-    if compression == _JPEG or photometric == _YCBCR:  # YCbCr of other compressions is filled where rows are missing
+    if compression == _JPEG or photometric == _YCBCR:  # decoders fill missing rows of YCbCr in other compressions
         is_known = is_known and compression == _JPEG and bits == {8}
     has_alpha = samples - needed == 1 and (bits == {8} or photometric == _RGB)
     if not is_known or not (samples == needed or has_alpha):

@@ -9,8 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from daemon.intake.payload_scan import check_image
-from daemon.records import Pixels
+from experts.vision.structure import check_structure
 from tests.bench import image_cost
 from tests.bench.intake import register
 from tests.bench.intake_line import a_jpeg_of
@@ -28,7 +27,7 @@ def run(*words: str):
 def test_images_have_the_size_asked_for_and_pass_the_checks_of_intake(size: int):
     jpeg = a_jpeg_of(size)
     assert len(jpeg) == size
-    assert check_image(jpeg, Pixels(), 10**7).format == "jpeg"
+    assert check_structure(jpeg, 10**7).format == "jpeg"
 
 
 def test_the_raw_loops_leave_nothing_behind(tmp_path: Path):

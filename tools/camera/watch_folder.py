@@ -18,10 +18,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from coserve_client import CurveClient, PublishAccount, Publisher
-from daemon.intake.payload_scan import check_image
-from daemon.records import Pixels
 from experts.durable import replace_durably
-from experts.errors import ImageHeaderError, LongWalkError
+from experts.errors import ImageHeaderError
+from experts.vision.structure import check_structure
 from tools.camera.layout import SUFFIXES, PictureError, PictureFiles
 
 #: A file that stays incomplete for this long is reported, once.
@@ -190,11 +189,9 @@ def _read_whole(path: Path, stamp: Stamp) -> tuple[str | None, bytes]:
     if _stamp(path) != stamp or len(content) != stamp[0]:
         return "it changed while it was read", b""
     try:
-        check_image(content, Pixels(), _MAX_PIXELS)
+        check_structure(content, _MAX_PIXELS)
     except ImageHeaderError as error:
         return error.reason, b""
-    except LongWalkError:
-        return "it has too many parts", b""
     return None, content
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from daemon.intake.payload_scan import ImageHeaderError, check_image
-from daemon.records import Pixels
 from daemon.storage.image_archive import as_sent
+from experts.errors import ImageHeaderError
 from experts.spec import Detection
+from experts.vision.structure import check_structure
 from routing_rules.compile import RulesError, compile_rules
 from routing_rules.document import Document, KeyPath, read_yaml_text
 from routing_rules.reasons import (
@@ -127,7 +127,7 @@ def picture_size(images: Path, image_path: str) -> PictureSize | None:
     path = images.parent / image_path
     try:
         payload, shape = as_sent(path.read_bytes(), path.suffix)
-        facts = check_image(payload, Pixels("raw" if shape else "image", shape), _MAX_PIXELS)
+        facts = check_structure(payload, _MAX_PIXELS, raw_shape=shape)
     except (OSError, ValueError, ImageHeaderError):
         return None
     return facts.width, facts.height

@@ -1,8 +1,7 @@
 """The licence of every distribution of this environment, out of the SBOM that CycloneDX's own tool wrote.
 
 `python -m tools.release.licences build/sbom.json build/licences.txt` (part of `make sbom`) ends with 1 where one that
-is needed at run time has no licence or is not in the SBOM. Scripts in the dashboard's folder are not distributions;
-they are added to both files from the list beside them.
+is needed at run time has no licence or is not in the SBOM.
 """
 
 import base64
@@ -22,8 +21,6 @@ from tools.release.bundle import EXTRAS
 
 OURS = "coserve"
 _ROOT = Path(__file__).resolve().parents[2]
-#: `== NAME VERSION`, then the licence's text, for each script of others that the dashboard brings.
-SHIPPED = _ROOT / "daemon" / "dashboard" / "static" / "licences.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +69,6 @@ def licences(sbom: Mapping[str, Any], run_time: set[str]) -> list[Licence]:
     ]
 
 
-def shipped_scripts(text: str) -> list[dict[str, Any]]:
-    """Return the entries of `SHIPPED` as components of an SBOM."""
-    found: list[dict[str, Any]] = []
-    for section in f"\n{text}".split("\n== ")[1:]:
-        title, _, licence = section.partition("\n")
-        name, version = title.split()
-        named = licence.strip().splitlines()[0]
-        found.append(
-            {
-                "type": "library",
-                "bom-ref": f"{name}=={version}",
-                "name": name,
-                "version": version,
-                "purl": f"pkg:npm/{name}@{version}",
-                "licenses": [{"license": {"name": named, "text": {"content": licence.strip()}}}],
-            }
-        )
-    return found
-
-
 def missing(listed: Sequence[Licence], run_time: set[str]) -> list[str]:
     """Return packages needed at run time that the SBOM lacks, or lists without version or licence."""
     complete = {canonicalize_name(one.name) for one in listed if one.version and one.licence}
@@ -116,32 +93,22 @@ def _first_line(text: Mapping[str, str]) -> str:
 
 
 def main(sbom_file: Path, out: Path) -> int:
-    """Add the scripts to the SBOM, write the list, and say what is missing on it."""
-    scripts = shipped_scripts(SHIPPED.read_text(encoding="utf-8"))
-    sbom = _with(scripts, json.loads(sbom_file.read_text(encoding="utf-8")))
-    sbom_file.write_text(json.dumps(sbom, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    run_time, shipped = run_time_names(), {canonicalize_name(one["name"]) for one in scripts}
-    listed = licences(sbom, run_time | shipped)
+    """Write the list, and say what is missing on it."""
+    run_time = run_time_names()
+    listed = licences(json.loads(sbom_file.read_text(encoding="utf-8")), run_time)
     width = max(len(one.name) + len(one.version) for one in listed) + 2
-    groups: dict[str, list[str]] = {"": [], "Scripts that the dashboard brings:": [], "Only to build and test:": []}
-    first, second, third = groups.values()
+    groups: dict[str, list[str]] = {"": [], "Only to build and test:": []}
+    first, second = groups.values()
     for one in listed:
-        rows = second if canonicalize_name(one.name) in shipped else first if one.at_run_time else third
+        rows = first if one.at_run_time else second
         rows.append(f"{one.name + ' ' + one.version:{width}}{one.licence or 'none declared'}")
     text = [line for title, rows in groups.items() for line in ([*(["", title, ""] if title else []), *rows])]
     out.write_text("\n".join(text) + "\n", encoding="utf-8")
-    counts = f"{len(first)} distributions at run time, {len(second)} scripts, {len(third)} tools"
-    print(f"{sbom_file}: {counts}; licences: {out}")
-    lacking = missing(listed, run_time | shipped)
+    print(f"{sbom_file}: {len(first)} distributions at run time, {len(second)} tools; licences: {out}")
+    lacking = missing(listed, run_time)
     if lacking:
         print(f"without a licence or a version: {', '.join(lacking)}", file=sys.stderr)
     return 1 if lacking else 0
-
-
-def _with(scripts: Sequence[Mapping[str, Any]], sbom: dict[str, Any]) -> dict[str, Any]:
-    """The SBOM with these components, each once."""
-    refs = {one["bom-ref"] for one in scripts}
-    return sbom | {"components": [*(one for one in sbom["components"] if one.get("bom-ref") not in refs), *scripts]}
 
 
 if __name__ == "__main__":

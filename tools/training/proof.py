@@ -14,8 +14,7 @@ from torch import nn
 from experts.errors import ExpertError, ImageError
 from experts.spec import ExpertSpec, Task
 from experts.vision.architectures import Triple
-from experts.vision.detections import select_detections
-from experts.vision.infer import infer, normalise, probabilities
+from experts.vision.infer import infer, normalise, probabilities, select_detections
 from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.preprocess import Image, Prepared, decode, fit, to_square
 from experts.vision.slot import Slot, SlotPool

@@ -1,4 +1,4 @@
-"""The figures of the page Line: yield by hour and shift, the last board, what fails now, the silence of the cameras."""
+"""The figures of the page Line: yield by hour and shift, the last board, what fails now, cameras that send nothing."""
 
 import threading
 from collections import Counter
@@ -10,27 +10,27 @@ from typing import Any
 from sqlalchemy import Row
 
 from daemon.config.plant_time import PlantTime, Span
-from daemon.dashboard.pages.board import failures, missing
+from daemon.dashboard.pages.board import BOARDS, failures, final_verdicts, missing
 from daemon.dashboard.pages.drawings import WIDE, BarValue, Pictures, bar_charts
 from daemon.dashboard.site.database import Database
 from daemon.dashboard.site.stored_rules import StoredRules
 from daemon.units import utc_text, wall_seconds
 
-#: Minutes are remembered for so long: the longest that anything on the page looks back.
+#: How long counts are kept: the longest time that the page looks back.
 _WINDOW_S = 48 * 3600.0
 _HOURS, _SHIFTS = 12, 6
-#: Rows are counted in steps of so many numbers, each a short question, and in so many steps at each look.
+#: Numbers of `seq` that one short question counts, and questions at each look.
 _STEP = 50_000
 _STEPS_AT_ONCE = 4
 _TABLES = {"boards": "AND attempt = 1", "inspections": ""}
 #: Failed boards of which the most frequent failures are counted, and failures that are listed.
 _MAX_FAILED_BOARDS = 2000
-_LISTED = 4
+_MAX_LISTED = 4
 #: A larger board's images are not searched for a picture.
 _MAX_SEARCHED_IMAGES = 5000
 _MAX_FINDINGS = 30
-#: The usual pause is taken from so many boards; a longer one than an hour is a break, and after eight the line is off.
-_RHYTHM_BOARDS = 60
+#: Boards from which the usual pause is taken. A pause of more than an hour is a break; after eight the line is off.
+_PAUSE_BOARDS = 60
 _BREAK_S, _OFF_S = 3600.0, 8 * 3600.0
 _MIN_SILENCE_S, _SILENCE_FACTOR = 300.0, 5.0
 
@@ -41,11 +41,7 @@ SELECT substr(completed_at, 1, 16) AS minute, verdict, count(*) AS number FROM {
 WHERE seq > :after AND seq <= :until {only}
 GROUP BY substr(completed_at, 1, 16), verdict
 """
-_LAST_BOARD = """
-SELECT board_id, board_type, serial, attempt, lot, station, completed_at, expected, inspected, verdict, reason, missing
-FROM boards WHERE seq IS NOT NULL ORDER BY seq DESC LIMIT 1
-"""
-_FINAL = "SELECT verdict, decided_by FROM final_boards WHERE board_id = :board_id"
+_LAST_BOARD = f"{BOARDS} WHERE boards.seq IS NOT NULL ORDER BY boards.seq DESC LIMIT 1"
 #: First attempts that people passed, less those that people failed although the line had passed them.
 _PASSED_BY_REVIEW = """
 SELECT sum(CASE WHEN final_boards.verdict = 'pass' THEN 1 ELSE 0 END)
@@ -67,7 +63,7 @@ SELECT board_type, failed FROM boards WHERE verdict = 'fail' AND completed_at >=
 ORDER BY completed_at DESC LIMIT {_MAX_FAILED_BOARDS}
 """  # noqa: S608 - our own number
 _NEWEST_IMAGE = "SELECT accepted_at FROM inspections ORDER BY inspection_id DESC LIMIT 1"
-_BEGINNINGS = f"SELECT first_seen_at FROM boards ORDER BY board_id DESC LIMIT {_RHYTHM_BOARDS}"  # noqa: S608
+_BEGINNINGS = f"SELECT first_seen_at FROM boards ORDER BY board_id DESC LIMIT {_PAUSE_BOARDS}"  # noqa: S608
 
 
 class VerdictCounter:
@@ -91,7 +87,7 @@ class VerdictCounter:
         with self._lock:
             if not self._seq:
                 self._seq = {table: self._first_seq(table, since) - 1 for table in _TABLES}
-            whole = [self._count(table) for table in _TABLES]  # each of them
+            whole = [self._count(table) for table in _TABLES]  # `all` would stop at the first that is not
             self.is_whole = all(whole)
             for table, minutes in self._minutes.items():
                 self._minutes[table] = {minute: counts for minute, counts in minutes.items() if minute >= since[:16]}
@@ -149,7 +145,7 @@ def yield_charts(
 ) -> list[tuple[str, Pictures]]:
     """Return the yield of the last hours, and of the last shifts where the plant has some: title, and both widths."""
     now = utc_text(now_s)
-    hours = clock.hours(Span(utc_text(now_s - _HOURS * 3600), now))[1:]  # the first has lost its beginning
+    hours = clock.hours(Span(utc_text(now_s - _HOURS * 3600), now))[1:]  # the first is not whole
     parts: dict[str, list[tuple[str, Span]]] = {
         "Yield by hour": [(clock.text(hour.since, "time")[:2], hour) for hour in hours]
     }
@@ -198,7 +194,7 @@ def last_board(database: Database) -> LastBoard | None:
         return None
     final, findings = None, []
     if board.inspected <= _MAX_SEARCHED_IMAGES:
-        final = database.first(_FINAL, board_id=board.board_id)
+        final = final_verdicts(database, [board.board_id]).get(board.board_id)
         findings = database.rows(_FINDINGS, {"board_id": board.board_id}, limit=_MAX_FINDINGS)
         findings.sort(key=lambda row: ("fail", "unknown", "review").index(row.verdict))
     shown = next((row for row in findings if row.image_path), None)
@@ -221,17 +217,17 @@ def fails_now(database: Database, rules: StoredRules, since: str) -> tuple[list[
         failed = failures(board)
         defects.update({rules.defect(one.get("defect")) or "no code" for one in failed})
         positions.update({f"{one.get('designator', '?')} on {board.board_type}" for one in failed})
-    return defects.most_common(_LISTED), positions.most_common(_LISTED)
+    return defects.most_common(_MAX_LISTED), positions.most_common(_MAX_LISTED)
 
 
 def silence(database: Database, now_s: float) -> tuple[float, float] | None:
-    """Return for how long no image came and the usual pause between boards, in seconds; None while that is no wonder.
+    """Return for how long no image came and the usual pause between boards, in seconds; None if that is not unusual.
 
     Too long is five times the pause that nine of ten boards do not exceed, and at least five minutes. A line that had
     no image for eight hours is off.
     """
     newest = database.first(_NEWEST_IMAGE)
-    begun = sorted(wall_seconds(row.first_seen_at) for row in database.rows(_BEGINNINGS, limit=_RHYTHM_BOARDS))
+    begun = sorted(wall_seconds(row.first_seen_at) for row in database.rows(_BEGINNINGS, limit=_PAUSE_BOARDS))
     pauses = sorted(pause for pause in (after - before for before, after in pairwise(begun)) if pause <= _BREAK_S)
     if newest is None or not pauses:
         return None

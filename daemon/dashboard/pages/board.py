@@ -49,7 +49,7 @@ SELECT boards.board_id, boards.board_type, boards.serial, boards.attempt, boards
        completed_at, expected, inspected, boards.verdict, reason, rules_version, failed, missing, attributes
 FROM boards
 """
-#: A closed attempt's verdict after review, and who gave it. Filtered by `board_id`: the view is slow for all boards.
+#: The final verdict of closed attempts, and who decided it. Filtered by `board_id`: the view is slow for all boards.
 _FINAL = "SELECT board_id, verdict, decided_by, decided_at FROM final_boards WHERE board_id IN :ids"
 _COUNT = """
 SELECT verdict, count(*) AS number
@@ -219,7 +219,7 @@ def attributes(board: Row[Any]) -> dict[str, Any]:
 
 
 def _is_one_board(matches: Sequence[Row[Any]], serial: str) -> bool:
-    """Return True if all matches are attempts at the board of this serial: who scans it wants to see that board."""
+    """Return True if all matches are attempts at the board of this serial: a scanned serial opens its board."""
     return len({(board.board_type, board.serial) for board in matches}) == 1 and matches[0].serial == serial
 
 

@@ -41,7 +41,7 @@ _COUNT_TIMEOUT_S = 15.0
 _CACHE_S = 10.0
 _MAX_CACHED = 8
 _RANGES = {"today": 1, "7d": 7, "30d": 30}
-#: The days of the plant's zone that a span may have: each is named in the question.
+#: Most days of a span in the plant's zone: the question names each.
 _MAX_ZONED_DAYS = 3660
 _VERDICTS = ("pass", "fail", "review", "unknown")
 
@@ -67,7 +67,7 @@ class DefectSpan:
 
     @property
     def edges(self) -> Span:
-        """Return the span as the database has times."""
+        """Return the first and last moment of the span, in UTC."""
         return self.plant.days(self.since, self.until)
 
 
@@ -373,15 +373,15 @@ def _day_charts(tallies: Sequence[DefectTally]) -> Pictures | None:
     last = date.fromisoformat(max(by_day))
     first = max(date.fromisoformat(min(by_day)), last - timedelta(days=_CHART_DAYS - 1))
     days = [f"{first + timedelta(days=number)}" for number in range((last - first).days + 1)]
-    rates = {day: by_day[day].fail_rate for day in days if day in by_day}
-    values = [BarValue(day[5:], rates.get(day), *_rate_texts(day, rates.get(day)), "fail") for day in days]
-    return bar_charts(values, most=max((rate or 0.0 for rate in rates.values()), default=0.0))
-
-
-def _rate_texts(day: str, rate: float | None) -> tuple[str, str]:
-    if rate is None:
-        return "", f"{day}: no boards closed"
-    return f"{100 * rate:.1f}", f"{day}: {100 * rate:.2f} % of the images failed"
+    values: list[BarValue] = []
+    for day in days:
+        rate = by_day[day].fail_rate if day in by_day else None
+        if rate is None:
+            values.append(BarValue(day[5:], None, "", f"{day}: no boards closed", "fail"))
+        else:
+            title = f"{day}: {100 * rate:.2f} % of the images failed"
+            values.append(BarValue(day[5:], rate, f"{100 * rate:.1f}", title, "fail"))
+    return bar_charts(values, most=max(value.value or 0.0 for value in values))
 
 
 def _csv(name: str, span: DefectSpan, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
@@ -495,7 +495,7 @@ def _between(edges: Span) -> list[ColumnElement[bool]]:
 
 
 def _day_of(span: DefectSpan) -> ColumnElement[str]:
-    """Return a board's day. In the plant's zone it is found by halves, so that a year costs nine comparisons."""
+    """Return a board's day; in the plant's zone by bisection, so that a year costs nine comparisons."""
     if span.plant.timezone == "UTC":
         return _utc_day
     days = [span.since + timedelta(days=number) for number in range((span.until - span.since).days + 1)]

@@ -1,4 +1,4 @@
-"""Drawings in numbers, which templates turn into SVG: bars, the memory of a pool, the last minutes of the executors.
+"""Drawings in numbers, which templates turn into SVG: bars, lines, the memory of a pool, the work of the executors.
 
 Text in a drawing does not wrap, so each is made in two widths. What is too small to see is merged or has no text.
 """
@@ -21,13 +21,17 @@ _LETTER, _MAX_BAR, _BAR_SHARE = 8.0, 64.0, 0.72
 
 @dataclass(frozen=True, slots=True)
 class BarValue:
-    """One bar to draw: `value` None is a gap. `tone` is a colour of the sheet, and `text` stands above the bar."""
+    """One bar to draw: `value` None is a gap. `tone` is a colour of the sheet, and `text` stands above the bar.
+
+    `mark` is a value to compare it with.
+    """
 
     name: str
     value: float | None
     text: str
     title: str
     tone: str
+    mark: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class Bar:
     text: str
     title: str
     tone: str
+    mark_y: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +74,12 @@ def _bar_chart(values: Sequence[BarValue], width: int, most: float, goal: float 
     longest = max((len(value.name) for value in values), default=1)
     every = math.ceil((longest + 1) * _LETTER / slot)
     bars: list[Bar] = []
+
+    def height_of(value: float) -> float:
+        return _BAR_HEIGHT * min(1.0, value / (most or 1.0))
+
     for number, value in enumerate(values):
-        middle, height = (number + 0.5) * slot, _BAR_HEIGHT * min(1.0, (value.value or 0.0) / (most or 1.0))
+        middle, height = (number + 0.5) * slot, height_of(value.value or 0.0)
         bars.append(
             Bar(
                 x=round(middle - bar_width / 2, 1),
@@ -82,10 +91,61 @@ def _bar_chart(values: Sequence[BarValue], width: int, most: float, goal: float 
                 text=value.text if len(value.text) * _LETTER <= slot else "",
                 title=value.title,
                 tone=value.tone,
+                mark_y=None if value.mark is None else round(base_y - height_of(value.mark), 1),
             )
         )
-    goal_y = None if goal is None else round(base_y - _BAR_HEIGHT * goal / most, 1)
+    goal_y = None if goal is None else round(base_y - height_of(goal), 1)
     return BarChart(width, base_y + _BELOW, base_y, tuple(bars), goal_y)
+
+
+# Lines
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values over the last seconds, each so many seconds `ago`; `newest` is the last one in words."""
+
+    name: str
+    tone: str
+    newest: str
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class LineChart:
+    """`lines` are (series, points of an SVG polyline); `top` is the text of the highest value, at the y `top_y`."""
+
+    width: int
+    base_y: int
+    top_y: int
+    top: str
+    lines: tuple[tuple[Series, str], ...]
+    ticks: tuple[tuple[float, str], ...]
+
+
+def line_charts(series: Sequence[Series], seconds: float, most: float, top: str) -> Sequence[tuple[str, LineChart]]:
+    """Draw lines over the last `seconds` on a scale from 0 to `most`, which `top` says in words."""
+    return [
+        (look, _line_chart(series, seconds, most, top, width))
+        for look, width in (("wide", WIDE // 2), ("narrow", NARROW))
+    ]
+
+
+def _line_chart(series: Sequence[Series], seconds: float, most: float, top: str, width: int) -> LineChart:
+    base_y = _ABOVE + _BAR_HEIGHT
+    lines = [
+        " ".join(
+            f"{width * (1 - ago / seconds):.1f},{base_y - _BAR_HEIGHT * value / most:.1f}" for ago, value in one.points
+        )
+        for one in series
+    ]
+    return LineChart(width, base_y, _ABOVE, top, tuple(zip(series, lines, strict=True)), _ticks(width, seconds))
+
+
+def _ticks(width: int, seconds: float) -> tuple[tuple[float, str], ...]:
+    """Return where the axis of time is marked, and how long ago that was."""
+    at = [(width * number / _TICKS, seconds * (1 - number / _TICKS)) for number in range(1, _TICKS)]
+    return tuple((x, f"−{ago / 60:g} min" if seconds > 300 else f"−{ago:g} s") for x, ago in at)
 
 
 # Memory
@@ -272,8 +332,7 @@ def work_chart(timeline: Mapping[str, Any], executors: Sequence[str], width: int
         merged = _merged(_work(row, seconds, scale) for row in rows)
         lanes.append(WorkLane(name, y, tuple(_bar(work, kind, y + _NAME_HEIGHT, scale) for work in merged)))
         y += _NAME_HEIGHT + _LANE_HEIGHT + _LANE_GAP
-    ticks = [(width * number / _TICKS, seconds * (1 - number / _TICKS)) for number in range(1, _TICKS)]
-    return WorkChart(width, y + 14, _LANE_HEIGHT, tuple(lanes), tuple((x, f"−{ago:g} s") for x, ago in ticks))
+    return WorkChart(width, y + 14, _LANE_HEIGHT, tuple(lanes), _ticks(width, seconds))
 
 
 def _work(row: Mapping[str, Any], seconds: float, scale: float) -> _Work:

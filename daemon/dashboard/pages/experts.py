@@ -16,9 +16,9 @@ from sqlalchemy import Row
 from starlette.exceptions import HTTPException
 
 from daemon.config.settings import Config
-from daemon.dashboard.pages.drawings import NARROW, WIDE, expert_state, memory_map
+from daemon.dashboard.pages.drawings import NARROW, WIDE, BarValue, Pictures, bar_charts, expert_state, memory_map
 from daemon.dashboard.site.database import CachedAnswer, Database, NoDatabase, TooMuchToCount, ask_or
-from daemon.dashboard.site.site import SearchText, ShortText, Site, chart_series
+from daemon.dashboard.site.site import SearchText, ShortText, Site
 from daemon.line.line import compile_kept_rules, load_catalog
 from daemon.storage.database.reviews import ExpertCalls, VersionKey, by_version, calls_statement, confidences_statement
 from daemon.units import utc_text
@@ -191,6 +191,7 @@ def router(site: Site) -> APIRouter:
     overview = ExpertOverview(site)
     site.templates.globals["expert_href"] = href
     site.live.add("memory", lambda: _memory(site), every_s=1.0)
+    site.live.add("loads", lambda: _loads(site), every_s=30.0)
 
     @routes.get("/experts")
     def experts(
@@ -218,6 +219,7 @@ def router(site: Site) -> APIRouter:
             request,
             "experts.html",
             memory=_memory(site),
+            loads=_loads(site),
             listing=listing,
             rows=matches[first : first + _PAGE_ROWS],
             count=len(matches),
@@ -230,14 +232,6 @@ def router(site: Site) -> APIRouter:
             columns=columns,
             link=link,
         )
-
-    @routes.get("/expert-charts/loads.json")
-    def loads_chart() -> dict[str, Any]:
-        return _loads_chart(site.database)
-
-    @routes.get("/expert-charts/confidence.json")
-    def confidence_chart(name: Annotated[str, Query(min_length=1, max_length=128)]) -> dict[str, Any]:
-        return _confidence_chart(overview, name)
 
     @routes.get("/experts/{name:path}")
     def expert(request: Request, name: str, full: ShortText = "") -> HTMLResponse:
@@ -395,28 +389,42 @@ def _memory(site: Site) -> str:
     return site.render("_memory.html", pools=drawn, state_of=expert_state)
 
 
-def _loads_chart(database: Database) -> dict[str, Any]:
+def _loads(site: Site) -> str:
+    """Render the loads of the last hour by minute, for each device."""
     now = int(time.time()) // 60 * 60
-    minutes = [now - 60 * (_CHART_MINUTES - 1 - number) for number in range(_CHART_MINUTES)]
-    names = [utc_text(minute)[:16] for minute in minutes]
+    minutes = [utc_text(now - 60 * (_CHART_MINUTES - 1 - number)) for number in range(_CHART_MINUTES)]
     loads: dict[str, dict[str, int]] = {}
-    for row in database.rows(_LOADS_PER_MINUTE, {"since": utc_text(minutes[0])}, limit=_MAX_EXPERTS):
-        loads.setdefault(row.device, {})[row.minute] = row.loads
-    series = [
-        chart_series(device, [counts.get(name, 0) for name in names], f"other{1 + number % 4}", "bars")
-        for number, (device, counts) in enumerate(sorted(loads.items()))
-    ]
-    empty = "No expert was loaded in the last hour: all that were needed were in memory."
-    return {"kind": "time", "x": minutes if series else [], "series": series, "empty": empty}
+    try:
+        for row in site.database.rows(_LOADS_PER_MINUTE, {"since": minutes[0]}, limit=_MAX_EXPERTS):
+            loads.setdefault(row.device, {})[row.minute] = row.loads
+    except (NoDatabase, TooMuchToCount) as error:
+        return site.render("_problem.html", title="The loads cannot be counted now", remedy=str(error))
+    devices: list[tuple[str, int, Pictures]] = []
+    for device, counts in sorted(loads.items()):
+        bars: list[BarValue] = []
+        for minute in minutes:
+            name, count = site.plant.text(minute, "time")[:5], counts.get(minute[:16], 0)
+            bars.append(
+                BarValue(name, count, str(count) if count else "", f"{name}: {count}" if count else "", "accent")
+            )
+        devices.append((device, sum(counts.values()), bar_charts(bars, most=max(counts.values()))))
+    return site.render("_loads.html", devices=devices)
 
 
-def _confidence_chart(overview: ExpertOverview, name: str) -> dict[str, Any]:
-    recent, training = overview.newest_confidences(name), overview.training(name)
-    series = [chart_series("now", _shares(recent), "accent", "bars", is_share=True)]
-    if training:
-        series.append(chart_series("in training", _shares(training), "other2", is_share=True))
-    bins = [f"{number / BINS:.2f}" for number in range(BINS)] if recent or training else []
-    return {"kind": "category", "x": bins, "series": series, "empty": "No answers yet."}
+def _confidence_chart(
+    recent: Mapping[str, Sequence[int]], training: Mapping[str, Sequence[int]] | None
+) -> Pictures | None:
+    """Draw the share of answers in each bin of confidence, now and in training; None without answers."""
+    if not (recent or training):
+        return None
+    now, before = _shares(recent), _shares(training or {})
+    bars: list[BarValue] = []
+    for number, (share, mark) in enumerate(zip(now, before, strict=True)):
+        name = f"{number / BINS:.2f}"
+        title = f"{name}: {100 * share:.1f} %" + (f", in training {100 * mark:.1f} %" if training else "")
+        text = f"{100 * share:.0f}" if share else ""
+        bars.append(BarValue(name, share, text, title, "accent", mark if training else None))
+    return bar_charts(bars, wide=WIDE // 2, most=max(now + before))
 
 
 def _shares(histograms: Mapping[str, Sequence[int]]) -> list[float]:
@@ -435,7 +443,7 @@ def _expert_page(site: Site, overview: ExpertOverview, request: Request, name: s
     problems = [*listing.problems, *(mistake for mistake in mistakes if name in mistake)]
     calls: Sequence[ExpertCalls] = ask_or([], lambda: overview.calls(name), "False calls and escapes", problems)
     answers: Sequence[Row[Any]] = ask_or([], lambda: _newest_answers(site.database, name), "Newest answers", problems)
-    training = overview.training(name)
+    training, recent = overview.training(name), overview.newest_confidences(name)
     routes = _rules_in_force(site, catalog)
     return site.page(
         request,
@@ -452,9 +460,9 @@ def _expert_page(site: Site, overview: ExpertOverview, request: Request, name: s
         },
         answers=answers,
         training=training,
-        drift=compare(training, overview.newest_confidences(name)) if training else None,
+        drift=compare(training, recent) if training else None,
         problems=list(dict.fromkeys(problems)),
-        chart=urlencode({"name": name}),
+        confidence=_confidence_chart(recent, training),
     )
 
 

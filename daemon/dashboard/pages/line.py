@@ -1,4 +1,4 @@
-"""The page Line, an andon: the last board's verdict, yield, what fails now, and what is wrong with the line itself.
+"""The page Line: the last board's verdict, yield, the failures of now, and problems of the line itself.
 
 Alarms say what needs a person now and what to do about it. They are made from control's `status`, with what the web
 process knows added: experts that drift or cannot be loaded, disks, silence of the cameras. To add an alarm, write a
@@ -156,7 +156,7 @@ class _LinePage:
         return site.render("_boards.html", rows=rows, judged=judged)
 
     def _watch(self) -> dict[str, Any]:
-        """Return what the status lacks, for alarms."""
+        """Return facts for alarms that the status does not have."""
         site, config, unknown = self._site, self._site.config, list[str]()
         health: Mapping[str, Any] = ask_or({}, lambda: site.ask_daemon("health"), "health", unknown)
         return {
@@ -203,7 +203,7 @@ def _state_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _silence_alarms(status: Status) -> Iterable[LineAlarm]:
-    """No image for long, while boards came steadily before."""
+    """Yield an alarm if no image came for long although boards came steadily before."""
     if status.get("silent") and status.get("state") in ("ready", "degraded"):
         silent_s, usual_s = status["silent"]
         title = f"No image for {duration(silent_s)}: boards usually come within {duration(usual_s)} of each other."
@@ -211,7 +211,7 @@ def _silence_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _rejection_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Images of the last hour that were refused for good, by source."""
+    """Yield images rejected in the last hour, by source."""
     for row in status.get("rejected", ())[:_MAX_NAMES]:
         count = "1 image" if row["images"] == 1 else f"{row['images']:,} images"
         source, code = row["source"] or "An unknown source", row["code"].replace("_", " ")
@@ -220,7 +220,7 @@ def _rejection_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _expert_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Experts whose weights are missing or damaged: their images are not judged."""
+    """Yield experts whose weights are missing or damaged: their images are not judged."""
     problems = status.get("unusable", ())
     if problems:
         more = f" (and {len(problems) - 1} more: see Experts)" if len(problems) > 1 else ""
@@ -228,7 +228,7 @@ def _expert_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _disk_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Disks that will soon be full; full ones make the line degraded."""
+    """Yield disks that will soon be full; full ones make the line degraded."""
     tight = {space.disk: (name, space) for name, space in reversed(status.get("disks", {}).items())
              if space.free_bytes < _TIGHT * space.total_bytes}  # fmt: skip
     for name, space in tight.values():
@@ -237,7 +237,7 @@ def _disk_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _child_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Processes beside the line that do not run: the line goes on without them."""
+    """Yield processes beside the line that do not run: the line goes on without them."""
     for child in status.get("children", ()):
         if child.get("state") in ("waiting", "hung"):
             end = f" ({child['last_end']})" if child.get("last_end") else ""
@@ -246,7 +246,7 @@ def _child_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _consumer_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Consumers of the results that are behind or refused."""
+    """Yield consumers of the results that are behind or refused."""
     for consumer in status.get("consumers", ()):
         name, state, behind = consumer.get("name"), consumer.get("state"), consumer.get("behind") or 0
         error, missed = consumer.get("last_error"), consumer.get("missed")
@@ -262,7 +262,7 @@ def _consumer_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _drift_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Experts whose confidence has drifted from training: images are judged as before."""
+    """Yield experts whose confidence has drifted from training: images are judged as before."""
     names = status.get("drifted", ())
     if names:
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""

@@ -5,22 +5,21 @@ database query, and lost at a restart. Disks and files are examined by the web p
 """
 
 import os
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from sqlalchemy import Row
 
 from daemon.config.settings import Config
-from daemon.dashboard.pages.drawings import NARROW, WIDE, work_chart
+from daemon.dashboard.pages.drawings import NARROW, WIDE, Series, line_charts, work_chart
 from daemon.dashboard.site.database import CachedAnswer, Database, ask_or
-from daemon.dashboard.site.site import Site, chart_series
+from daemon.dashboard.site.site import Site
 from daemon.host.temperature import Thermometer
 from daemon.storage.database.connections import sqlite_path
 from daemon.storage.disk_space import DiskSpace, places
@@ -33,7 +32,8 @@ _NOW_CACHE_S = 0.9
 _HOLDINGS_CACHE_S = 30.0
 _FILES_CACHE_S = 5.0
 _PRUNED_CACHE_S = 5.0
-_MAX_POINTS = 600
+#: The charts of queues and executors: how far they look back, and points of a line.
+_CHART_S, _MAX_POINTS = 600, 600
 _MAX_TABLE_ROWS = 200
 #: Images of which the growth of disks is computed, and rules or versions listed.
 _RECENT_IMAGES = 20_000
@@ -70,7 +70,6 @@ _WAITS = (
     ("waiting", "waiting", "accent"),
     ("unloaded", "waiting for a load", "review"),
 )
-_Seconds = Annotated[int, Query(ge=60, le=3600)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +121,7 @@ def router(site: Site) -> APIRouter:
         site.live.add(f"timeline-{seconds}", lambda seconds=seconds: machine.timeline(seconds), every_s=2.0)
     site.live.add("machine-tiles", machine.tiles, every_s=1.0)
     site.live.add("machine", machine.details, every_s=2.0)
+    site.live.add("machine-charts", machine.charts, every_s=10.0)
 
     @routes.get("/machine")
     def page(request: Request, seconds: Literal["5", "10", "30", "60", "300"] = "60") -> HTMLResponse:
@@ -131,28 +131,11 @@ def router(site: Site) -> APIRouter:
             "machine.html",
             timeline=machine.timeline(window),
             tiles=machine.tiles(),
+            charts=machine.charts(),
             now=machine.details(),
             window=window,
             windows=WINDOWS,
         )
-
-    @routes.get("/machine-charts/waits.json")
-    def waits(seconds: _Seconds = 600) -> dict[str, Any]:
-        points = machine.points(seconds)
-        series = [chart_series(label, [point[key] for point in points], tone, "area") for key, label, tone in _WAITS]
-        return _time_chart(points, series, seconds)
-
-    @routes.get("/machine-charts/busy.json")
-    def busy(seconds: _Seconds = 600) -> dict[str, Any]:
-        points = machine.points(seconds)
-        names = sorted({name for point in points for name in point["busy"]})
-        series = [
-            chart_series(
-                name, [point["busy"].get(name, 0.0) for point in points], f"other{1 + number % 4}", is_share=True
-            )
-            for number, name in enumerate(names)
-        ]
-        return _time_chart(points, series, seconds)
 
     return routes
 
@@ -186,10 +169,33 @@ class _Machine:
         """Render everything else that changes."""
         return self._site.render("_machine.html", **self._now.get())
 
-    def points(self, seconds: int) -> list[Mapping[str, Any]]:
-        """Return the points of a chart; ControlError if the daemon does not answer: the chart says so."""
-        samples = self._site.ask_daemon("waits", seconds=seconds)["samples"]
-        return steps(samples, time.time(), seconds, _MAX_POINTS)
+    def charts(self) -> str:
+        """Render queues and busy executors of the last minutes."""
+        try:
+            samples = self._site.ask_daemon("waits", seconds=_CHART_S)["samples"]
+        except ControlError as error:
+            return self._site.render("_problem.html", title="The daemon shows no queues", remedy=error.reason)
+        points = steps(samples, _CHART_S, _MAX_POINTS)
+        newest = points[-1] if points else {}
+        waits = [
+            Series(label, tone, f"{newest.get(key, 0):,}", [(point["ago_s"], point[key]) for point in points])
+            for key, label, tone in _WAITS
+        ]
+        most = max((value for one in waits for _, value in one.points), default=0) or 1
+        executors = sorted({name for point in points for name in point["busy"]})
+        busy = [
+            Series(
+                *(name, f"other{1 + number % 4}", f"{100 * newest['busy'].get(name, 0.0):.0f} %"),
+                [(point["ago_s"], point["busy"].get(name, 0.0)) for point in points],
+            )
+            for number, name in enumerate(executors)
+        ]
+        return self._site.render(
+            "_machine_charts.html",
+            waits=line_charts(waits, _CHART_S, most, f"{most:,}") if points else None,
+            busy=line_charts(busy, _CHART_S, 1.0, "100 %") if busy else None,
+            minutes=_CHART_S // 60,
+        )
 
     def _gather(self) -> dict[str, Any]:
         problems: list[str] = []
@@ -225,28 +231,19 @@ def _totals(work: Mapping[str, Any]) -> list[tuple[str, str, int, int]]:
     return sorted(totals, key=lambda row: (row[0], -row[3]))[:_MAX_TABLE_ROWS]
 
 
-def _time_chart(points: Sequence[Mapping[str, Any]], series: list[dict[str, Any]], seconds: int) -> dict[str, Any]:
-    """Return a chart whose axis is `seconds` long, however short the daemon's record is."""
-    now, empty = time.time(), "The daemon has recorded nothing yet."
-    times = [point["at_s"] for point in points]
-    return {"kind": "time", "x": times, "series": series, "from": now - seconds, "to": now, "empty": empty}
-
-
-def steps(
-    samples: Sequence[Mapping[str, Any]], now_s: float, seconds: float, max_points: int
-) -> list[Mapping[str, Any]]:
+def steps(samples: Sequence[Mapping[str, Any]], seconds: float, max_points: int) -> list[Mapping[str, Any]]:
     """Return samples as points of a chart: a value holds until the next sample, the last one until now.
 
     Of too many points, each few neighbours are replaced by the one with the most waiting.
     """
-    points: list[dict[str, Any]] = []
-    for number, sample in enumerate(samples):
-        at_s = now_s - min(sample["ago_s"], seconds)
-        if points and at_s - points[-1]["at_s"] > 2.0:
-            points.append({**points[-1], "at_s": at_s - 1.0})
-        points.append({**sample, "at_s": at_s})
-        if number == len(samples) - 1 and now_s - at_s > 2.0:
-            points.append({**sample, "at_s": now_s, "busy": dict.fromkeys(sample["busy"], 0.0)})
+    points: list[Mapping[str, Any]] = []
+    for sample in samples:
+        ago_s = min(sample["ago_s"], seconds)
+        if points and points[-1]["ago_s"] - ago_s > 2.0:
+            points.append({**points[-1], "ago_s": ago_s + 1.0})
+        points.append({**sample, "ago_s": ago_s})
+    if points and points[-1]["ago_s"] > 2.0:
+        points.append({**points[-1], "ago_s": 0.0, "busy": dict.fromkeys(points[-1]["busy"], 0.0)})
     every = -(-len(points) // max_points) if points else 1
     groups = [points[first : first + every] for first in range(0, len(points), every)]
     return [max(group, key=lambda point: point["waiting"]) for group in groups]

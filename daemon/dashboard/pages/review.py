@@ -5,7 +5,6 @@ person decided meanwhile. Fragments are rendered here, so that every text of a p
 images that wait are defined in `storage.database.reviews`.
 """
 
-import math
 import secrets
 import threading
 import time
@@ -33,7 +32,7 @@ from daemon.wire.messages import MAX_INTEGER, NAME
 _MAX_COUNTED = 1000
 _NAME_COOKIE = "coserve_reviewer"
 _NAME_COOKIE_S = 365 * 86400
-_MAX_EXCLUDED = 1000
+_MAX_ELSEWHERE = 1000
 #: The daemon waits a second for its writer, and then answers what it knows.
 REVIEW_TIMEOUT_S = 3.0
 _GONE = ("unknown_inspection", "unknown_board")
@@ -49,15 +48,14 @@ _CODE_IMAGES = 5000
 #: Good parts of one component of which the most similar is chosen.
 _GOOD_PARTS = 60
 _GOOD_PARTS_TIMEOUT_S = 1.0
-#: A page that is silent for this long is closed; a skipped image comes last for a shift.
+#: A page that is silent for this long is closed.
 _SHOWN_S = 60.0
-_SKIPPED_S = 12 * 3600.0
 _MAX_OFFERS = 20_000
 
 ImageId = Annotated[int, Path(ge=1, le=MAX_INTEGER)]
 ReviewerCookie = Annotated[str, Cookie(alias=_NAME_COOKIE)]
 SeenReview = Annotated[str, Form(pattern=r"^[0-9]{0,19}$")]
-#: The images that a browser remembers (static/review.js): at most 200.
+#: The images that a reviewer skipped, the longest ago first: the browser remembers at most 200 (static/review.js).
 SkippedIds = Annotated[str, Query(pattern=r"^([0-9]{1,19}(,[0-9]{1,19}){0,199})?$")]
 Question = Select[*tuple[Any, ...]]
 
@@ -123,10 +121,9 @@ class ReviewItem:
         """Return the text in place of a picture."""
         if self.image.is_copied_later:
             return "The image is being copied to the images folder: it comes in a moment."
-        what = (
-            "it was not kept, or was pruned" if self.image.image_path is None else "its file cannot be shown any more"
-        )
-        return f"No image: {what}. Decide by the experts' answers, or look at the board."
+        is_kept = self.image.image_path is not None
+        reason = "its file cannot be shown any more" if is_kept else "it was not kept, or was pruned"
+        return f"No image: {reason}. Decide by the experts' answers, or look at the board."
 
 
 _Which = Annotated[ReviewFilter, Depends()]
@@ -167,9 +164,8 @@ def router(site: Site) -> APIRouter:
         count: Annotated[int, Query(ge=0, le=12)] = 4,
         cookie: ReviewerCookie = "",
     ) -> JSONResponse:
-        reviewer = name_of(cookie)
-        page.offers.remember(reviewer, _ids(skipped))
-        return JSONResponse(page.next_items(which, seat, reviewer, _ids(held), count) | page.progress(reviewer))
+        items = page.next_items(which, seat, _ids(held), _ids(skipped), count)
+        return JSONResponse(items | page.progress(name_of(cookie)))
 
     @routes.get("/review/items/{image}")
     def item(image: ImageId) -> JSONResponse:
@@ -194,11 +190,6 @@ def _add_decisions(routes: APIRouter, page: "_ReviewPage") -> None:
     @routes.post("/review/items/{image}/undo")
     def undo(image: ImageId, newest: SeenReview = "", cookie: ReviewerCookie = "") -> JSONResponse:
         return page.write(image, cookie, newest, undo=True)
-
-    @routes.post("/review/items/{image}/skip")
-    def skip(image: ImageId, cookie: ReviewerCookie = "") -> Response:
-        page.offers.skip(name_of(cookie), image)
-        return Response(status_code=204)
 
     @routes.get("/review/last")
     def last(cookie: ReviewerCookie = "") -> JSONResponse:
@@ -225,7 +216,7 @@ class _ReviewPage:
         self._site = site
         self._database = site.database
         self._cache = CachedAnswers(_CACHE_S, _MAX_CACHED)
-        self.offers = ReviewOffers()
+        self._offers = ReviewOffers()
 
     def show(self, request: Request, which: ReviewFilter, image: int | None, reviewer: str) -> HTMLResponse:
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
@@ -242,12 +233,14 @@ class _ReviewPage:
             seat=secrets.token_hex(8),
         )
 
-    def next_items(self, which: ReviewFilter, seat: str, reviewer: str, held: list[int], count: int) -> dict[str, Any]:
+    def next_items(
+        self, which: ReviewFilter, seat: str, held: list[int], skipped: list[int], count: int
+    ) -> dict[str, Any]:
         """Return the next images beside those the page holds, and how many wait in all."""
         query = waiting(which.waiting, newest_first=which.order == "newest")
-        limit = count + len(held) + min(self.offers.excluded, _MAX_EXCLUDED)
+        limit = count + len(held) + len(skipped) + min(len(self._offers), _MAX_ELSEWHERE)  # those may be ranked last
         ids = [row.inspection_id for row in self._database.rows(query.limit(limit), limit=limit)] if count else []
-        chosen = self.offers.choose(seat, reviewer, ids, held, count)
+        chosen = self._offers.choose(seat, ids, held, skipped, count)
         items = [self._rendered(item) for item in map(self._item, chosen) if item]
         left = self._database.number(count_of(query, _MAX_COUNTED))
         return {"items": items, "left": left, "left_is_least": left >= _MAX_COUNTED}
@@ -282,7 +275,6 @@ class _ReviewPage:
             )
         except ControlError as error:
             return _refusal(REFUSED.get(error.code, 503), error.code, error.reason)
-        self.offers.forget(image)
         return JSONResponse(written)
 
     def _rendered(self, item: ReviewItem) -> dict[str, Any]:
@@ -360,7 +352,7 @@ def _refusal(status: int, code: str, reason: str) -> JSONResponse:
 
 
 class ReviewOffers:
-    """The images shown on each open page and those skipped, so that two reviewers seldom get the same image.
+    """The images shown on each open page, so that two reviewers seldom get the same image.
 
     It lives in the memory of the web process only, and nothing depends on it: the database itself refuses the second
     decision about an image. A seat is one open page; a page that is reloaded has another seat.
@@ -369,72 +361,37 @@ class ReviewOffers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._shown: OrderedDict[int, tuple[str, float]] = OrderedDict()
-        self._skipped: OrderedDict[tuple[str, int], float] = OrderedDict()
 
-    def choose(self, seat: str, reviewer: str, waiting: Sequence[int], held: Collection[int], count: int) -> list[int]:
+    def __len__(self) -> int:
+        return len(self._shown)
+
+    def choose(
+        self, seat: str, waiting: Sequence[int], held: Collection[int], skipped: Sequence[int], count: int
+    ) -> list[int]:
         """Return `count` of `waiting` for `seat`, beside those it holds.
 
-        Images that no other page shows come first, then those that others show, then those that `reviewer` skipped,
-        the longest ago first.
+        Images that no other page shows come first, then those that others show, then the `skipped` ones in their
+        order.
         """
         now_s = time.monotonic()
+        places = {image: place for place, image in enumerate(skipped)}
+
+        def rank(image: int) -> tuple[int, int]:
+            shown_to, at_s = self._shown.get(image, (seat, now_s))
+            is_elsewhere = shown_to != seat and now_s - at_s < _SHOWN_S
+            return (2, places[image]) if image in places else (int(is_elsewhere), 0)
+
         with self._lock:
-            for image in held:
-                self._show(image, seat, now_s)
+            for image in [image for image, (shown_to, _) in self._shown.items() if shown_to == seat]:
+                del self._shown[image]
             free = [image for image in waiting if image not in held]
-            free.sort(key=lambda image: self._rank(seat, reviewer, image, now_s))  # stable: else the order of `waiting`
-            chosen = free[:count]
-            for image in chosen:
-                if self._rank(seat, reviewer, image, now_s)[0] != 1:
-                    self._show(image, seat, now_s)
+            chosen = sorted(free, key=rank)[:count]  # stable: else the order of `waiting`
+            for image in (*held, *(image for image in chosen if rank(image)[0] != 1)):
+                self._shown[image] = seat, now_s
+                self._shown.move_to_end(image)
+            while len(self._shown) > _MAX_OFFERS:
+                self._shown.popitem(last=False)
             return chosen
-
-    def skip(self, reviewer: str, inspection_id: int) -> None:
-        """Show this image to `reviewer` last, and to others as if it had not been shown."""
-        with self._lock:
-            self._skipped[reviewer, inspection_id] = time.monotonic()
-            self._skipped.move_to_end((reviewer, inspection_id))
-            _limit(self._skipped)
-            self._shown.pop(inspection_id, None)
-
-    def remember(self, reviewer: str, skipped: Sequence[int]) -> None:
-        """Add the images that the reviewer's browser has noted as skipped, the longest ago first.
-
-        A restarted web process has lost them, or received the last ones in another order: the browser's order prevails.
-        """
-        with self._lock:
-            at_s = time.monotonic()
-            for inspection_id in reversed(skipped):
-                known_s = self._skipped.get((reviewer, inspection_id), math.inf)
-                at_s = self._skipped[reviewer, inspection_id] = min(known_s, math.nextafter(at_s, -math.inf))
-            _limit(self._skipped)
-
-    def forget(self, inspection_id: int) -> None:
-        """Remove an image that is decided."""
-        with self._lock:
-            self._shown.pop(inspection_id, None)
-
-    @property
-    def excluded(self) -> int:
-        """Return how many waiting images may be ranked last: the query must read that many more."""
-        return len(self._shown) + len(self._skipped)
-
-    def _show(self, inspection_id: int, seat: str, now_s: float) -> None:
-        self._shown[inspection_id] = (seat, now_s)
-        self._shown.move_to_end(inspection_id)
-        _limit(self._shown)
-
-    def _rank(self, seat: str, reviewer: str, inspection_id: int, now_s: float) -> tuple[int, float]:
-        skipped_s = self._skipped.get((reviewer, inspection_id))
-        if skipped_s is not None and now_s - skipped_s < _SKIPPED_S:
-            return 2, skipped_s
-        shown_to, at_s = self._shown.get(inspection_id, (seat, now_s))
-        return (1 if shown_to != seat and now_s - at_s < _SHOWN_S else 0), 0.0
-
-
-def _limit(entries: OrderedDict[Any, Any]) -> None:
-    while len(entries) > _MAX_OFFERS:
-        entries.popitem(last=False)
 
 
 # Questions

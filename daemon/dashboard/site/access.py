@@ -1,4 +1,4 @@
-"""Access to the pages: the outermost layer, before any route.
+"""Access to the pages, checked before any route.
 
 On loopback without a token everybody on this PC has access, but only under a loopback name: a web site elsewhere that
 points its own name here (DNS rebinding) is refused. With a token, browsers log in once and carry a cookie that is
@@ -208,9 +208,7 @@ class AccessGuard:
 
 
 def _ask_for_token(scope: Scope, headers: Headers) -> Response:
-    """Send a browser that opens a page to the login; tell programs and page fragments what is missing."""
-    if "HX-Request" in headers:
-        return _plain(401, "log in again", **{"HX-Redirect": "/login"})
+    """Send a browser that opens a page to the login; tell programs what is missing."""
     if "authorization" not in headers and "text/html" in headers.get("accept", ""):
         query = scope["query_string"].decode("latin-1")
         target = f"{scope['path']}?{query}" if query else scope["path"]

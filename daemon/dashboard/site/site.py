@@ -1,4 +1,4 @@
-"""The services that every page gets: configuration, the daemon, the database, live topics, pictures, templates, charts.
+"""The services that every page gets: configuration, the daemon, the database, live topics, pictures, templates.
 
 A page is a module with `router(site) -> APIRouter`, listed in app.py. Its routes are plain functions (`def`, not
 `async def`): they run in a few threads, so that a question to the database delays no events. To show a page:
@@ -6,7 +6,7 @@ A page is a module with `router(site) -> APIRouter`, listed in app.py. Its route
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -75,7 +75,7 @@ class Site:
         return self._status.get()
 
     def render(self, template: str, **context: Any) -> str:
-        """Return the text of a fragment, for events and htmx."""
+        """Return the text of a fragment."""
         return self.templates.get_template(template).render(**context)
 
     def page(self, request: Request, template: str, *, status_code: int = 200, **context: Any) -> HTMLResponse:
@@ -104,16 +104,6 @@ def make_site(config: Config) -> Site:
             _STATUS_CACHE_S, lambda: ask(config.endpoints.control, "status", timeout_s=_CONTROL_TIMEOUT_S)
         ),
     )
-
-
-def chart_series(
-    label: str, values: Iterable[float | None], tone: str, style: str = "line", *, is_share: bool = False
-) -> dict[str, Any]:
-    """Return one series of a chart (static/charts.js). Shares are shown in percent."""
-    if not is_share:
-        return {"label": label, "values": list(values), "tone": tone, "style": style}
-    percents = [None if value is None else round(100 * value, 3) for value in values]
-    return {"label": label, "values": percents, "tone": tone, "style": style, "unit": "%"}
 
 
 def _templates(plant: Plant, rules: StoredRules) -> jinja2.Environment:

@@ -15,7 +15,7 @@ from routing_rules.schema import RulesFile
 #: A reload shows within this time; older versions never change.
 _CACHE_S = 30.0
 _MAX_CACHED = 16
-#: A code of older rules has its name still.
+#: Newest versions of the rules from which defects get their names.
 _MAX_VERSIONS = 8
 
 _NEWEST = f"SELECT text FROM rules_versions ORDER BY loaded_at DESC LIMIT {_MAX_VERSIONS}"  # noqa: S608 - our own number
@@ -31,7 +31,7 @@ _NOT_JUDGED = {
 
 
 class StoredRules:
-    """For any thread; answers are cached."""
+    """Reads the stored rules, from any thread; answers are cached."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -42,7 +42,7 @@ class StoredRules:
         return self._cache.get("defects", self._defects)
 
     def defect(self, code: Any) -> str:
-        """Return a defect for people, `bridge (D207)`: the code alone where the rules give it no name."""
+        """Return a defect's name and code, `bridge (D207)`; the code alone where the rules give it no name."""
         if not code:
             return ""
         label = self.defects().get(str(code), str(code))
@@ -56,7 +56,7 @@ class StoredRules:
         boxes: Sequence[Any],
         size: tuple[int, int] | None,
     ) -> str:
-        """Return the deciding step and its limit in a sentence, or the verdict alone where the rules are gone.
+        """Return the deciding step and its limit in a sentence; the verdict alone if the rules are not stored.
 
         `image` has verdict, reason, defect, component and rules_version; the others are its rows.
         """

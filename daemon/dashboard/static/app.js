@@ -1,5 +1,5 @@
-/* What every page does: times in the plant's zone or else the reader's, live parts, keys, light and dark. No page needs more than links
-   and forms to work; this makes it live and quick. */
+/* Scripts of every page: times in the plant's zone or else the reader's, live parts, keys, light and dark. Pages work
+   with links and forms alone; this makes them live and quick. */
 "use strict";
 
 /* Times: `<time datetime="…Z" data-style="full|time|date">`; the server's text with its zone stays in the title. */
@@ -22,8 +22,8 @@ function localTimes(root) {
   }
 }
 
-/* Live parts: `<body data-events="line boards">` listens; the event `line` fills `[data-live="line"]`, and is told to
-   whoever listens for `live:line` at the document (its detail is the event's text). */
+/* Live parts: `<body data-events="line boards">` listens; the event `line` fills `[data-live="line"]`, and the document
+   gets the event `live:line`, whose detail is the text. */
 let stream = null;
 let retry = null;
 const topics = (document.body.dataset.events || "").split(" ").filter(Boolean);
@@ -51,7 +51,7 @@ function listen() {
       show(topic, event.data);
     });
 }
-function hush() {
+function stopListening() {
   clearTimeout(retry);
   if (stream) stream.close();
   stream = null;
@@ -73,15 +73,15 @@ function show(topic, text) {
   document.dispatchEvent(new CustomEvent("live:" + topic, { detail: text }));
 }
 
-/* What a screen reader hears of a live part: its `[data-announce]`, when that has become another; at most every 5 s,
-   but for what is `data-urgent`. */
+/* A screen reader announces the `[data-announce]` of a live part when it has changed, at most every 5 s; a `data-urgent`
+   one at once. */
 const announced = new Map();
 let announceAt = 0;
 function announce(part) {
-  const found = part.querySelector("[data-announce]");
-  const text = found?.dataset.announce || "";
+  const source = part.querySelector("[data-announce]");
+  const text = source?.dataset.announce || "";
   const before = announced.get(part);
-  const isEarly = Date.now() < announceAt && !(found && "urgent" in found.dataset);
+  const isEarly = Date.now() < announceAt && !(source && "urgent" in source.dataset);
   if (text === before || (before !== undefined && isEarly)) return;
   announced.set(part, text);
   if (before === undefined || !text) return;
@@ -100,7 +100,6 @@ function settle(root) {
   localTimes(root);
   nameCells(root);
   for (const part of root === document ? root.querySelectorAll("[data-live]") : [root]) announce(part);
-  if (window.htmx) htmx.process(root);
 }
 
 /* Light and dark. */
@@ -112,7 +111,7 @@ function otherTheme() {
   document.dispatchEvent(new Event("theme"));
 }
 
-/* Keys. A page adds its own with `addKey("d", decide)`; nothing is taken while somebody types. */
+/* Keys. A page adds its own with `addKey("d", decide)`. They have no effect while somebody types. */
 const keys = new Map();
 function addKey(key, act) {
   keys.set(key, act);
@@ -167,13 +166,12 @@ for (const part of document.querySelectorAll("[data-key]"))
   addKey(part.dataset.key, (event) => event.repeat || (part.localName === "input" ? part.focus() : part.click()));
 
 document.addEventListener("keydown", onKey);
-document.addEventListener("htmx:afterSwap", (event) => settle(event.detail.target));
 document.getElementById("theme").addEventListener("click", otherTheme);
 document.getElementById("help-open").addEventListener("click", openHelp);
 for (const button of document.querySelectorAll("[data-print]")) button.addEventListener("click", () => window.print());
-/* A browser has six connections to one place: a tab that nobody sees gives its own back. */
-document.addEventListener("visibilitychange", () => (document.hidden ? hush() : listen()));
-window.addEventListener("pagehide", hush);
+/* A browser has six connections to one host: a hidden tab releases its own. */
+document.addEventListener("visibilitychange", () => (document.hidden ? stopListening() : listen()));
+window.addEventListener("pagehide", stopListening);
 window.addEventListener("pageshow", (event) => event.persisted && listen());
 settle(document);
 if (!document.hidden) listen();

@@ -1,4 +1,4 @@
-/* The page Line: a tone when a board fails, if this browser's reader wants one, and a kiosk that renews itself. */
+/* The page Line: a tone when a board fails, where this browser's user wants one, and a kiosk that reloads itself. */
 "use strict";
 
 (() => {
@@ -18,7 +18,8 @@
     button.setAttribute("aria-pressed", String(isOn()));
     button.textContent = `Sound on a fail: ${isOn() ? "on" : "off"}${waits ? " (press any key once)" : ""}`;
   }
-  /* Browsers give sound only after a person has touched the page, a kiosk with --autoplay-policy=no-user-gesture-required at once. */
+  /* Browsers play sound only after a person has touched the page; a kiosk with
+     --autoplay-policy=no-user-gesture-required plays it at once. */
   async function wake() {
     if (!isOn()) return;
     audio ||= new AudioContext();
@@ -51,7 +52,7 @@
     heard = now;
   });
 
-  /* A web process that was started again may be of another version: a kiosk that nobody touches loads its page anew. */
+  /* A restarted web process may have another version: a kiosk, which nobody touches, then reloads its page. */
   let run = "";
   document.addEventListener("live:run", ({ detail }) => {
     if (run && run !== detail && document.body.classList.contains("kiosk")) location.reload();

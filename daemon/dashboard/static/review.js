@@ -1,5 +1,5 @@
-/* The page Review. It holds the next images ready, pictures loaded, so that the next one is there at once; a decision is
-   kept here until the daemon says that it is stored. */
+/* The page Review. It keeps the next images ready with their pictures loaded; a decision is kept here until the daemon
+   has stored it. */
 "use strict";
 
 (() => {
@@ -7,9 +7,10 @@
   if (!place) return;
   const HELD = 5;
   const EMPTY_AGAIN_MS = 4000;
-  const HOLD_AGAIN_MS = 25000; // what is shown here is offered to others last, for a minute each time
+  const HOLD_AGAIN_MS = 25000; // images shown here are offered to others last, for a minute each time
   const DOUBLE_TAP_MS = 250;
   const SKIPPED = 200; // as many as the server takes at once
+  const SKIPPED_MS = 12 * 3600 * 1000; // a skipped image comes last for a shift
   const find = (id) => document.getElementById(id);
   const stage = find("review-stage");
   const note = find("review-note");
@@ -21,29 +22,29 @@
   let unsent = null; // a request that was not stored, to be tried again: {path, fields, then}
   let isSending = false;
   let isFilling = false;
-  let isChoosing = false; // fail was said of an image for which the line names no defect
+  let isChoosing = false; // the reviewer failed an image for which the line names no defect
   let shownAt = 0;
   let again = null;
-  let skipping = Promise.resolve(); // what was skipped is asked for again only when the server knows that it was
-  let isUnread = false; // what is complained about is that the next images could not be read
+  let skips = []; // what this reviewer skipped, the longest ago first: [image, time]
+  let isUnread = false; // the problem that is shown is that the next images could not be read
   let counted = 0; // decisions counted here: numbers asked for before one are old
 
   const inZone = (text) => text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (at) => FORMATS.full.format(new Date(at)));
 
-  /* What this reviewer skipped today, the longest ago first: kept here, where a restart of the server does not reach. */
-  function skipped(change = (ids) => ids) {
-    const key = `coserve-skipped ${reviewer}`;
-    const day = FORMATS.date.format(new Date());
-    let ids = [];
+  /* Return the skipped images, with `id` as the newest if it is given. A reload and another page keep them. */
+  function skipped(id) {
+    const key = `coserve-skips ${reviewer}`;
     try {
-      const kept = JSON.parse(localStorage.getItem(key)) || {};
-      if (kept.day === day) ids = kept.ids.filter(Number.isSafeInteger);
-      ids = change(ids).slice(-SKIPPED);
-      localStorage.setItem(key, JSON.stringify({ day, ids }));
+      skips = JSON.parse(localStorage.getItem(key)) || [];
     } catch {
-      // A browser that keeps nothing: the server remembers while it runs.
+      // A browser that keeps nothing: they are remembered until the page is reloaded.
     }
-    return ids;
+    skips = skips.filter(([image, at]) => image !== id && Date.now() - at < SKIPPED_MS);
+    if (id) skips = [...skips, [id, Date.now()]].slice(-SKIPPED);
+    try {
+      localStorage.setItem(key, JSON.stringify(skips));
+    } catch {}
+    return skips.map(([image]) => image);
   }
   async function ask(path, options = {}) {
     const answer = await fetch(path, { ...options, headers: { Accept: "application/json" } });
@@ -67,7 +68,6 @@
     clearTimeout(again);
     if (isFilling || document.hidden) return;
     isFilling = true;
-    await skipping;
     const before = counted;
     const held = [current, ...queue].filter(Boolean).map((one) => one.id);
     const count = Math.max(0, HELD - queue.length);
@@ -78,11 +78,11 @@
       const known = new Set([current, ...queue].filter(Boolean).map((one) => one.id));
       for (const item of body.items) if (!known.has(item.id)) queue.push(build(item));
       if (counted === before) progress(body);
-      if (isUnread) complain(""); // and nothing else: whoever decides may not have read it yet
+      if (isUnread) complain(""); // other problems stay until the reviewer acts
       if (!current) next();
     } catch (error) {
       if (!unsent) {
-        complain("The next images cannot be read", `${error.message}. It is tried again by itself.`);
+        complain("The next images cannot be read", `${error.message}. Retrying automatically.`);
         isUnread = true;
       }
     } finally {
@@ -216,7 +216,7 @@
     }
     counted += 1;
     const { own } = find("review-you").dataset;
-    if (own) sayOwn(Math.max(0, Number(own) + done)); // whoever undoes takes back a decision of their own
+    if (own) sayOwn(Math.max(0, Number(own) + done)); // people undo decisions of their own
   }
   function fail() {
     if (!current) return;
@@ -235,8 +235,7 @@
     const { id, node } = current;
     unsent = null;
     complain("");
-    skipping = ask(`/review/items/${id}/skip`, { method: "POST" }).catch(() => {});
-    skipped((ids) => [...ids.filter((one) => one !== id), id]);
+    skipped(id);
     say(`${node.dataset.name}: skipped, it comes last.`);
     next();
   }

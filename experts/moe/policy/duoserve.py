@@ -5,15 +5,6 @@ expert of the next layer.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Prefetch:
-    """Predicted experts of one layer, likeliest first: residents that must stay, and the ones to fetch."""
-
-    keep: tuple[int, ...] = ()
-    fetch: tuple[int, ...] = ()
 
 
 def need(probabilities: Sequence[Sequence[float]]) -> tuple[float, ...]:
@@ -40,13 +31,13 @@ def likeliest(probabilities: Sequence[Sequence[float]], width: int) -> tuple[int
 
 def plan_prefetch(
     probabilities: Sequence[Sequence[float]], resident: Collection[int], slots: int, width: int
-) -> Prefetch:
-    """Plan the predicted experts of a layer, at most `slots`: more would evict one another."""
+) -> tuple[int, ...]:
+    """Return the predicted experts of a layer, at most `slots`: more would evict one another.
+
+    The residents that must stay come first, then the ones to fetch, each likeliest first.
+    """
     predicted = likeliest(probabilities, width)[:slots]
-    return Prefetch(
-        keep=tuple(expert for expert in predicted if expert in resident),
-        fetch=tuple(expert for expert in predicted if expert not in resident),
-    )
+    return tuple(sorted(predicted, key=lambda expert: expert not in resident))
 
 
 def first_of_prefill(popularity: Sequence[float], resident: Collection[int], tokens: int, top_k: int) -> int | None:

@@ -22,8 +22,7 @@ from experts.errors import ExpertError
 from experts.reading import FileReader
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.architectures import ARCHITECTURES
-from experts.vision.detections import select_detections
-from experts.vision.infer import classify_answers, normalise
+from experts.vision.infer import classify_answers, normalise, select_detections
 from experts.vision.networks import build_original, select_head
 from experts.vision.preprocess import Prepared, prepare
 from tests.bench.live.expert_files import ordinary_file, read_experts, reader_of

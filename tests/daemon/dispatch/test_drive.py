@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from daemon.dispatch.orders import FreshLoad
+from daemon.dispatch.drive import FreshLoad
 from daemon.line.rulebook import Rulebook
 from daemon.policy.presets import PRESETS, UnknownPolicyError
 from daemon.policy.request import Request, RequestId

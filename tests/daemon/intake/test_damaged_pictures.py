@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from daemon.intake.payload_scan import check_image
-from daemon.records import Pixels
 from experts.errors import ImageError, ImageHeaderError
 from experts.vision import tiff
 from experts.vision.preprocess import decode
+from experts.vision.structure import check_structure
 from tests.experts.pictures import a_picture, encoded
 
 PICTURE = a_picture(160, 120)
@@ -27,7 +26,7 @@ CUTS = 20
 def pixels_of(payload: bytes, max_pixels: int = 64_000_000) -> np.ndarray | None:
     """(H, W, 3) as an expert would get them, None for a picture that is refused at intake or by the decoder."""
     try:
-        check_image(payload, Pixels(), max_pixels)
+        check_structure(payload, max_pixels)
         return decode(payload, "image", None, max_pixels)
     except ImageError:  # ImageHeaderError is one
         return None
@@ -135,7 +134,7 @@ def test_a_run_length_encoded_bmp_is_refused_since_its_rows_may_be_missing():
     header = struct.pack("<IiiHHIIiiII", 40, 16, 16, 1, 8, 1, 2, 0, 0, 256, 0) + bytes(1024)
     payload = b"BM" + struct.pack("<IHHI", 14 + len(header) + 2, 0, 0, 14 + len(header)) + header + b"\0\1"
     with pytest.raises(ImageHeaderError, match="run-length"):
-        check_image(payload, Pixels(), 1000)
+        check_structure(payload, 1000)
     with pytest.raises(ImageError, match="run-length"):
         decode(payload, "image")
 
@@ -149,14 +148,14 @@ def test_flipped_bits_end_in_a_picture_of_the_claimed_size_or_in_a_refusal():
                 changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
             image = pixels_of(bytes(changed))
             if image is not None:
-                facts = check_image(bytes(changed), Pixels(), 64_000_000)
+                facts = check_structure(bytes(changed), 64_000_000)
                 assert image.shape == (facts.height, facts.width, 3)
 
 
 def test_a_fax_tiff_is_refused_since_its_rows_may_be_missing():
     payload = encoded(COLOUR.convert("1"), "TIFF", compression="group4")
     with pytest.raises(ImageHeaderError, match="compression 4"):
-        check_image(payload, Pixels(), 64_000_000)
+        check_structure(payload, 64_000_000)
 
 
 def test_a_tiff_whose_size_is_of_a_signed_type_is_measured_as_decoders_do():
@@ -165,7 +164,7 @@ def test_a_tiff_whose_size_is_of_a_signed_type_is_measured_as_decoders_do():
         _, at = values_at(bytes(payload), tag)
         struct.pack_into("<HII", payload, at - 6, 9, 1, 30_000)
     with pytest.raises(ImageHeaderError) as refused:
-        check_image(bytes(payload), Pixels(), 64_000_000)
+        check_structure(bytes(payload), 64_000_000)
     assert refused.value.code == "too_large"
     with pytest.raises(ImageError, match="at most 64000000"):
         decode(bytes(payload), "image", max_pixels=64_000_000)
@@ -176,7 +175,7 @@ def test_a_tiff_that_says_its_size_twice_is_refused():
     _, at = values_at(bytes(payload), 262)
     struct.pack_into("<HHII", payload, at - 8, 257, 4, 1, 60_000)
     with pytest.raises(ImageHeaderError, match="twice"):
-        check_image(bytes(payload), Pixels(), 64_000_000)
+        check_structure(bytes(payload), 64_000_000)
 
 
 # Kinds of files that a decoder fills where pixels are missing, without a warning
@@ -208,7 +207,7 @@ def an_animated_png(frame: tuple[int, int], share: float = 0.5, *, counted: bool
     ],
 )
 def test_an_animated_png_is_refused_before_its_decoder_dies_or_shows_black(payload: bytes):
-    for refuse in (lambda: check_image(payload, Pixels(), 64_000_000), lambda: decode(payload, "image")):
+    for refuse in (lambda: check_structure(payload, 64_000_000), lambda: decode(payload, "image")):
         with pytest.raises(ImageHeaderError, match="animated"):
             refuse()
 
@@ -216,7 +215,7 @@ def test_an_animated_png_is_refused_before_its_decoder_dies_or_shows_black(paylo
 @pytest.mark.parametrize("marker", [0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)])
 def test_an_arithmetic_lossless_or_hierarchical_jpeg_is_refused(marker: int):
     payload = JPEGS["4:2:0"].replace(b"\xff\xc0", bytes([0xFF, marker]), 1)
-    for refuse in (lambda: check_image(payload, Pixels(), 64_000_000), lambda: decode(payload, "image")):
+    for refuse in (lambda: check_structure(payload, 64_000_000), lambda: decode(payload, "image")):
         with pytest.raises(ImageHeaderError, match="arithmetic-coded"):
             refuse()
 
@@ -224,7 +223,7 @@ def test_an_arithmetic_lossless_or_hierarchical_jpeg_is_refused(marker: int):
 def test_a_jpeg_of_twelve_bits_is_refused():
     at = JPEGS["grey"].index(b"\xff\xc0") + 4
     with pytest.raises(ImageHeaderError, match="8 bits"):
-        check_image(JPEGS["grey"][:at] + b"\x0c" + JPEGS["grey"][at + 1 :], Pixels(), 64_000_000)
+        check_structure(JPEGS["grey"][:at] + b"\x0c" + JPEGS["grey"][at + 1 :], 64_000_000)
 
 
 def written_tiff(parts: list[bytes], order: str = "<", *, big: bool = False, **tags: int | list[int]) -> bytes:
@@ -311,7 +310,7 @@ def test_a_kind_of_tiff_whose_decoder_fills_missing_rows_is_refused_by_name(arra
     parts = [zlib.compress(array.tobytes()) for array in arrays]
     parts[3] = zlib.compress(arrays[3][:4].tobytes())
     payload = written_tiff(parts, order, **{"t259": 8, **tags})
-    for refuse in (lambda: check_image(payload, Pixels(), 64_000_000), lambda: decode(payload, "image")):
+    for refuse in (lambda: check_structure(payload, 64_000_000), lambda: decode(payload, "image")):
         with pytest.raises(ImageHeaderError, match=r"this kind of TIFF is not read|both strips and tiles"):
             refuse()
 
@@ -336,7 +335,7 @@ def test_tiles_take_no_more_memory_than_the_page_and_a_quarter():
         (60_000, 1, (512, 2048)),
     ):
         with pytest.raises(ImageHeaderError, match="tiles"):
-            check_image(a_tiled_tiff(width, height, tile), Pixels(), 64_000_000)
+            check_structure(a_tiled_tiff(width, height, tile), 64_000_000)
 
 
 def test_strips_that_share_their_bytes_are_refused():
@@ -348,7 +347,7 @@ def test_strips_that_share_their_bytes_are_refused():
     form, at = values_at(bytes(payload), 279)
     struct.pack_into(f"<8{form}", payload, at, *[size * 2] * 8)
     with pytest.raises(ImageHeaderError, match="overlap"):
-        check_image(bytes(payload), Pixels(), 64_000_000)
+        check_structure(bytes(payload), 64_000_000)
 
 
 FUZZ = """

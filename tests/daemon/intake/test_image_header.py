@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.intake.payload_scan import ImageFacts, ImageHeaderError, check_image
-from daemon.records import Pixels
+from experts.errors import ImageHeaderError
+from experts.vision.structure import ImageFacts, check_structure
 from tests.daemon.wire.wire_parts import a_png
 
 MAX_PIXELS = 64_000_000
@@ -30,12 +30,12 @@ def encoded(extension: str, picture: np.ndarray[Any, Any], *options: int) -> byt
 
 
 def facts(payload: bytes) -> ImageFacts:
-    return check_image(payload, Pixels(), MAX_PIXELS)
+    return check_structure(payload, MAX_PIXELS)
 
 
-def code_of(payload: bytes, pixels: Pixels | None = None) -> str:
+def code_of(payload: bytes, raw_shape: tuple[int, int, int] | None = None) -> str:
     with pytest.raises(ImageHeaderError) as caught:
-        check_image(payload, pixels or Pixels(), MAX_PIXELS)
+        check_structure(payload, MAX_PIXELS, raw_shape=raw_shape)
     return caught.value.code
 
 
@@ -108,7 +108,7 @@ def test_an_image_without_pixels_is_bad(size: tuple[int, int]) -> None:
     at = JPEG.index(b"\xff\xc0")
     assert code_of(JPEG[: at + 5] + struct.pack(">HH", *size) + JPEG[at + 9 :]) == "bad_image"
     assert code_of(BMP[:18] + struct.pack("<ii", *size) + BMP[26:]) == "bad_image"
-    assert code_of(b"", Pixels("raw", (*size, 1))) == "bad_image"
+    assert code_of(b"", (*size, 1)) == "bad_image"
 
 
 def test_headers_without_image_data_are_bad() -> None:
@@ -168,10 +168,10 @@ def test_tiffs_of_both_byte_orders_and_sizes_are_read(order: str, big: bool) -> 
 
 
 def test_raw_pixels_must_fit_their_shape() -> None:
-    assert check_image(bytes(24), Pixels("raw", (2, 4, 3)), 8) == ImageFacts("raw", 4, 2)
-    assert code_of(bytes(23), Pixels("raw", (2, 4, 3))) == "bad_image"
-    assert code_of(bytes(25), Pixels("raw", (2, 4, 3))) == "bad_image"
-    assert code_of(bytes(24), Pixels("raw", (60_000, 60_000, 1))) == "too_large"
+    assert check_structure(bytes(24), 8, raw_shape=(2, 4, 3)) == ImageFacts("raw", 4, 2)
+    assert code_of(bytes(23), (2, 4, 3)) == "bad_image"
+    assert code_of(bytes(25), (2, 4, 3)) == "bad_image"
+    assert code_of(bytes(24), (60_000, 60_000, 1)) == "too_large"
 
 
 @settings(max_examples=400, deadline=None)
@@ -181,7 +181,7 @@ def test_mutated_images_are_known_or_refused(data: st.DataObject, name: str) -> 
     for _ in range(data.draw(st.integers(1, 6))):
         payload[data.draw(st.integers(0, min(200, len(payload) - 1)))] = data.draw(st.integers(0, 255))
     with suppress(ImageHeaderError):
-        check_image(bytes(payload), Pixels(), MAX_PIXELS)
+        check_structure(bytes(payload), MAX_PIXELS)
 
 
 SIGNATURES = [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"II\x2a\0", b"MM\0\x2a", b"II\x2b\0", b"MM\0\x2b"]
@@ -191,7 +191,7 @@ SIGNATURES = [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"II\x2a\0", b"MM\0\
 @given(signature=st.sampled_from(SIGNATURES), rest=st.binary(max_size=300))
 def test_arbitrary_bytes_are_known_or_refused(signature: bytes, rest: bytes) -> None:
     with suppress(ImageHeaderError):
-        check_image(signature + rest, Pixels(), MAX_PIXELS)
+        check_structure(signature + rest, MAX_PIXELS)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 import structlog.testing
 from PIL import Image
 
-from daemon.intake import admission, payload_scan
+from daemon.intake import admission
 from daemon.intake.backlog import BacklogLimits
 from tests.contract.peer import Peer
 from tests.daemon.wire.wire_parts import Line, a_line, a_png, an_inspect
@@ -70,14 +70,13 @@ def test_a_large_payload_is_looked_at_elsewhere_and_a_small_one_need_not_wait(
 ) -> None:
     scanned_in: set[str] = set()
 
-    def scan(payload: bytes, *arguments: Any) -> payload_scan.PayloadScan:
+    def scan(payload: bytes, *arguments: Any) -> admission.PayloadScan:
         if len(payload) > 2**20:
             scanned_in.add(threading.current_thread().name)
         return scan_payload(payload, *arguments)
 
-    scan_payload = payload_scan.scan_payload
-    for module in (admission, payload_scan):
-        monkeypatch.setattr(module, "scan_payload", scan)
+    scan_payload = admission.scan_payload
+    monkeypatch.setattr(admission, "scan_payload", scan)
     with (
         a_line(tmp_path, max_payload_bytes=2**26, backlog=ROOM, in_memory_bytes=10**9) as line,
         Peer(line.ipc) as large,
@@ -259,7 +258,7 @@ def test_half_messages_and_peers_that_vanish_leave_no_handle_behind(tmp_path: Pa
 
 
 def test_who_never_finishes_its_handshake_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.intake.intake._HANDSHAKE_MS", 300)
+    monkeypatch.setattr("daemon.wire.socket_thread._HANDSHAKE_MS", 300)
     with a_line(tmp_path) as line, Peer(line.tcp) as peer:
         assert peer.ask({"type": "hello"})["type"] == "welcome"
         before = handles()

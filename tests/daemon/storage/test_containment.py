@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from daemon.intake.payload_scan import check_image
 from daemon.records import JournalKey, Pixels
 from daemon.storage.suspect_images import MAX_DEATHS, DecodeMarks, Suspects, decode_apart, examine
 from experts.errors import ExpertError, ImageHeaderError
@@ -24,6 +23,7 @@ from experts.reading import CachedReader
 from experts.spec import ExpertSpec
 from experts.vision.preprocess import decode
 from experts.vision.slot import SlotPool
+from experts.vision.structure import check_structure
 from experts.weights import file_sha256
 from tests.daemon.dispatch.simulated_line import a_line as a_simulated_line
 from tests.daemon.dispatch.simulated_line import an_image
@@ -73,7 +73,7 @@ def a_progressive_jpeg(more_scans: int) -> bytes:
 )
 def test_a_small_file_that_keeps_a_decoder_busy_for_minutes_is_refused_by_its_header(bomb: bytes, what: str) -> None:
     with pytest.raises(ImageHeaderError, match=what) as caught:
-        check_image(bomb, Pixels(), 64_000_000)
+        check_structure(bomb, 64_000_000)
     assert caught.value.code == "bad_image"
 
 
@@ -81,7 +81,7 @@ def test_a_small_file_that_keeps_a_decoder_busy_for_minutes_is_refused_by_its_he
     "image", [a_progressive_jpeg(0), a_png(), a_png(extra=_chunk(b"zTXt", b"x\0\0" + zlib.compress(b"Camera 7")) * 8)]
 )
 def test_what_cameras_really_send_is_taken(image: bytes) -> None:
-    check_image(image, Pixels(), 64_000_000)
+    check_structure(image, 64_000_000)
     assert decode(image, "image").shape[2] == 3
 
 

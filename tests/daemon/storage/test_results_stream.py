@@ -111,7 +111,7 @@ def a_raw_client(endpoint: str) -> socket.socket:
 
 
 def test_a_subscriber_that_never_finishes_its_handshake_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.storage.results_stream._HANDSHAKE_MS", 300)
+    monkeypatch.setattr("daemon.wire.socket_thread._HANDSHAKE_MS", 300)
     with a_stream() as (_, endpoint), a_raw_client(endpoint) as silent:
         while silent.recv(100):  # the stream's own greeting, then the end
             pass

@@ -11,7 +11,6 @@ import pytest
 import zmq
 
 from daemon.wire.connection_guard import ConnectionGuard, ConnectionLimits, Listeners
-from daemon.wire.sockets import receive
 from tests.contract.peer import Peer
 from tests.ports import free_port
 from tests.stress.raw import GREETING, RawPeer, frame
@@ -52,8 +51,7 @@ def an_answering_socket(connections: int) -> Iterator[str]:
         def answer() -> None:
             while not stopping.is_set():
                 while sock.poll(20):
-                    (client, *frames), fd = receive(sock, None)
-                    guard.delivered(fd)
+                    (client, *frames), _ = guard.receive(sock, None)
                     sock.send_multipart([client, *frames])
             guard.stop(sock)
 

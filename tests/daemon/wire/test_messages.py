@@ -2,13 +2,14 @@
 
 import json
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.records import BoardRef, Pixels
+from daemon.records import BoardRef, Pixels, TextRequest
 from daemon.wire.messages import (
     Generate,
     Hello,
@@ -183,7 +184,7 @@ def test_a_serial_has_no_white_space_at_its_ends() -> None:
     message, _ = parse(frames_of({"type": "generate", "id": "g", "source": "s", "model": "m", "prompt": "p",
                                   "board": {"type": "a", "serial": " S "}}))  # fmt: skip
     assert isinstance(message, Generate)
-    assert message.board == BoardRef("a", "S")
+    assert message.request.board == BoardRef("a", "S")
 
 
 def test_attributes_are_texts_in_the_order_of_their_names() -> None:
@@ -263,7 +264,9 @@ def test_bad_arguments_of_results_since_are_bad_fields(fields: dict[str, Any]) -
 
 def test_generate_is_read_and_checked() -> None:
     header = {"type": "generate", "id": "g", "source": "s", "model": "m", "prompt": "why\n?", "stream": True}
-    assert parse(frames_of(header))[0] == Generate("g", "s", "m", "why\n?", None, None, None, None, stream=True)
+    message, _ = parse(frames_of(header))
+    assert isinstance(message, Generate)
+    assert asdict(message.request) == asdict(TextRequest("s", "g", "m", "why\n?", stream=True))
     wrong: dict[str, list[Any]] = {
         "id": [None],
         "source": ["a b"],

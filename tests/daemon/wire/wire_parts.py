@@ -18,6 +18,7 @@ from daemon.intake.intake import Intake
 from daemon.line.rulebook import Rulebook
 from daemon.policy.quota import QuotaLimits
 from daemon.records import Accepted, Arrival, JournalKey
+from daemon.storage.database.rows import KnownImage
 from daemon.storage.quarantine import Quarantine
 from daemon.storage.writer import Duplicate, WriteFailed
 from daemon.wire.endpoints import CurveKeys, Gate
@@ -81,10 +82,10 @@ class MemoryReader:
         self.going = threading.Event()
         self.going.set()
 
-    def find(self, source: str, image_id: str) -> Arrival | None:
-        for arrival in self._writer.arrivals:
+    def find(self, source: str, image_id: str) -> KnownImage | None:
+        for number, arrival in enumerate(self._writer.arrivals, start=1):
             if (arrival.source, arrival.image_id) == (source, image_id):
-                return arrival
+                return KnownImage(number, arrival.payload_sha256)
         return None
 
     def open_rules(self, board_type: str, serial: str, attempt: int | None) -> str | None:

@@ -11,9 +11,8 @@ from torch import nn
 
 from experts.errors import ExpertError
 from experts.spec import ExpertSpec
-from experts.vision.detections import select_detections
 from experts.vision.frameworks import ultralytics
-from experts.vision.infer import classify_answers, infer
+from experts.vision.infer import classify_answers, infer, select_detections
 from experts.vision.networks import select_head
 from experts.vision.preprocess import prepare
 from experts.vision.slot import SlotPool

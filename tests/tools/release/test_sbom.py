@@ -49,11 +49,8 @@ def test_the_list_of_licences_is_written_and_what_lacks_one_is_named(
     assert main(sbom, tmp_path / "licences.txt") == 0
     text = (tmp_path / "licences.txt").read_text()
     assert "torch " in text.split("Only to build and test:")[0]
-    for name, licence in (("htmx.org", "Zero-Clause BSD"), ("uplot", "The MIT License"), ("fastapi", "MIT")):
-        (line,) = [line for line in text.splitlines() if line.startswith(f"{name} ")]
-        assert licence in line
-    components = {part["name"]: part for part in json.loads(sbom.read_text())["components"]}
-    assert components["uplot"]["purl"].startswith("pkg:npm/uplot@")
+    (line,) = [line for line in text.splitlines() if line.startswith("fastapi ")]
+    assert "MIT" in line
     assert "pytest " in text.split("Only to build and test:")[1]
     document = json.loads(sbom.read_text())
     for component in document["components"]:

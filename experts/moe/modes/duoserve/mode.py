@@ -213,8 +213,8 @@ class DuoServe(Mode):
         if prediction.cancelled() or self._layer >= layer:
             return
         slots = max(1, self.cache.slots // self.arch.layers)
-        plan = plan_prefetch(prediction.result(), self.cache.resident(layer), slots, self.arch.top_k)
-        self.cache.prefetch([ExpertKey(layer, expert) for expert in (*plan.keep, *plan.fetch)])
+        experts = plan_prefetch(prediction.result(), self.cache.resident(layer), slots, self.arch.top_k)
+        self.cache.prefetch([ExpertKey(layer, expert) for expert in experts])
 
     def _previous_paths(self, names: Sequence[str]) -> Paths | None:
         """Return the paths of the previous tokens, sentinels for a row without one; None if no row has one."""

@@ -24,7 +24,7 @@ def line(tmp_path_factory: pytest.TempPathFactory, experts_folder) -> Iterator[S
 
 #: Measures at one moment: the picture is made anew whenever the memory changes.
 SEEN = """() => {
-  const maps = [...document.querySelectorAll("svg.map")].filter((map) => map.getBoundingClientRect().width);
+  const maps = [...document.querySelectorAll(".memory svg.map")].filter((map) => map.getBoundingClientRect().width);
   const map = maps[0];
   return {
     maps: maps.length,
@@ -48,7 +48,7 @@ def test_memory_and_work_are_pictures_that_can_be_read_with_tables_queues_disks_
     open_page: Pages, line: ShownLine, width: int, dark: bool
 ) -> None:
     page = open_page(line.url("/experts"), width=width, dark=dark)
-    page.locator("svg.map:visible").wait_for()
+    page.locator(".memory svg.map:visible").wait_for()
     drawing = page.evaluate(SEEN)
     assert drawing["maps"] == 1
     assert 0.7 * width < drawing["width"] <= width
@@ -59,16 +59,18 @@ def test_memory_and_work_are_pictures_that_can_be_read_with_tables_queues_disks_
     page.get_by_text("As a table").first.click()
     table = page.get_by_role("region", name="What is in memory")
     assert table.get_by_text("resident, pinned").count() == 1
-    assert page.locator("[data-chart] canvas, [data-chart]:has-text('No expert was loaded')").count() >= 1
+    assert (
+        page.locator("[data-live=loads] svg.bars:visible, [data-live=loads] :text('No expert was loaded')").count() >= 1
+    )
     listed = page.locator(".scroll[aria-label='All experts']")
     assert listed.evaluate("table => table.scrollWidth <= table.clientWidth"), "no column is cut"
     page.goto(line.url("/machine?seconds=300"))
-    picture = page.locator("svg.time:visible")
+    picture = page.locator("svg.time:visible:not(.lines)")
     picture.wait_for()
     titles = " ".join(picture.locator("title").all_text_contents())
     assert "images in" in titles
     assert "loads, " in titles
-    page.locator("[data-chart] canvas").nth(1).wait_for()
+    page.locator("svg.lines:visible").nth(1).wait_for()
     page.locator("main", has_text=line.status()["rules_version"]).wait_for()
     text = page.inner_text("main")
     for heading in ("Executors", "Temperature", "Disk", "Retention", "In force", "Processes beside the line"):
@@ -108,7 +110,7 @@ def test_an_expert_is_found_and_opened_with_the_keyboard_alone(open_page: Pages,
     assert page.get_by_role("heading", level=1).inner_text() == "QFP64"
     assert "Its confidence in training is not known" in page.inner_text("main")
     assert "mainboard-a" in page.get_by_role("region", name="Where the rules use it").inner_text()
-    page.locator("[data-chart] canvas").wait_for()
+    page.locator("svg.bars:visible").wait_for()
     page.locator(".thumbs img").first.scroll_into_view_if_needed()
     page.wait_for_function("() => document.querySelector('.thumbs img').naturalWidth > 0")
 

@@ -103,7 +103,7 @@ def test_without_a_daemon_the_page_says_so_and_shows_the_rest(web: Web) -> None:
     ):
         assert shown in text, shown
     assert ("This machine reports no temperature" in text) == (not Thermometer().read())
-    assert web.get("/machine-charts/waits.json", Accept="application/json").status == 503
+    assert "The daemon shows no queues" in text
 
 
 def a_sample(ago_s: float, number: int, waiting: int, **busy: float) -> dict[str, Any]:
@@ -113,15 +113,16 @@ def a_sample(ago_s: float, number: int, waiting: int, **busy: float) -> dict[str
 def test_charts_hold_a_value_until_the_next_and_are_never_longer_than_they_may_be(web: Web) -> None:
     samples = [a_sample(500.0 - number, number, number % 50, cpu=0.5) for number in range(400)]
     with answering_control(web, waits={"at": "x", "seconds": 600, "samples": samples}):
-        chart = web.get("/machine-charts/waits.json?seconds=600").json
-        busy = web.get("/machine-charts/busy.json?seconds=600").json
-    assert [series["label"] for series in chart["series"]] == ["under way", "waiting", "waiting for a load"]
-    assert all(len(series["values"]) == len(chart["x"]) for series in chart["series"])
-    assert chart["series"][0]["values"][-1] == 399
-    assert chart["x"][-1] - chart["x"][-2] > 90  # nothing has changed since
-    assert chart["to"] - chart["from"] == pytest.approx(600), "as long as its title says"
-    assert busy["series"][0]["values"][-2:] == [50.0, 0.0]
-    points = machine.steps([a_sample(3600.0 - number, 0, number) for number in range(3600)], 1e9, 3600, 600)
+        text = web.get("/machine").text
+    assert (
+        "Images under way and requests that wait: under way 399 now, waiting 49 now, waiting for a load 0 now" in text
+    )
+    assert "Share of time that each executor was busy: cpu 0 % now" in text
+    points = machine.steps(samples, 600, 600)
+    assert (points[-1]["under_way"], points[-1]["ago_s"]) == (399, 0.0)
+    assert points[-2]["ago_s"] > 90  # nothing has changed since
+    assert [point["busy"]["cpu"] for point in points[-2:]] == [0.5, 0.0]
+    points = machine.steps([a_sample(3600.0 - number, 0, number) for number in range(3600)], 3600, 600)
     assert len(points) <= 600
     assert points[-1]["waiting"] == 3599  # peaks are kept
 
