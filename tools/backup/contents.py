@@ -39,16 +39,17 @@ def not_written(error: OSError, target: Path) -> BackupError:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of the archive: its path there, where its bytes come from, and what they must be (of weights).
+    """One file of the archive: its path there, the source of its bytes (an `int` is an open descriptor), its size.
 
-    One that `may_be_gone` is a version of an expert that may be pruned meanwhile.
+    `sha256` is that of weights in the catalog. A part that `may_be_gone` is left out if the line has deleted its file.
     """
 
     name: str
-    source: Path | bytes
+    source: Path | bytes | int
     is_secret: bool = False
     sha256: str | None = None
     may_be_gone: bool = False
+    size: int = 0
 
 
 @dataclass(slots=True)

@@ -21,7 +21,6 @@ from experts.spec import ArchitectureId, ExpertId, ExpertSpec, LayoutId
 from experts.vision.slot import LayoutShelf
 from tools.profile.executors import Pair, best, steps, try_pairs
 from tools.profile.measure import Bench, LayoutCost, ProfileEffort, ProfileError, measure_layout
-from tools.profile.plots import plot_latencies, plot_split
 from tools.profile.samples import Samples
 from tools.profile.split import Plan, limited_split, search_split
 from tools.profile.usage import usage_of
@@ -186,8 +185,8 @@ def as_document(measured: MeasuredProfile) -> dict[str, Any]:
     return document
 
 
-def write_profile(path: Path, measured: MeasuredProfile) -> list[Path]:
-    """The profile, at once and complete, and beside it the pictures: the files that were written."""
+def write_profile(path: Path, measured: MeasuredProfile) -> None:
+    """Write the profile, at once and complete."""
     head = (
         f"# Made by `coserve profile` with {measured.samples}. Seconds: a batch of n images takes k_s * n + b_s.\n"
         "# What coserve.yaml sets by hand wins over what stands here.\n"
@@ -195,16 +194,6 @@ def write_profile(path: Path, measured: MeasuredProfile) -> list[Path]:
     text = yaml.safe_dump(as_document(measured), sort_keys=False, allow_unicode=True, width=120)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_durably(path, head + text)
-    written = [path]
-    for profile in measured.devices:
-        name = f"{path.stem}-{profile.device.replace(':', '')}"
-        latency, memory = path.with_name(f"{name}-batches.png"), path.with_name(f"{name}-memory.png")
-        plot_latencies(latency, profile.device, profile.costs)
-        written.append(latency)
-        if profile.split is not None:
-            plot_split(memory, profile.device, profile.split, profile.kept)
-            written.append(memory)
-    return written
 
 
 def _device_entry(profile: DeviceProfile) -> dict[str, Any]:

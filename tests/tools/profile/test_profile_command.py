@@ -75,12 +75,7 @@ def test_the_command_writes_a_profile_that_the_daemon_reads(tmp_path: Path, expe
     assert done.exit_code == 0, done.output
     figures = json.loads(done.stdout)
     assert figures["measured_with"] == f"1 images of {photos}"
-    assert all(Path(file).stat().st_size > 0 for file in figures["files"])
-    assert [Path(file).name for file in figures["files"]] == [
-        "profile.yaml",
-        "profile-cpu-batches.png",
-        "profile-cpu-memory.png",
-    ]
+    assert figures["files"] == [str(out)]
     profile = load_profile(out)
     assert profile.machine_problems(this_machine()) == []
     catalog = load_line(config).catalog
