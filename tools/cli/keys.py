@@ -31,36 +31,28 @@ def new(
 
     Example: coserve keys new camera-3 --dir keys
     """
-    from daemon.wire.keys import fingerprint, make_key_pair, read_public_key
+    from daemon.wire import keys
 
-    if sign:
-        _new_signing_pair(folder, name, as_json=as_json)
-        return
     with _exit_on_key_errors():
-        public, secret = make_key_pair(folder, name)
-        shown = fingerprint(read_public_key(public))
+        if sign:
+            from tools.query.package import signing
+
+            public, secret = signing.make_signing_pair(folder, name)
+            shown = signing.key_id(signing.read_public_key(public))
+        else:
+            public, secret = keys.make_key_pair(folder, name)
+            shown = keys.fingerprint(keys.read_public_key(public))
     if as_json:
         print_json({"public": str(public), "secret": str(secret), "fingerprint": shown})
         return
     console.print(f"{public}: public, fingerprint {shown}\n{secret}: secret, mode 0600", markup=False)
-    if server:
+    if sign:
+        next_step = f"Hand out {public.name}; sign with: coserve export … --sign {secret}"
+    elif server:
         next_step = f"Name the secret file as security.server_key in coserve.yaml; every client needs {public.name}."
     else:
         next_step = f"Move the secret file to the client, and let it in: coserve keys allow {public} {name}"
     console.print(next_step, markup=False)
-
-
-def _new_signing_pair(folder: Path, name: str, *, as_json: bool) -> None:
-    from tools.query.package import signing
-
-    with _exit_on_key_errors():
-        public, secret = signing.make_signing_pair(folder, name)
-        shown = signing.key_id(signing.read_public_key(public))
-    if as_json:
-        print_json({"public": str(public), "secret": str(secret), "fingerprint": shown})
-        return
-    console.print(f"{public}: public, fingerprint {shown}\n{secret}: secret, mode 0600", markup=False)
-    console.print(f"Hand out {public.name}; sign with: coserve export … --sign {secret}", markup=False)
 
 
 @keys_app.command()

@@ -10,8 +10,8 @@ from typing import Any
 
 import typer
 
-from tools.bench import line as bench_line
-from tools.bench import load as bench_load
+from tools.bench.line import bench_line
+from tools.bench.load import bench_load
 from tools.cli import (
     backup,
     camera,
@@ -48,8 +48,8 @@ app = typer.Typer(
     add_completion=False,
 )
 bench_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Measure this machine against itself.")
-for benchmark in (bench_line, bench_load):
-    benchmark.register(bench_app)
+bench_app.command("line")(bench_line)
+bench_app.command("load")(bench_load)
 
 _GROUPS = {
     line.rules_app: "rules",

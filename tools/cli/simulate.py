@@ -2,26 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from daemon.policy.presets import PRESETS
+from tools.simulate.world import Loading
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
 from tools.terminal.option_values import must_be_policies
 
 if TYPE_CHECKING:
     from tools.simulate.engine import Simulation
     from tools.simulate.report import Row
-
-
-class LoadingOption(StrEnum):
-    """Ways of loading experts; without one each policy loads in its own way."""
-
-    SLOTS = "slots"
-    ORDINARY = "ordinary"
 
 
 def simulate(
@@ -31,7 +24,7 @@ def simulate(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A recorded run, instead of device and task.")
     ] = None,
-    loading: Annotated[LoadingOption | None, typer.Option(help="How experts are loaded, for every policy.")] = None,
+    loading: Annotated[Loading | None, typer.Option(help="How experts are loaded, for every policy.")] = None,
     deadline: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds in which each image must be answered.")
     ] = None,
@@ -62,7 +55,7 @@ def _simulate_files(
     device_path: Path,
     task_path: Path,
     names: Sequence[str],
-    loading: LoadingOption | None,
+    loading: Loading | None,
     deadline_s: float | None,
     timeline: Path | None,
     until_s: float | None,
@@ -77,7 +70,6 @@ def _simulate_files(
 
     try:
         device, task = read_device(device_path), task_of(read_task(task_path))
-        how = None if loading is None else loading.value
         # Every policy is measured against one bound, all processors and all memory, also if it uses less of them.
         bound = bound_s(machine_of(device, task, "coserve-plus"), task)
     except (FileError, ValueError) as error:
@@ -86,7 +78,7 @@ def _simulate_files(
         task = with_deadlines(task, deadline_s)
 
     def simulation_of(policy: str) -> Simulation:
-        return Simulation(machine_of(device, task, policy, how), task, policy, keep_spans=timeline is not None)
+        return Simulation(machine_of(device, task, policy, loading), task, policy, keep_spans=timeline is not None)
 
     rows = _run_policies(names, simulation_of, bound, timeline, until_s)
     if as_json:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from daemon.units import size_text
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
-from tools.terminal.option_values import Commands, Dtype, must_be_architecture
+from tools.terminal.option_values import Commands, must_be_architecture
 from tools.terminal.progress import share_bar
 
 if TYPE_CHECKING:
@@ -42,7 +42,10 @@ def import_expert(
         Path | None,
         typer.Option(help="Ordinary images of the line: how sure the expert is of them goes into the catalog (drift)."),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="How weights are stored and computed.")] = Dtype.AUTO,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option(help="How weights are stored and computed; auto: the fastest that agrees with the original."),
+    ] = "auto",
     trust: Annotated[bool, typer.Option("--trust", help="Open a pickled program, in a process of its own.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -59,7 +62,7 @@ def import_expert(
 
     must_be_architecture("--architecture", architecture, "classify", "detect")
     labels = tuple(label.strip() for label in classes.split(",")) if classes else None
-    form = Form(dtype=dtype.value, origin=f"imported from {file.name}")
+    form = Form(dtype=dtype, origin=f"imported from {file.name}")
     target = ImportTarget(architecture, input_size, out, labels, expert, catalog, form)
     try:
         report = import_file(file, target, images=images, trust=trust)

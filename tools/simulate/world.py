@@ -16,6 +16,7 @@ SLOT_DISK_FIXED_S, SLOT_LINK_FIXED_S = 0.03, 0.005
 #: Share of the GPU's memory that the baselines give to experts.
 _BASELINE_SHARE = 0.9
 
+#: Ways of loading experts; without one each policy loads in its own way.
 Loading = Literal["slots", "ordinary"]
 
 

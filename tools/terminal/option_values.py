@@ -7,7 +7,6 @@ integer, unable to parse string as an integer".
 import re
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, time, timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args
 
@@ -41,15 +40,6 @@ def _sound_note(text: str | None) -> str | None:
 Note = Annotated[
     str | None, typer.Option("--note", metavar="TEXT", help="Why, for `coserve changes`.", callback=_sound_note)
 ]
-
-
-class Dtype(StrEnum):
-    """Number formats that weights may be stored in; auto: the fastest here that agrees with the original."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
 
 
 class Commands(TyperGroup):
