@@ -123,7 +123,7 @@ class _Reading:
         self._going_on = []
 
     def _arrived(self, request: Request, now: float) -> None:
-        """Take a new image, or the next step of one whose batch has just ended (which of the batch's does not matter)."""
+        """Take a new image, or the next step of any image of the batch that has just ended."""
         if self.first_s is None:
             self.first_s = now
         if request.step > 0 and self._going_on:
