@@ -1,6 +1,6 @@
 """Confidences of an expert on images that it was not trained on, with which its recent answers are compared later."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -68,21 +68,12 @@ def by_label(answers: Iterable[Answer]) -> Confidences:
     return histograms((answer.label, answer.confidence) for answer in answers)
 
 
-class MeasuredAnswers:
-    """Answers of a line's experts to images that none of them was trained on."""
-
-    def __init__(self) -> None:
-        self._by_expert: dict[str, list[Answer]] = {}
-
-    def add(self, expert: str, answer: Answer) -> None:
-        self._by_expert.setdefault(expert, []).append(answer)
-
-    def write_confidences(self, catalog: Path) -> None:
-        """Write their confidences into the catalog."""
-        for expert, answers in self._by_expert.items():
-            entries = CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts
-            measured = entries[expert].model_copy(update={"confidences": by_label(answers)})
-            replace_entry(catalog, entries, expert, measured)
+def write_confidences(catalog: Path, answers: Mapping[str, list[Answer]]) -> None:
+    """Write into the catalog how sure its experts were in their answers to images that none was trained on."""
+    for expert, own in answers.items():
+        entries = CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts
+        measured = entries[expert].model_copy(update={"confidences": by_label(own)})
+        replace_entry(catalog, entries, expert, measured)
 
 
 def _images(folder: Path, spec: ExpertSpec) -> Iterator[Prepared]:

@@ -1,12 +1,12 @@
 """`coserve profile`: everything that is measured of a line on this machine, once, as one file that the daemon loads."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import yaml
 
 from daemon.config.settings import Config, Device
@@ -156,19 +156,11 @@ def memory_to_divide(device: str, settings: Device) -> int:
     if settings.expert_memory:
         return settings.expert_memory + (settings.activation_memory or 0)
     if device == "cpu":
-        return int(_free_memory_bytes() * _FREE_SHARE)
+        return int(psutil.virtual_memory().available * _FREE_SHARE)
     import torch
 
     free_bytes, _ = torch.cuda.mem_get_info(device)
     return int(free_bytes * _FREE_SHARE)
-
-
-def _free_memory_bytes() -> int:
-    """Return the bytes that the system can give without swapping, caches that it would drop included."""
-    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def as_document(measured: MeasuredProfile) -> dict[str, Any]:

@@ -6,11 +6,10 @@ from pathlib import Path
 from experts.errors import ImageError
 from experts.spec import ExpertSpec
 from experts.vision.preprocess import Prepared, decode, prepare
+from tools.camera.layout import SUFFIXES
 
 #: More images say nothing more of time.
 _MAX_IMAGES = 32
-#: What a camera file is called; other files of a folder are passed over.
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from experts.vision.infer import infer
 from experts.vision.preprocess import prepare
 from experts.vision.slot import LayoutShelf, SlotPool
 from routing_rules.routes import Judgement, Step, judge
-from tools.profile.samples import SUFFIXES
+from tools.camera.layout import SUFFIXES
 
 
 class UsageError(Exception):

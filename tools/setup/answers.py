@@ -92,7 +92,7 @@ def parse_folder(text: str) -> Path:
 
 def boards_in(folder: Path) -> dict[str, Components]:
     """The board types of sample images FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png, with their designators."""
-    from tools.profile.samples import SUFFIXES  # OpenCV comes with it
+    from tools.camera.layout import SUFFIXES  # OpenCV comes with it
 
     if not folder.is_dir():
         raise AnswerError(f"no folder {folder}")

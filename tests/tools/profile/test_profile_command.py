@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -161,11 +162,11 @@ def test_memory_is_asked_for_before_anything_is_measured(
 ):
     loads_before: list[int] = []
 
-    def free_bytes() -> int:
+    def memory() -> SimpleNamespace:
         loads_before.append(len(loads))
-        return 1_000_000_000
+        return SimpleNamespace(available=1_000_000_000)
 
-    monkeypatch.setattr("tools.profile.run._free_memory_bytes", free_bytes)
+    monkeypatch.setattr("tools.profile.run.psutil", SimpleNamespace(virtual_memory=memory))
     line = load_line(a_line(tmp_path / "line", experts))
     device = line.config.devices["cpu"].model_copy(update={"expert_memory": 0})
     line = replace(line, config=line.config.model_copy(update={"devices": {"cpu": device}}))

@@ -2,10 +2,9 @@
 
 import os
 import pwd
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,6 @@ from tools.setup.doctor.gpu import Driver, find_driver
 from tools.setup.service_files import Places, started_config
 
 _ANSWER_S = 5.0
-_ONE_MOMENT_S = 0.05
 
 Grade = Literal["ok", "warn", "wrong"]
 
@@ -50,14 +48,6 @@ def wrong(check: str, so: str, do: str) -> Finding:
     return Finding(check, "wrong", so, do)
 
 
-def clocks() -> tuple[float, float]:
-    """Wall time and monotonic time of one moment; the process may stand still between the two readings."""
-    while True:
-        monotonic_s, wall_s = time.monotonic(), time.time()
-        if time.monotonic() - monotonic_s < _ONE_MOMENT_S:
-            return wall_s, monotonic_s
-
-
 @dataclass(frozen=True, slots=True)
 class DoctorContext:
     """Facts that several checks need. `places` are the service's files, `user` runs the line, or will.
@@ -75,7 +65,6 @@ class DoctorContext:
     silent: str
     daemon_pid: int | None
     driver: Driver | None
-    began: tuple[float, float] = field(default_factory=clocks)
 
     @property
     def folders(self) -> dict[str, Path]:
