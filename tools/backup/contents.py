@@ -65,7 +65,7 @@ class Contents:
 
 
 def contents_of(path: Path, *, with_secrets: bool, environ: Mapping[str, str] = os.environ) -> Contents:
-    """Everything that `path` names but database, journal and images; ConfigError or BackupError says what is wrong."""
+    """Return the files that `path` names, except database, journal and images. Raises ConfigError or BackupError."""
     config = load_config(path, environ)
     if sqlite_path(config.database) is None:
         raise BackupError(
@@ -163,7 +163,7 @@ class _Line:
         self._add_versions(Versions(source), folder)
 
     def _add_versions(self, versions: Versions, folder: PurePosixPath) -> None:
-        """Add the history of versions, and the weights of those that are kept: they gave verdicts, and may again."""
+        """Add the history of versions and the weights of kept ones: a restored line can put them in force."""
         history = versions.folder / VERSIONS_FILE
         if not history.is_file():
             return

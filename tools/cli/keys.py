@@ -1,4 +1,4 @@
-"""`coserve keys`: who may come in over the network. The allow-list is a folder; a running daemon is told at once."""
+"""`coserve keys`: clients that may connect over the network. A running daemon reads the changed allow-list at once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console
 from tools.terminal.option_values import Commands, Note
 
 keys_app = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Who may come in over the network: keys of clients, of the daemon."
+    cls=Commands, no_args_is_help=True, help="Clients that may connect over the network: their keys, and the daemon's."
 )
 
 Name = Annotated[str, typer.Argument(help="The client's name, for example camera-3.", show_default=False)]
@@ -65,7 +65,7 @@ def allow(
     note: Note = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a client in: its public key goes into the folder of allowed clients, and a running daemon is told.
+    """Let a client in: add its public key to the folder of allowed clients, which a running daemon reads again.
 
     Example: coserve keys allow camera-3.key camera-3 --config demo/coserve.yaml
     """
@@ -79,7 +79,7 @@ def allow(
         if server_key and server_key.exists() and public == read_server_keys(server_key).public.decode():
             fail(f"{key} is the daemon's own key: name the .key file that `coserve keys new` made for {name}", status=1)
         allow_key(folder, name, public)
-    _tell(settings, note, as_json, f"{name} may come in, fingerprint {fingerprint(public)}")
+    _reload_keys(settings, note, as_json, f"{name} may come in, fingerprint {fingerprint(public)}")
 
 
 @keys_app.command()
@@ -95,8 +95,8 @@ def revoke(name: Name, config: ConfigOption = DEFAULT_CONFIG, note: Note = None,
     settings, folder = _allow_list_of(config)
     with _exit_on_key_errors():
         names = revoke_key(folder, name)
-    said = f"{', '.join(names)} (one key): shut out" if names[1:] else f"{name} is shut out"
-    _tell(settings, note, as_json, said)
+    sentence = f"{', '.join(names)} (one key): shut out" if names[1:] else f"{name} is shut out"
+    _reload_keys(settings, note, as_json, sentence)
 
 
 @keys_app.command("list")
@@ -138,7 +138,7 @@ def _allow_list_of(config: Path) -> tuple[Any, Path]:
     return settings, settings.security.allowed_clients
 
 
-def _tell(settings: Any, note: str | None, as_json: bool, sentence: str) -> None:
+def _reload_keys(settings: Any, note: str | None, as_json: bool, sentence: str) -> None:
     """Have a running daemon read the keys again. The files are right already, also if it refuses."""
     from daemon.wire.control import ControlError, ask
     from experts.versions import current_user

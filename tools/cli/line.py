@@ -29,7 +29,7 @@ def run(
     note: Note = None,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", metavar="FILE", help="Record what the scheduler is told and decides, to simulate it."),
+        typer.Option("--trace", metavar="FILE", help="Record the scheduler's calls and decisions, to simulate them."),
     ] = None,
 ) -> None:
     """Run the daemon in the foreground; prints one line when it is ready, and stops on SIGTERM or Ctrl-C.

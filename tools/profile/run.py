@@ -228,7 +228,7 @@ def _rounded(seconds: float) -> float:
 
 
 class _Ticks:
-    """Steps done of all, told in words and as a share."""
+    """Reports the step under way and the share of all steps that are done."""
 
     def __init__(self, total: int, tell: Progress) -> None:
         self._total, self._done, self._tell = total, 0, tell

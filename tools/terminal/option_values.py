@@ -31,14 +31,14 @@ _CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
-def _sound_note(text: str | None) -> str | None:
+def _checked_note(text: str | None) -> str | None:
     if text is None or NAME.fullmatch(text):
         return text
     raise typer.BadParameter(f"expected {NAME_EXPECTED}, not {text!r}")
 
 
 Note = Annotated[
-    str | None, typer.Option("--note", metavar="TEXT", help="Why, for `coserve changes`.", callback=_sound_note)
+    str | None, typer.Option("--note", metavar="TEXT", help="Why, for `coserve changes`.", callback=_checked_note)
 ]
 
 
@@ -95,7 +95,7 @@ def _with_config(command: Any, args: list[str]) -> list[str]:
 
 
 def must_be_one_of(option: str, value: str, choices: Iterable[str]) -> None:
-    """Exit with status 2 if `value` is not one of `known`, for choices that are known only when the command runs."""
+    """Exit with status 2 if `value` is not one of `choices`, for choices that are known only when the command runs."""
     choices = tuple(choices)
     if value not in choices:
         fail(f"{option}: expected one of {', '.join(choices)}, not {value!r}", status=2)
