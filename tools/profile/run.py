@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from experts.catalog import UNREADABLE
 from experts.durable import replace_durably
 from experts.spec import ArchitectureId, ExpertId, ExpertSpec, LayoutId
 from experts.vision.slot import LayoutShelf
-from tools.profile.executors import Pair, best, steps, try_pairs
+from tools.profile.executors import Pair, best, try_pairs
 from tools.profile.measure import Bench, LayoutCost, ProfileEffort, ProfileError, measure_layout
 from tools.profile.samples import Samples
 from tools.profile.split import Plan, limited_split, search_split
@@ -76,18 +77,22 @@ def profile_line(line: Line, wish: Wish, on_progress: Progress) -> MeasuredProfi
     layouts = one_of_each(line)
     shelf = LayoutShelf()
     devices = tuple(line.config.devices)
-    tick = _Ticks(sum(steps(device, wish.effort) + 3 * len(layouts) + 1 for device in devices) + 1, on_progress)
+    stages, begun = 1 + len(devices) * (len(layouts) + 2), count()
+
+    def begin(what: str) -> None:
+        on_progress(what, next(begun) / stages)
+
     # Now, for afterwards what torch keeps for its next batches would count as used.
     memory_bytes = {
         device: wish.memory_bytes or memory_to_divide(device, settings)
         for device, settings in line.config.devices.items()
     }
-    tick(f"usage from {wish.usage}", 0)
+    begin(f"usage from {wish.usage}")
     usage = usage_of(wish.usage, line, devices[0], shelf)
-    tick("usage counted")
     profiles = [
-        _profile_device(device, memory_bytes[device], line, layouts, wish, usage, shelf, tick) for device in devices
+        _profile_device(device, memory_bytes[device], line, layouts, wish, usage, shelf, begin) for device in devices
     ]
+    on_progress("measured", 1.0)
     return MeasuredProfile(tuple(profiles), usage, wish.samples.origin)
 
 
@@ -113,19 +118,18 @@ def _profile_device(
     wish: Wish,
     usage: dict[ExpertId, float],
     shelf: LayoutShelf,
-    tick: "_Ticks",
+    begin: Callable[[str], None],
 ) -> DeviceProfile:
     busiest = next(iter(layouts.values()))
-    tick(f"{device}: executors", 0)
-    pairs = try_pairs(device, busiest, wish.samples, wish.effort, shelf, lambda: tick(f"{device}: executors"))
+    begin(f"{device}: executors")
+    pairs = try_pairs(device, busiest, wish.samples, wish.effort, shelf)
     pair = best(pairs)
     costs: list[LayoutCost] = []
     for layout, spec in layouts.items():
-        tick(f"{device}: {layout}", 0)
+        begin(f"{device}: {layout}")
         with Bench(device, pair.executors, pair.threads, shelf) as bench:
             costs.append(measure_layout(bench, device, spec, wish.samples, wish.effort, shelf))
-        tick(f"{device}: {layout}", 3)
-    tick(f"{device}: memory", 0)
+    begin(f"{device}: memory")
     specs = [spec for spec in line.catalog.values() if spec.layout != UNREADABLE]
     plan = Plan(
         device=device,
@@ -147,7 +151,6 @@ def _profile_device(
         expert_bytes = plan.budget_bytes(split.experts)
         batches_bytes = plan.memory_bytes - expert_bytes
     fitting_experts = sum(plan.budget_bytes(count) <= expert_bytes for count in range(1, len(plan.experts) + 1))
-    tick(f"{device}: memory")
     return DeviceProfile(device, tuple(pairs), pair, tuple(costs), expert_bytes, batches_bytes, fitting_experts, split)
 
 
@@ -225,17 +228,6 @@ def _row(device: str, cost: LayoutCost) -> Performance:
 def _rounded(seconds: float) -> float:
     """Six significant digits: microseconds matter, femtoseconds do not."""
     return float(f"{seconds:.6g}")
-
-
-class _Ticks:
-    """Reports the step under way and the share of all steps that are done."""
-
-    def __init__(self, total: int, tell: Progress) -> None:
-        self._total, self._done, self._tell = total, 0, tell
-
-    def __call__(self, what: str, steps_done: int = 1) -> None:
-        self._done += steps_done
-        self._tell(what, self._done / self._total)
 
 
 def devices_missing(config: Config) -> Sequence[str]:
