@@ -117,16 +117,12 @@ def must_be_policies(names: Iterable[str]) -> None:
 
 def since_option(help_text: str, panel: str | None = None) -> Any:
     """Return an option `--since`; `time_window` reads its value by the plant's clock."""
-    return typer.Option(
-        "--since", metavar="TIME", help=help_text, rich_help_panel=panel, callback=lambda text: _checked(text, "begin")
-    )
+    return typer.Option("--since", metavar="TIME", help=help_text, rich_help_panel=panel)
 
 
 def until_option(help_text: str, panel: str | None = None) -> Any:
     """Return an option `--until`; a day counts whole."""
-    return typer.Option(
-        "--until", metavar="TIME", help=help_text, rich_help_panel=panel, callback=lambda text: _checked(text, "end")
-    )
+    return typer.Option("--until", metavar="TIME", help=help_text, rich_help_panel=panel)
 
 
 def shift_option(panel: str | None = None) -> Any:
@@ -138,21 +134,25 @@ def shift_option(panel: str | None = None) -> Any:
 def time_window(
     config: Path, since: str | None, until: str | None = None, shift: str | None = None
 ) -> tuple[str | None, str | None]:
-    """Return the range that the options name as UTC text, by the clock of the plant of `config`."""
+    """Return the range of the options as UTC text, by the plant's clock; exit with status 2 if a value is wrong."""
     if since is None and until is None and shift is None:
         return None, None
     from tools.terminal.open_line import settings_of  # slow to import
 
     plant, now = settings_of(config).plant.clock(), datetime.now(UTC)
-    if shift is None:
-        return since and moment(since, now, "begin", plant), until and moment(until, now, "end", plant)
-    if since is not None or until is not None:
+    if shift is not None and (since is not None or until is not None):
         fail("--shift names its own time: leave out --since and --until", status=2)
+    option = "--shift"
     try:
-        span = shift_span(shift, now, plant)
+        if shift is not None:
+            span = shift_span(shift, now, plant)
+            return span.since, span.until
+        option = "--since"
+        begin = None if since is None else moment(since, now, "begin", plant)
+        option = "--until"
+        return begin, None if until is None else moment(until, now, "end", plant)
     except ValueError as error:
-        fail(f"--shift: {error}", status=2)
-    return span.since, span.until
+        fail(f"{option}: {error}", status=2)
 
 
 def shift_span(text: str, now: datetime, plant: PlantTime) -> Shift:
@@ -168,13 +168,6 @@ def shift_span(text: str, now: datetime, plant: PlantTime) -> Shift:
         return plant.shift(name, named)
     newest = plant.shift(name, day)
     return newest if newest.since <= utc_text(now.timestamp()) else plant.shift(name, day - timedelta(days=1))
-
-
-def _checked(text: str | None, edge: Literal["begin", "end"]) -> str | None:
-    try:
-        return text if text is None or moment(text, datetime.now(UTC), edge) else None
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def moment(text: str, now: datetime, edge: Literal["begin", "end"], plant: PlantTime = _UTC) -> str:
