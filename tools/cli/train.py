@@ -35,7 +35,6 @@ def import_expert(
     input_size: InputSize = 224,
     classes: Annotated[str | None, typer.Option(help="Labels in the network's order, with commas between.")] = None,
     out: Out = Path("experts"),
-    catalog: Annotated[Path | None, typer.Option(help="Another catalog than OUT/catalog.yaml.")] = None,
     expert: ExpertName = None,
     images: Annotated[Path | None, typer.Option(help="Prove the agreement on these images, not on patterns.")] = None,
     samples: Annotated[
@@ -63,13 +62,13 @@ def import_expert(
     must_be_architecture("--architecture", architecture, "classify", "detect")
     labels = tuple(label.strip() for label in classes.split(",")) if classes else None
     form = Form(dtype=dtype, origin=f"imported from {file.name}")
-    target = ImportTarget(architecture, input_size, out, labels, expert, catalog, form)
+    target = ImportTarget(architecture, input_size, out, labels, expert, form)
     try:
         report = import_file(file, target, images=images, trust=trust)
     except ImportRefusedError as error:
         fail(str(error), status=1)
     if samples is not None:
-        _measure(report, catalog or out / "catalog.yaml", samples)
+        _measure(report, out / "catalog.yaml", samples)
     agreement = report.agreement
     if as_json:
         expert_row = {"expert": report.expert, "file": str(report.file), "entry": report.entry, "dtype": report.dtype}
