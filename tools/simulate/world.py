@@ -1,6 +1,6 @@
 """The simulated world: a machine as pools, executors, channels and costs, and a task as requests with their chains."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -196,20 +196,3 @@ def _device(name: str) -> str:
 
 def _pass_rate(then: str, usage: Mapping[str, float], before: Mapping[str, float]) -> float:
     return min(1.0, usage[then] / before[then]) if before[then] > 0.0 else 0.0
-
-
-def distinct_bytes(task: Task) -> int:
-    """Bytes of the experts that the task's images really use."""
-    sizes = {facts.expert: facts.weights_bytes for facts in task.experts}
-    used: dict[ExpertId, None] = {expert: None for image in task.images for expert in image.chain}
-    return sum(sizes[expert] for expert in used)
-
-
-def steps_of(images: Sequence[Image], architectures: Mapping[ExpertId, ArchitectureId]) -> dict[ArchitectureId, int]:
-    """Requests by architecture."""
-    counts: dict[ArchitectureId, int] = {}
-    for image in images:
-        for expert in image.chain:
-            architecture = architectures[expert]
-            counts[architecture] = counts.get(architecture, 0) + 1
-    return counts
