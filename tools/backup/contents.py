@@ -124,7 +124,8 @@ class _Line:
                 if file.is_file() and not file.name.endswith("_secret"):
                     self.contents.parts.append(Part(f"{name}/{file.name}", file))
             return
-        is_secret = key[0] == "security" or _is_consumer_secret(self.contents.config, key)
+        consumer = self.contents.config.consumers.get(str(key[1])) if key[0] == "consumers" else None
+        is_secret = key[0] == "security" or (consumer is not None and tuple(map(str, key[2:])) in consumer.secret_files)
         if "$CREDENTIALS_DIRECTORY" in name:
             self.contents.warnings.append(f"{'.'.join(map(str, key))} comes from systemd: it is not in the backup")
         elif is_secret and not self._with_secrets:
@@ -199,10 +200,6 @@ class _Line:
         before = f"{CONFIG}.before-backup"
         changed = _NOTE.format(before=before).encode() + _dumped(self._document, path)
         self.contents.parts[:0] = [Part(CONFIG, changed), Part(before, path)]
-
-
-def _is_consumer_secret(config: Config, key: KeyPath) -> bool:
-    return key[0] == "consumers" and tuple(map(str, key[2:])) in config.consumers[str(key[1])].secret_files
 
 
 def _paths(value: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, Path]]:

@@ -114,15 +114,11 @@ def switch(line: ExpertsLine, name: str, requested: str | None, note: str | None
             raise VersionsError(f"{name} {requested} is in force already")
         version = expert.named(requested) if requested is not None else change.before(name)
         _must_serve(line, change, expert, version)
-        text, before, old = _catalog_text(line), expert.in_force, expert.version
+        catalog, before, old = line.versions.catalog, expert.in_force, expert.version
+        text = catalog.read_text(encoding="utf-8") if catalog.exists() else ""
         change.promote(name, version, action, note)
         heard, problem = _reload(line, change, name, text, before, note)
     return VersionSwitch(name, version, old, heard, problem, change.lost_comments)
-
-
-def _catalog_text(line: ExpertsLine) -> str:
-    path = line.versions.catalog
-    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def _must_serve(line: ExpertsLine, change: Change, expert: Expert, version: str) -> None:

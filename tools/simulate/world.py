@@ -112,7 +112,8 @@ def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | Non
         executors += _executors("cuda:0", gpu)
     cached_bytes = 0 if cpu is None else cpu.memory_bytes
     if cpu is not None and cpu.executors and not (rules.single_executor and gpu is not None):
-        needed_bytes = cpu.executors * cpu.max_batch * _max_activations(cpu)
+        activation_bytes = max((cost.activation_bytes for cost in cpu.architectures.values()), default=0)
+        needed_bytes = cpu.executors * cpu.max_batch * activation_bytes
         for_experts = round(cpu.memory_bytes * cpu.expert_share) - needed_bytes
         pools.append(_pool("cpu", cpu, for_experts, for_experts + needed_bytes))
         executors += _executors("cpu", cpu)
@@ -184,10 +185,6 @@ def _rows(
             disk_s=disk_s + link_s if name == "gpu" else disk_s,
             ram_s=link_s if name == "gpu" and not file.unified_memory else None,
         )
-
-
-def _max_activations(processor: Processor) -> int:
-    return max((cost.activation_bytes for cost in processor.architectures.values()), default=0)
 
 
 def _device(name: str) -> str:

@@ -90,7 +90,8 @@ def examine_line(path: Path | None, user: str | None = None, root: Path = Path("
         except ConfigError as error:
             mistakes = tuple(map(str, error.problems))
     places = Places(root)
-    is_service = path is not None and _is_service(places, path)
+    unit = places.unit.read_text(encoding="utf-8") if places.unit.is_file() else ""
+    is_service = path is not None and started_config(unit) == path.resolve()
     status, silent = _ask(config)
     return DoctorContext(
         path=path,
@@ -112,12 +113,6 @@ def database_of(config: Config) -> Path | None:
         return sqlite_path(config.database)
     except (StoreError, ValueError):
         return None
-
-
-def _is_service(places: Places, path: Path) -> bool:
-    if not places.unit.is_file():
-        return False
-    return started_config(places.unit.read_text(encoding="utf-8")) == path.resolve()
 
 
 def _user(named: str | None, service: str | None) -> pwd.struct_passwd:
