@@ -69,7 +69,8 @@ def prepare(folder: Path) -> PrepareReport:
     if earlier is not None:
         return earlier
     began_s = time.monotonic()
-    with _bars() as bars:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=console) as bars:
         samples = _render(bars)
         catalog = _train(samples, folder / "experts", bars)
         task = bars.add_task("calibrating on parts held out", total=1.0)
@@ -202,8 +203,3 @@ def _two_processes() -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of fresh interpreters: torch's threads do not survive a fork."""
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield pool
-
-
-def _bars() -> Progress:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    return Bars(*columns, console=console)
