@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import yaml
@@ -25,7 +25,7 @@ from tools.profile.measure import Bench, LayoutCost, ProfileEffort, ProfileError
 from tools.profile.samples import Samples
 from tools.profile.split import Plan, limited_split, search_split
 from tools.profile.usage import usage_of
-from tools.profile.window import Split
+from tools.profile.window import Pick, Split
 
 #: Of a machine's free memory, what a line without a budget of its own may take.
 _FREE_SHARE = 0.8
@@ -42,7 +42,7 @@ class Wish:
     memory_bytes: int | None = None
     initial: float = 15.0
     margin: float = 0.05
-    pick: Literal["best", "random"] = "best"
+    pick: Pick = "best"
     effort: ProfileEffort = field(default_factory=ProfileEffort)
 
 

@@ -246,8 +246,6 @@ def test_usage_of_a_sample_is_what_the_rules_route_with_real_answers(tmp_path: P
     assert usage == {"yolo-solder": 1.0, "R0402": 0.75, "C0603": 0.25, "QFP64": 0.0}
     with pytest.raises(UsageError, match="BOARD_TYPE/SERIAL"):
         usage_of(str(board), line, "cpu", LayoutShelf())
-    with pytest.raises(UsageError, match="no folder nowhere"):
-        usage_of("nowhere", line, "cpu", LayoutShelf())
 
 
 # Executors
