@@ -89,16 +89,14 @@ def _collect(runtime: "MoeRuntime", text: "CorpusText", domain: str, prompts: in
         layers.append((gate.index.cpu(), gate.weight.cpu()))
 
     runtime.observers.append(watch)
-    try:
-        for batch in track(windows.split(_BATCH), description=f"{domain}, {len(windows)} prompts", console=console):
-            layers.clear()
-            rows = [StepRow(f"trace-{row}", domain, length) for row in range(len(batch))]
-            with torch.no_grad(), runtime.step(rows):
-                runtime.model(batch.to(runtime.model.device), use_cache=False, logits_to_keep=1)
-            index.append(torch.stack([experts for experts, _ in layers], dim=1).to(torch.int16))
-            weight.append(torch.stack([weights for _, weights in layers], dim=1).to(torch.float16))
-    finally:
-        runtime.observers.remove(watch)
+    for batch in track(windows.split(_BATCH), description=f"{domain}, {len(windows)} prompts", console=console):
+        layers.clear()
+        rows = [StepRow(f"trace-{row}", domain, length) for row in range(len(batch))]
+        with torch.no_grad(), runtime.step(rows):
+            runtime.model(batch.to(runtime.model.device), use_cache=False, logits_to_keep=1)
+        index.append(torch.stack([experts for experts, _ in layers], dim=1).to(torch.int16))
+        weight.append(torch.stack([weights for _, weights in layers], dim=1).to(torch.float16))
+    runtime.observers.remove(watch)
     is_decoded = torch.arange(length) >= length // 2
     count = len(windows)
     return Trace(
