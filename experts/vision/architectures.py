@@ -18,7 +18,6 @@ PLAIN_HEAD, END_TO_END_HEAD = "plain", "end_to_end"
 
 #: How weights may be stored and computed.
 DTYPES = ("float32", "float16", "bfloat16")
-MEMORY_FORMATS = ("channels_last", "contiguous")
 
 #: One number per RGB channel.
 Triple = tuple[float, float, float]

@@ -13,7 +13,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -90,8 +90,8 @@ def write_backup(
             members = _members(contents, snapshot, with_images=with_images)
             _need_room(contents, archive, sum(member.size for member in members), "the backup")
             head = _head(snapshot, with_images=with_images)
-            _write(GentleWriter(out), [_Member(HEAD, head, len(head)), *members], contents.warnings, progress)
-            os.fchmod(out, 0o600 if any(member.mode == 0o600 for member in members) else 0o640)
+            _write(GentleWriter(out), [Part(HEAD, head, size=len(head)), *members], contents.warnings, progress)
+            os.fchmod(out, 0o600 if any(member.is_secret for member in members) else 0o640)
         sync(archive.parent)
     except OSError as error:
         raise not_written(error, archive) from error
@@ -106,18 +106,6 @@ def write_backup(
         len(versions),
         sum(versions),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """One file of the archive. `source` is a path, an open descriptor, or the bytes themselves."""
-
-    name: str
-    source: Path | int | bytes
-    size: int
-    mode: int = 0o640
-    sha256: str | None = None
-    may_be_gone: bool = False
 
 
 @contextmanager
@@ -211,26 +199,32 @@ def _need_room(contents: Contents, archive: Path, size: int, what: str) -> None:
         raise BackupError(problem)
 
 
-def _members(contents: Contents, snapshot: _Snapshot, *, with_images: bool) -> list[_Member]:
-    """Yield the members of the archive in order; kept images are those that the copied rows name."""
-    members = [_member(part) for part in contents.parts if not part.may_be_gone or cast("Path", part.source).exists()]
-    if snapshot.state is None:
-        return members
-    members.append(_Member(contents.database, snapshot.copy, snapshot.copy.stat().st_size))
-    for number, fd, size in snapshot.segments:
-        members.append(_Member(segment_file(Path(contents.journal), number).as_posix(), fd, size))
-    if with_images:
-        source_folder, target_folder = contents.config.images.parent, Path(contents.images).parent
-        for path in kept_images(snapshot.copy):
-            with suppress(FileNotFoundError):  # pruned meanwhile
-                size = (source_folder / path).stat().st_size
-                members.append(_Member((target_folder / path).as_posix(), source_folder / path, size, may_be_gone=True))
-    return members
+def _members(contents: Contents, snapshot: _Snapshot, *, with_images: bool) -> list[Part]:
+    """Return the members of the archive in order, with their sizes; kept images are those that the copied rows name."""
+    parts = list(contents.parts)
+    if snapshot.state is not None:
+        journal, source, target = Path(contents.journal), contents.config.images.parent, Path(contents.images).parent
+        parts.append(Part(contents.database, snapshot.copy))
+        parts += [
+            Part(segment_file(journal, number).as_posix(), fd, size=size) for number, fd, size in snapshot.segments
+        ]
+        images = kept_images(snapshot.copy) if with_images else ()
+        parts += [Part((target / path).as_posix(), source / path, may_be_gone=True) for path in images]
+    return [member for part in parts for member in _sized(part)]
 
 
-def _member(part: Part) -> _Member:
-    size = len(part.source) if isinstance(part.source, bytes) else part.source.stat().st_size
-    return _Member(part.name, part.source, size, 0o600 if part.is_secret else 0o640, part.sha256, part.may_be_gone)
+def _sized(part: Part) -> Iterator[Part]:
+    """Yield the part with its size, unless it may be gone and is."""
+    if isinstance(part.source, int):
+        yield part
+        return
+    try:
+        size = len(part.source) if isinstance(part.source, bytes) else part.source.stat().st_size
+    except FileNotFoundError:
+        if not part.may_be_gone:
+            raise
+        return
+    yield replace(part, size=size)
 
 
 def _head(snapshot: _Snapshot, *, with_images: bool) -> bytes:
@@ -247,7 +241,7 @@ def _head(snapshot: _Snapshot, *, with_images: bool) -> bytes:
     return (json.dumps(head, indent=1) + "\n").encode()
 
 
-def _write(out: GentleWriter, members: list[_Member], warnings: list[str], progress: Progress) -> None:
+def _write(out: GentleWriter, members: list[Part], warnings: list[str], progress: Progress) -> None:
     total = sum(member.size for member in members)
     done = 0
     sums: list[str] = []
@@ -270,12 +264,12 @@ def _write(out: GentleWriter, members: list[_Member], warnings: list[str], progr
             if member.sha256 not in (None, reader.sha256):
                 warnings.append(f"{member.source}: not what the catalog says: its sha256 is {reader.sha256}")
         text = os.fsencode("".join(sums))
-        tar.addfile(_entry(_Member(SUMS, text, len(text)), len(text)), io.BytesIO(text))
+        tar.addfile(_entry(Part(SUMS, text), len(text)), io.BytesIO(text))
     out.flush()
 
 
 @contextmanager
-def _opened(member: _Member) -> Iterator[int | None]:
+def _opened(member: Part) -> Iterator[int | None]:
     """Yield a descriptor to read the member from; None if it may be gone and is."""
     match member.source:
         case int():
@@ -303,9 +297,9 @@ def forget_members(tar: Any) -> None:
     tar.members.clear()
 
 
-def _entry(member: _Member, size: int) -> tarfile.TarInfo:
+def _entry(member: Part, size: int) -> tarfile.TarInfo:
     entry = tarfile.TarInfo(member.name)
     entry.size = size
-    entry.mode = member.mode
+    entry.mode = 0o600 if member.is_secret else 0o640
     entry.mtime = int(time.time())
     return entry

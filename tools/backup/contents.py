@@ -39,16 +39,17 @@ def not_written(error: OSError, target: Path) -> BackupError:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of the archive: its path there, where its bytes come from, and what they must be (of weights).
+    """One file of the archive: its path there, the source of its bytes (an `int` is an open descriptor), its size.
 
-    One that `may_be_gone` is a version of an expert that may be pruned meanwhile.
+    `sha256` is that of weights in the catalog. A part that `may_be_gone` is left out if the line has deleted its file.
     """
 
     name: str
-    source: Path | bytes
+    source: Path | bytes | int
     is_secret: bool = False
     sha256: str | None = None
     may_be_gone: bool = False
+    size: int = 0
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class Contents:
 
 
 def contents_of(path: Path, *, with_secrets: bool, environ: Mapping[str, str] = os.environ) -> Contents:
-    """Everything that `path` names but database, journal and images; ConfigError or BackupError says what is wrong."""
+    """Return the files that `path` names, except database, journal and images. Raises ConfigError or BackupError."""
     config = load_config(path, environ)
     if sqlite_path(config.database) is None:
         raise BackupError(
@@ -123,7 +124,8 @@ class _Line:
                 if file.is_file() and not file.name.endswith("_secret"):
                     self.contents.parts.append(Part(f"{name}/{file.name}", file))
             return
-        is_secret = key[0] == "security" or _is_consumer_secret(self.contents.config, key)
+        consumer = self.contents.config.consumers.get(str(key[1])) if key[0] == "consumers" else None
+        is_secret = key[0] == "security" or (consumer is not None and tuple(map(str, key[2:])) in consumer.secret_files)
         if "$CREDENTIALS_DIRECTORY" in name:
             self.contents.warnings.append(f"{'.'.join(map(str, key))} comes from systemd: it is not in the backup")
         elif is_secret and not self._with_secrets:
@@ -162,7 +164,7 @@ class _Line:
         self._add_versions(Versions(source), folder)
 
     def _add_versions(self, versions: Versions, folder: PurePosixPath) -> None:
-        """Add the history of versions, and the weights of those that are kept: they gave verdicts, and may again."""
+        """Add the history of versions and the weights of kept ones: a restored line can put them in force."""
         history = versions.folder / VERSIONS_FILE
         if not history.is_file():
             return
@@ -198,10 +200,6 @@ class _Line:
         before = f"{CONFIG}.before-backup"
         changed = _NOTE.format(before=before).encode() + _dumped(self._document, path)
         self.contents.parts[:0] = [Part(CONFIG, changed), Part(before, path)]
-
-
-def _is_consumer_secret(config: Config, key: KeyPath) -> bool:
-    return key[0] == "consumers" and tuple(map(str, key[2:])) in config.consumers[str(key[1])].secret_files
 
 
 def _paths(value: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, Path]]:

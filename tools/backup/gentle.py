@@ -82,7 +82,7 @@ class GentleWriter:
         return self._at
 
     def flush(self) -> None:
-        """Everything written so far is durable."""
+        """Make everything durable that was written so far."""
         os.fsync(self._fd)
         os.posix_fadvise(self._fd, self._flushed, self._at - self._flushed, os.POSIX_FADV_DONTNEED)
         self._flushed = self._at

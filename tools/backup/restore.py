@@ -54,7 +54,7 @@ def unpack(
 ) -> Restored:
     """Unpack `archive` into `folder`, complete or not at all; BackupError names the member that is damaged.
 
-    `note` is why, for the line's `changes`, which the restored line's first start writes.
+    `note` says why; the restored line's first start writes it to `changes`.
     """
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

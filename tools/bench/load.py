@@ -5,12 +5,12 @@ import platform
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
-from tools.terminal.option_values import Dtype, must_be_one_of
+from tools.terminal.option_values import must_be_one_of
 
 if TYPE_CHECKING:
     from tools.bench.loading import LoadFigures
@@ -27,16 +27,13 @@ _COLD_READS = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("load")(bench_load)
-
-
 def bench_load(
     architecture: Annotated[
         list[str] | None, typer.Option(help="A ResNet; may be given again. Without it resnet18 and resnet101.")
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="How weights are stored.")] = Dtype.FLOAT32,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="How weights are stored.")
+    ] = "float32",
     rounds: Annotated[int, typer.Option(min=1, help="How often each way is measured.")] = 7,
     folder: Annotated[
         Path | None,
@@ -61,7 +58,7 @@ def bench_load(
     if folder is not None and not folder.is_dir():
         fail(f"no folder {folder}", status=2)
     try:
-        result = _measure(names, dtype.value, rounds, folder)
+        result = _measure(names, dtype, rounds, folder)
     except (OSError, RuntimeError, ImportError, MemoryError, ExpertError) as error:
         fail(f"could not measure: {error}", status=1)
     if as_json:

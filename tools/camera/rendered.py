@@ -50,7 +50,7 @@ def rendered_images(boards: int, seed: int, prefix: str, lot: str | None) -> Ite
 def images_of(board: RenderedBoard, serial: str, lot: str | None) -> Iterator[CameraImage]:
     """Yield the parts of one board in placement order."""
     for part in board.placements:
-        _, payload = cv2.imencode(".png", cv2.cvtColor(part.crop(), cv2.COLOR_RGB2BGR))
+        _, payload = cv2.imencode(".png", cv2.cvtColor(part.pixels, cv2.COLOR_RGB2BGR))
         yield CameraImage(
             f"{serial}/{part.designator}",
             payload.tobytes(),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: The wait for the last answers at the end of a video, and after Ctrl-C or SIGTERM.
 _END_S, _STOP_S = 60.0, 10.0
-#: A person at a terminal is told of a daemon that does not answer sooner than a camera is.
+#: A person at a terminal waits less long for a daemon that does not answer than a camera does.
 _PATIENCE_S = 15.0
 _SILENT_S = 3.0
 _PICTURES = "Pictures of whole boards"

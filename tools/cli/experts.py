@@ -162,7 +162,7 @@ def promote(
     """Put a version that is kept in force: in the catalog at once and whole, and in a daemon that runs.
 
     Images under way end with the version that they began a step with or with the new one, and name which. Exit status
-    1 where it is refused (then nothing has changed), or where a daemon runs and could not be told.
+    1 where it is refused (then nothing has changed), or where a running daemon did not read it.
 
     Example: coserve experts promote R0402 5c1e --config demo/coserve.yaml
     """

@@ -60,7 +60,9 @@ def init(
     try:
         answers = parsing.Answers(
             _boards(asking, board, images),
-            _data(asking, data),
+            asking.ask(
+                "2/5 Where images and results lie", "data", parsing.parse_folder, None if data is None else str(data)
+            ),
             _memory(asking, memory),
             asking.ask(
                 "4/5 Dashboard: no, here (this PC), network (with a token)", "here", parsing.parse_dashboard, dashboard
@@ -116,12 +118,6 @@ def _boards(asking: _Asking, board: Sequence[str] | None, images: Path | None) -
         return dict(parse_board(text) for text in board)
     question = "1/5 A board type and its components (more: in rules.yaml, or --board), or a folder of sample images"
     return asking.ask(question, EXAMPLE_BOARD, parse_boards, None)
-
-
-def _data(asking: _Asking, data: Path | None) -> Path:
-    from tools.setup.answers import parse_folder
-
-    return asking.ask("2/5 Where images and results lie", "data", parse_folder, None if data is None else str(data))
 
 
 def _memory(asking: _Asking, memory: str | None) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""`coserve keys`: who may come in over the network. The allow-list is a folder; a running daemon is told at once."""
+"""`coserve keys`: clients that may connect over the network. A running daemon reads the changed allow-list at once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console
 from tools.terminal.option_values import Commands, Note
 
 keys_app = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Who may come in over the network: keys of clients, of the daemon."
+    cls=Commands, no_args_is_help=True, help="Clients that may connect over the network: their keys, and the daemon's."
 )
 
 Name = Annotated[str, typer.Argument(help="The client's name, for example camera-3.", show_default=False)]
@@ -31,36 +31,28 @@ def new(
 
     Example: coserve keys new camera-3 --dir keys
     """
-    from daemon.wire.keys import fingerprint, make_key_pair, read_public_key
+    from daemon.wire import keys
 
-    if sign:
-        _new_signing_pair(folder, name, as_json=as_json)
-        return
     with _exit_on_key_errors():
-        public, secret = make_key_pair(folder, name)
-        shown = fingerprint(read_public_key(public))
+        if sign:
+            from tools.query.package import signing
+
+            public, secret = signing.make_signing_pair(folder, name)
+            shown = signing.key_id(signing.read_public_key(public))
+        else:
+            public, secret = keys.make_key_pair(folder, name)
+            shown = keys.fingerprint(keys.read_public_key(public))
     if as_json:
         print_json({"public": str(public), "secret": str(secret), "fingerprint": shown})
         return
     console.print(f"{public}: public, fingerprint {shown}\n{secret}: secret, mode 0600", markup=False)
-    if server:
+    if sign:
+        next_step = f"Hand out {public.name}; sign with: coserve export … --sign {secret}"
+    elif server:
         next_step = f"Name the secret file as security.server_key in coserve.yaml; every client needs {public.name}."
     else:
         next_step = f"Move the secret file to the client, and let it in: coserve keys allow {public} {name}"
     console.print(next_step, markup=False)
-
-
-def _new_signing_pair(folder: Path, name: str, *, as_json: bool) -> None:
-    from tools.query.package import signing
-
-    with _exit_on_key_errors():
-        public, secret = signing.make_signing_pair(folder, name)
-        shown = signing.key_id(signing.read_public_key(public))
-    if as_json:
-        print_json({"public": str(public), "secret": str(secret), "fingerprint": shown})
-        return
-    console.print(f"{public}: public, fingerprint {shown}\n{secret}: secret, mode 0600", markup=False)
-    console.print(f"Hand out {public.name}; sign with: coserve export … --sign {secret}", markup=False)
 
 
 @keys_app.command()
@@ -73,7 +65,7 @@ def allow(
     note: Note = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a client in: its public key goes into the folder of allowed clients, and a running daemon is told.
+    """Let a client in: add its public key to the folder of allowed clients, which a running daemon reads again.
 
     Example: coserve keys allow camera-3.key camera-3 --config demo/coserve.yaml
     """
@@ -87,7 +79,7 @@ def allow(
         if server_key and server_key.exists() and public == read_server_keys(server_key).public.decode():
             fail(f"{key} is the daemon's own key: name the .key file that `coserve keys new` made for {name}", status=1)
         allow_key(folder, name, public)
-    _tell(settings, note, as_json, f"{name} may come in, fingerprint {fingerprint(public)}")
+    _reload_keys(settings, note, as_json, f"{name} may come in, fingerprint {fingerprint(public)}")
 
 
 @keys_app.command()
@@ -103,8 +95,8 @@ def revoke(name: Name, config: ConfigOption = DEFAULT_CONFIG, note: Note = None,
     settings, folder = _allow_list_of(config)
     with _exit_on_key_errors():
         names = revoke_key(folder, name)
-    said = f"{', '.join(names)} (one key): shut out" if names[1:] else f"{name} is shut out"
-    _tell(settings, note, as_json, said)
+    sentence = f"{', '.join(names)} (one key): shut out" if names[1:] else f"{name} is shut out"
+    _reload_keys(settings, note, as_json, sentence)
 
 
 @keys_app.command("list")
@@ -146,7 +138,7 @@ def _allow_list_of(config: Path) -> tuple[Any, Path]:
     return settings, settings.security.allowed_clients
 
 
-def _tell(settings: Any, note: str | None, as_json: bool, sentence: str) -> None:
+def _reload_keys(settings: Any, note: str | None, as_json: bool, sentence: str) -> None:
     """Have a running daemon read the keys again. The files are right already, also if it refuses."""
     from daemon.wire.control import ControlError, ask
     from experts.versions import current_user

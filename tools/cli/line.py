@@ -29,7 +29,7 @@ def run(
     note: Note = None,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", metavar="FILE", help="Record what the scheduler is told and decides, to simulate it."),
+        typer.Option("--trace", metavar="FILE", help="Record the scheduler's calls and decisions, to simulate them."),
     ] = None,
 ) -> None:
     """Run the daemon in the foreground; prints one line when it is ready, and stops on SIGTERM or Ctrl-C.
@@ -105,9 +105,10 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     if as_json:
         print_json(answer)
         return
+    identity = f", line {answer['line']}, epoch {answer['epoch']}" if "epoch" in answer else ""  # not of older daemons
     console.print(
         f"CoServe {answer['version']}, {answer['state']}, up for {answer['uptime_s']:.0f} s, policy"
-        f" {answer['policy']}, rules {answer['rules_version']}{_identity(answer)}\n"
+        f" {answer['policy']}, rules {answer['rules_version']}{identity}\n"
         f"accepted {answer['accepted']}, completed {answer['completed']}, backlog {answer['backlog']},"
         f" {answer['images_per_s']:.1f} images/s, {answer['expert_switches']} expert switches,"
         f" seq {'unknown' if answer['last_seq'] is None else answer['last_seq']}"
@@ -148,11 +149,6 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         columns = ("model", "device", "state", "expert memory", "text memory", "requests", "last error")
         print_table("Language models", columns, models)
     _show_beside(answer)
-
-
-def _identity(answer: Mapping[str, Any]) -> str:
-    """Return the line's name and the epoch of its results; an older daemon sends none."""
-    return f", line {answer['line']}, epoch {answer['epoch']}" if "epoch" in answer else ""
 
 
 def _show_beside(answer: Mapping[str, Any]) -> None:

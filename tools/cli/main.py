@@ -10,8 +10,8 @@ from typing import Any
 
 import typer
 
-from tools.bench import line as bench_line
-from tools.bench import load as bench_load
+from tools.bench.line import bench_line
+from tools.bench.load import bench_load
 from tools.cli import (
     backup,
     camera,
@@ -48,38 +48,30 @@ app = typer.Typer(
     add_completion=False,
 )
 bench_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Measure this machine against itself.")
-for benchmark in (bench_line, bench_load):
-    benchmark.register(bench_app)
+bench_app.command("line")(bench_line)
+bench_app.command("load")(bench_load)
 
-_GROUPS = {
-    line.rules_app: "rules",
-    experts.experts_app: "experts",
-    db.db_app: "db",
-    train.train_app: "train",
-    bench_app: "bench",
-    moe.moe_app: "moe",
-    keys.keys_app: "keys",
-}
 _DAILY, _SETUP, _DEVELOPERS = "Every day", "Setting up", "For developers"
-#: Commands and groups of commands by panel, each in the order in which `coserve --help` lists them.
+#: Commands, and groups of commands with their names, by panel in the order in which `coserve --help` lists them.
 _COMMANDS: dict[str, tuple[Any, ...]] = {
     _DAILY: (
         *(line.status, top.top, results.results, results.explain, review.review, report.report, export.export),
         changes.changes,
         *(camera.camera, line.reload, line.drain, line.queues, line.pin, line.unpin, line.unload, line.limits),
-        *(backup.backup, db.db_app, experts.experts_app),
+        *(backup.backup, ("db", db.db_app), ("experts", experts.experts_app)),
     ),
     _SETUP: (
-        *(demo.demo, init.init, train.train_app, train.import_expert, line.rules_app, line.check, doctor.doctor),
+        *(demo.demo, init.init, ("train", train.train_app), train.import_expert, ("rules", line.rules_app)),
+        *(line.check, doctor.doctor),
         *(line.run, install_service.install_service, install_service.uninstall_service, backup.restore),
-        *(keys.keys_app, profile.profile, rejudge.rejudge, simulate.simulate),
+        *(("keys", keys.keys_app), profile.profile, rejudge.rejudge, simulate.simulate),
     ),
-    _DEVELOPERS: (bench_app, moe.moe_app),
+    _DEVELOPERS: (("bench", bench_app), ("moe", moe.moe_app)),
 }
 for panel, commands in _COMMANDS.items():
     for command in commands:
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=_GROUPS[command], rich_help_panel=panel)
+        if isinstance(command, tuple):
+            app.add_typer(command[1], name=command[0], rich_help_panel=panel)
         else:
             name = command.__name__.removesuffix("_expert").replace("_", "-")
             app.command(name, rich_help_panel=panel)(command)

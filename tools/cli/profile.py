@@ -70,13 +70,13 @@ def profile(  # one parameter for each option
     with exit_on(ProfileError, UsageError, ExpertError):
         with share_bar("starting") as (bar, task):
             measured = profile_line(line, wish, lambda what, share: bar.update(task, description=what, completed=share))
-        written = write_profile(path, measured)
+        write_profile(path, measured)
     if as_json:
-        print_json(as_figures(measured) | {"files": [str(file) for file in written]})
+        print_json(as_figures(measured) | {"files": [str(path)]})
         return
     for figures in measured.devices:
         _print_device(figures)
-    console.print(f"measured with {measured.samples}; written: {', '.join(map(str, written))}", markup=False)
+    console.print(f"measured with {measured.samples}; written: {path}", markup=False)
     console.print(f"to use it: `profile: {path.name}` under the device in {config}", markup=False)
 
 

@@ -1,27 +1,20 @@
 """`coserve simulate`: what a policy would do, on a device that you describe or with a trace of your own line."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from enum import StrEnum
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from daemon.policy.presets import PRESETS
+from tools.simulate.world import Loading
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
 from tools.terminal.option_values import must_be_policies
 
 if TYPE_CHECKING:
     from tools.simulate.engine import Simulation
     from tools.simulate.report import Row
-
-
-class LoadingOption(StrEnum):
-    """Ways of loading experts; without one each policy loads in its own way."""
-
-    SLOTS = "slots"
-    ORDINARY = "ordinary"
 
 
 def simulate(
@@ -31,7 +24,7 @@ def simulate(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A recorded run, instead of device and task.")
     ] = None,
-    loading: Annotated[LoadingOption | None, typer.Option(help="How experts are loaded, for every policy.")] = None,
+    loading: Annotated[Loading | None, typer.Option(help="How experts are loaded, for every policy.")] = None,
     deadline: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds in which each image must be answered.")
     ] = None,
@@ -46,38 +39,52 @@ def simulate(
 
     Example: coserve simulate --device device.json --task task.json.gz --policy coserve --policy coserve-plus
     """
-    names = list(dict.fromkeys(policy or ([] if trace else PRESETS)))
-    must_be_policies(names)
+    must_be_policies(policy or ())
     if (trace is None) == (device is None and task is None):
         fail("name either --device and --task, or --trace", status=2)
+    keep_spans = timeline is not None
     if trace is not None:
-        _simulate_trace(trace, names, timeline, until, as_json=as_json)
-        return
-    if device is None or task is None:
+        simulated = _of_trace(trace, keep_spans=keep_spans)
+    elif device is None or task is None:
         fail("both --device and --task are needed", status=2)
-    _simulate_files(device, task, names, loading, deadline, timeline, until, as_json=as_json)
+    else:
+        simulated = _of_files(device, task, loading, deadline, keep_spans=keep_spans)
+    from tools.simulate.report import COLUMNS, cells
+
+    rows = _run_policies(list(dict.fromkeys(policy or simulated.policies)), simulated, timeline, until)
+    live = simulated.live
+    if as_json:
+        print_json([asdict(row) | ({"live": live} if live else {}) for row in rows])
+        return
+    print_table(f"{simulated.title}; waits to the first batch", COLUMNS, [cells(row) for row in rows])
+    if live:
+        console.print(
+            f"recorded live under {live['policy']}: {live['images_per_s']:.2f} images/s ({live['answered']} answered in"
+            f" {live['makespan_s']:.1f} s), {live['loads']} loads"
+        )
 
 
-def _simulate_files(
-    device_path: Path,
-    task_path: Path,
-    names: Sequence[str],
-    loading: LoadingOption | None,
-    deadline_s: float | None,
-    timeline: Path | None,
-    until_s: float | None,
-    *,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Simulated:
+    """A task on a machine, ready to be simulated under any policy; `live` has the figures of a recorded run."""
+
+    title: str
+    bound_s: float
+    under: "Callable[[str], Simulation]"
+    policies: Sequence[str]
+    live: dict[str, Any] | None = None
+
+
+def _of_files(
+    device_path: Path, task_path: Path, loading: Loading | None, deadline_s: float | None, *, keep_spans: bool
+) -> _Simulated:
     from tools.simulate.bound import bound_s
     from tools.simulate.engine import Simulation
     from tools.simulate.files import FileError, read_device, read_task
-    from tools.simulate.report import COLUMNS, cells
     from tools.simulate.world import machine_of, task_of, with_deadlines
 
     try:
         device, task = read_device(device_path), task_of(read_task(task_path))
-        how = None if loading is None else loading.value
         # Every policy is measured against one bound, all processors and all memory, also if it uses less of them.
         bound = bound_s(machine_of(device, task, "coserve-plus"), task)
     except (FileError, ValueError) as error:
@@ -85,25 +92,18 @@ def _simulate_files(
     if deadline_s is not None:
         task = with_deadlines(task, deadline_s)
 
-    def simulation_of(policy: str) -> Simulation:
-        return Simulation(machine_of(device, task, policy, how), task, policy, keep_spans=timeline is not None)
+    def under(policy: str) -> Simulation:
+        return Simulation(machine_of(device, task, policy, loading), task, policy, keep_spans=keep_spans)
 
-    rows = _run_policies(names, simulation_of, bound, timeline, until_s)
-    if as_json:
-        print_json([asdict(row) for row in rows])
-        return
-    title = f"{task.name} on {device.name}: {len(task.images)} images, bound {bound:.1f} s; waits to the first batch"
-    print_table(title, COLUMNS, [cells(row) for row in rows])
+    title = f"{task.name} on {device.name}: {len(task.images)} images, bound {bound:.1f} s"
+    return _Simulated(title, bound, under, tuple(PRESETS))
 
 
-def _simulate_trace(
-    path: Path, names: list[str], timeline: Path | None, until_s: float | None, *, as_json: bool
-) -> None:
+def _of_trace(path: Path, *, keep_spans: bool) -> _Simulated:
     from daemon.dispatch.trace import TraceError
     from tools.simulate.bound import bound_s
     from tools.simulate.engine import Simulation
     from tools.simulate.recorded import read_recorded
-    from tools.simulate.report import COLUMNS, cells
 
     try:
         recorded = read_recorded(path)
@@ -111,45 +111,26 @@ def _simulate_trace(
         fail(f"{path}: {error.strerror or error}", status=2)
     except TraceError as error:
         fail(str(error), status=2)
-    bound = bound_s(recorded.machine(recorded.policy), recorded.task)
+    task, tuning, prefilled = recorded.task, recorded.tuning, recorded.prefilled
 
-    def simulation_of(policy: str) -> Simulation:
-        return Simulation(
-            recorded.machine(policy),
-            recorded.task,
-            policy,
-            tuning=recorded.tuning,
-            prefilled=recorded.prefilled,
-            keep_spans=timeline is not None,
-        )
+    def under(policy: str) -> Simulation:
+        machine = recorded.machine(policy)
+        return Simulation(machine, task, policy, tuning=tuning, prefilled=prefilled, keep_spans=keep_spans)
 
-    rows = _run_policies(names or [recorded.policy], simulation_of, bound, timeline, until_s)
     live = {
         "policy": recorded.policy,
-        "images": len(recorded.task.images),
+        "images": len(task.images),
         "answered": recorded.answered,
         "images_per_s": round(recorded.images_per_s, 3),
         "makespan_s": round(recorded.makespan_s, 3),
         "loads": recorded.loads,
     }
-    if as_json:
-        print_json([{**asdict(row), "live": live} for row in rows])
-        return
-    print_table(
-        f"{path}: {len(recorded.task.images)} images; waits to the first batch", COLUMNS, [cells(row) for row in rows]
-    )
-    console.print(
-        f"recorded live under {recorded.policy}: {recorded.images_per_s:.2f} images/s ({recorded.answered} answered in "
-        f"{recorded.makespan_s:.1f} s), {recorded.loads} loads"
-    )
+    bound = bound_s(recorded.machine(recorded.policy), task)
+    return _Simulated(f"{path}: {len(task.images)} images", bound, under, (recorded.policy,), live)
 
 
 def _run_policies(
-    names: Sequence[str],
-    simulation_of: "Callable[[str], Simulation]",
-    bound: float,
-    timeline: Path | None,
-    until_s: float | None,
+    names: Sequence[str], simulated: _Simulated, timeline: Path | None, until_s: float | None
 ) -> "list[Row]":
     """Return a row for each policy, and draw its timeline; several have their names before the suffix."""
     from tools.simulate.engine import StuckError
@@ -159,10 +140,10 @@ def _run_policies(
     rows: list[Row] = []
     for name in names:
         try:
-            outcome = simulation_of(name).run()
+            outcome = simulated.under(name).run()
         except (StuckError, ValueError) as error:
             fail(f"{name}: {error}", status=1)
-        rows.append(row_of(outcome, bound))
+        rows.append(row_of(outcome, simulated.bound_s))
         if timeline is None:
             continue
         path = timeline if len(names) == 1 else timeline.with_name(f"{timeline.stem}-{name}{timeline.suffix}")

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from daemon.units import size_text
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
-from tools.terminal.option_values import Commands, Dtype, must_be_architecture
+from tools.terminal.option_values import Commands, must_be_architecture
 from tools.terminal.progress import share_bar
 
 if TYPE_CHECKING:
@@ -35,14 +35,16 @@ def import_expert(
     input_size: InputSize = 224,
     classes: Annotated[str | None, typer.Option(help="Labels in the network's order, with commas between.")] = None,
     out: Out = Path("experts"),
-    catalog: Annotated[Path | None, typer.Option(help="Another catalog than OUT/catalog.yaml.")] = None,
     expert: ExpertName = None,
     images: Annotated[Path | None, typer.Option(help="Prove the agreement on these images, not on patterns.")] = None,
     samples: Annotated[
         Path | None,
         typer.Option(help="Ordinary images of the line: how sure the expert is of them goes into the catalog (drift)."),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="How weights are stored and computed.")] = Dtype.AUTO,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option(help="How weights are stored and computed; auto: the fastest that agrees with the original."),
+    ] = "auto",
     trust: Annotated[bool, typer.Option("--trust", help="Open a pickled program, in a process of its own.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -59,14 +61,14 @@ def import_expert(
 
     must_be_architecture("--architecture", architecture, "classify", "detect")
     labels = tuple(label.strip() for label in classes.split(",")) if classes else None
-    form = Form(dtype=dtype.value, origin=f"imported from {file.name}")
-    target = ImportTarget(architecture, input_size, out, labels, expert, catalog, form)
+    form = Form(dtype=dtype, origin=f"imported from {file.name}")
+    target = ImportTarget(architecture, input_size, out, labels, expert, form)
     try:
         report = import_file(file, target, images=images, trust=trust)
     except ImportRefusedError as error:
         fail(str(error), status=1)
     if samples is not None:
-        _measure(report, catalog or out / "catalog.yaml", samples)
+        _measure(report, out / "catalog.yaml", samples)
     agreement = report.agreement
     if as_json:
         expert_row = {"expert": report.expert, "file": str(report.file), "entry": report.entry, "dtype": report.dtype}

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -22,10 +23,11 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 import tools.camera.render
 import tools.training
 from experts.catalog import Catalog, CatalogFile, resolve, write_catalog
+from experts.spec import Answer
 from tools.demo import files, judge, training
 from tools.demo.judge import Quality
 from tools.demo.training import Sample
-from tools.experts.measure import MeasuredAnswers
+from tools.experts.measure import write_confidences
 from tools.terminal.console import console
 from tools.terminal.progress import Bars
 
@@ -67,7 +69,8 @@ def prepare(folder: Path) -> PrepareReport:
     if earlier is not None:
         return earlier
     began_s = time.monotonic()
-    with _bars() as bars:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=console) as bars:
         samples = _render(bars)
         catalog = _train(samples, folder / "experts", bars)
         task = bars.add_task("calibrating on parts held out", total=1.0)
@@ -77,11 +80,15 @@ def prepare(folder: Path) -> PrepareReport:
         bars.update(task, completed=1.0)
         minutes = (time.monotonic() - began_s) / 60
         task = bars.add_task("judging boards not trained on", total=1.0)
-        answers = MeasuredAnswers()
+        answers: dict[str, list[Answer]] = defaultdict(list)
         quality = judge.judge_line(
-            config, JUDGED_SEEDS, JUDGED_DEFECT_RATE, lambda share: bars.update(task, completed=share), answers.add
+            config,
+            JUDGED_SEEDS,
+            JUDGED_DEFECT_RATE,
+            lambda share: bars.update(task, completed=share),
+            lambda expert, answer: answers[expert].append(answer),
         )
-        answers.write_confidences(folder / "experts" / "catalog.yaml")
+        write_confidences(folder / "experts" / "catalog.yaml", answers)
     report = PrepareReport(key, minutes, quality)
     (folder / PREPARED).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
     return report
@@ -196,8 +203,3 @@ def _two_processes() -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of fresh interpreters: torch's threads do not survive a fork."""
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield pool
-
-
-def _bars() -> Progress:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    return Bars(*columns, console=console)

@@ -82,7 +82,7 @@ def render_units(numbers: Sequence[int]) -> list[Sample]:
 
 
 def _samples(board: RenderedBoard) -> list[Sample]:
-    return [Sample(p.component, p.truth, p.crop(), p.marks) for p in board.placements]
+    return [Sample(p.component, p.truth, p.pixels, p.marks) for p in board.placements]
 
 
 @dataclass(frozen=True, slots=True)

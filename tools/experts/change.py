@@ -1,4 +1,4 @@
-"""Versions put in, promoted, rolled back and pruned: checked as a daemon checks them, durable, and told to the daemon.
+"""Versions put in, promoted, rolled back and pruned: checked as a daemon checks them, durable, and read by the daemon.
 
 A version that the line cannot use is refused: labels that the rules need are missing, memory is too small, a file is
 damaged. If the running daemon refuses the new catalog all the same, the old catalog is restored.
@@ -84,7 +84,7 @@ def put(line: ExpertsLine, name: str, source: Path, note: str | None = None) -> 
     check(line, name, candidate)
     with line.versions.changing() as change:
         version = change.put(name, candidate.entry, candidate.weights, str(source.resolve()), note)
-    line.tell_versions()
+    line.record_versions()
     return version, candidate.note
 
 
@@ -106,25 +106,19 @@ def _line_problems(line: ExpertsLine, name: str, candidate: WeightsCandidate) ->
 
 
 def switch(line: ExpertsLine, name: str, requested: str | None, note: str | None = None) -> VersionSwitch:
-    """Put the version `wanted` in force, or the one before if there is none `wanted`. Raises VersionsError."""
-    deed: Literal["promote", "rollback"] = "promote" if requested is not None else "rollback"
+    """Put the version `requested` in force, or without one the version before. Raises VersionsError."""
+    action: Literal["promote", "rollback"] = "promote" if requested is not None else "rollback"
     with line.versions.changing() as change:
         expert = change.expert(name)
-        if deed == "promote" and requested == expert.version:
+        if requested is not None and requested == expert.version:
             raise VersionsError(f"{name} {requested} is in force already")
         version = expert.named(requested) if requested is not None else change.before(name)
-        if version == expert.version:
-            raise VersionsError(f"{name} {version} is in force already")
         _must_serve(line, change, expert, version)
-        text, before, old = _catalog_text(line), expert.in_force, expert.version
-        change.promote(name, version, deed, note)
-        heard, said = _reload(line, change, name, text, before, note)
-    return VersionSwitch(name, version, old, heard, said, change.lost_comments)
-
-
-def _catalog_text(line: ExpertsLine) -> str:
-    path = line.versions.catalog
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+        catalog, before, old = line.versions.catalog, expert.in_force, expert.version
+        text = catalog.read_text(encoding="utf-8") if catalog.exists() else ""
+        change.promote(name, version, action, note)
+        heard, problem = _reload(line, change, name, text, before, note)
+    return VersionSwitch(name, version, old, heard, problem, change.lost_comments)
 
 
 def _must_serve(line: ExpertsLine, change: Change, expert: Expert, version: str) -> None:
@@ -165,7 +159,7 @@ def prune(line: ExpertsLine, names: Sequence[str], keep: int, note: str | None =
                 {"expert": name, "version": version, "freed_bytes": change.prune(name, version, note)}
                 for version in _prunable(line, change.expert(name), keep)
             ]
-    line.tell_versions()
+    line.record_versions()
     return pruned
 
 

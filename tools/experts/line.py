@@ -85,8 +85,8 @@ class ExpertsLine:
                 return None
             raise
 
-    def tell_versions(self) -> None:
-        """Have a running daemon note in `changes` what was done to versions; else its next start does."""
+    def record_versions(self) -> None:
+        """Have a running daemon record in `changes` what was done to versions; otherwise its next start does."""
         with suppress(ControlError):
             self.ask("versions")
 

@@ -24,7 +24,7 @@ from routing_rules.uses import uses
 from tools.experts.line import ExpertsLine, entries_in_force
 
 _CallCounts = dict[VersionKey, ExpertCalls]
-#: `other settings`: the weights are here, in force or kept, but not with the settings in question.
+#: `other settings`: the weights are in force or kept, but not with the settings in question.
 Standing = Literal["in force", "kept", "other settings", "gone", "not known"]
 
 
@@ -55,7 +55,7 @@ class CatalogVersions:
         return "other settings" if same_weights else "gone"
 
     def differing(self, expert: str, settings: str | None) -> list[SettingChange]:
-        """Return the settings that are others in force today, with the values then and today."""
+        """Return the settings that have other values in force today, with the values then and today."""
         entry = self.experts[expert].in_force if expert in self.experts else None
         today = settings_of(entry, self.folder) if entry is not None else None
         return setting_changes(settings, today) if settings is not None and today is not None else []

@@ -1,6 +1,7 @@
 """Confidences of an expert on images that it was not trained on, with which its recent answers are compared later."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ from experts.drift import histograms
 from experts.errors import ExpertError, ImageError
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.infer import infer
-from experts.vision.preprocess import Prepared, prepare
+from experts.vision.preprocess import Image, Prepared, decode, prepare
 from experts.vision.slot import SlotPool
 from tools.experts.line import ExpertsLine
 from tools.terminal.console import CommandError
 
 _BATCH = 8
-#: More images do not make the comparison better.
+#: Images of a folder on which experts are timed or compared with their originals; more would not change the result.
+SAMPLES = 32
+#: More images do not make the comparison of confidences better.
 _MAX_IMAGES = 5000
 
 
@@ -68,21 +71,24 @@ def by_label(answers: Iterable[Answer]) -> Confidences:
     return histograms((answer.label, answer.confidence) for answer in answers)
 
 
-class MeasuredAnswers:
-    """Answers of a line's experts to images that none of them was trained on."""
+def write_confidences(catalog: Path, answers: Mapping[str, list[Answer]]) -> None:
+    """Write into the catalog how sure its experts were in their answers to images that none was trained on."""
+    for expert, own in answers.items():
+        entries = CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts
+        measured = entries[expert].model_copy(update={"confidences": by_label(own)})
+        replace_entry(catalog, entries, expert, measured)
 
-    def __init__(self) -> None:
-        self._by_expert: dict[str, list[Answer]] = {}
 
-    def add(self, expert: str, answer: Answer) -> None:
-        self._by_expert.setdefault(expert, []).append(answer)
-
-    def write_confidences(self, catalog: Path) -> None:
-        """Write their confidences into the catalog."""
-        for expert, answers in self._by_expert.items():
-            entries = CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts
-            measured = entries[expert].model_copy(update={"confidences": by_label(answers)})
-            replace_entry(catalog, entries, expert, measured)
+def images_below(folder: Path) -> list[tuple[bytes, Image]]:
+    """Return the first `SAMPLES` images of a folder and below it, by name: their bytes and pixels; skip other files."""
+    images: list[tuple[bytes, Image]] = []
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        if len(images) == SAMPLES:
+            break
+        with suppress(ImageError):
+            payload = file.read_bytes()
+            images.append((payload, decode(payload, "image")))
+    return images
 
 
 def _images(folder: Path, spec: ExpertSpec) -> Iterator[Prepared]:

@@ -23,11 +23,6 @@ def fit(
     Example: coserve moe fit build/moe/fixture --mode duoserve
     """
     must_be_one_of("--mode", mode, (*_FITTED, "all"))
-    fit_modes(model, _FITTED if mode == "all" else [mode])
-
-
-def fit_modes(model: Path, modes: list[str]) -> None:
-    """Run the fits of these modes, and print their results."""
     from experts.moe.model.mode import FitFunction, FitInputs
     from experts.moe.weights.prepared import PreparedFiles
     from tools.moe.progress import progress_bars
@@ -39,7 +34,7 @@ def fit_modes(model: Path, modes: list[str]) -> None:
         text = load_text(prepared, TRAIN)
         return {task: text.windows(task, length, count) for task in text.ids}
 
-    for name in modes:
+    for name in _FITTED if mode == "all" else [mode]:
         run: FitFunction = load_registered(MODES[name].fit or "")
         with progress_bars() as progress:
             tables = run(FitInputs(prepared, training_windows, progress))

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tools.moe.corpus import CorpusDocument
 
 DEFAULT_FIXTURE = Path("build/moe/fixture")
-_SAVED_EVERY = 50  # steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ def fixture(
 ) -> None:
     """Train a Mixtral of 5.3 M parameters on text found on this machine: five minutes on two cores, once.
 
-    A stopped run resumes. An existing fixture is not made again.
+    An existing fixture is not made again.
     """
     if make_fixture(out, FixtureRecipe()):
         console.print(f"trained: {out}")
@@ -69,7 +68,8 @@ def make_fixture(out: Path, recipe: FixtureRecipe, text: "list[CorpusDocument] |
     if done.is_file() and json.loads(done.read_text(encoding="utf-8"))["recipe"] == asdict(recipe):
         return False
     part = out.with_name(f"{out.name}.part")
-    _begin(part, recipe)
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
     with console.status("") as status:
         documents = text or collect(recipe.characters, status.update)
         status.update("vocabulary")
@@ -79,21 +79,10 @@ def make_fixture(out: Path, recipe: FixtureRecipe, text: "list[CorpusDocument] |
 
     ensure_text(PreparedFiles(part), tokenizer, lambda: documents)
     (part / "training.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    (part / "progress.pt").unlink(missing_ok=True)
-    (part / "recipe.json").unlink()
     if out.exists():
         shutil.rmtree(out)
     part.rename(out)
     return True
-
-
-def _begin(part: Path, recipe: FixtureRecipe) -> None:
-    """Keep the progress of an earlier run of the same recipe, and delete that of another one."""
-    file = part / "recipe.json"
-    if part.exists() and not (file.is_file() and json.loads(file.read_text(encoding="utf-8")) == asdict(recipe)):
-        shutil.rmtree(part)
-    part.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(asdict(recipe)), encoding="utf-8")
 
 
 def _tokenizer(documents: "list[CorpusDocument]", recipe: FixtureRecipe, part: Path) -> Any:
@@ -101,8 +90,6 @@ def _tokenizer(documents: "list[CorpusDocument]", recipe: FixtureRecipe, part: P
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    if (part / "tokenizer.json").is_file():
-        return PreTrainedTokenizerFast.from_pretrained(part)
     learned = Tokenizer(models.BPE())
     learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     learned.decoder = decoders.ByteLevel()
@@ -145,7 +132,7 @@ def _model(recipe: FixtureRecipe) -> Any:
 
 
 def _train(part: Path, recipe: FixtureRecipe, documents: "list[CorpusDocument]", tokenizer: Any) -> dict[str, Any]:
-    """Train from where an earlier run stopped, and save the progress now and then; return the report."""
+    """Train, write the model, and return the report."""
     import torch
     from transformers.utils.logging import disable_progress_bar
 
@@ -159,27 +146,15 @@ def _train(part: Path, recipe: FixtureRecipe, documents: "list[CorpusDocument]",
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, recipe.learning_rate, total_steps=recipe.steps, pct_start=0.06, cycle_momentum=False
     )
-    saved = part / "progress.pt"
-    seconds, losses = 0.0, []
-    if saved.is_file():
-        state = torch.load(saved, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimiser.load_state_dict(state["optimiser"])
-        schedule.load_state_dict(state["schedule"])
-        seconds, losses = state["seconds"], state["losses"]
+    losses: list[float] = []
+    began_s = time.monotonic()
     with progress_bars() as progress:
-        while len(losses) < recipe.steps:
-            began = time.monotonic()
-            batch = _batch(text.ids, recipe, len(losses))
-            loss, balance = _step(model, batch, optimiser, recipe)
+        for step in range(recipe.steps):
+            loss, balance = _step(model, _batch(text.ids, recipe, step), optimiser, recipe)
             losses.append(loss)
             schedule.step()
-            seconds += time.monotonic() - began
-            progress("training", len(losses), recipe.steps, f", loss {loss:.2f}, balance {balance:.2f}")
-            if len(losses) % _SAVED_EVERY == 0:
-                state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "losses": losses}
-                torch.save(state | {"schedule": schedule.state_dict(), "seconds": seconds}, f"{saved}.new")
-                Path(f"{saved}.new").rename(saved)
+            progress("training", step + 1, recipe.steps, f", loss {loss:.2f}, balance {balance:.2f}")
+    seconds = time.monotonic() - began_s
     disable_progress_bar()  # the library's own
     model.save_pretrained(part)
     for file in part.glob("*.safetensors"):

@@ -1,7 +1,6 @@
 """`coserve moe import`: check a checkpoint, and write its experts so that each is one read."""
 
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,6 @@ from tools.terminal.option_values import must_be_one_of
 if TYPE_CHECKING:
     import torch
 
-    from experts.moe.weights.expert_store import ExpertStore
     from experts.moe.weights.slot_file import Storage
 
 #: Tokens of the text on which logits are compared.
@@ -41,11 +39,7 @@ def import_model(
     if as_json:
         print_json(report)
         return
-    facts = [(name, value) for name, value in report.items() if not isinstance(value, list)]
-    print_table(f"experts of {folder}", ("", ""), facts)
-    if report["layer_errors"]:
-        rows = [(number, f"{error:.2e}") for number, error in enumerate(report["layer_errors"])]
-        print_table("error of weights, relative to float32 (root mean square)", ("layer", "error"), rows)
+    print_table(f"experts of {folder}", ("", ""), list(report.items()))
 
 
 def import_checkpoint(folder: Path, storage: "Storage") -> dict[str, Any]:
@@ -78,36 +72,12 @@ def import_checkpoint(folder: Path, storage: "Storage") -> dict[str, Any]:
         "stored_bytes": stored.stored_bytes,
         "reads_per_expert": {"checkpoint": original.reads, "imported": 1},
         "seconds": round(written_s, 2),
-        "layer_errors": [],
     }
     if storage != "exact":
-        with progress_bars(errors, transient=True) as progress:
-            for layer, error in enumerate(_layer_errors(original, stored), 1):
-                report["layer_errors"].append(error)
-                progress("error", layer, arch.layers)
         report |= _logit_errors(folder, storage)
     original.close()
     stored.close()
     return report
-
-
-def _layer_errors(original: "ExpertStore", stored: "ExpertStore") -> Iterator[float]:
-    """Yield for each layer the root mean square of the weights' changes over that of the weights."""
-    import torch
-
-    from experts.moe.gating import ExpertKey
-
-    arch = original.arch
-    before, after = (torch.zeros(arch.expert_bytes, dtype=torch.uint8) for _ in range(2))
-    for layer in range(arch.layers):
-        lost = total = 0.0
-        for expert in range(arch.experts):
-            original.read(ExpertKey(layer, expert), before.numpy().data)
-            stored.read(ExpertKey(layer, expert), after.numpy().data)
-            for old, new in zip(arch.weights(before), arch.weights(after), strict=True):
-                lost += float((new.float() - old.float()).square().sum(dtype=torch.float64))
-                total += float(old.float().square().sum(dtype=torch.float64))
-        yield (lost / total) ** 0.5 if total else 0.0
 
 
 def _logit_errors(folder: Path, storage: str) -> dict[str, float]:

@@ -28,7 +28,7 @@ def trace(
 ) -> None:
     """Run the corpus through the model with all experts in memory, and record the experts of each token.
 
-    A stopped run resumes with the domain it was at. Existing traces are not taken again; delete them for others.
+    Existing traces are not taken again; delete them for others.
     """
     rows = take_traces(checkpoint, prompts, length)
     print_table(f"traces of {checkpoint}", ("trace", "prompts", "tokens", "layers", "experts"), rows)
@@ -51,7 +51,7 @@ def take_traces(checkpoint: Path, prompts: int, length: int) -> list[tuple[str, 
 
 
 def _take(prepared: "PreparedFiles", missing: dict[str, tuple[str, int]], length: int) -> None:
-    from experts.moe.trace import join_traces, load_trace, save_trace
+    from experts.moe.trace import join_traces, save_trace
     from tools.moe.evaluate import open_runtime, require_decoder
     from tools.moe.text import ensure_text, load_text, read_tokenizer
 
@@ -60,15 +60,8 @@ def _take(prepared: "PreparedFiles", missing: dict[str, tuple[str, int]], length
         ensure_text(prepared, read_tokenizer(prepared.checkpoint), _corpus)
         for name, (side, prompts) in missing.items():
             text = load_text(prepared, side)
-            parts: list[str] = []
-            for domain in text.ids:
-                part = f"{name}-{domain}-{prompts}x{length}"
-                parts.append(part)
-                if not prepared.has(part):
-                    save_trace(prepared, part, _collect(runtime, text, domain, prompts, length))
-            save_trace(prepared, name, join_traces([load_trace(prepared, part) for part in parts]))
-            for part in parts:
-                prepared.path(part).unlink()
+            taken = [_collect(runtime, text, domain, prompts, length) for domain in text.ids]
+            save_trace(prepared, name, join_traces(taken))
 
 
 def _corpus() -> "list[CorpusDocument]":
@@ -96,16 +89,14 @@ def _collect(runtime: "MoeRuntime", text: "CorpusText", domain: str, prompts: in
         layers.append((gate.index.cpu(), gate.weight.cpu()))
 
     runtime.observers.append(watch)
-    try:
-        for batch in track(windows.split(_BATCH), description=f"{domain}, {len(windows)} prompts", console=console):
-            layers.clear()
-            rows = [StepRow(f"trace-{row}", domain, length) for row in range(len(batch))]
-            with torch.no_grad(), runtime.step(rows):
-                runtime.model(batch.to(runtime.model.device), use_cache=False, logits_to_keep=1)
-            index.append(torch.stack([experts for experts, _ in layers], dim=1).to(torch.int16))
-            weight.append(torch.stack([weights for _, weights in layers], dim=1).to(torch.float16))
-    finally:
-        runtime.observers.remove(watch)
+    for batch in track(windows.split(_BATCH), description=f"{domain}, {len(windows)} prompts", console=console):
+        layers.clear()
+        rows = [StepRow(f"trace-{row}", domain, length) for row in range(len(batch))]
+        with torch.no_grad(), runtime.step(rows):
+            runtime.model(batch.to(runtime.model.device), use_cache=False, logits_to_keep=1)
+        index.append(torch.stack([experts for experts, _ in layers], dim=1).to(torch.int16))
+        weight.append(torch.stack([weights for _, weights in layers], dim=1).to(torch.float16))
+    runtime.observers.remove(watch)
     is_decoded = torch.arange(length) >= length // 2
     count = len(windows)
     return Trace(

@@ -93,12 +93,9 @@ def _collect(
     prompt_count = min(trace.prompts, -(-activations.tokens * trace.prompts // max(1, len(trace.token))))
     prompts = torch.linspace(0, trace.prompts - 1, prompt_count).int().tolist()
     runtime.observers.append(activations.observe)
-    try:
-        with torch.no_grad():
-            for number, prompt in enumerate(prompts, 1):
-                ids = trace.token[trace.span(prompt)].long()[None]
-                decoder_inputs = {"decoder_input_ids": ids} if runtime.arch.encoder_layers else {}
-                runtime.model(ids, use_cache=False, **decoder_inputs)
-                progress("activations", number, prompt_count)
-    finally:
-        runtime.observers.remove(activations.observe)
+    with torch.no_grad():
+        for number, prompt in enumerate(prompts, 1):
+            ids = trace.token[trace.span(prompt)].long()[None]
+            decoder_inputs = {"decoder_input_ids": ids} if runtime.arch.encoder_layers else {}
+            runtime.model(ids, use_cache=False, **decoder_inputs)
+            progress("activations", number, prompt_count)

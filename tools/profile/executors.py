@@ -1,7 +1,7 @@
 """Choose a device's executors and the threads of each: try every sensible pair for a moment."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
@@ -45,7 +45,6 @@ def try_pairs(
     samples: Samples,
     effort: ProfileEffort,
     shelf: LayoutShelf,
-    on_step: Callable[[], None] = lambda: None,
     core_count: int | None = None,
 ) -> list[Pair]:
     """Images per second of each pair on one expert, medians of interleaved rounds, fastest first.
@@ -62,7 +61,6 @@ def try_pairs(
                 seconds = effort.seconds / effort.pair_rounds
                 with suppress(OutOfMemoryError):
                     speeds_of[executors, threads].append(bench.images_per_s(slots, samples, _BATCH, seconds))
-            on_step()
     measured = [
         Pair(executors, threads, median(speeds)) for (executors, threads), speeds in speeds_of.items() if speeds
     ]
@@ -72,11 +70,6 @@ def try_pairs(
             " device, or import the expert with a smaller --input-size"
         )
     return sorted(measured, key=lambda pair: -pair.images_per_s)
-
-
-def steps(device: str, effort: ProfileEffort, core_count: int | None = None) -> int:
-    """Return the number of times that `try_pairs` calls `on_step`."""
-    return effort.pair_rounds * len(pairs(device, core_count or cores()))
 
 
 def best(measured: Sequence[Pair]) -> Pair:

@@ -20,9 +20,6 @@ class LatencyLine:
     b_s: float
     residual: float
 
-    def latency_s(self, images: int) -> float:
-        return self.k_s * images + self.b_s
-
     def average_s(self, images: int) -> float:
         """Seconds per image in a batch of so many."""
         return self.k_s + self.b_s / images

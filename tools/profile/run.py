@@ -1,12 +1,13 @@
 """`coserve profile`: everything that is measured of a line on this machine, once, as one file that the daemon loads."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import psutil
 import yaml
 
 from daemon.config.settings import Config, Device
@@ -19,13 +20,12 @@ from experts.catalog import UNREADABLE
 from experts.durable import replace_durably
 from experts.spec import ArchitectureId, ExpertId, ExpertSpec, LayoutId
 from experts.vision.slot import LayoutShelf
-from tools.profile.executors import Pair, best, steps, try_pairs
+from tools.profile.executors import Pair, best, try_pairs
 from tools.profile.measure import Bench, LayoutCost, ProfileEffort, ProfileError, measure_layout
-from tools.profile.plots import plot_latencies, plot_split
 from tools.profile.samples import Samples
 from tools.profile.split import Plan, limited_split, search_split
 from tools.profile.usage import usage_of
-from tools.profile.window import Split
+from tools.profile.window import Pick, Split
 
 #: Of a machine's free memory, what a line without a budget of its own may take.
 _FREE_SHARE = 0.8
@@ -42,7 +42,7 @@ class Wish:
     memory_bytes: int | None = None
     initial: float = 15.0
     margin: float = 0.05
-    pick: Literal["best", "random"] = "best"
+    pick: Pick = "best"
     effort: ProfileEffort = field(default_factory=ProfileEffort)
 
 
@@ -77,18 +77,22 @@ def profile_line(line: Line, wish: Wish, on_progress: Progress) -> MeasuredProfi
     layouts = one_of_each(line)
     shelf = LayoutShelf()
     devices = tuple(line.config.devices)
-    tick = _Ticks(sum(steps(device, wish.effort) + 3 * len(layouts) + 1 for device in devices) + 1, on_progress)
+    stages, begun = 1 + len(devices) * (len(layouts) + 2), count()
+
+    def begin(what: str) -> None:
+        on_progress(what, next(begun) / stages)
+
     # Now, for afterwards what torch keeps for its next batches would count as used.
     memory_bytes = {
         device: wish.memory_bytes or memory_to_divide(device, settings)
         for device, settings in line.config.devices.items()
     }
-    tick(f"usage from {wish.usage}", 0)
+    begin(f"usage from {wish.usage}")
     usage = usage_of(wish.usage, line, devices[0], shelf)
-    tick("usage counted")
     profiles = [
-        _profile_device(device, memory_bytes[device], line, layouts, wish, usage, shelf, tick) for device in devices
+        _profile_device(device, memory_bytes[device], line, layouts, wish, usage, shelf, begin) for device in devices
     ]
+    on_progress("measured", 1.0)
     return MeasuredProfile(tuple(profiles), usage, wish.samples.origin)
 
 
@@ -114,19 +118,18 @@ def _profile_device(
     wish: Wish,
     usage: dict[ExpertId, float],
     shelf: LayoutShelf,
-    tick: "_Ticks",
+    begin: Callable[[str], None],
 ) -> DeviceProfile:
     busiest = next(iter(layouts.values()))
-    tick(f"{device}: executors", 0)
-    pairs = try_pairs(device, busiest, wish.samples, wish.effort, shelf, lambda: tick(f"{device}: executors"))
+    begin(f"{device}: executors")
+    pairs = try_pairs(device, busiest, wish.samples, wish.effort, shelf)
     pair = best(pairs)
     costs: list[LayoutCost] = []
     for layout, spec in layouts.items():
-        tick(f"{device}: {layout}", 0)
+        begin(f"{device}: {layout}")
         with Bench(device, pair.executors, pair.threads, shelf) as bench:
             costs.append(measure_layout(bench, device, spec, wish.samples, wish.effort, shelf))
-        tick(f"{device}: {layout}", 3)
-    tick(f"{device}: memory", 0)
+    begin(f"{device}: memory")
     specs = [spec for spec in line.catalog.values() if spec.layout != UNREADABLE]
     plan = Plan(
         device=device,
@@ -148,7 +151,6 @@ def _profile_device(
         expert_bytes = plan.budget_bytes(split.experts)
         batches_bytes = plan.memory_bytes - expert_bytes
     fitting_experts = sum(plan.budget_bytes(count) <= expert_bytes for count in range(1, len(plan.experts) + 1))
-    tick(f"{device}: memory")
     return DeviceProfile(device, tuple(pairs), pair, tuple(costs), expert_bytes, batches_bytes, fitting_experts, split)
 
 
@@ -157,19 +159,11 @@ def memory_to_divide(device: str, settings: Device) -> int:
     if settings.expert_memory:
         return settings.expert_memory + (settings.activation_memory or 0)
     if device == "cpu":
-        return int(_free_memory_bytes() * _FREE_SHARE)
+        return int(psutil.virtual_memory().available * _FREE_SHARE)
     import torch
 
     free_bytes, _ = torch.cuda.mem_get_info(device)
     return int(free_bytes * _FREE_SHARE)
-
-
-def _free_memory_bytes() -> int:
-    """Return the bytes that the system can give without swapping, caches that it would drop included."""
-    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def as_document(measured: MeasuredProfile) -> dict[str, Any]:
@@ -186,8 +180,8 @@ def as_document(measured: MeasuredProfile) -> dict[str, Any]:
     return document
 
 
-def write_profile(path: Path, measured: MeasuredProfile) -> list[Path]:
-    """The profile, at once and complete, and beside it the pictures: the files that were written."""
+def write_profile(path: Path, measured: MeasuredProfile) -> None:
+    """Write the profile, at once and complete."""
     head = (
         f"# Made by `coserve profile` with {measured.samples}. Seconds: a batch of n images takes k_s * n + b_s.\n"
         "# What coserve.yaml sets by hand wins over what stands here.\n"
@@ -195,16 +189,6 @@ def write_profile(path: Path, measured: MeasuredProfile) -> list[Path]:
     text = yaml.safe_dump(as_document(measured), sort_keys=False, allow_unicode=True, width=120)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_durably(path, head + text)
-    written = [path]
-    for profile in measured.devices:
-        name = f"{path.stem}-{profile.device.replace(':', '')}"
-        latency, memory = path.with_name(f"{name}-batches.png"), path.with_name(f"{name}-memory.png")
-        plot_latencies(latency, profile.device, profile.costs)
-        written.append(latency)
-        if profile.split is not None:
-            plot_split(memory, profile.device, profile.split, profile.kept)
-            written.append(memory)
-    return written
 
 
 def _device_entry(profile: DeviceProfile) -> dict[str, Any]:
@@ -244,17 +228,6 @@ def _row(device: str, cost: LayoutCost) -> Performance:
 def _rounded(seconds: float) -> float:
     """Six significant digits: microseconds matter, femtoseconds do not."""
     return float(f"{seconds:.6g}")
-
-
-class _Ticks:
-    """Steps done of all, told in words and as a share."""
-
-    def __init__(self, total: int, tell: Progress) -> None:
-        self._total, self._done, self._tell = total, 0, tell
-
-    def __call__(self, what: str, steps_done: int = 1) -> None:
-        self._done += steps_done
-        self._tell(what, self._done / self._total)
 
 
 def devices_missing(config: Config) -> Sequence[str]:

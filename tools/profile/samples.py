@@ -1,16 +1,12 @@
 """Samples for the profiler: the images of a folder, or rendered parts, as the payloads that cameras send."""
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-from experts.errors import ImageError
 from experts.spec import ExpertSpec
-from experts.vision.preprocess import Prepared, decode, prepare
-
-#: More images say nothing more of time.
-_MAX_IMAGES = 32
-#: What a camera file is called; other files of a folder are passed over.
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}
+from experts.vision.preprocess import Prepared, prepare
+from tools.experts.measure import SAMPLES, images_below
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,29 +23,16 @@ class Samples:
 
 def read_samples(folder: Path) -> Samples:
     """The first images below a folder, by name. Raises ValueError if none can be decoded."""
-    payloads: list[bytes] = []
-    for file in sorted(folder.rglob("*")):
-        if len(payloads) == _MAX_IMAGES:
-            break
-        if file.suffix.lower() in SUFFIXES and file.is_file():
-            payload = file.read_bytes()
-            try:
-                decode(payload, "image")
-            except ImageError:
-                continue
-            payloads.append(payload)
+    payloads = tuple(payload for payload, _ in images_below(folder))
     if not payloads:
         raise ValueError(f"{folder} holds no image that can be decoded; name another folder, or none")
-    return Samples(tuple(payloads), f"{len(payloads)} images of {folder}")
+    return Samples(payloads, f"{len(payloads)} images of {folder}")
 
 
 def rendered_samples() -> Samples:
     """Return parts of rendered boards, for a line without photos."""
     from tools.camera.rendered import rendered_images
 
-    payloads: list[bytes] = []
-    for image in rendered_images(boards=1, seed=11, prefix="profile", lot=None):
-        payloads.append(image.payload)
-        if len(payloads) == _MAX_IMAGES:
-            break
-    return Samples(tuple(payloads), f"{len(payloads)} rendered parts (no photos: name some with --images)")
+    images = rendered_images(boards=1, seed=11, prefix="profile", lot=None)
+    payloads = tuple(image.payload for image in islice(images, SAMPLES))
+    return Samples(payloads, f"{len(payloads)} rendered parts (no photos: name some with --images)")

@@ -9,7 +9,7 @@ from daemon.policy.paper.assign import partition
 from daemon.policy.presets import preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId
 from experts.spec import ExpertId
-from tools.profile.window import Split, search
+from tools.profile.window import Pick, Split, search
 from tools.simulate.engine import StuckError, simulate
 from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
 
@@ -62,7 +62,7 @@ def limited_split(plan: Plan) -> tuple[int, int]:
     return plan.memory_bytes - batches_bytes, batches_bytes
 
 
-def search_split(plan: Plan, *, initial: float, margin: float, pick: str) -> Split | None:
+def search_split(plan: Plan, *, initial: float, margin: float, pick: Pick) -> Split | None:
     """The decaying-window search on simulated throughput; None if not one expert fits beside a batch of one."""
     most = plan.max_experts()
     if not most:
@@ -73,7 +73,7 @@ def search_split(plan: Plan, *, initial: float, margin: float, pick: str) -> Spl
         most,
         initial=initial,
         margin=margin,
-        pick="random" if pick == "random" else "best",
+        pick=pick,
     )
 
 

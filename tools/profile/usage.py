@@ -13,7 +13,7 @@ from experts.vision.infer import infer
 from experts.vision.preprocess import prepare
 from experts.vision.slot import LayoutShelf, SlotPool
 from routing_rules.routes import Judgement, Step, judge
-from tools.profile.samples import SUFFIXES
+from tools.camera.layout import SUFFIXES
 
 
 class UsageError(Exception):
@@ -30,10 +30,8 @@ def usage_of(source: str, line: Line, device: str, shelf: LayoutShelf) -> dict[E
         return {}
     if source == "database":
         usage = counted_in_database(line.config.database)
-    elif (folder := Path(source)).is_dir():
-        usage = counted_on_sample(folder, line, device, shelf)
     else:
-        raise UsageError(f"no folder {source}: expected rules, database, or a folder of sample images")
+        usage = counted_on_sample(Path(source), line, device, shelf)
     shares = {expert: usage.get(expert, 0.0) for expert in line.catalog}
     return dict(sorted(shares.items(), key=lambda item: (-item[1], item[0])))
 

@@ -52,11 +52,6 @@ class Split:
     trials: tuple[Trial, ...]
     within: Mapping[int, float]
 
-    @property
-    def window(self) -> SearchWindow:
-        """The last one."""
-        return self.trials[-1].window
-
     def measured(self) -> dict[int, float]:
         """Images per second by number of experts, everything that was tried."""
         return dict(sorted({**{trial.experts: trial.images_per_s for trial in self.trials}, **self.within}.items()))

@@ -4,7 +4,6 @@ It holds our wheel, that of the client for the PCs of cameras, those of all depe
 checksum of each. It is for the Python version and the machine type that it was made with.
 """
 
-import hashlib
 import platform
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from daemon.units import size_text
+from experts.weights import file_sha256
 
 _ROOT = Path(__file__).resolve().parents[2]
 #: The sources of our wheel. A copy of them is built: setuptools leaves folders behind, and packs them again next time.
@@ -72,16 +72,11 @@ def write_bundle(wheels: Iterable[Path], client: Path, folder: Path) -> Path:
         (tree / "install.sh").chmod(_SCRIPT_MODE)
         (tree / "made-for").write_text(f"{version('coserve')} {python} {platform.machine()}\n", encoding="ascii")
         files = sorted(path for path in tree.rglob("*") if path.is_file())
-        sums = "".join(f"{_sha256(path)}  {path.relative_to(tree)}\n" for path in files)
+        sums = "".join(f"{file_sha256(path)}  {path.relative_to(tree)}\n" for path in files)
         (tree / "SHA256SUMS").write_text(sums, encoding="utf-8")
         with tarfile.open(archive, "w") as tar:  # wheels are compressed already
             tar.add(tree, arcname=name)
     return archive
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _pip(*arguments: str) -> None:

@@ -52,19 +52,12 @@ def parse_board(text: str) -> tuple[str, Components]:
             raise AnswerError(f"expected COMPONENT=QUANTITY or COMPONENT=R1,R2, such as R0402=180, not {part!r}")
         if component in components:
             raise AnswerError(f"{component} is there twice: name each component type once")
-        if amount.isdecimal():
-            components[component] = _quantity(component, int(amount))
-        else:
-            components[component] = _designators(component, amount)
+        if amount.isdecimal() and int(amount) < 1:
+            raise AnswerError(f"{component}: a board has at least 1 of a component type that is inspected")
+        components[component] = int(amount) if amount.isdecimal() else _designators(component, amount)
     if not components:
         raise AnswerError(f"{name}: which components? Such as: {EXAMPLE_BOARD}")
     return name, components
-
-
-def _quantity(component: str, number: int) -> int:
-    if number < 1:
-        raise AnswerError(f"{component}: a board has at least 1 of a component type that is inspected")
-    return number
 
 
 def _designators(component: str, amount: str) -> list[str]:
@@ -92,7 +85,7 @@ def parse_folder(text: str) -> Path:
 
 def boards_in(folder: Path) -> dict[str, Components]:
     """The board types of sample images FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png, with their designators."""
-    from tools.profile.samples import SUFFIXES  # OpenCV comes with it
+    from tools.camera.layout import SUFFIXES  # OpenCV comes with it
 
     if not folder.is_dir():
         raise AnswerError(f"no folder {folder}")

@@ -59,10 +59,11 @@ experts: {}
 
 def config_text(folder: Path, answers: Answers) -> str:
     """Return `coserve.yaml`."""
-    data = answers.data
+    data, is_off = answers.data, answers.dashboard == "no"
+    http = f"  {'# ' if is_off else ''}http: http://{_HTTP_HOSTS.get(answers.dashboard, '127.0.0.1')}:{PORT}"
     values = {
         "config": folder / "coserve.yaml",
-        "http": _http_line(answers),
+        "http": f"{http:<63}# the dashboard, and /metrics for Prometheus",
         "database": _flow(f"sqlite:///{data / 'inspection.db'}"),
         "journal": _flow(str(data / "journal")),
         "images": _flow(str(data / "images")),
@@ -77,12 +78,6 @@ def config_text(folder: Path, answers: Answers) -> str:
 
 def _template(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
-def _http_line(answers: Answers) -> str:
-    is_off = answers.dashboard == "no"
-    line = f"  {'# ' if is_off else ''}http: http://{_HTTP_HOSTS.get(answers.dashboard, '127.0.0.1')}:{PORT}"
-    return f"{line:<63}# the dashboard, and /metrics for Prometheus"
 
 
 def _security_lines(answers: Answers) -> str:

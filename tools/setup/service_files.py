@@ -68,6 +68,7 @@ def default_rules() -> str:
 def unit(config: Config, path: Path, places: Places) -> str:
     """`coserve.service` for the line of `config`, which is read from `path`."""
     writable = written_folders(config)
+    weights = dict.fromkeys([config.catalog.parent, *(model.checkpoint for model in config.models.values())])
     outside = [folder for folder in writable if not any(folder.is_relative_to(place) for place in _GRANTED)]
     text = _fill(
         shipped("coserve.service"),
@@ -76,7 +77,7 @@ def unit(config: Config, path: Path, places: Places) -> str:
             "ExecStart": _quoted([*command(), "run", str(path)]).replace("$", "$$"),
             "TimeoutStopSec": f"{int(config.stop.within) + _STOP_MARGIN_S}s",
             "ReadWritePaths": _quoted(map(str, outside)),
-            "ReadOnlyPaths": _quoted(f"-{folder}" for folder in _read_folders(config) if folder not in writable),
+            "ReadOnlyPaths": _quoted(f"-{folder}" for folder in weights if folder not in writable),
         },
     )
     loads = "".join(f"LoadCredential={name}:{places.keys / name}\n" for name in credentials(config))
@@ -125,11 +126,6 @@ def credentials(config: Config) -> list[str]:
 def unreadable_secrets(config: Config, uid: int) -> list[Path]:
     """Return secrets that lie in files of another user than `uid`, which the daemon could not read."""
     return [path for path in secrets(config).values() if path.is_file() and path.stat().st_uid != uid]
-
-
-def _read_folders(config: Config) -> list[Path]:
-    """Return folders of weights, which the daemon reads only."""
-    return list(dict.fromkeys([config.catalog.parent, *(model.checkpoint for model in config.models.values())]))
 
 
 def written_folders(config: Config) -> list[Path]:

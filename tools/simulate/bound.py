@@ -1,11 +1,11 @@
 """The physical bound of a task on a machine: compute over all processors, and the bytes that must move."""
 
-from collections.abc import Mapping
+from collections import Counter
 
 import numpy as np
 
-from experts.spec import ArchitectureId, ExpertId
-from tools.simulate.world import SimulatedMachine, Task, distinct_bytes, steps_of
+from experts.spec import ArchitectureId
+from tools.simulate.world import SimulatedMachine, Task
 
 
 def bound_s(machine: SimulatedMachine, task: Task) -> float:
@@ -14,7 +14,9 @@ def bound_s(machine: SimulatedMachine, task: Task) -> float:
     Disk: the distinct bytes that the task uses, less all memory, over the disk's bandwidth.
     """
     disk = next(iter(machine.from_disk.values()))[0]
-    move_s = max(0.0, distinct_bytes(task) - machine.memory_bytes) / disk.bytes_per_s
+    used = {expert for image in task.images for expert in image.chain}
+    used_bytes = sum(facts.weights_bytes for facts in task.experts if facts.expert in used)
+    move_s = max(0.0, used_bytes - machine.memory_bytes) / disk.bytes_per_s
     arrivals_s = max(image.arrived_s for image in task.images)
     return max(compute_s(machine, task), move_s, arrivals_s)
 
@@ -27,8 +29,8 @@ def compute_s(machine: SimulatedMachine, task: Task) -> float:
     """
     from scipy.optimize import linprog
 
-    architectures: Mapping[ExpertId, ArchitectureId] = {facts.expert: facts.architecture for facts in task.experts}
-    counts = steps_of(task.images, architectures)
+    architectures = {facts.expert: facts.architecture for facts in task.experts}
+    counts = Counter(architectures[expert] for image in task.images for expert in image.chain)
     devices = [device for device in machine.concurrency if any(facts.device == device for facts in machine.pools)]
     cells = [(device, name) for device in devices for name in counts]
     seconds = [_seconds_per_image(machine, device, name) for device, name in cells]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.flow import Chains, ImageAnswer
-from daemon.dispatch.orders import BatchOrder, ImageOrder, LoadOrder
+from daemon.dispatch.orders import BatchOrder, LoadOrder
 from daemon.dispatch.simulated import (
     Route,
     SimulatedChannel,
@@ -161,7 +161,7 @@ class Simulation:
                     facts,
                     pools[facts.pool],
                     clock,
-                    _answer,
+                    lambda _spec, _image: _ANSWER,
                     lambda spec, device=self._device[facts.pool]: self._costs[device, spec.architecture],
                     processors[self._device[facts.pool]],
                     lambda order, work_s, device=self._device[facts.pool]: self._begun(order, work_s, device),
@@ -278,7 +278,3 @@ def _spec_of(facts: ExpertFacts) -> ExpertSpec:
 
 def _accepted(number: int, image: Image) -> Accepted:
     return Accepted(number, "task", str(number), "", "", image.arrived_s, None, "", JournalKey(0, number, 0), Pixels())
-
-
-def _answer(_spec: ExpertSpec, _image: ImageOrder) -> Answer:
-    return _ANSWER

@@ -1,7 +1,7 @@
 """A recorded live run as a machine and a task: its arrivals and chains, and the costs that it measured itself."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,7 +15,7 @@ from daemon.policy.matrix import Matrix, Performance
 from daemon.policy.paper.assign import partition
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId, Request, RequestId
-from experts.spec import ArchitectureId, ExpertId
+from experts.spec import ArchitectureId
 from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
 
 #: A channel whose speed is in the loads' own measured seconds.
@@ -63,34 +63,109 @@ class Recorded:
         )
 
 
-@dataclass(slots=True)
 class _Reading:
-    """State while the calls are read in order."""
+    """The images and costs of a run, put together from its calls in their order."""
 
-    images: list[list[Any]] = field(default_factory=list)
-    by_request: dict[RequestId, int] = field(default_factory=dict)
-    going_on: list[int] = field(default_factory=list)
-    runs: dict[ExecutorId, Run] = field(default_factory=dict)
-    batches: dict[Key, list[tuple[int, float]]] = field(default_factory=dict)
-    reads: dict[Key, list[float]] = field(default_factory=dict)
-    copies: dict[Key, list[float]] = field(default_factory=dict)
-    loads: int = 0
-    answered: int = 0
-    prefilled: bool = False
-    first_s: float | None = None
-    last_s: float = 0.0
-    ended: bool = False
+    def __init__(self, makeup: Makeup) -> None:
+        self._matrix = makeup.matrix
+        self._architectures = {facts.expert: facts.architecture for facts in makeup.experts}
+        self._device_of = {facts.pool: facts.device for facts in makeup.pools}
+        self._pool_of = {facts.executor: facts.pool for facts in makeup.executors}
+        self._run_of = TypeAdapter(Run).validate_python
+        self.images: list[list[Any]] = []
+        self.loads = 0
+        self.answered = 0
+        self.prefilled = False
+        self.first_s: float | None = None
+        self.last_s = 0.0
+        self._ended = False
+        self._by_request: dict[RequestId, int] = {}
+        self._going_on: list[int] = []
+        self._runs: dict[ExecutorId, Run] = {}
+        self._batches: dict[Key, list[tuple[int, float]]] = {}
+        self._reads: dict[Key, list[float]] = {}
+        self._copies: dict[Key, list[float]] = {}
+
+    def read(self, calls: Iterable[Call]) -> None:
+        """Take all calls of the run."""
+        for call in calls:
+            self._take(call)
+        self._end_batch()
+
+    def _take(self, call: Call) -> None:
+        result = call.recorded.get("result")
+        if call.name != "arrive":
+            self._end_batch()
+        match call.name, call.arguments:
+            case "arrive", (request, now):
+                if result is None:
+                    self._arrived(request, now)
+            case "next_action", (executor, now):
+                self._at(now)
+                if isinstance(result, dict) and "batch" in result:
+                    self._runs[executor] = self._run_of(result)
+            case "expire" | "next_load", (*_, now):
+                self._at(now)
+            case "batch_done", (executor, infer_s):
+                run = self._runs.pop(executor)
+                key = (self._device_of[self._pool_of[executor]], self._architectures[run.expert])
+                self._batches.setdefault(key, []).append((len(run.batch), infer_s))
+                self._going_on = [self._by_request[request.request_id] for request in run.batch]
+                self._ended = True
+            case "load_done", (load, load_s):
+                self._loaded(load, load_s)
+            case _:
+                pass
+
+    def _end_batch(self) -> None:
+        """Count the images that did not continue right after their batch: they have their answer."""
+        self.answered += len(self._going_on)
+        self._going_on = []
+
+    def _arrived(self, request: Request, now: float) -> None:
+        """Take a new image, or the next step of any image of the batch that has just ended."""
+        if self.first_s is None:
+            self.first_s = now
+        if request.step > 0 and self._going_on:
+            number = self._going_on.pop(0)
+            self.images[number][2].append(request.expert)
+        else:
+            number = len(self.images)
+            self.images.append([request.arrived_s, request.deadline_s, [request.expert]])
+        self._by_request[request.request_id] = number
+
+    def _at(self, now: float) -> None:
+        """Take the time of the next decision as that of a report, which has none of its own."""
+        if self._ended:
+            self.last_s, self._ended = now, False
+
+    def _loaded(self, load: Load, load_s: float) -> None:
+        self.loads += load.cause != "startup"
+        if load.cause == "startup":
+            self.prefilled = self.first_s is None
+        if load.expert in self._architectures:
+            times = self._reads if load.source is None else self._copies
+            key = (self._device_of[load.pool], self._architectures[load.expert])
+            times.setdefault(key, []).append(load_s)
+
+    def measured_rows(self) -> Iterator[Performance]:
+        """Yield the matrix of the run with the costs that were measured in it."""
+        rows = Matrix(self._matrix)
+        for device in dict.fromkeys(device for pool, device in self._device_of.items() if pool != RAM):
+            for architecture in dict.fromkeys(self._architectures.values()):
+                key = (device, architecture)
+                row = rows.of(device, architecture)
+                k_s, b_s = fit_costs(self._batches.get(key, ()), row)
+                disk_s = median(self._reads[key]) if self._reads.get(key) else row.disk_s
+                ram_s = median(self._copies[key]) if self._copies.get(key) else row.ram_s
+                yield replace(row, k_s=k_s, b_s=b_s, disk_s=disk_s, ram_s=ram_s)
 
 
 def read_recorded(path: Path) -> Recorded:
     """Read a recorded trace. Raises OSError, and TraceError if the file is not a trace or holds no image."""
     makeup = read_makeup(path)
-    architectures = {facts.expert: facts.architecture for facts in makeup.experts}
-    device_of = {facts.pool: facts.device for facts in makeup.pools}
-    pool_of = {facts.executor: facts.pool for facts in makeup.executors}
-    reading, runs = _Reading(), TypeAdapter(Run)
-    for call in read_calls(path):
-        _read(reading, call, architectures, device_of, pool_of, runs)
+    reading = _Reading(makeup)
+    reading.read(read_calls(path))
     if reading.first_s is None or reading.last_s <= reading.first_s:
         raise TraceError(f"{path}: no image was answered in this run: there is nothing to predict from")
     first_s = reading.first_s
@@ -98,102 +173,17 @@ def read_recorded(path: Path) -> Recorded:
         Image(arrived_s - first_s, tuple(chain), None if deadline_s is None else deadline_s - first_s)
         for arrived_s, deadline_s, chain in reading.images
     )
-    makespan_s = reading.last_s - first_s
     return Recorded(
         policy=makeup.policy,
         tuning=makeup.tuning,
         task=Task(path.name, makeup.experts, images),
-        answered=reading.answered + len(reading.going_on),
-        makespan_s=makespan_s,
+        answered=reading.answered,
+        makespan_s=reading.last_s - first_s,
         loads=reading.loads,
         prefilled=reading.prefilled,
         _makeup=makeup,
-        _matrix=tuple(_measured_rows(makeup, reading, device_of, architectures)),
+        _matrix=tuple(reading.measured_rows()),
     )
-
-
-def _read(
-    reading: _Reading,
-    call: Call,
-    architectures: Mapping[ExpertId, ArchitectureId],
-    device_of: Mapping[PoolId, str],
-    pool_of: Mapping[ExecutorId, PoolId],
-    runs: TypeAdapter[Run],
-) -> None:
-    result = call.recorded.get("result")
-    if call.name != "arrive":
-        # Requests that did not continue right after their batch have their answer.
-        reading.answered += len(reading.going_on)
-        reading.going_on = []
-    match call.name, call.arguments:
-        case "arrive", (request, now):
-            if result is None:
-                _arrived(reading, request, now)
-        case "next_action", (executor, now):
-            _at(reading, now)
-            if isinstance(result, dict) and "batch" in result:
-                reading.runs[executor] = runs.validate_python(result)
-        case "expire" | "next_load", (*_, now):
-            _at(reading, now)
-        case "batch_done", (executor, infer_s):
-            run = reading.runs.pop(executor)
-            key = (device_of[pool_of[executor]], architectures[run.expert])
-            reading.batches.setdefault(key, []).append((len(run.batch), infer_s))
-            reading.going_on = [reading.by_request[request.request_id] for request in run.batch]
-            reading.ended = True
-        case "load_done", (load, load_s):
-            _loaded(reading, load, load_s, architectures, device_of)
-        case _:
-            pass
-
-
-def _arrived(reading: _Reading, request: Request, now: float) -> None:
-    """A new image, or the next step of one whose batch has just ended (which of the batch's does not matter)."""
-    if reading.first_s is None:
-        reading.first_s = now
-    if request.step > 0 and reading.going_on:
-        number = reading.going_on.pop(0)
-        reading.images[number][2].append(request.expert)
-    else:
-        number = len(reading.images)
-        reading.images.append([request.arrived_s, request.deadline_s, [request.expert]])
-    reading.by_request[request.request_id] = number
-
-
-def _at(reading: _Reading, now: float) -> None:
-    """Reports carry no time of their own: the next decision's is theirs."""
-    if reading.ended:
-        reading.last_s, reading.ended = now, False
-
-
-def _loaded(
-    reading: _Reading,
-    load: Load,
-    load_s: float,
-    architectures: Mapping[ExpertId, ArchitectureId],
-    device_of: Mapping[PoolId, str],
-) -> None:
-    reading.loads += load.cause != "startup"
-    if load.cause == "startup":
-        reading.prefilled = reading.first_s is None
-    if load.expert in architectures:
-        times = reading.reads if load.source is None else reading.copies
-        times.setdefault((device_of[load.pool], architectures[load.expert]), []).append(load_s)
-
-
-def _measured_rows(
-    makeup: Makeup, reading: _Reading, device_of: Mapping[PoolId, str], architectures: Mapping[ExpertId, ArchitectureId]
-) -> Iterator[Performance]:
-    rows = Matrix(makeup.matrix)
-    devices = dict.fromkeys(device for pool, device in device_of.items() if pool != RAM)
-    for device in devices:
-        for architecture in dict.fromkeys(architectures.values()):
-            key = (device, architecture)
-            row = rows.of(device, architecture)
-            k_s, b_s = fit_costs(reading.batches.get(key, ()), row)
-            disk_s = median(reading.reads[key]) if reading.reads.get(key) else row.disk_s
-            ram_s = median(reading.copies[key]) if reading.copies.get(key) else row.ram_s
-            yield replace(row, k_s=k_s, b_s=b_s, disk_s=disk_s, ram_s=ram_s)
 
 
 def fit_costs(batches: Iterable[tuple[int, float]], profiled: Performance) -> tuple[float, float]:

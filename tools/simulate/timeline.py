@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tools.simulate.engine import Span, TaskOutcome
+from tools.simulate.engine import TaskOutcome
 
 #: Fewer lanes and spans than this stay legible.
 _MAX_SPANS = 20_000
@@ -23,7 +23,8 @@ def draw_timeline(outcome: TaskOutcome, path: Path, *, until_s: float | None = N
     spans = [span for span in outcome.spans if span.begin_s < last_s][:_MAX_SPANS]
     if not spans:
         raise ValueError("nothing happened in this time")
-    lanes = _lanes(spans)
+    channels = sorted({span.lane for span in spans if span.kind != "batch"})
+    lanes = channels + sorted({span.lane for span in spans if span.kind == "batch"})
     colours = {expert: number for number, expert in enumerate(dict.fromkeys(span.expert for span in spans))}
     palette = plt.get_cmap("tab20")
     figure, axes = plt.subplots(figsize=(13, 1.2 + 0.55 * len(lanes)), layout="constrained")
@@ -42,9 +43,3 @@ def draw_timeline(outcome: TaskOutcome, path: Path, *, until_s: float | None = N
     axes.set_title(f"{outcome.policy}: {outcome.images} images, {outcome.loads} loads, {outcome.makespan_s:.1f} s")
     figure.savefig(path, dpi=120)
     plt.close(figure)
-
-
-def _lanes(spans: list[Span]) -> list[str]:
-    """Channels first, then executors, each in the order of their names."""
-    channels = sorted({span.lane for span in spans if span.kind != "batch"})
-    return channels + sorted({span.lane for span in spans if span.kind == "batch"})

@@ -1,6 +1,6 @@
 """The simulated world: a machine as pools, executors, channels and costs, and a task as requests with their chains."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,6 +16,7 @@ SLOT_DISK_FIXED_S, SLOT_LINK_FIXED_S = 0.03, 0.005
 #: Share of the GPU's memory that the baselines give to experts.
 _BASELINE_SHARE = 0.9
 
+#: Ways of loading experts; without one each policy loads in its own way.
 Loading = Literal["slots", "ordinary"]
 
 
@@ -111,7 +112,8 @@ def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | Non
         executors += _executors("cuda:0", gpu)
     cached_bytes = 0 if cpu is None else cpu.memory_bytes
     if cpu is not None and cpu.executors and not (rules.single_executor and gpu is not None):
-        needed_bytes = cpu.executors * cpu.max_batch * _max_activations(cpu)
+        activation_bytes = max((cost.activation_bytes for cost in cpu.architectures.values()), default=0)
+        needed_bytes = cpu.executors * cpu.max_batch * activation_bytes
         for_experts = round(cpu.memory_bytes * cpu.expert_share) - needed_bytes
         pools.append(_pool("cpu", cpu, for_experts, for_experts + needed_bytes))
         executors += _executors("cpu", cpu)
@@ -185,30 +187,9 @@ def _rows(
         )
 
 
-def _max_activations(processor: Processor) -> int:
-    return max((cost.activation_bytes for cost in processor.architectures.values()), default=0)
-
-
 def _device(name: str) -> str:
     return "cuda:0" if name == "gpu" else name
 
 
 def _pass_rate(then: str, usage: Mapping[str, float], before: Mapping[str, float]) -> float:
     return min(1.0, usage[then] / before[then]) if before[then] > 0.0 else 0.0
-
-
-def distinct_bytes(task: Task) -> int:
-    """Bytes of the experts that the task's images really use."""
-    sizes = {facts.expert: facts.weights_bytes for facts in task.experts}
-    used: dict[ExpertId, None] = {expert: None for image in task.images for expert in image.chain}
-    return sum(sizes[expert] for expert in used)
-
-
-def steps_of(images: Sequence[Image], architectures: Mapping[ExpertId, ArchitectureId]) -> dict[ArchitectureId, int]:
-    """Requests by architecture."""
-    counts: dict[ArchitectureId, int] = {}
-    for image in images:
-        for expert in image.chain:
-            architecture = architectures[expert]
-            counts[architecture] = counts.get(architecture, 0) + 1
-    return counts

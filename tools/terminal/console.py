@@ -48,7 +48,7 @@ ConfigOption = Annotated[
 
 
 def default_config(local: Path, service: Path) -> Path:
-    """Return the default configuration: the one `here`, else the service's."""
+    """Return the default configuration: `local` if it is there or `service` is not, else `service`."""
     return service if service.is_file() and not local.is_file() else local
 
 

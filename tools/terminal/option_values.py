@@ -7,7 +7,6 @@ integer, unable to parse string as an integer".
 import re
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, time, timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args
 
@@ -32,24 +31,15 @@ _CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
-def _sound_note(text: str | None) -> str | None:
+def _checked_note(text: str | None) -> str | None:
     if text is None or NAME.fullmatch(text):
         return text
     raise typer.BadParameter(f"expected {NAME_EXPECTED}, not {text!r}")
 
 
 Note = Annotated[
-    str | None, typer.Option("--note", metavar="TEXT", help="Why, for `coserve changes`.", callback=_sound_note)
+    str | None, typer.Option("--note", metavar="TEXT", help="Why, for `coserve changes`.", callback=_checked_note)
 ]
-
-
-class Dtype(StrEnum):
-    """Number formats that weights may be stored in; auto: the fastest here that agrees with the original."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
 
 
 class Commands(TyperGroup):
@@ -105,7 +95,7 @@ def _with_config(command: Any, args: list[str]) -> list[str]:
 
 
 def must_be_one_of(option: str, value: str, choices: Iterable[str]) -> None:
-    """Exit with status 2 if `value` is not one of `known`, for choices that are known only when the command runs."""
+    """Exit with status 2 if `value` is not one of `choices`, for choices that are known only when the command runs."""
     choices = tuple(choices)
     if value not in choices:
         fail(f"{option}: expected one of {', '.join(choices)}, not {value!r}", status=2)
@@ -127,16 +117,12 @@ def must_be_policies(names: Iterable[str]) -> None:
 
 def since_option(help_text: str, panel: str | None = None) -> Any:
     """Return an option `--since`; `time_window` reads its value by the plant's clock."""
-    return typer.Option(
-        "--since", metavar="TIME", help=help_text, rich_help_panel=panel, callback=lambda text: _checked(text, "begin")
-    )
+    return typer.Option("--since", metavar="TIME", help=help_text, rich_help_panel=panel)
 
 
 def until_option(help_text: str, panel: str | None = None) -> Any:
     """Return an option `--until`; a day counts whole."""
-    return typer.Option(
-        "--until", metavar="TIME", help=help_text, rich_help_panel=panel, callback=lambda text: _checked(text, "end")
-    )
+    return typer.Option("--until", metavar="TIME", help=help_text, rich_help_panel=panel)
 
 
 def shift_option(panel: str | None = None) -> Any:
@@ -148,21 +134,25 @@ def shift_option(panel: str | None = None) -> Any:
 def time_window(
     config: Path, since: str | None, until: str | None = None, shift: str | None = None
 ) -> tuple[str | None, str | None]:
-    """Return the range that the options name as UTC text, by the clock of the plant of `config`."""
+    """Return the range of the options as UTC text, by the plant's clock; exit with status 2 if a value is wrong."""
     if since is None and until is None and shift is None:
         return None, None
     from tools.terminal.open_line import settings_of  # slow to import
 
     plant, now = settings_of(config).plant.clock(), datetime.now(UTC)
-    if shift is None:
-        return since and moment(since, now, "begin", plant), until and moment(until, now, "end", plant)
-    if since is not None or until is not None:
+    if shift is not None and (since is not None or until is not None):
         fail("--shift names its own time: leave out --since and --until", status=2)
+    option = "--shift"
     try:
-        span = shift_span(shift, now, plant)
+        if shift is not None:
+            span = shift_span(shift, now, plant)
+            return span.since, span.until
+        option = "--since"
+        begin = None if since is None else moment(since, now, "begin", plant)
+        option = "--until"
+        return begin, None if until is None else moment(until, now, "end", plant)
     except ValueError as error:
-        fail(f"--shift: {error}", status=2)
-    return span.since, span.until
+        fail(f"{option}: {error}", status=2)
 
 
 def shift_span(text: str, now: datetime, plant: PlantTime) -> Shift:
@@ -178,13 +168,6 @@ def shift_span(text: str, now: datetime, plant: PlantTime) -> Shift:
         return plant.shift(name, named)
     newest = plant.shift(name, day)
     return newest if newest.since <= utc_text(now.timestamp()) else plant.shift(name, day - timedelta(days=1))
-
-
-def _checked(text: str | None, edge: Literal["begin", "end"]) -> str | None:
-    try:
-        return text if text is None or moment(text, datetime.now(UTC), edge) else None
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def moment(text: str, now: datetime, edge: Literal["begin", "end"], plant: PlantTime = _UTC) -> str:

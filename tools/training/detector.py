@@ -54,13 +54,12 @@ def train_detector(
 ) -> TrainReport:
     """Train on a YOLO data set, add the expert to `out/catalog.yaml`, and measure it on the set's `val`.
 
-    An interrupted training goes on from its last checkpoint when it is started again. Raises TrainingError.
+    Raises TrainingError.
     """
     if not is_expert_id(expert):  # before minutes of training, not after
         raise TrainingError(f"{expert!r} is not an expert id; use letters, digits and . _ : -")
     photographs = read_yolo_data(data)
     out.mkdir(parents=True, exist_ok=True)
-    checkpoint = out / f".{expert}.training"
     jittered = PhotographSampler(photographs.train, input_size, jitter=True)
     last = Progress(0, 0.0, 0.0, 0.0)
 
@@ -77,7 +76,6 @@ def train_detector(
         input_size,
         effort,
         closing=replace(jittered, jitter=False),
-        checkpoint=checkpoint,
         on_progress=follow,
     )
     form = Form(origin=f"trained on {data.name}")
@@ -85,8 +83,7 @@ def train_detector(
         try:
             report = import_model(model, architecture, photographs.classes, input_size, out, expert=expert, form=form)
         except ImportRefusedError as error:
-            raise TrainingError(f"{error}; the training itself is kept in {checkpoint}") from error
-        checkpoint.unlink(missing_ok=True)
+            raise TrainingError(str(error)) from error
         return _measure(report, photographs.held_out, last, out / "catalog.yaml")
 
 

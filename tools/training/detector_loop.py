@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import cv2
@@ -19,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from experts.durable import replacing
 from experts.vision.architectures import ARCHITECTURES, YOLO_STRIDE_PIXELS
 from experts.vision.networks import build_original
 from tools.training import TrainingError
@@ -36,7 +34,6 @@ _LAST_LEARNING_RATE = 0.01
 _EMA_DECAY = 0.999
 #: Where ultralytics' two-headed loss thinks in epochs, the training counts as this many.
 _EPOCHS = 100
-_SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +82,11 @@ def fit_detector(
     effort: TrainingEffort,
     *,
     closing: Sampler | None = None,
-    checkpoint: Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> nn.Module:
     """Train an ultralytics DetectionModel on the samples of `sampler`; return it averaged, in evaluation mode.
 
-    `closing` replaces the sampler towards the end: samples as in service, after samples as varied as possible. The
-    state is written to `checkpoint` every minute, and a training continues from a checkpoint that is there.
+    `closing` replaces the sampler towards the end: samples as in service, after samples as varied as possible.
     Raises TrainingError.
     """
     known = ARCHITECTURES.get(architecture)
@@ -103,18 +98,9 @@ def fit_detector(
         torch.manual_seed(effort.seed)
         model = _new_model(build_original(known, len(classes)), classes)
         run = _Run(model, sampler, closing or sampler, input_size, effort)
-        identity = f"{architecture} {input_size} {' '.join(classes)}"
-        if checkpoint is not None and checkpoint.exists():
-            run.restore(checkpoint, identity)
-        saved_s = run.spent_s
         for progress in run.steps():
             if on_progress is not None:
                 on_progress(progress)
-            if checkpoint is not None and progress.spent_s - saved_s > _SECONDS_BETWEEN_CHECKPOINTS:
-                run.save(checkpoint, identity)
-                saved_s = progress.spent_s
-        if checkpoint is not None:
-            run.save(checkpoint, identity)
     return run.average
 
 
@@ -141,7 +127,7 @@ def limited_threads(count: int) -> Iterator[None]:
 
 
 class _Run:
-    """The state of one training; `steps` continues it."""
+    """The state of one training."""
 
     def __init__(
         self, model: nn.Module, sampler: Sampler, closing: Sampler, input_size: int, effort: TrainingEffort
@@ -172,36 +158,6 @@ class _Run:
             self._shift_heads(share)
             self.spent_s += time.perf_counter() - begin_s
             yield Progress(self._step, self._effort.share(self._step, self.spent_s), self._loss, self.spent_s)
-
-    def save(self, file: Path, identity: str) -> None:
-        """Replace the checkpoint as a whole: a training that is killed while it saves keeps the last one."""
-        state = {
-            "identity": identity,
-            "model": self.average.state_dict(),
-            "training": self.model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "random": self._random.bit_generator.state,
-            "step": self._step,
-            "loss": self._loss,
-            "spent_s": self.spent_s,
-        }
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as part:
-            torch.save(state, part)
-
-    def restore(self, file: Path, identity: str) -> None:
-        try:
-            state: Any = torch.load(file, map_location="cpu", weights_only=True)
-            saved_identity = state["identity"]
-        except Exception as error:  # the restricted unpickler lets through whatever damaged bytes cause
-            raise TrainingError(f"{file}: is no checkpoint of this training; move it away to begin anew") from error
-        if saved_identity != identity:
-            raise TrainingError(f"{file}: is of another training ({saved_identity}); move it away to begin anew")
-        self.average.load_state_dict(state["model"])
-        self.model.load_state_dict(state["training"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._random.bit_generator.state = state["random"]
-        self._step, self._loss, self.spent_s = state["step"], state["loss"], state["spent_s"]
 
     def _learning_rate(self, share: float) -> float:
         """Return the rate: a linear warm-up over at most 300 steps, and half a cosine down to a hundredth."""

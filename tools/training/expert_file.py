@@ -16,7 +16,6 @@ from experts.vision.architectures import (
     ARCHITECTURES,
     DTYPES,
     END_TO_END_HEAD,
-    MEMORY_FORMATS,
     NORMALISATIONS,
     PLAIN_HEAD,
     YOLO_STRIDE_PIXELS,
@@ -31,6 +30,7 @@ from tools.training.proof import Agreement, Image, OriginalOutputs, batch_ms, co
 #: In place of a dtype: the fastest on this machine that agrees with the original.
 AUTO = "auto"
 AUTO_DTYPES = ("float32", "bfloat16", "float16")
+_MEMORY_FORMAT = "channels_last"
 #: Largest difference of a confidence, and of a box in pixels, between an expert and its original. Eight bits of
 #: mantissa round more; the report shows what that does to verdicts.
 CONFIDENCE_TOLERANCES: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.03, "float16": 5e-3}
@@ -85,9 +85,7 @@ class Form:
     """
 
     dtype: str = "float32"
-    memory_format: str = "channels_last"
     tolerance: float | None = None
-    normalisation: str | None = None
     origin: str = "imported"
 
 
@@ -130,14 +128,13 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
     if len(unfit) == len(dtypes):
         raise ImportRefusedError(f"{job.expert}: {unfit[dtypes[0]]}")
     head = END_TO_END_HEAD if is_end_to_end(original) else PLAIN_HEAD
-    normalisation = job.form.normalisation or job.architecture.normalisation
     places = {
         dtype: job.out / f".{job.expert}.{os.getpid()}.{dtype}.candidate" for dtype in dtypes if dtype not in unfit
     }
     candidates: list[_Candidate] = []
     try:
         for dtype, place in places.items():
-            spec = _write(job, place, adapted, dtype, head, normalisation)
+            spec = _write(job, place, adapted, dtype, head)
             candidates.append(_Candidate(dtype, spec, compare(spec, images, outputs)))
         trials = _try_speeds(job, candidates, images) if job.form.dtype == AUTO else ()
         fastest = min((trial for trial in trials if trial.agrees), key=lambda trial: trial.batch_ms, default=None)
@@ -152,16 +149,16 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
         "file": file.name,
         "classes": list(job.classes),
         "input_size": job.input_size,
-        "normalisation": normalisation,
+        "normalisation": job.architecture.normalisation,
         "sha256": best.spec.sha256,
     }
     spec = replace(best.spec, file=file)
     return ImportReport(job.expert, file, entry, spec, best.agreement, best.dtype, trials, tuple(unfit.values()))
 
 
-def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, head: str, normalisation: str) -> ExpertSpec:
+def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, head: str) -> ExpertSpec:
     """Write the network's bytes and their header to `place`, and return them as an expert."""
-    layout = layout_id(job.architecture, len(job.classes), job.input_size, dtype, job.form.memory_format, head)
+    layout = layout_id(job.architecture, len(job.classes), job.input_size, dtype, _MEMORY_FORMAT, head)
     try:
         blocks = pack(build_layout(layout), adapted)
     except ValueError as error:
@@ -170,15 +167,15 @@ def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, head: st
         "architecture": job.architecture.name,
         "classes": json.dumps(list(job.classes)),
         "input_size": str(job.input_size),
-        "normalisation": normalisation,
+        "normalisation": job.architecture.normalisation,
         "dtype": dtype,
-        "memory_format": job.form.memory_format,
+        "memory_format": _MEMORY_FORMAT,
         "head": head,
         "layout": layout,
         "origin": job.form.origin,
     }
     sha256 = write_weights(place, blocks, metadata)
-    mean, std = NORMALISATIONS[normalisation]
+    mean, std = NORMALISATIONS[job.architecture.normalisation]
     return ExpertSpec(
         expert=ExpertId(job.expert),
         architecture=job.architecture.name,
@@ -222,11 +219,8 @@ def _refuse_disagreement(job: ImportJob, candidate: _Candidate) -> None:
 
 def check_request(kind: Architecture, input_size: int, expert: str, form: Form) -> None:
     """Refuse what cannot become an expert, before any model runs."""
-    if form.dtype not in (*DTYPES, AUTO) or form.memory_format not in MEMORY_FORMATS:
-        raise ImportRefusedError(
-            f"weights cannot be stored as {form.dtype} {form.memory_format}; known are dtypes"
-            f" {', '.join((*DTYPES, AUTO))}; memory formats {', '.join(MEMORY_FORMATS)}"
-        )
+    if form.dtype not in (*DTYPES, AUTO):
+        raise ImportRefusedError(f"weights cannot be stored as {form.dtype}; known are {', '.join((*DTYPES, AUTO))}")
     if not is_expert_id(expert):
         raise ImportRefusedError(f"{expert!r} is not an expert id; use letters, digits and . _ : -")
     if not 32 <= input_size <= 4096:

@@ -5,7 +5,6 @@ is a pickled program, is opened only on request and only in a process of its own
 """
 
 import copy
-import os
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from torch import nn
 from experts.catalog_edit import add_to_catalog
 from experts.vision.architectures import NORMALISATIONS, Architecture
 from experts.vision.networks import build_original, select_head
+from tools.experts.measure import images_below
 from tools.training.expert_file import (
     Form,
     ImportJob,
@@ -27,7 +27,7 @@ from tools.training.expert_file import (
     known_architecture,
     make_expert,
 )
-from tools.training.proof import Image, image_folder, original_outputs, pattern_images, squares
+from tools.training.proof import Image, original_outputs, pattern_images, squares
 from tools.training.unpickle import unpickle_elsewhere
 
 
@@ -35,8 +35,7 @@ from tools.training.unpickle import unpickle_elsewhere
 class ImportTarget:
     """The expert that a file becomes.
 
-    None: the classes that an ultralytics `.pt` names, the file's name as the expert's id, `out/catalog.yaml` as the
-    catalog.
+    None: the classes that an ultralytics `.pt` names, the file's name as the expert's id.
     """
 
     architecture: str
@@ -44,22 +43,20 @@ class ImportTarget:
     out: Path
     classes: tuple[str, ...] | None = None
     expert: str | None = None
-    catalog: Path | None = None
     form: Form | None = None
 
 
 def import_file(file: Path, target: ImportTarget, *, images: Path | None = None, trust: bool = False) -> ImportReport:
-    """Read `file`, make the expert, and add it to the catalog.
+    """Read `file`, make the expert, and add it to the catalog of `target.out`.
 
     The agreement is proved on the folder `images`, or on patterns. `trust` allows a pickled program to run in a
     process of its own. Raises ImportRefusedError, and then nothing is changed.
     """
-    catalog = target.catalog or target.out / "catalog.yaml"
     expert = target.expert or file.stem
     form = target.form or Form(origin=f"imported from {file.name}")
     kind = known_architecture(target.architecture)
     check_request(kind, target.input_size, expert, form)
-    pictures = image_folder(images) if images is not None else pattern_images()
+    pictures = [image for _, image in images_below(images)] if images is not None else pattern_images()
     if not pictures:
         raise ImportRefusedError(f"{images}: holds no image that can be decoded; name another folder, or none")
     job = ImportJob(kind, target.classes or (), target.input_size, target.out, expert, form)
@@ -71,9 +68,8 @@ def import_file(file: Path, target: ImportTarget, *, images: Path | None = None,
         raise ImportRefusedError(f"{file}: holds weights without class names; give them in order with --classes")
     else:
         report = _import_original(_load_original(kind, tensors, len(target.classes)), job, pictures)
-    entry = {**report.entry, "file": os.path.relpath(report.file, catalog.parent)}
-    add_to_catalog(catalog, expert, entry)
-    return replace(report, entry=entry)
+    add_to_catalog(target.out / "catalog.yaml", expert, report.entry)
+    return report
 
 
 def import_model(
@@ -101,7 +97,7 @@ def import_model(
 
 def _import_original(original: nn.Module, job: ImportJob, images: Sequence[Image]) -> ImportReport:
     model = original.float().eval()
-    normalisation = NORMALISATIONS[job.form.normalisation or job.architecture.normalisation]
+    normalisation = NORMALISATIONS[job.architecture.normalisation]
     outputs = original_outputs(model, squares(images, job.architecture.task, job.input_size), normalisation)
     return make_expert(job, model, images, outputs)
 

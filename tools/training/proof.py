@@ -4,23 +4,20 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import cv2
 import numpy as np
 import torch
 from torch import nn
 
-from experts.errors import ExpertError, ImageError
+from experts.errors import ExpertError
 from experts.spec import ExpertSpec, Task
 from experts.vision.architectures import Triple
 from experts.vision.infer import infer, normalise, probabilities, select_detections
 from experts.vision.layouts import TORCH_DTYPES
-from experts.vision.preprocess import Image, Prepared, decode, fit, to_square
+from experts.vision.preprocess import Image, Prepared, fit, to_square
 from experts.vision.slot import Slot, SlotPool
 
-#: Images of a folder that are used.
-_MAX_IMAGES = 32
 #: Boxes are compared where the original is at least this sure, or at its surest places.
 _CONFIDENT = 0.05
 _SUREST = 100
@@ -66,20 +63,6 @@ def pattern_images(count: int = 8, seed: int = 7) -> list[Image]:
             cv2.rectangle(canvas, (x, y), (x + width // 4, y + height // 5), colour, -1)
         noise = random.normal(0, 4 * (index + 1), canvas.shape)
         images.append(np.clip(canvas + noise, 0, 255).astype(np.uint8))
-    return images
-
-
-def image_folder(folder: Path) -> list[Image]:
-    """Return the first images of a folder, by name, that decode; skip other files."""
-    images: list[Image] = []
-    for file in sorted(folder.rglob("*")):
-        if len(images) == _MAX_IMAGES:
-            break
-        if file.is_file():
-            try:
-                images.append(decode(file.read_bytes(), "image"))
-            except ImageError:
-                continue
     return images
 
 

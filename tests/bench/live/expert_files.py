@@ -129,7 +129,7 @@ def make_pictures(count: int, seed: int) -> list[tuple[bytes, bytes]]:
     board = 0
     while len(pictures) < count:
         for placement in render_board(kinds[board % len(kinds)], seed + board, _DEFECT_RATE).placements:
-            crop = cv2.cvtColor(placement.crop(), cv2.COLOR_RGB2BGR)
+            crop = cv2.cvtColor(placement.pixels, cv2.COLOR_RGB2BGR)
             pictures.append((_jpeg(crop, WIDTH_PX), _jpeg(crop, WIDTH_PX + 1)))
         board += 1
     return pictures[:count]

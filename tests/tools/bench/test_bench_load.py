@@ -5,22 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner
 
 from experts.errors import ExpertError
 from experts.spec import ExpertId
 from tools.bench import loading
-from tools.bench.load import print_result, register
+from tools.bench.load import print_result
+from tools.cli.main import app
 
 torch.set_num_threads(1)
 
 
 def run(*words: str):
-    app = typer.Typer()
-    register(app)
-    app.callback()(lambda: None)
-    return CliRunner().invoke(app, ["load", *words])
+    return CliRunner().invoke(app, ["bench", "load", *words])
 
 
 def test_every_way_is_measured_and_slots_stand_beside_raw_and_ordinary(tmp_path: Path):

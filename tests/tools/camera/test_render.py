@@ -67,10 +67,10 @@ def test_a_board_is_rendered_with_the_truth_about_each_of_its_parts(kind: str) -
     for placement in board.placements:
         part = part_types()[placement.component]
         assert placement.truth in ("ok", *part.defects)
-        assert placement.crop().shape == (part.crop_px, part.crop_px, 3)
+        assert placement.pixels.shape == (part.crop_px, part.crop_px, 3)
         x1, y1, x2, y2 = placement.box
         on_board = board.image[y1:y2, x1:x2]
-        assert np.array_equal(np.rot90(placement.crop(), placement.quarter_turns), on_board)
+        assert np.array_equal(np.rot90(placement.pixels, placement.quarter_turns), on_board)
     assert {p.truth == "ok" for p in board.placements} == {True, False}
 
 
@@ -140,11 +140,11 @@ def test_solder_bridges_cover_two_pads(component: str) -> None:
 def test_on_board_maps_boxes_of_a_crop_to_the_pixels_they_were_cut_from(product: str) -> None:
     board = render_board(product, 2, 0.0)
     for placement in board.placements:
-        side = placement.crop().shape[0]
+        side = placement.pixels.shape[0]
         box = (side // 8, side // 4, side // 2, side - 5)
         x1, y1, x2, y2 = placement.on_board(box)
         on_board = board.image[int(y1) : int(y2), int(x1) : int(x2)]
-        in_crop = placement.crop()[box[1] : box[3], box[0] : box[2]]
+        in_crop = placement.pixels[box[1] : box[3], box[0] : box[2]]
         assert np.array_equal(np.rot90(in_crop, placement.quarter_turns), on_board)
     turns = {"display-driver": {0, 1, 3}, "power-supply": {0, 1, 2}}
     assert {placement.quarter_turns for placement in board.placements} == turns[product]

@@ -284,7 +284,7 @@ def test_boards_pass_in_a_rendered_video_and_every_part_is_where_its_layout_says
         pixels = cv2.imdecode(np.frombuffer(station.daemon.payloads[image], np.uint8), cv2.IMREAD_COLOR_RGB)
         assert pixels is not None
         shift = [
-            np.abs(np.roll(pixels, (y, x), (0, 1)).astype(int) - placement.crop()).mean()
+            np.abs(np.roll(pixels, (y, x), (0, 1)).astype(int) - placement.pixels).mean()
             for y in range(-2, 3)
             for x in range(-2, 3)
         ]

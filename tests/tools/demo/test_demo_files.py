@@ -179,7 +179,7 @@ def test_rates_of_no_parts_are_zero():
 def test_a_drawn_board_is_a_png_of_the_board_with_a_header_and_frames(tmp_path: Path):
     board = render_board("sensor-node", 1, 0.0)
     first, second, *_ = board.placements
-    side = first.crop().shape[0]
+    side = first.pixels.shape[0]
     verdicts = {p.designator: PartVerdict("pass", None, ()) for p in board.placements[2:]}
     inner = (side * 0.3, side * 0.3, side * 0.6, side * 0.6)
     verdicts[first.designator] = PartVerdict("fail", "bridge", (("joint", 0.9, inner), ("bridge", 0.8, inner)))

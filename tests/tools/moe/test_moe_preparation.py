@@ -20,7 +20,6 @@ pytest.importorskip("transformers", reason="needs the extra `moe`")
 from experts.moe.library import transformers
 from tests.experts.moe.tiny import write_tiny
 from tools.cli.main import app
-from tools.moe import fixture
 from tools.moe.bench import BenchCell, draw_times
 from tools.moe.corpus import DOMAINS, CorpusDocument, collect
 from tools.moe.evaluate import decode_timing, held_out_prompts, open_runtime, perplexity
@@ -69,28 +68,6 @@ def test_no_file_is_on_both_sides(small: Path):
     assert {True, False} == set.union(*sides.values())
 
 
-def test_a_stopped_training_goes_on_and_ends_at_the_same_weights(
-    small: Path, documents: list[CorpusDocument], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    taken = 0
-    step = fixture._step
-
-    def interrupted(*arguments: object) -> tuple[float, float]:
-        nonlocal taken
-        taken += 1
-        if taken == 4:
-            raise KeyboardInterrupt
-        return step(*arguments)  # pyright: ignore[reportArgumentType]
-
-    monkeypatch.setattr(fixture, "_step", interrupted)
-    monkeypatch.setattr(fixture, "_SAVED_EVERY", 2)
-    with pytest.raises(KeyboardInterrupt):
-        make_fixture(tmp_path / "fixture", SMALL, documents)
-    assert make_fixture(tmp_path / "fixture", SMALL, documents)
-    assert taken == 4 + 2
-    assert (tmp_path / "fixture/model.safetensors").read_bytes() == (small / "model.safetensors").read_bytes()
-
-
 def test_text_ends_each_file_and_pieces_do_not_overlap(small: Path):
     tokenizer = transformers().AutoTokenizer.from_pretrained(small)
     documents = [
@@ -125,7 +102,6 @@ def test_traces_hold_the_choices_of_the_unmodified_models_gates(small: Path):
     overall, of_task = load_popularity(prepared)
     assert overall.sum(-1).tolist() == pytest.approx([1.0, 1.0])
     assert tuple(of_task) == DOMAINS
-    assert not list((small / "coserve/traces").glob("*-*"))
 
 
 def test_perplexity_is_that_of_the_unmodified_model_whole_or_token_by_token(small: Path):

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -75,12 +76,7 @@ def test_the_command_writes_a_profile_that_the_daemon_reads(tmp_path: Path, expe
     assert done.exit_code == 0, done.output
     figures = json.loads(done.stdout)
     assert figures["measured_with"] == f"1 images of {photos}"
-    assert all(Path(file).stat().st_size > 0 for file in figures["files"])
-    assert [Path(file).name for file in figures["files"]] == [
-        "profile.yaml",
-        "profile-cpu-batches.png",
-        "profile-cpu-memory.png",
-    ]
+    assert figures["files"] == [str(out)]
     profile = load_profile(out)
     assert profile.machine_problems(this_machine()) == []
     catalog = load_line(config).catalog
@@ -166,11 +162,11 @@ def test_memory_is_asked_for_before_anything_is_measured(
 ):
     loads_before: list[int] = []
 
-    def free_bytes() -> int:
+    def memory() -> SimpleNamespace:
         loads_before.append(len(loads))
-        return 1_000_000_000
+        return SimpleNamespace(available=1_000_000_000)
 
-    monkeypatch.setattr("tools.profile.run._free_memory_bytes", free_bytes)
+    monkeypatch.setattr("tools.profile.run.psutil", SimpleNamespace(virtual_memory=memory))
     line = load_line(a_line(tmp_path / "line", experts))
     device = line.config.devices["cpu"].model_copy(update={"expert_memory": 0})
     line = replace(line, config=line.config.model_copy(update={"devices": {"cpu": device}}))
@@ -250,8 +246,6 @@ def test_usage_of_a_sample_is_what_the_rules_route_with_real_answers(tmp_path: P
     assert usage == {"yolo-solder": 1.0, "R0402": 0.75, "C0603": 0.25, "QFP64": 0.0}
     with pytest.raises(UsageError, match="BOARD_TYPE/SERIAL"):
         usage_of(str(board), line, "cpu", LayoutShelf())
-    with pytest.raises(UsageError, match="no folder nowhere"):
-        usage_of("nowhere", line, "cpu", LayoutShelf())
 
 
 # Executors

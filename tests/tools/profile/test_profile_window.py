@@ -29,7 +29,7 @@ def test_the_search_ends_in_the_window_where_throughput_leaves_its_trend():
         (28, None),
         (39, pytest.approx(30.0)),
     ]
-    assert split.window == SearchWindow(27.75, pytest.approx(38.5875))
+    assert split.trials[-1].window == SearchWindow(27.75, pytest.approx(38.5875))
     assert list(split.within) == [28, 32, 35, 39]
     assert (split.experts, split.images_per_s) == (35, 29.0)
 
@@ -86,7 +86,7 @@ def test_k_and_b_are_those_of_an_exact_line():
 
 def test_the_residual_is_the_largest_relative_error():
     line = fit_line({1: 0.1, 2: 0.2, 4: 0.44})
-    errors = [abs(line.latency_s(images) / seconds - 1) for images, seconds in ((1, 0.1), (2, 0.2), (4, 0.44))]
+    errors = [abs((line.k_s * images + line.b_s) / seconds - 1) for images, seconds in ((1, 0.1), (2, 0.2), (4, 0.44))]
     assert line.residual == pytest.approx(max(errors))
 
 

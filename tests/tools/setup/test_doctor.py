@@ -13,7 +13,6 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -232,32 +231,6 @@ def test_a_clock_that_was_set_back_shows_in_the_database(config: Path) -> None:
             " '2999-01-01T00:00:00.000Z', 1, 'accepted', 'r', 'x')"
         )
     assert "the newest image in the database is from 2999" in wrongs(machine.clock(examine_line(config)))["clock"]
-
-
-def test_a_clock_that_jumps_while_it_is_looked_at_is_wrong(config: Path) -> None:
-    context = examine_line(config)
-    wall_s, monotonic_s = context.began
-    jumped = replace(context, began=(wall_s - 5.0, monotonic_s))
-    assert "jumped by +5" in wrongs(machine.clock(jumped))["clock"]
-
-
-def test_a_doctor_that_stands_still_between_two_clocks_sees_no_jump(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """7 s when the first pair of clocks is read, and again at the last."""
-    now_s, readings = 100.0, 0
-
-    def wall_s() -> float:
-        nonlocal now_s, readings
-        readings += 1
-        read_s = 1e9 + now_s
-        now_s += 7.0 * (readings % 2)
-        return read_s
-
-    clock = SimpleNamespace(time=wall_s, monotonic=lambda: now_s)
-    monkeypatch.setattr(context_module, "time", clock)
-    assert "clock" not in wrongs(machine.clock(examine_line(config)))
-    assert readings == 4
 
 
 @contextmanager

@@ -249,13 +249,5 @@ def test_importing_again_replaces_the_entry_and_keeps_the_rest(tmp_path: Path):
     assert catalog["a"].classes == tuple(reversed(CLASSES))
 
 
-def test_a_catalog_elsewhere_names_the_file_relative_to_itself(tmp_path: Path):
-    catalog = tmp_path / "line" / "catalog.yaml"
-    report = import_file(a_state_dict(tmp_path), a_target(tmp_path, expert="a", catalog=catalog))
-    assert report.entry["file"] == "../experts/a.safetensors"
-    document = CatalogFile.model_validate(yaml.safe_load(catalog.read_text()))
-    assert resolve(document, catalog.parent)[1] == []
-
-
 def test_patterns_in_place_of_images_are_the_same_each_time():
     assert all(np.array_equal(one, other) for one, other in zip(pattern_images(), pattern_images(), strict=True))

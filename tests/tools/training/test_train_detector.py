@@ -32,10 +32,10 @@ def a_bright_square(rng: np.random.Generator) -> Sample:
     return image, np.array([[x, y, x + side, y + side, 0]], np.float32)
 
 
-def fit(steps: int, *, batch: int = 4, **options: object) -> tuple[torch.nn.Module, list[Progress]]:
+def fit(steps: int, *, batch: int = 4) -> tuple[torch.nn.Module, list[Progress]]:
     seen: list[Progress] = []
     effort = TrainingEffort(steps=steps, batch=batch, threads=1)
-    model = fit_detector(a_bright_square, ["square"], "yolo11n", SIZE, effort, on_progress=seen.append, **options)  # type: ignore[arg-type]
+    model = fit_detector(a_bright_square, ["square"], "yolo11n", SIZE, effort, on_progress=seen.append)
     return model, seen
 
 
@@ -68,39 +68,6 @@ def test_the_same_seed_and_steps_give_the_same_weights() -> None:
     (first, _), (second, _) = fit(3), fit(3)
     for one, other in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
         assert torch.equal(one, other)
-
-
-def test_a_stopped_training_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = tmp_path / "training"
-    whole, _ = fit(4)
-    first = TrainingEffort(steps=4, batch=4, threads=1)
-
-    class StoppedError(Exception):
-        pass
-
-    def stop(progress: Progress) -> None:
-        if progress.step == 2:
-            raise StoppedError
-
-    monkeypatch.setattr("tools.training.detector_loop._SECONDS_BETWEEN_CHECKPOINTS", -1.0)
-    with pytest.raises(StoppedError):
-        fit_detector(a_bright_square, ["square"], "yolo11n", SIZE, first, checkpoint=checkpoint, on_progress=stop)
-    resumed, seen = fit(4, checkpoint=checkpoint)
-    assert [progress.step for progress in seen] == [2, 3, 4]
-    for one, other in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True):
-        assert torch.allclose(one.float(), other.float(), atol=1e-6)
-
-
-def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "training"
-    fit(1, checkpoint=checkpoint)
-    with pytest.raises(TrainingError, match=r"is of another training \(yolo11n 64 square\)"):
-        fit_detector(
-            a_bright_square, ["circle"], "yolo11n", SIZE, TrainingEffort(steps=1, threads=1), checkpoint=checkpoint
-        )
-    checkpoint.write_bytes(b"damaged")
-    with pytest.raises(TrainingError, match="is no checkpoint"):
-        fit(1, checkpoint=checkpoint)
 
 
 def test_wrong_wishes_are_refused_before_any_work() -> None:

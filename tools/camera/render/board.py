@@ -30,6 +30,8 @@ PixelArray = NDArray[np.uint8]
 class PartPlacement:
     """One part on one board. `box` is the crop on the board; `marks` are boxes in crop pixels.
 
+    `pixels`: (n, n, 3) uint8 RGB, turned so that the part lies as in the library.
+
     `truth` is `ok` or the defect kind. `marks` is empty where the body is not where it should be: what the solder
     looks like then is not asked.
     """
@@ -41,10 +43,6 @@ class PartPlacement:
     quarter_turns: int
     marks: tuple[SolderMark, ...]
     pixels: PixelArray
-
-    def crop(self) -> PixelArray:
-        """(n, n, 3) uint8 RGB of this part, turned so that it lies as in the library."""
-        return self.pixels
 
     def on_board(self, box: Box) -> Box:
         """A box in crop pixels as a box in board pixels."""

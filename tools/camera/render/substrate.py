@@ -70,13 +70,11 @@ def _bundle(board: BoardType, design: np.random.Generator, copper: Mask) -> None
         if along + abs(jump) < span - 40:
             along, level = along + abs(jump), level + jump
             knees.append((along, level))
-    for k in range(count):
-        line = np.array([(a, b + k * pitch) if across else (b + k * pitch, a) for a, b in knees])
-        points = [np.round(line * 2**_SUB).astype(np.int32)]
-        cv2.polylines(copper, points, False, 20, width + 5, cv2.LINE_AA, _SUB)
-    for k in range(count):
-        line = np.array([(a, b + k * pitch) if across else (b + k * pitch, a) for a, b in knees])
-        cv2.polylines(copper, [np.round(line * 2**_SUB).astype(np.int32)], False, 215, width, cv2.LINE_AA, _SUB)
+    for colour, thickness in ((20, width + 5), (215, width)):
+        for k in range(count):
+            line = np.array([(a, b + k * pitch) if across else (b + k * pitch, a) for a, b in knees])
+            points = [np.round(line * 2**_SUB).astype(np.int32)]
+            cv2.polylines(copper, points, False, colour, thickness, cv2.LINE_AA, _SUB)
 
 
 def _escape(
@@ -94,8 +92,8 @@ def _escape(
     line = np.array([start, knee, end])
     points = [np.round(line * 2**_SUB).astype(np.int32)]
     width = 2 if narrow else 4
-    cv2.polylines(copper, points, False, 20, width + 5, cv2.LINE_AA, _SUB)
-    cv2.polylines(copper, points, False, 215, width, cv2.LINE_AA, _SUB)
+    for colour, thickness in ((20, width + 5), (215, width)):
+        cv2.polylines(copper, points, False, colour, thickness, cv2.LINE_AA, _SUB)
     if design.random() < 0.6:
         centre = (round(end[0] * 2**_SUB), round(end[1] * 2**_SUB))
         cv2.circle(vias, centre, round(4.2 * 2**_SUB), 255, -1, cv2.LINE_AA, _SUB)

@@ -44,13 +44,18 @@ class StageResult(TypedDict):
     infer_ms: float
 
 
-class InspectionResult(TypedDict):
-    """The verdict on one image. `reason` is None unless the verdict is `unknown`."""
+class _Message(TypedDict):
+    """The fields of every message of the stream."""
 
-    kind: Literal["inspection"]
     topic: str
     seq: int
     at: str
+
+
+class InspectionResult(_Message):
+    """The verdict on one image. `reason` is None unless the verdict is `unknown`."""
+
+    kind: Literal["inspection"]
     inspection_id: NotRequired[int]
     id: str
     source: str
@@ -66,14 +71,6 @@ class InspectionResult(TypedDict):
     rules_version: str
 
 
-class FailedPosition(TypedDict):
-    """A position of a board with the verdict `fail`."""
-
-    designator: str
-    component: str
-    defect: str | None
-
-
 class ReviewPosition(TypedDict):
     """A position of a board that a person must review."""
 
@@ -81,11 +78,15 @@ class ReviewPosition(TypedDict):
     component: str
 
 
-class UnknownPosition(TypedDict):
+class FailedPosition(ReviewPosition):
+    """A position of a board with the verdict `fail`."""
+
+    defect: str | None
+
+
+class UnknownPosition(ReviewPosition):
     """A position of a board that was not judged."""
 
-    designator: str
-    component: str
     reason: str | None
 
 
@@ -97,13 +98,10 @@ class MissingComponent(TypedDict):
     designators: NotRequired[list[str]]
 
 
-class BoardResult(TypedDict):
+class BoardResult(_Message):
     """The verdict on one attempt at a board; the worst verdict wins."""
 
     kind: Literal["board"]
-    topic: str
-    seq: int
-    at: str
     board: BoardReference
     verdict: Verdict
     expected: int
@@ -116,13 +114,10 @@ class BoardResult(TypedDict):
     rules_version: NotRequired[str]
 
 
-class GenerationResult(TypedDict):
+class GenerationResult(_Message):
     """A finished text of a language model."""
 
     kind: Literal["generation"]
-    topic: str
-    seq: int
-    at: str
     id: str
     source: str
     model: str
@@ -138,13 +133,10 @@ class GenerationResult(TypedDict):
     reason: str | None
 
 
-class ReviewResult(TypedDict):
+class ReviewResult(_Message):
     """A person's decision on an image, or on a whole attempt (`inspection_id` is None)."""
 
     kind: Literal["review"]
-    topic: str
-    seq: int
-    at: str
     review_id: int
     inspection_id: int | None
     board: BoardReference

@@ -260,7 +260,6 @@ class Publisher:
 
     def _connect(self) -> None:
         self._socket = connect(self._context, zmq.DEALER, self._endpoint, self._curve)
-        self._socket.sndhwm = 0  # the credit is the limit
         self._connected_at_s = time.monotonic()
         self._socket.send_multipart([MAGIC, encode({"type": "hello", "source": self._source})])
 

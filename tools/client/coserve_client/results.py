@@ -43,9 +43,9 @@ class Results:
     """An iterator over the results of a line. For one thread.
 
     `seq` is the position: the number of the last result that was returned, in the line's `epoch`. `lost` counts results
-    that the line had deleted (`retention.results_for`) before they could be read. A database that was put back from a
-    backup, or another one, has another epoch and gives numbers again: then everything that it holds is returned, what
-    was read before too.
+    that the line had deleted (`retention.results_for`) before they could be read. A database that was restored from
+    a backup, or another one, has another epoch and gives the same numbers to other results: then everything that it
+    holds is returned, also results that were read before.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Results:
 
     @property
     def trouble(self) -> str:
-        """Why no results come now, for a display; empty if all is well."""
+        """Return why no results come now, for a display; empty if all is well."""
         now_s = time.monotonic()
         if now_s - self._heard_at_s > self._silence_s:
             return silence_text(self._endpoints[0], now_s - self._heard_at_s, self._curve)
@@ -144,7 +144,7 @@ class Results:
         self._connected_at_s = time.monotonic()
         self._must_greet = True
         self._asked_at_s = None
-        if self._starts_over:  # what the old connections still had told of the results before
+        if self._starts_over:  # old connections may have delivered numbers of the earlier results
             self._newest_seq, self._starts_over = 0, False
 
     def _connect_again(self) -> None:

@@ -223,7 +223,7 @@ class SpoolingPublisher:
 
     @property
     def trouble(self) -> str:
-        """Why images wait here now, for the camera's display; empty if all is well."""
+        """Return why images wait here now, for the camera's display; empty if all is well."""
         silence = self._publisher.silence_text(self._publisher.silent_s) if self._is_silent else ""
         return "; ".join(filter(None, (silence, self._disk_trouble)))
 

@@ -2,10 +2,9 @@
 
 import os
 import pwd
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,6 @@ from tools.setup.doctor.gpu import Driver, find_driver
 from tools.setup.service_files import Places, started_config
 
 _ANSWER_S = 5.0
-_ONE_MOMENT_S = 0.05
 
 Grade = Literal["ok", "warn", "wrong"]
 
@@ -50,14 +48,6 @@ def wrong(check: str, so: str, do: str) -> Finding:
     return Finding(check, "wrong", so, do)
 
 
-def clocks() -> tuple[float, float]:
-    """Wall time and monotonic time of one moment; the process may stand still between the two readings."""
-    while True:
-        monotonic_s, wall_s = time.monotonic(), time.time()
-        if time.monotonic() - monotonic_s < _ONE_MOMENT_S:
-            return wall_s, monotonic_s
-
-
 @dataclass(frozen=True, slots=True)
 class DoctorContext:
     """Facts that several checks need. `places` are the service's files, `user` runs the line, or will.
@@ -75,7 +65,6 @@ class DoctorContext:
     silent: str
     daemon_pid: int | None
     driver: Driver | None
-    began: tuple[float, float] = field(default_factory=clocks)
 
     @property
     def folders(self) -> dict[str, Path]:
@@ -101,7 +90,8 @@ def examine_line(path: Path | None, user: str | None = None, root: Path = Path("
         except ConfigError as error:
             mistakes = tuple(map(str, error.problems))
     places = Places(root)
-    is_service = path is not None and _is_service(places, path)
+    unit = places.unit.read_text(encoding="utf-8") if places.unit.is_file() else ""
+    is_service = path is not None and started_config(unit) == path.resolve()
     status, silent = _ask(config)
     return DoctorContext(
         path=path,
@@ -123,12 +113,6 @@ def database_of(config: Config) -> Path | None:
         return sqlite_path(config.database)
     except (StoreError, ValueError):
         return None
-
-
-def _is_service(places: Places, path: Path) -> bool:
-    if not places.unit.is_file():
-        return False
-    return started_config(places.unit.read_text(encoding="utf-8")) == path.resolve()
 
 
 def _user(named: str | None, service: str | None) -> pwd.struct_passwd:

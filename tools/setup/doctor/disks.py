@@ -36,18 +36,13 @@ def disks(context: DoctorContext) -> Iterator[Finding]:
         yield wrong("disk space", so, do)
     by_disk: dict[int, dict[str, Path]] = {}
     for key, folder in context.folders.items():
-        present = _there(folder)
+        present = next(path for path in (folder, *folder.parents) if path.is_dir())
         by_disk.setdefault(present.stat().st_dev, {})[key] = present
     for places in by_disk.values():
         folder = places.get("journal") or next(iter(places.values()))
         yield from _kind(list(places), folder)
         yield from _room(context, list(places), folder, is_full=problem is not None)
         yield from _speed(context, list(places), folder)
-
-
-def _there(folder: Path) -> Path:
-    """The folder, or what of its path is there already."""
-    return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
 def _kind(keys: Sequence[str], folder: Path) -> Iterator[Finding]:

@@ -32,7 +32,7 @@ def find_driver() -> Driver | None:
         with _nvml():
             cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
             count = int(pynvml.nvmlDeviceGetCount())
-            version = _text(pynvml.nvmlSystemGetDriverVersion())
+            version = str(pynvml.nvmlSystemGetDriverVersion())
             return Driver(version, (cuda // 1000, cuda % 1000 // 10), tuple(_gpu(number) for number in range(count)))
     except pynvml.NVMLError:
         return None
@@ -51,8 +51,4 @@ def _gpu(number: int) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return Gpu(_text(pynvml.nvmlDeviceGetName(handle)), int(memory.total), int(memory.free), (int(major), int(minor)))
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return Gpu(str(pynvml.nvmlDeviceGetName(handle)), int(memory.total), int(memory.free), (int(major), int(minor)))

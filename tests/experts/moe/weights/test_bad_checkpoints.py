@@ -284,7 +284,5 @@ def test_the_import_command_reports_what_it_wrote_and_the_error_of_packing(folde
     assert result.exit_code == 0
     report = json.loads(result.stdout)
     assert report["reads_per_expert"] == {"checkpoint": 3, "imported": 1}
-    assert len(report["layer_errors"]) == 3
-    assert all(0 < error < 0.01 for error in report["layer_errors"])
     assert report["logit_error_max"] > 0
     assert (folder / "coserve" / "experts-int8.safetensors").is_file()

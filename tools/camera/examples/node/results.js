@@ -3,9 +3,9 @@
 //   node results.js tcp://127.0.0.1:5570 tcp://127.0.0.1:5571 SEQ[@EPOCH] [UNTIL]
 //
 // The live stream may lose messages while we are away or slow. Each has a `seq` without gaps, so we see that, and ask
-// the intake for what is missing (results_since). Keep the last `seq` with what you made of it, and the `epoch` that is
-// told on stderr: they are your position. A database that was put back from a backup has another epoch and gives numbers
-// again: then we read all that it has, also what we had read before.
+// the intake for what is missing (results_since). Store the last `seq` with what you made of it, and the `epoch` that
+// is printed on stderr: they are your position. A database that was restored from a backup has another epoch and gives
+// the same numbers to other results: then we read everything that it has, also results that we read before.
 // With UNTIL the program ends after that seq. Exit status: 0 done, 1 trouble, 2 wrong use.
 
 import {Dealer, Subscriber} from "zeromq";
@@ -45,7 +45,7 @@ async function ask(question) {
 }
 
 function heardEpoch(now) {
-  if (now === undefined || now === epoch) return; // a line before 1.1 tells none
+  if (now === undefined || now === epoch) return; // a line before 1.1 sends none
   if (epoch) seq = 0; // another database: its numbers mean other results
   epoch = now;
   console.error(`epoch ${epoch}, after seq ${seq}`);
