@@ -106,8 +106,7 @@ def _path(detail: ErrorDetails, data: Any) -> KeyPath:
     path: list[str | int] = []
     location = detail["loc"]
     for index, part in enumerate(location):
-        is_item = _is_list(data) and isinstance(part, int) and part < len(data)
-        if is_item or (_is_mapping(data) and part in data):
+        if (_is_mapping(data) and part in data) or (_is_list(data) and isinstance(part, int) and part < len(data)):
             data = data[part]
         elif not (detail["type"] == "missing" and index == len(location) - 1):
             continue
