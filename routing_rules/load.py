@@ -106,9 +106,10 @@ def _path(detail: ErrorDetails, data: Any) -> KeyPath:
     path: list[str | int] = []
     location = detail["loc"]
     for index, part in enumerate(location):
+        is_key = _is_mapping(data) and part in data
         is_item = _is_list(data) and isinstance(part, int) and part < len(data)
-        if is_item or (_is_mapping(data) and part in data):
-            data = data[part]
+        if is_key or is_item:
+            data = _at(data, (part,))
         elif not (detail["type"] == "missing" and index == len(location) - 1):
             continue
         path.append(part)

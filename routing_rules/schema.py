@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, product, zip_longest
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard, cast
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, PlainValidator, Tag
 from pydantic_core import PydanticCustomError
@@ -125,7 +125,7 @@ def _expert(value: object) -> str:
 def _number(what: str, low: float, high: float, *, is_whole: bool = False, above: bool = False) -> PlainValidator:
     """Return a check of a number from `low`, or `above` it, to `high`."""
 
-    def check(value: object) -> float:
+    def check(value: Any) -> float:
         is_right = _is_count(value) if is_whole else _is_number(value)
         if not is_right or not low <= value <= high or (above and value == low):
             raise _expected(what)
@@ -144,7 +144,7 @@ def _time_limit(value: object) -> float:
 
 
 def _fractions(value: object, length: int, what: str) -> tuple[float, ...]:
-    parts: list[Any] = value if isinstance(value, list) else []
+    parts = cast("list[Any]", value) if isinstance(value, list) else []
     if len(parts) != length or not all(_is_number(part) and 0 <= part <= 1 for part in parts):
         raise _expected(what)
     return tuple(map(float, parts))

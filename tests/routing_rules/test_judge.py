@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from routing_rules.compile import compile_rules
-from routing_rules.routes import ClassifierStep, DetectorStep, Judgement, Step, Verdict, judge, worst
+from routing_rules.routes import ClassifierStep, DetectorStep, Judgement, Step, Verdict, judge, next_steps, worst
 
 RULES = """
 boards: {b: {components: {QFP: 1, SOT: 1, ELCO: 1}}}
@@ -83,7 +83,7 @@ def test_a_classifiers_answer_becomes_its_verdict(
     assert outcome(judge(a_step(component), label, confidence, (), None)) == expected
 
 
-SOLDER = a_step("QFP").next_steps()[0]
+SOLDER = next_steps(a_step("QFP"))[0]
 
 
 def joints(*confidences: float) -> list[Seen]:
@@ -198,7 +198,7 @@ def test_without_the_images_size_nothing_that_must_lie_somewhere_passes() -> Non
 
 
 def test_a_detector_may_go_on_by_one_name_or_by_label() -> None:
-    onward = SOLDER.next_steps()[0]
+    onward = next_steps(SOLDER)[0]
     plain = DetectorStep("d", "yolo", fail_on=(("crack", 0.5),), otherwise=onward)
     assert judge(plain, None, None, [], None).next is onward
     assert judge(plain, None, None, [Seen("crack", 0.9)], None).next is None

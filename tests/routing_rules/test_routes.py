@@ -60,7 +60,7 @@ def test_a_component_takes_the_first_pattern_that_matches_and_its_name_fills_the
     qfp, resistor = routes.first_step("a", "QFP64"), routes.first_step("a", "R0402")
     assert isinstance(qfp, ClassifierStep)
     assert isinstance(resistor, ClassifierStep)
-    assert (qfp.name, qfp.expert, qfp.task) == ("QFP*", "QFP64", "classify")
+    assert (qfp.name, qfp.expert) == ("QFP*", "QFP64")
     assert (resistor.name, resistor.expert) == ("*", "R0402")
     assert [step.expert for step in chain(qfp)] == ["QFP64", "yolo", "look-QFP64"]
     assert [step.expert for step in chain(resistor)] == ["R0402", "look-R0402"]
@@ -71,7 +71,7 @@ def test_later_steps_keep_their_task_and_name() -> None:
     assert isinstance(first, ClassifierStep)
     solder = first.goes_to("ok")
     assert isinstance(solder, DetectorStep)
-    assert (solder.name, solder.task) == ("solder", "detect")
+    assert solder.name == "solder"
 
 
 def test_case_counts_and_brackets_are_ordinary_in_component_types() -> None:

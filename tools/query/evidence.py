@@ -225,7 +225,8 @@ def read_boards(
     while True:
         query = select(boards).where(true() if is_chosen is None else is_chosen, boards.c.board_id > after)
         with connect() as connection:
-            rows = connection.execute(query.order_by(boards.c.board_id).limit(_BOARDS_PER_READ)).mappings().all()
+            limited = query.order_by(boards.c.board_id).limit(_BOARDS_PER_READ)
+            rows = [dict(row) for row in connection.execute(limited).mappings()]
             for row in rows:
                 yield row, _judged_images(connection, row)
         if not rows:
@@ -238,7 +239,7 @@ def _judged_images(connection: Connection, board: Row) -> Iterator[JudgedImage]:
     rows = connection.execute(query, execution_options={"yield_per": _IMAGES_PER_READ}).mappings()
     for part in rows.partitions():
         answers = read_stages(connection, [row["inspection_id"] for row in part])
-        for row in part:
+        for row in map(dict, part):
             yield JudgedImage(row, board, answers[row["inspection_id"]])
 
 

@@ -248,7 +248,8 @@ def read_stages(connection: Connection, ids: Sequence[int]) -> dict[int, list[di
     answers, boxes = by_inspection(connection, stages, ids), by_inspection(connection, detections, ids)
     return {
         number: [
-            {**row, "boxes": [box for box in boxes[number] if box["step"] == row["step"]]} for row in answers[number]
+            {**row, "boxes": [dict(box) for box in boxes[number] if box["step"] == row["step"]]}
+            for row in answers[number]
         ]
         for number in ids
     }
