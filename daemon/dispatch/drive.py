@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
-from daemon.dispatch.flow import Chains, ImageAnswer, ImageFlow, request_of
+from daemon.dispatch.flow import Chains, ImageAnswer, ImageFlow
 from daemon.dispatch.orders import (
     Answered,
     BatchOrder,
@@ -407,7 +407,7 @@ class Drive:
         images, seconds = self._flow.names(run.batch), round(hung.seconds, 1)
         self._log.error("executor_hung", executor=run.executor, expert=run.expert, images=images, seconds=seconds)
         self._scheduler.batch_hung(run.executor)
-        blamed = request_of(run.batch, hung.preparing)
+        blamed = next((request for request in run.batch if request.request_id == hung.preparing), None)
         if blamed is not None:
             self._flow.is_bad(blamed, f"its decoding did not end within {hung.seconds:.0f} s")
         else:

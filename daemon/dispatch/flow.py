@@ -271,7 +271,3 @@ class ImageFlow:
     def _finish(self, outcome: Outcome) -> None:
         self.completed += 1
         self._on_outcome(outcome)
-
-
-def request_of(requests: Iterable[Request], request_id: RequestId | None) -> Request | None:
-    return next((request for request in requests if request.request_id == request_id), None)

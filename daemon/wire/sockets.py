@@ -120,7 +120,10 @@ def rebind(sock: "zmq.Socket[Any]", bound: Sequence[str], keys: ServerKeys) -> N
     key again. StartError if an endpoint could not be bound within 5 s.
     """
     for endpoint in filter(is_open, bound):
-        _unbind(sock, endpoint)
+        linger, sock.linger = sock.linger, 0  # a client that is cut gets none of its waiting messages
+        with contextlib.suppress(zmq.ZMQError):  # it was not bound: the last attempt failed
+            sock.unbind(endpoint)
+        sock.linger = linger
         _require_curve(sock, keys)
         until_s = time.monotonic() + _REBIND_S
         while True:
@@ -131,13 +134,6 @@ def rebind(sock: "zmq.Socket[Any]", bound: Sequence[str], keys: ServerKeys) -> N
                 if time.monotonic() > until_s:
                     raise
                 time.sleep(0.01)  # libzmq closes the old listener in a thread of its own
-
-
-def _unbind(sock: "zmq.Socket[Any]", endpoint: str) -> None:
-    linger, sock.linger = sock.linger, 0  # a client that is cut gets none of its waiting messages
-    with contextlib.suppress(zmq.ZMQError):  # it was not bound: the last attempt failed
-        sock.unbind(endpoint)
-    sock.linger = linger
 
 
 def _require_curve(sock: "zmq.Socket[Any]", keys: ServerKeys) -> None:
