@@ -37,10 +37,7 @@ def waiting_images(settings: Config, limit: int) -> list[dict[str, Any]]:
 
 
 def decide(config: Path, settings: Config, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Write a decision and return its row. `fields` are those of control's `review`. Raises DecisionError.
-
-    A fail without a defect gets the line's own; an undo without `newest` takes back the newest decision.
-    """
+    """Write a decision, or undo one; return its row. `fields` are those of control's `review`. Raises DecisionError."""
     request = {name: value for name, value in fields.items() if value is not None}
     try:
         decision(request)

@@ -6,6 +6,7 @@ driver costs 20 µs, so SQLite's is called directly.
 """
 
 import heapq
+import sqlite3
 import threading
 import time
 from collections import Counter
@@ -32,11 +33,10 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.engine import Dialect
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import PoolProxiedConnection
 
 from daemon.storage.database.boards import Attempt, BoardAttempts, BoardCache, BoardKey
-from daemon.storage.database.connections import sqlite_driver
 from daemon.storage.database.rows import Row
 from daemon.storage.database.schema import stream_position
 from daemon.units import utc_text
@@ -144,7 +144,7 @@ def update_rows(connection: Connection, table: Table, columns: tuple[str, ...], 
             sql, [{name: row[name] for name in columns} | {"at_key": row[key]} for row in changed]
         )
         return
-    with sqlite_driver(connection, sql) as driver:
+    with _sqlite_driver(connection, sql) as driver:
         driver.executemany(sql, map(itemgetter(*names), changed))
 
 
@@ -166,8 +166,19 @@ def _parts(whole: Sequence[T]) -> Iterator[list[T]]:
 def _execute(connection: Connection, sql: str, parameters: Any) -> Cursor:
     if connection.dialect.name != "sqlite":
         return connection.exec_driver_sql(sql, parameters)
-    with sqlite_driver(connection, sql) as driver:
+    with _sqlite_driver(connection, sql) as driver:
         return driver.execute(sql, parameters)
+
+
+@contextmanager
+def _sqlite_driver(connection: Connection, sql: str) -> Iterator[sqlite3.Connection]:
+    """Yield the driver's connection, whose statements cost 20 µs less; its errors become SQLAlchemy's."""
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    try:
+        yield driver
+    except sqlite3.Error as error:
+        raise DBAPIError.instance(sql, None, error, sqlite3.Error) from error
 
 
 @lru_cache(maxsize=256)
