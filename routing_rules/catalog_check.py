@@ -45,6 +45,8 @@ def check_experts(rules: RulesFile, findings: Findings, experts: Mapping[str, Ex
         if use.expert not in experts:
             for_whom = _for_whom(use, findings)
             message = f"no expert `{use.expert}` in the catalog{for_whom}{meant(use.expert, experts)}"
+            if for_whom:
+                message += "; not trained yet? Train into another folder until no component lacks its expert"
             findings.add((*use.path, "expert"), message)
         elif experts[use.expert].task != use.task:
             kind, expected = _KIND[experts[use.expert].task], _KIND[use.task]

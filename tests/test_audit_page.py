@@ -26,7 +26,6 @@ _VARIES = re.compile(r"[0-9a-f]{12}|[0-9a-f]{4}( [0-9a-f]{4}){3}|\d{4}-\d\d-\d\d
 def folder(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Path:
     folder = tmp_path_factory.mktemp("audit")
     judged_line(folder / "demo", experts_folder)
-    (folder / "audit").mkdir()
     return folder
 
 
@@ -54,7 +53,6 @@ def test_each_command_of_the_drill_runs_and_shows_what_the_page_says(folder: Pat
 
 def test_the_drill_names_what_was_changed_after_signing(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "demo", tmp_path / "demo", ignore=shutil.ignore_patterns("run"))
-    (tmp_path / "audit").mkdir()
     make, export, *_, compare = [line for line in COMMANDS if "quality" in line and "D1-003" not in line]
     run(tmp_path, make)
     run(tmp_path, export)

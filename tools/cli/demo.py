@@ -19,5 +19,7 @@ def demo(
     Example: coserve demo --dir demo
     """
     from tools.demo.run import run_demo
+    from tools.query.formats import clean_up_on_sigterm
 
+    clean_up_on_sigterm()
     raise SystemExit(run_demo(folder, prepare_only=prepare_only, boards=boards, seed=seed))

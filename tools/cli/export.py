@@ -82,6 +82,7 @@ def export(
 def _write(
     config: Path, selection: "BoardSelection", out: Path, *, with_weights: bool, sign: Path | None, as_json: bool
 ) -> None:
+    from daemon.host.folders import make_folder
     from daemon.units import size_text
     from daemon.wire.keys import KeyFileError
     from tools.backup.gentle import step_back
@@ -89,11 +90,10 @@ def _write(
     from tools.query.package.write import write_package
     from tools.terminal.open_line import opened
 
-    if not out.absolute().parent.is_dir():
-        fail(f"no folder {out.absolute().parent}", status=2)
     step_back()
     clean_up_on_sigterm()
     with opened(config) as (settings, engine), os_errors_end(out), exit_on(KeyFileError):
+        make_folder(out.absolute().parent)
         report = write_package(
             *(config, settings, engine, selection, out),
             with_weights=with_weights,

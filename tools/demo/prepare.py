@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Queue
@@ -191,15 +191,22 @@ def _run_job(job: _TrainingJob, samples: Sequence[Sample], out: Path, shares: "Q
 def _follow(shares: "Queue[tuple[str, float] | None]", bars: Progress) -> None:
     """Show a bar for each job from its first share on; a job that waits for a core has none yet."""
     tasks: dict[str, TaskID] = {}
-    while (message := shares.get()) is not None:
-        name, share = message
-        if name not in tasks:
-            tasks[name] = bars.add_task(name, total=1.0)
-        bars.update(tasks[name], completed=share)
+    with suppress(EOFError):  # the command is stopped
+        while (message := shares.get()) is not None:
+            name, share = message
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=1.0)
+            bars.update(tasks[name], completed=share)
 
 
 @contextmanager
 def _two_processes() -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of fresh interpreters: torch's threads do not survive a fork."""
+    others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield pool
+        try:
+            yield pool
+        except BaseException:  # Ctrl-C and SIGTERM, too: a training would go on for minutes
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
