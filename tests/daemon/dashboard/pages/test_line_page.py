@@ -155,7 +155,9 @@ def test_a_line_without_experts_says_that_it_collects_and_how_they_are_made(web:
     for image, component in enumerate(("R0402", "R0402", "C0603"), 1):
         web.add_image(image, 1, "unknown", component=component, reason="no_expert", designator=f"X{image}")
     web.add_board(1, "S1", verdict="unknown", reason="complete", seq=1, completed_at=NOW)
-    with answering_control(web):
+    (web.folder / "experts").mkdir(exist_ok=True)
+    (web.folder / "experts" / "catalog.yaml").write_text("experts: {}\n", encoding="utf-8")
+    with web.running(), answering_control(web):
         page = web.get("/").text
         listed = web.get("/experts").text
     assert "This line collects: 2 component types have no expert yet." in page
@@ -164,5 +166,5 @@ def test_a_line_without_experts_says_that_it_collects_and_how_they_are_made(web:
     assert "no_expert" not in page
     assert "This line has no experts yet" in listed
     assert "all that were needed were in memory" not in listed
-    with answering_control(web, experts={"experts": [an_expert("R0402")]}):
+    with web.running(), answering_control(web, experts={"experts": [an_expert("R0402")]}):
         assert "This line collects" not in web.get("/").text
