@@ -72,6 +72,11 @@ def size_text(size_bytes: float) -> str:
     return f"{value:,.1f} TB"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: `1 board`, `2\u202f140 boards`, with thin spaces between thousands."""
+    return f"{number:,}".replace(",", "\u202f") + f" {noun if number == 1 else plural or noun + 's'}"
+
+
 def utc_text(wall_s: float) -> str:
     """Return seconds since the epoch as the wire and the database write a time: `2026-11-21T09:28:11.123Z`."""
     ms = round(wall_s * 1000)

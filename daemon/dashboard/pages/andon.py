@@ -14,7 +14,7 @@ from daemon.dashboard.pages.board import BOARDS, failures, final_verdicts, missi
 from daemon.dashboard.pages.drawings import WIDE, BarValue, Pictures, bar_charts
 from daemon.dashboard.site.database import Database
 from daemon.dashboard.site.stored_rules import StoredRules
-from daemon.units import utc_text, wall_seconds
+from daemon.units import counted, utc_text, wall_seconds
 
 #: How long counts are kept: the longest time that the page looks back.
 _WINDOW_S = 48 * 3600.0
@@ -135,9 +135,13 @@ def first_pass_yield(verdicts: Mapping[str, int]) -> float | None:
     return verdicts.get("pass", 0) / closed if closed else None
 
 
-def passed_by_review(database: Database, day: Span) -> int:
-    """Return how many more of the day's first attempts passed after review than before; negative if fewer."""
-    return database.number(_PASSED_BY_REVIEW, since=day.since, until=day.until)
+def passed_by_review(database: Database, day: Span) -> int | None:
+    """Return how many more of the day's first attempts passed after review than before; None if none was reviewed.
+
+    Negative if fewer passed.
+    """
+    row = database.first(_PASSED_BY_REVIEW, since=day.since, until=day.until)
+    return None if row is None or row[0] is None else int(row[0])
 
 
 def yield_charts(
@@ -161,14 +165,12 @@ def yield_charts(
 
 
 def _yield_bar(name: str, verdicts: Counter[str], goal: float | None) -> BarValue:
-    share, boards = first_pass_yield(verdicts), verdicts.total()
+    share, boards = first_pass_yield(verdicts), counted(verdicts.total(), "board")
     if share is None:
         return BarValue(name, None, "", f"{name}: no boards closed", "open")
     tone = "accent" if goal is None else "pass" if share >= goal else "fail"
     below = "▼" if goal is not None and share < goal else ""
-    return BarValue(
-        name, share, f"{below}{100 * share:.0f}", f"{name}: {100 * share:.1f} % of {boards} boards passed", tone
-    )
+    return BarValue(name, share, f"{below}{100 * share:.0f}", f"{name}: {100 * share:.1f} % of {boards} passed", tone)
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,6 +273,7 @@ def _board_page(
         more=more,
         is_whole=is_whole,
         components=shown,
+        with_picture={one.image.inspection_id for one in shown if site.pictures.size(one.image.image_path)},
         findings=[card(finding) for finding in findings[:_MAX_FINDINGS]],
         more_findings=len(findings[_MAX_FINDINGS:]),
         chosen=chosen and card(chosen),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from daemon.units import size_text
+from daemon.units import counted, size_text
 
 WIDE, NARROW = 1120, 336
 
@@ -375,11 +375,11 @@ def _bar(work: _Work, kind: str, y: int, scale: float) -> WorkBar:
     name = f"{expert} and {others} more" if others else expert
     took = f"{1000 * worked / scale:,.0f} ms"
     if kind == "batch":
-        batches = f"{work.count} batches" if work.count > 1 else "one batch"
-        title = f"{name}: {work.images} images in {batches}, {took}"
+        batches = counted(work.count, "batch", "batches")
+        title = f"{name}: {counted(work.images, 'image')} in {batches}, {took}"
         text = f"{expert} +{others}" if others else f"{expert} ×{work.images}"
     else:
-        title = f"{name}: {work.count} loads, {size_text(work.bytes)}, {took}"
+        title = f"{name}: {counted(work.count, 'load')}, {size_text(work.bytes)}, {took}"
         text = name
     # An expert keeps its colour, whichever others are shown.
     is_mixed = work.experts[expert] < _DOMINANT * worked

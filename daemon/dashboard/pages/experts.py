@@ -300,6 +300,10 @@ class ExpertOverview:
         after = max(0, self._database.id_before_newest(_RECENT_IMAGES_FOR_CALLS))
         return [ExpertCalls(*row) for row in self._database.rows(calls_statement(expert, after), limit=_MAX_EXPERTS)]
 
+    def is_any_known(self) -> bool:
+        """Return False if the daemon has no experts; ControlError if it does not answer."""
+        return bool(self._places.get())
+
     def drifted(self) -> list[str]:
         """Return the names of the experts graded `drifted`, the worst first; none if they cannot be counted."""
         return self._drifted.get()

@@ -29,7 +29,7 @@ from daemon.dashboard.pages.machine import duration
 from daemon.dashboard.site.database import CachedAnswer, NoDatabase, TooMuchToCount, ask_or
 from daemon.dashboard.site.site import Site
 from daemon.storage.disk_space import DiskSpace, places
-from daemon.units import size_text, utc_text
+from daemon.units import counted, size_text, utc_text
 from daemon.wire.control import ControlError
 
 _NEWEST_BOARDS = 30
@@ -44,9 +44,14 @@ _TIGHT = 0.05
 #: Charts and alarms that read rows are made again after so many seconds, for all readers.
 _FIGURES_S, _WATCH_S = 5.0, 2.0
 _HOUR_S = 3600.0
+#: Images whose components are counted on a line without experts.
+_COLLECTED_IMAGES = 5000
 
 _BOARDS = f"{BOARDS} ORDER BY board_id DESC LIMIT {_NEWEST_BOARDS}"
 _JUDGED = "SELECT count(*) FROM inspections WHERE board_id = :board_id AND status = 'done'"
+_COLLECTED = """
+SELECT count(DISTINCT component) FROM inspections WHERE reason = 'no_expert' AND inspection_id > :after
+"""
 
 Status = Mapping[str, Any]
 
@@ -69,6 +74,7 @@ def router(site: Site) -> APIRouter:
             figures=page.figures(),
             boards="" if kiosk is not None else page.boards(),
             is_kiosk=kiosk is not None,
+            line=site.config.line,
         )
 
     return routes
@@ -100,7 +106,7 @@ class _LinePage:
             status = {**self._site.status(), **self._watched.get()}
         except ControlError as error:
             status = error
-        problem, by_review, now_s = None, 0, time.time()
+        problem, by_review, now_s = None, None, time.time()
         try:
             self._counter.look(now_s)
             by_review = self._passed_by_review.get()
@@ -116,7 +122,7 @@ class _LinePage:
             boards=boards,
             images=self._counter.verdicts("inspections", today),
             first_pass_yield=first_pass_yield(boards),
-            final_yield=(boards["pass"] + by_review) / boards.total() if by_review and boards else None,
+            final_yield=(boards["pass"] + by_review) / boards.total() if by_review is not None and boards else None,
             is_whole=self._counter.is_whole,
             problem=problem,
         )
@@ -134,8 +140,11 @@ class _LinePage:
             defects, positions = fails_now(self._site.database, self._site.rules, since)
         except (NoDatabase, TooMuchToCount) as error:
             return self._site.render("_problem.html", title="The yield cannot be counted now", remedy=str(error))
+        today = first_pass_yield(self._counter.verdicts("boards", self._today()))
         return self._site.render(
             "_figures.html",
+            today=today,
+            is_below=today is not None and goal is not None and today < goal,
             charts=yield_charts(self._counter, self._site.plant, goal, now_s),
             goal=goal,
             when=f"this shift ({shift.name})" if shift else "in the last hour",
@@ -162,11 +171,17 @@ class _LinePage:
         return {
             "drifted": self._experts.drifted(),
             "unusable": ask_or([], self._experts.unusable, "experts", unknown),
+            "collecting": ask_or(0, self._collected_components, "components", unknown),
             "silent": ask_or(None, lambda: silence(site.database, time.time()), "images", unknown),
             "disks": DiskSpace(places(config), config.retention.reserve).look(),
             "ready": health.get("ready", {}).get("text", ""),
             "rejected": health.get("rejected", ()),
         }
+
+    def _collected_components(self) -> int:
+        """Return how many component types the newest images show, of a line that has no experts yet."""
+        after = self._site.database.id_before_newest(_COLLECTED_IMAGES)
+        return 0 if self._experts.is_any_known() else self._site.database.number(_COLLECTED, after=after)
 
 
 # Alarms
@@ -213,7 +228,7 @@ def _silence_alarms(status: Status) -> Iterable[LineAlarm]:
 def _rejection_alarms(status: Status) -> Iterable[LineAlarm]:
     """Yield images rejected in the last hour, by source."""
     for row in status.get("rejected", ())[:_MAX_NAMES]:
-        count = "1 image" if row["images"] == 1 else f"{row['images']:,} images"
+        count = counted(row["images"], "image")
         source, code = row["source"] or "An unknown source", row["code"].replace("_", " ")
         title = f"{source}: {count} rejected in the last hour ({code})."
         yield LineAlarm("notice", title, f"Newest reason: {row['reason']}")
@@ -225,6 +240,16 @@ def _expert_alarms(status: Status) -> Iterable[LineAlarm]:
     if problems:
         more = f" (and {len(problems) - 1} more: see Experts)" if len(problems) > 1 else ""
         yield LineAlarm("trouble", f"{problems[0]}{more}", "coserve check; put the file back, then coserve reload")
+
+
+def _collecting_alarms(status: Status) -> Iterable[LineAlarm]:
+    """Yield a notice of a line without experts, which keeps its images to train with."""
+    count = status.get("collecting", 0)
+    if count:
+        title = (
+            f"This line collects: {counted(count, 'component type')} {'has' if count == 1 else 'have'} no expert yet."
+        )
+        yield LineAlarm("notice", title, "coserve export --training, then coserve train classifier; see Experts.")
 
 
 def _disk_alarms(status: Status) -> Iterable[LineAlarm]:
@@ -252,13 +277,15 @@ def _consumer_alarms(status: Status) -> Iterable[LineAlarm]:
         error, missed = consumer.get("last_error"), consumer.get("missed")
         if missed:
             remedy = "Keep results longer (retention.results_for), or remove what delays the consumer sooner."
-            yield LineAlarm("notice", f"Consumer {name} missed {missed:,} results: they were pruned before.", remedy)
+            yield LineAlarm(
+                "notice", f"Consumer {name} missed {counted(missed, 'result')}: pruned before delivery.", remedy
+            )
         if error or state in ("refused", "waiting"):
             why = f": {error}" if error else ""
-            backlog = f", {behind:,} results behind" if behind else ""
+            backlog = f", {counted(behind, 'result')} behind" if behind else ""
             yield LineAlarm("notice", f"Consumer {name} is {state}{backlog}{why}", _CATCHES_UP)
         elif behind > _MAX_BEHIND:
-            yield LineAlarm("notice", f"Consumer {name} is {behind:,} results behind.", _CATCHES_UP)
+            yield LineAlarm("notice", f"Consumer {name} is {counted(behind, 'result')} behind.", _CATCHES_UP)
 
 
 def _drift_alarms(status: Status) -> Iterable[LineAlarm]:
@@ -275,6 +302,7 @@ _CATCHES_UP = "It catches up automatically, as far back as results are kept (ret
 ALARM_SOURCES: Sequence[Callable[[Status], Iterable[LineAlarm]]] = (
     _state_alarms,
     _expert_alarms,
+    _collecting_alarms,
     _rejection_alarms,
     _silence_alarms,
     _disk_alarms,

@@ -121,15 +121,15 @@ class PictureFolder:
 
     def size(self, image_path: str | None) -> PictureSize | None:
         """Return the size that the picture's header states, None if there is no picture to show."""
-        return self._size(image_path) if image_path else None
-
-    def _measure(self, image_path: str) -> PictureSize | None:
         try:
-            file, _ = self._open(image_path)
-            with file, Image.open(file, formats=_FORMATS) as image:
-                return _stored_size(image)
-        except (NoPicture, OSError, ValueError, Image.DecompressionBombError):
+            return self._size(image_path) if image_path else None
+        except (NoPicture, OSError, ValueError, Image.DecompressionBombError):  # not cached: it may be put back
             return None
+
+    def _measure(self, image_path: str) -> PictureSize:
+        file, _ = self._open(image_path)
+        with file, Image.open(file, formats=_FORMATS) as image:
+            return _stored_size(image)
 
     def _open(self, image_path: str) -> tuple[BinaryIO, os.stat_result]:
         """Open `images/DAY/THOUSANDS/ID.jpg` part by part: the first is the images folder's own name."""

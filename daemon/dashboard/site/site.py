@@ -25,7 +25,7 @@ from daemon.dashboard.site.database import CachedAnswer, Database
 from daemon.dashboard.site.live import LiveTopics
 from daemon.dashboard.site.pictures import WIDTHS, PictureFolder
 from daemon.dashboard.site.stored_rules import StoredRules
-from daemon.units import size_text
+from daemon.units import counted, size_text
 from daemon.wire.control import ask
 
 _CONTROL_TIMEOUT_S = 1.0
@@ -123,6 +123,8 @@ def _templates(plant: Plant, rules: StoredRules) -> jinja2.Environment:
         "ms": _ms,
         "size": _size,
         "defect": rules.defect,
+        "reason": _reason,
+        "counted": counted,
     }
     return environment
 
@@ -148,6 +150,11 @@ def _percent(share: float | None, digits: int = 1) -> str:
 def _number(value: float | None) -> str:
     """Return a number with thin spaces between thousands."""
     return "–" if value is None else f"{value:,}".replace(",", "\u202f")
+
+
+def _reason(reason: str | None) -> str:
+    """Return why an image is unknown in few words, empty without a reason; stored_rules.py has whole sentences."""
+    return "no expert yet" if reason == "no_expert" else (reason or "").replace("_", " ")
 
 
 def _ms(value: float | None) -> str:

@@ -1,4 +1,4 @@
-/* The page Line: a tone when a board fails, where this browser's user wants one, and a kiosk that reloads itself. */
+/* The page Line: a tone when a board fails, where this browser's user wants one; a kiosk's clock, and its reload. */
 "use strict";
 
 (() => {
@@ -58,6 +58,15 @@
     if (run && run !== detail && document.body.classList.contains("kiosk")) location.reload();
     run = detail;
   });
+  /* Seconds that go on tell a live screen from a frozen one. */
+  const clock = document.getElementById("clock");
+  function tick() {
+    clock.textContent = FORMATS.time.format(new Date());
+  }
+  if (clock) {
+    tick();
+    setInterval(tick, 1000);
+  }
   name();
   wake();
 })();

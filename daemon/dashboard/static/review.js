@@ -203,7 +203,7 @@
       fields: { verdict, defect, note: note.value, newest: node.dataset.newest },
       then: (stored) => {
         undoable.push({ id, newest: stored.review_id, name });
-        say(`${name}: ${label}, stored. u takes it back.`);
+        say(`${name}: ${label}, stored. Undo takes it back.`);
         count(-1, 1);
         if (current && current.id === id) next();
       },

@@ -288,6 +288,20 @@ def test_a_board_that_is_pruned_meanwhile_is_said_to_be_gone(web: Web) -> None:
     assert (web.get("/pictures/600").status, web.get("/boards/1?inspection=600").status) == (404, 404)
 
 
+def test_a_picture_that_is_gone_is_said_the_same_everywhere_and_shown_once_it_is_put_back(web: Web) -> None:
+    """A restored line has its rows, and no pictures."""
+    web.add_board(610, verdict="fail")
+    web.add_image(610, 610, "fail", image_path="images/f/610.png")
+    page = web.get("/boards/610").text
+    assert "No image: it was not kept, or was pruned." in page
+    assert '<span class="muted">no image</span>' in page
+    assert "<td>kept</td>" not in page
+    web.add_picture("images/f/610.png", a_picture())
+    page = web.get("/boards/610").text
+    assert "No image" not in page
+    assert "<td>kept</td>" in page
+
+
 def test_pages_work_while_the_daemon_is_away_and_say_so(web: Web) -> None:
     page = web.get("/")
     assert page.status == 200

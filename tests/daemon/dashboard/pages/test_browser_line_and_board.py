@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +53,17 @@ CAP_HEIGHT = """() => {
   pen.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
   return pen.measureText("H").actualBoundingBoxAscent;
 }"""
+#: Shows so many alarms, and nothing that comes after.
+ALARMS = """(count) => {
+  stopListening();
+  const alarm = '<li class="alarm"><strong>The disk of the images is full.</strong> <span>See Machine.</span></li>';
+  document.querySelector("[data-live=line]").innerHTML = count ? `<ul class="alarms">${alarm.repeat(count)}</ul>` : "";
+}"""
+#: Finds elements that cut their text.
+CUT = """(selector) => [...document.querySelectorAll(selector)]
+  .filter((e) => e.checkVisibility() && getComputedStyle(e).overflow !== "visible")
+  .filter((e) => e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1)
+  .map((e) => e.outerHTML)"""
 #: Shows three thousand events, as a month brings them, and counts nodes and timers before and behind.
 MANY_EVENTS = """() => {
   const textOf = (name) => document.querySelector(`[data-live=${name}]`).innerHTML;
@@ -127,6 +139,38 @@ def test_the_last_boards_verdict_is_read_from_afar_by_word_shape_and_colour(
     assert not page.locator(".bar nav").is_visible()
     assert page.locator("table").filter(visible=True).count() == 0
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+@pytest.mark.parametrize("width", [1920, 1280])
+def test_a_kiosk_fits_its_screen_with_and_without_alarms_and_shows_that_it_runs(
+    shown_line: ShownLine, open_page: Pages, width: int
+) -> None:
+    page = open_page(shown_line.url("/?kiosk"), width=width)
+    page.locator(".yield-today", has_text="% today").wait_for()
+    assert page.locator(".line-name").inner_text() == socket.gethostname()
+    before = page.locator("#clock").inner_text()
+    for alarms in (0, 3):
+        page.evaluate(ALARMS, alarms)
+        assert page.evaluate("document.documentElement.scrollHeight <= innerHeight"), alarms
+        assert page.evaluate(CUT, ".andon p, .andon li, .fails-now li") == [], alarms
+        for control in ("#sound", ".andon-controls a"):
+            assert page.locator(control).evaluate("e => e.getBoundingClientRect().bottom <= innerHeight"), control
+    page.wait_for_function("(before) => document.getElementById('clock').textContent !== before", arg=before)
+
+
+def test_a_boards_row_is_whole_on_a_desk_where_a_person_overruled_the_line(
+    shown_line: ShownLine, open_page: Pages
+) -> None:
+    board_id = board_of(shown_line, "B0002")
+    assert "code" not in shown_line.control(
+        "review", board_id=board_id, verdict="pass", reviewer="Benedikta Maier", newest=None
+    )
+    for path in ("/", "/boards"):
+        page = open_page(shown_line.url(path), width=1280)
+        page.locator("tr", has_text="by Benedikta Maier, line: fail").wait_for()
+        table = page.get_by_role("region", name="Boards").last
+        assert table.evaluate("table => table.scrollWidth <= table.clientWidth"), path
+        assert page.evaluate(CUT, "table.boards td") == [], path
 
 
 def test_boards_come_by_themselves_and_a_failed_image_changes_the_days_numbers(

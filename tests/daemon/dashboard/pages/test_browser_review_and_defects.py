@@ -101,6 +101,26 @@ def test_a_whole_review_by_keyboard_alone(shown_line: ShownLine, open_page: Page
     assert page.locator("#help").get_by_text("Undo the last decision").is_visible()
 
 
+@pytest.mark.parametrize("width", [1920, 1280, 390])
+def test_the_fail_button_and_every_defect_show_their_whole_names(
+    shown_line: ShownLine, open_page: Pages, width: int
+) -> None:
+    publish(shown_line, f"names{width}", 1)
+    page = open_page(shown_line.url(f"/review?lot=names{width}"), width)
+    begin(page, "Ida")
+    page.locator(".review-item").wait_for()
+    page.evaluate(
+        "document.getElementById('review-fail').textContent = 'Fail: insufficient solder on both of its sides'"
+    )
+    for button in page.locator(".decide, .review-verdicts .button").all():
+        assert button.evaluate("e => e.scrollWidth <= e.clientWidth && e.scrollHeight <= e.clientHeight"), button
+    for code in page.locator(".code strong").all():
+        assert code.evaluate("e => e.scrollWidth <= e.clientWidth"), code
+    codes = page.locator("#review-codes")
+    assert codes.evaluate("e => e.scrollWidth <= e.clientWidth"), "they wrap: nothing lies to the side"
+    assert has_no_sideways_scroll(page)
+
+
 def test_a_whole_review_by_touch_on_a_telephone(shown_line: ShownLine, open_page: Pages) -> None:
     ids = publish(shown_line, "touch", 3)
     page = open_page(shown_line.url("/review?lot=touch"), 390, dark=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.dashboard.web import STATUS, Web
+from tests.daemon.dashboard.web import STATUS, Web, an_expert, answering_control
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
@@ -48,17 +48,20 @@ def test_the_yield_after_review_counts_what_people_passed_and_failed_today(web: 
     for board, verdict in enumerate(("pass", "fail", "fail", "pass", "unknown", "fail"), 1):
         close(web, board, 3600 * board, verdict, expected=1, inspected=1, attempt=2 if board == 6 else 1)
         web.add_image(board, board, verdict)
-    assert passed_by_review(site.database, today) == 0
+    assert passed_by_review(site.database, today) is None, "nobody has reviewed"
     for image, verdict, at in (
         *((2, "pass", NOW), (3, "fail", NOW), (6, "pass", NOW), (5, "pass", NOW)),
         (5, "review", "2026-11-25T09:40:21.000Z"),
     ):
         web.add_review(image, verdict, at=at)
     assert passed_by_review(site.database, today) == 1
+    web.add_review(2, "fail", at=NOW)
+    assert passed_by_review(site.database, today) == 0, "shown: somebody has reviewed"
+    web.add_review(2, "pass", at=NOW)
     web.add_review(1, "fail", at=NOW)
     web.add_review(4, "fail", at=NOW)
     assert passed_by_review(site.database, today) == -1
-    assert passed_by_review(site.database, Span("2026-11-26T00:00:00.000Z", "2026-11-27T00:00:00.000Z")) == 0
+    assert passed_by_review(site.database, Span("2026-11-26T00:00:00.000Z", "2026-11-27T00:00:00.000Z")) is None
 
 
 def test_every_board_is_counted_once_and_in_the_minute_that_runs(web: Web, site: Site) -> None:
@@ -146,3 +149,22 @@ def test_what_is_wrong_with_the_line_itself_is_told_troubles_first() -> None:
         ("notice", "cam-2: 12 images rejected in the last hour (bad image)."),
     ]
     assert "its end is missing" in alarms(status)[-1].remedy
+
+
+def test_a_line_without_experts_says_that_it_collects_and_how_they_are_made(web: Web) -> None:
+    for image, component in enumerate(("R0402", "R0402", "C0603"), 1):
+        web.add_image(image, 1, "unknown", component=component, reason="no_expert", designator=f"X{image}")
+    web.add_board(1, "S1", verdict="unknown", reason="complete", seq=1, completed_at=NOW)
+    (web.folder / "experts").mkdir(exist_ok=True)
+    (web.folder / "experts" / "catalog.yaml").write_text("experts: {}\n", encoding="utf-8")
+    with web.running(), answering_control(web):
+        page = web.get("/").text
+        listed = web.get("/experts").text
+    assert "This line collects: 2 component types have no expert yet." in page
+    assert "coserve export --training" in page
+    assert "no expert yet <span>X1, R0402" in page
+    assert "no_expert" not in page
+    assert "This line has no experts yet" in listed
+    assert "all that were needed were in memory" not in listed
+    with web.running(), answering_control(web, experts={"experts": [an_expert("R0402")]}):
+        assert "This line collects" not in web.get("/").text

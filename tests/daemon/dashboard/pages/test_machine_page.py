@@ -86,7 +86,7 @@ def test_a_whole_machine_is_on_one_page_and_nothing_of_it_is_believed(web: Web) 
         *("out of service", "CUDA error", "refused", "status 1: ", "0123456789ab", "R0402 ×8", "loads into cpu"),
         "1 234",  # the thin space between thousands is a space here
         "5 images (5 kB) and 2 boards were deleted",
-        "1 images to judge (5 kB)",
+        "1 image to judge (5 kB)",
         "2 hours",  # up
         "ram copies for the GPUs 0 2.5",
     ):

@@ -49,7 +49,7 @@ def test_today_is_the_plants_day_on_every_page(web: Web) -> None:
     assert [row["serial"] for row in today] == ["S4"]
     page = web.get("/").text
     assert "Today is the plant's day" in page
-    assert "0 of 1 boards" in page
+    assert "0 of 1 board" in page
 
 
 def test_times_have_the_plants_zone_without_scripts_and_with_them(web: Web) -> None:
