@@ -72,6 +72,11 @@ def size_text(size_bytes: float) -> str:
     return f"{value:,.1f} TB"
 
 
+def count_text(number: int, noun: str) -> str:
+    """Return a count for a person: `1 image`, `1,042 images`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def utc_text(wall_s: float) -> str:
     """Return seconds since the epoch as the wire and the database write a time: `2026-11-21T09:28:11.123Z`."""
     ms = round(wall_s * 1000)
