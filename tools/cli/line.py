@@ -101,6 +101,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
 
     Example: coserve status --config demo/coserve.yaml
     """
+    from tools.terminal.open_line import plant_time, settings_of
+
     answer = _ask(config, "status")
     if as_json:
         print_json(answer)
@@ -114,7 +116,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         f" seq {'unknown' if answer['last_seq'] is None else answer['last_seq']}"
     )
     if answer["last_error"]:
-        since = f" (since {answer['last_error_at']})" if answer.get("last_error_at") else ""
+        since = plant_time(settings_of(config).plant.clock(), answer.get("last_error_at"))
+        since = f" (since {since})" if since else ""
         console.print(f"last error: {answer['last_error']}{since}", markup=False)
     rows = [
         (e["name"], e["device"], "out of service" if e.get("out_of_service") else f"{e['busy_share']:.0%}")

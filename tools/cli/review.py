@@ -2,11 +2,14 @@
 
 import getpass
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
+
+if TYPE_CHECKING:
+    from daemon.config.plant_time import PlantTime
 
 
 def review(
@@ -73,7 +76,7 @@ def review(
         if as_json:
             print_json(rows[:limit])
         else:
-            _print_waiting(rows, limit)
+            _print_waiting(rows, limit, settings.plant.clock())
         return
     subject = {"inspection_id": number} if not board else {"board_id": find_board(settings, name, board_type)}
     what = {**subject, "undo": True} if undo is not None else {**subject, "verdict": verdict}
@@ -100,7 +103,9 @@ def _sentence(review: Mapping[str, Any], *, is_undone: bool) -> str:
     return f"{verdict}, says {review['reviewer']} (review {review['review_id']})"
 
 
-def _print_waiting(rows: list[dict[str, Any]], limit: int) -> None:
+def _print_waiting(rows: list[dict[str, Any]], limit: int, plant: "PlantTime") -> None:
+    from tools.terminal.open_line import plant_time, times_note
+
     if not rows:
         console.print("nothing waits for a decision")
         return
@@ -108,16 +113,17 @@ def _print_waiting(rows: list[dict[str, Any]], limit: int) -> None:
     cells = [
         (
             *(row["inspection_id"], f"{row['serial']} #{row['attempt']}", row["designator"], row["verdict"]),
-            *(row["defect"] or row["reason"], _short_time(row["completed_at"]), row["component"], row["board_type"]),
+            *(
+                row["defect"] or row["reason"],
+                plant_time(plant, row["completed_at"], "short"),
+                row["component"],
+                row["board_type"],
+            ),
             *(row["lot"], row["image_path"]),
         )
         for row in rows[:limit]
     ]
-    print_table("Waiting for a decision", columns, cells, more="--json has them")
+    title = f"Waiting for a decision; {times_note(plant)}"
+    print_table(title, columns, cells, unbroken=("id", "line says", "since"), more="--json has them")
     if len(rows) > limit:
         console.print(f"and more: --limit {limit * 2}")
-
-
-def _short_time(at: str | None) -> str | None:
-    """Return `11-21 09:28Z` for `2026-11-21T09:28:11.123Z`."""
-    return None if at is None else f"{at[5:10]} {at[11:16]}Z"

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, and_, f
 
 from daemon.storage.database.boards import has_serial
 from daemon.storage.database.reader import by_inspection
-from daemon.storage.database.reviews import VersionKey, answered_settings
+from daemon.storage.database.reviews import DAEMON, VersionKey, answered_settings
 from daemon.storage.database.schema import (
     FINAL_BOARDS,
     boards,
@@ -335,13 +335,17 @@ def similar_pictures(engine: Engine, inspection: Row) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One attempt at a board: its row, its verdict after review, and images that failed or were decided upon."""
+    """One attempt at a board: its row, its verdict after review, and images that failed or were decided upon.
+
+    `defects` has the rules' label of each defect code.
+    """
 
     board: Row
     final: Row
     attempts: int
     images: Sequence[Row]
     pending: int
+    defects: Mapping[str, str]
 
 
 def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: int | None) -> AttemptRecord:
@@ -366,12 +370,16 @@ def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: i
         names = ("verdict", "decided_by", "decided_at")
         of_board = FINAL_BOARDS.c.board_id == board["board_id"]
         final = connection.execute(select(*(FINAL_BOARDS.c[name] for name in names)).where(of_board)).mappings().first()
+        of_whole = select(reviews.c.reviewer, reviews.c.note).where(reviews.c.board_id == board["board_id"])
+        whole = connection.execute(of_whole.order_by(reviews.c.review_id.desc())).first()
+        is_whole = whole is not None and whole.reviewer != DAEMON
         return AttemptRecord(
             board,
-            dict(final or dict.fromkeys(names)),
+            {**(final or dict.fromkeys(names)), "note": whole.note if is_whole else None, "is_whole": is_whole},
             len(attempts),
             [image | {"stages": answers[image["inspection_id"]]} for image in images],
             connection.execute(unfinished).scalar_one(),
+            read_defect_labels(connection),
         )
 
 

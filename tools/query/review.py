@@ -23,7 +23,7 @@ from daemon.wire.control import ControlError, ask
 from routing_rules.defects import defect_code, defect_in_words
 from tools.query.reading import is_defect_used, newest_attempt, read_defect, read_defect_labels
 from tools.terminal.console import DEFAULT_CONFIG, CommandError
-from tools.terminal.open_line import reading
+from tools.terminal.open_line import plant_time, reading
 
 _WAIT_S = 10.0
 
@@ -88,11 +88,7 @@ def decide(config: Path, settings: Config, fields: Mapping[str, Any], *, new_cod
             return _write_here(config, settings, request)
     except ReviewRefusedError as error:
         code, reason = error.code, error.reason
-    if code == "conflict" and "verdict" in request:
-        newest = _newest_review(settings, request)
-        command = _command(config, request, newest, is_new=new_code) if newest is not None else None
-        reason += f"; to overrule it: {command}" if command else ""
-    raise DecisionError(reason)
+    raise DecisionError(_conflict(config, settings, request, reason, new_code) if code == "conflict" else reason)
 
 
 def _known_code(settings: Config, typed: str, *, is_new: bool) -> str:
@@ -106,6 +102,13 @@ def _known_code(settings: Config, typed: str, *, is_new: bool) -> str:
         problem = f"--defect: the rules have no {typed!r}, and no result has it"
         raise DecisionError(f"{problem}: expected one of {known}; a new code goes with --new-code", status=2)
     return typed
+
+
+def _conflict(config: Path, settings: Config, request: Mapping[str, Any], reason: str, is_new: bool) -> str:
+    """Return who decided before, and the command that overrules it."""
+    reason = plant_time(settings.plant.clock(), reason) or reason
+    newest = _newest_review(settings, request) if "verdict" in request else None
+    return reason if newest is None else f"{reason}; to overrule it: {_command(config, request, newest, is_new)}"
 
 
 def _write_here(config: Path, settings: Config, request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -126,7 +129,7 @@ def _write_here(config: Path, settings: Config, request: Mapping[str, Any]) -> M
         raise DecisionError(not_stored(error)) from None
 
 
-def _command(config: Path, request: Mapping[str, Any], newest: Review, *, is_new: bool) -> str:
+def _command(config: Path, request: Mapping[str, Any], newest: Review, is_new: bool) -> str:
     """Return the command that overrules the review `newest` with the same decision."""
     subject = [str(request["board_id"]), "--board"] if "board_id" in request else [str(request["inspection_id"])]
     words = ["coserve", "review", *subject, str(request["verdict"])]
