@@ -206,6 +206,10 @@ def reload(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: As
 
     Example: coserve reload --config demo/coserve.yaml
     """
+    from tools.terminal.open_line import must_be_its_configuration
+
+    before = _ask(config, "status")["rules_version"]
+    must_be_its_configuration(config)
     answer = _change(config, "reload", note, timeout_s=60.0)
     _say(answer, as_json, f"rules {answer.get('rules_version')} are in force")
     if as_json:
@@ -213,6 +217,8 @@ def reload(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: As
     for change in answer.get("changed_experts", ()):
         name = f"{change['expert']} {change['version']} with settings {change['settings']}"
         console.print(f"{name if change['version'] else change['expert']}: {change['what']}", markup=False)
+    if note is not None and before == answer.get("rules_version") and not answer.get("changed_experts"):
+        console.print("rules and experts are as before: without a change the note is not kept")
     if experts := answer.get("without_weights"):
         names = ", ".join(experts[:5]) + (", …" if len(experts) > 5 else "")
         console.print(f"without usable weights ({len(experts)}): {names}; coserve check says why", markup=False)

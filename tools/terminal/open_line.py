@@ -25,6 +25,16 @@ def settings_of(config: Path) -> Config:
         return load_config(config)
 
 
+def must_be_its_configuration(config: Path) -> None:
+    """Exit with status 1 if the daemon that answers at the control socket was started with another file."""
+    from daemon.host.folders import FOLDER_LOCK, owner
+
+    socket = Path(settings_of(config).endpoints.control.removeprefix("ipc://"))
+    process, line = owner(socket.with_name(socket.name + FOLDER_LOCK))
+    if process and line and Path(line).is_file() and not config.samefile(line):
+        fail(f"the daemon at {socket} (process {process}) was started with {line}, not {config}: name that", status=1)
+
+
 def ask_daemon(settings: Config, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
     """Ask the line's daemon; `fields` that are None are left out. Exit with status 1 if it refuses, or is silent."""
     from daemon.wire.control import ControlError, ask
