@@ -72,7 +72,7 @@ def size_text(size_bytes: float) -> str:
     return f"{value:,.1f} TB"
 
 
-def count_text(number: int, noun: str) -> str:
+def count_text(number: float, noun: str) -> str:
     """Return a count for a person: `1 image`, `1,042 images`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.units import size_text
+from daemon.units import count_text, size_text
 from tools.terminal.console import (
     DEFAULT_CONFIG,
     AsJson,
@@ -126,7 +126,8 @@ def verify(
                 console.print(f"{row['expert']} {row['version']}: {problem}", markup=False)
         if not bad:
             count = len({row["expert"] for row in rows})
-            console.print(f"{len(rows)} versions of {count} experts match the catalog")
+            verb = "matches" if len(rows) == 1 else "match"
+            console.print(f"{count_text(len(rows), 'version')} of {count_text(count, 'expert')} {verb} the catalog")
     raise SystemExit(1 if bad else 0)
 
 
@@ -157,7 +158,7 @@ def put(
         print_json({"expert": name, "version": version, "note": warning})
         return
     console.print(f"{name} {version} is kept as a candidate{f' ({warning})' if warning else ''}", markup=False)
-    console.print(f"next: {as_typed(f'rejudge {config} --expert {name}={version}')}", markup=False)
+    console.print(f"next: {as_typed(f'rejudge --expert {name}={version} --config {config}')}", markup=False)
     console.print(f"then: {as_typed(f'experts promote {name} {version} --config {config}')}", markup=False)
 
 
@@ -322,7 +323,10 @@ def _print_drift(name: str, drift: dict[str, Any]) -> None:
     grade = f"{drift['grade']}, index {drift['value']:.3f} (by chance alone {drift['noise']:.3f})"
     if drift["grade"] == "too few":
         grade = f"too few {drift['lacks']} to say"
-    console.print(f"drift: {grade}; {drift['answers']} recent answers against {drift['held_out']} images held out")
+    console.print(
+        f"drift: {grade}; {count_text(drift['answers'], 'recent answer')} against"
+        f" {count_text(drift['held_out'], 'image')} held out"
+    )
     if drift["lacks"] == "images held out":
         measure = as_typed(f"experts measure {name} IMAGES")
         console.print(f"measure it on more ordinary images of the line: {measure}", markup=False)

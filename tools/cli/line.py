@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from daemon.units import size_text
+from daemon.units import count_text, size_text
 from tools.terminal.console import (
     DEFAULT_CONFIG,
     AsJson,
@@ -61,9 +61,9 @@ def check(config: ConfigPath, as_json: AsJson = False) -> None:
         for warning in facts.get("warnings", ()):
             console.print(f"warning: {warning}", markup=False, style="yellow")
         if not problems:
-            parts = [_count(facts["boards"], "board type"), _count(facts["experts"], "expert")]
+            parts = [count_text(facts["boards"], "board type"), count_text(facts["experts"], "expert")]
             parts += [f"{size_text(facts['weights_bytes'])} of weights", f"rules {facts['rules_version']}"]
-            parts += [_count(facts["models"], "language model")] if facts["models"] else []
+            parts += [count_text(facts["models"], "language model")] if facts["models"] else []
             console.print(f"{config}: No mistakes found: {', '.join(parts)}")
     raise SystemExit(1 if problems else 0)
 
@@ -341,12 +341,8 @@ def limits(
 
 def _limit_text(name: str, value: float | None) -> str:
     """Return a limit for a person: `64 MB a second`, `none`."""
-    text = "none" if value is None else size_text(value) if "bytes" in name else f"{value:,} images"
+    text = "none" if value is None else size_text(value) if "bytes" in name else count_text(value, "image")
     return f"{text} a second" if value is not None and name.endswith("_per_s") else text
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _places(expert: dict[str, Any]) -> str:

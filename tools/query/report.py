@@ -12,6 +12,7 @@ import zmq
 from daemon.config.plant_time import PlantTime
 from daemon.config.settings import Config
 from daemon.storage.database.reviews import DAEMON
+from daemon.units import count_text
 from daemon.wire.control import ControlError, must_listen
 from daemon.wire.messages import MAGIC, encode
 from routing_rules.defects import defect_in_words
@@ -80,7 +81,7 @@ def in_words(record: AttemptRecord, plant: PlantTime) -> str:
         f"Board {board['serial']} ({board['board_type']}{lot}{station}), attempt {board['attempt']} of"
         f" {record.attempts}, {_BOARD_VERDICTS[final['verdict']]}: {board['inspected']} of {board['expected']}"
         " positions inspected"
-        + (f", {record.pending} images still to be judged" if record.pending else "")
+        + (f", {count_text(record.pending, 'image')} still to be judged" if record.pending else "")
         + (", its time ran out" if board["reason"] == "time_limit" else "")
         + (
             f"; decided by {final['decided_by']} at {final['decided_at']}{_quoted(final['note'])}, the line's verdict"
