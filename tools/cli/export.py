@@ -172,7 +172,7 @@ def _verify(package: Path, key: Path | None, config: Path | None, *, as_json: bo
         console.print(f"{config}: its database has the same rows", markup=False)
     if check.is_whole:
         console.print(
-            f"{package}: whole, {count_text(check.files, 'file')}, {count_text(check.boards, 'board')},"
+            f"{package}: whole, {count_text(check.files, 'file')}, {count_text(check.boards or 0, 'board')},"
             f" made {check.made}",
             markup=False,
         )

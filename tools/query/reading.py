@@ -372,10 +372,14 @@ def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: i
         final = connection.execute(select(*(FINAL_BOARDS.c[name] for name in names)).where(of_board)).mappings().first()
         of_whole = select(reviews.c.reviewer, reviews.c.note).where(reviews.c.board_id == board["board_id"])
         whole = connection.execute(of_whole.order_by(reviews.c.review_id.desc())).first()
-        is_whole = whole is not None and whole.reviewer != DAEMON
+        decided_whole = whole if whole is not None and whole.reviewer != DAEMON else None
         return AttemptRecord(
             board,
-            {**(final or dict.fromkeys(names)), "note": whole.note if is_whole else None, "is_whole": is_whole},
+            {
+                **(final or dict.fromkeys(names)),
+                "note": decided_whole and decided_whole.note,
+                "is_whole": decided_whole is not None,
+            },
             len(attempts),
             [image | {"stages": answers[image["inspection_id"]]} for image in images],
             connection.execute(unfinished).scalar_one(),
