@@ -40,7 +40,7 @@ def line(tmp_path: Path) -> Web:
     ("command", "parts"),
     [
         (
-            ["results", "--columns", "serial,verdict,completed_at"],
+            ["results"],
             ["times of Europe/Berlin", "│ 11-25 10:44:51 │", "│ fail    │", "│ D1-017 │"],
         ),
         (["review", "--list"], ["times of Europe/Berlin", "│ 11-25 10:44:51 │", "│ D1-017 #1 │", "│ D207   │"]),
@@ -69,7 +69,7 @@ def test_sentences_show_the_plants_time(line: Web) -> None:
 
 
 def test_the_widest_words_give_way_where_not_all_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "width", 40)
+    monkeypatch.setenv("COLUMNS", "40")
     with console.capture() as shown:
         print_table("T", ("id", "key", "text"), [(1042, "x" * 60, "a few words")], unbroken=("id",))
     lines = shown.get().splitlines()
