@@ -43,7 +43,8 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
     problems = [*map(str, mistakes), *map(str, found), *at_their_keys(path, settings_problems(config, touched))]
     of_machine = [] if "devices" in touched else device_problems(config, _gpu_count(config))
     is_capacity_known = not (of_machine or found or {"devices", "policy", "models"} & touched)
-    problems += at_their_keys(path, [*of_machine, *(storage_problems(config) or claim_problems(path, config))])
+    problems += at_their_keys(path, [*of_machine, *(in_storage := storage_problems(config))])
+    claims = [] if in_storage else at_their_keys(path, claim_problems(path, config))
     problems += at_their_keys(path, check_allowed_clients(curve_keys(config.security)))
     folders = () if "security" in touched else weights_folders(config)
     catalog, mistakes, unusable = load_catalog(config.catalog, folders)
@@ -51,9 +52,9 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
     try:
         routes = load_routes(config.rules, catalog or None)
     except RulesError as error:
-        return _in_order([*problems, *map(str, error.problems)]), {}
+        return [*_in_order([*problems, *map(str, error.problems)]), *claims], {}
     if catalog is None:
-        return _in_order(problems), {}
+        return [*_in_order(problems), *claims], {}
     problems += _weights_problems(config.catalog, catalog)
     problems += model_problems(path, config)
     problems += consumer_problems(path, config)
@@ -71,7 +72,7 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
             *profile_warnings(path, config, measured, catalog),
         ],
     }
-    return _in_order(problems), facts
+    return [*_in_order(problems), *claims], facts
 
 
 def _in_order(problems: list[str]) -> list[str]:

@@ -391,7 +391,10 @@ class Operations:
             experts_at = utc_text(self.drive.reload(catalog, routes))
             rules_at = utc_text(self.rulebook.replace(routes, in_use))
             self.writer.rules_in_force(routes)
-            in_force = self._in_force("reload", experts_at, who, note, **{RULES: rules_at})
+            in_force = replace(
+                self._in_force("reload", experts_at, who, note, **{RULES: rules_at}),
+                words_of={f"settings of {row['expert']}": row["what"] for row in changed},
+            )
             states = (*self._keys_allowed(rules_at, who, note), in_force)
             self.writer.note(ChangeNotes(steps=tuple(self._version_steps()), states=states))
             self.access.reload()

@@ -77,6 +77,11 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,}".replace(",", "\u202f") + f" {noun if number == 1 else plural or noun + 's'}"
 
 
+def count_text(number: float, noun: str) -> str:
+    """Return a count for a person: `1 image`, `1,042 images`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def utc_text(wall_s: float) -> str:
     """Return seconds since the epoch as the wire and the database write a time: `2026-11-21T09:28:11.123Z`."""
     ms = round(wall_s * 1000)

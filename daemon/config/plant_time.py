@@ -19,7 +19,13 @@ from daemon.units import utc_text, wall_seconds
 from routing_rules.load import nearest
 
 _DAY = timedelta(days=1)
-_FORMATS = {"full": "%Y-%m-%d %H:%M:%S %Z", "minute": "%Y-%m-%d %H:%M", "time": "%H:%M:%S", "date": "%Y-%m-%d"}
+_FORMATS = {
+    "full": "%Y-%m-%d %H:%M:%S %Z",
+    "short": "%m-%d %H:%M:%S",
+    "minute": "%Y-%m-%d %H:%M",
+    "time": "%H:%M:%S",
+    "date": "%Y-%m-%d",
+}
 
 
 @dataclass(frozen=True, slots=True)

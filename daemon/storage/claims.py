@@ -6,7 +6,7 @@ so do their locks.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,28 +60,41 @@ def claim(path: Path, config: Config) -> ExitStack:
 
 
 def claim_problems(path: Path, config: Config) -> list[str]:
-    """Return which places of the line of `path` are not its own alone; each problem names its key."""
-    problems: dict[tuple[str, Path], str] = {}  # one for each key and each other line
+    """Return which places of the line of `path` are not its own alone; each problem names its key.
+
+    One problem names all places that belong to one other line.
+    """
+    problems: dict[str, str] = {}  # the first of each key
     ours = _claims(path, config)
     for number, each in enumerate(ours):
         for other in ours[:number]:
             if each.conflicts(other):
                 text = f"{_relation(each, other)}: name another place"
-                problems.setdefault((each.key, path), f"{each.key}: {text}")
+                problems.setdefault(each.key, f"{each.key}: {text}")
         if problem := _foreign_problem(each):
-            problems.setdefault((each.key, path), f"{each.key}: {problem}")
+            problems.setdefault(each.key, f"{each.key}: {problem}")
+    of_others: dict[str, dict[str, tuple[str, Path]]] = {}
+    processes: dict[str, int] = {}
     for file in dict.fromkeys(file for each in ours for file in _locks_near(each)):
         process, line = owner(file)
-        running = f" (process {process})" if process else ""
         for other in _claims_of_another(Path(line), path, file) if line else ():
             for each in ours:
                 if each.conflicts(other):
-                    text = (
-                        f"{each.key}: {_relation(each, other)}, which belongs to the line of {line}{running}: name"
-                        f" another; if that line is gone for good, rename its coserve.yaml or remove {file}"
-                    )
-                    problems.setdefault((each.key, Path(line)), text)
-    return list(problems.values())
+                    of_others.setdefault(line, {}).setdefault(each.key, (_relation(each, other), file))
+                    processes[line] = process or processes.get(line, 0)
+    return [*problems.values(), *(_of_another(line, processes[line], shared) for line, shared in of_others.items())]
+
+
+def _of_another(line: str, process: int, shared: Mapping[str, tuple[str, Path]]) -> str:
+    """Return the problem of places that belong to `line`: by key the first one's relation and lock file."""
+    (key, (relation, file)), *others = shared.items()
+    running = f" (process {process})" if process else ""
+    also = f", as do the places of {', '.join(other for other, _ in others)}" if others else ""
+    name, remove = ("others", f"its lock files, such as {file}") if others else ("another", str(file))
+    return (
+        f"{key}: {relation}, which belongs to the line of {line}{running}{also}: name {name}; if that"
+        f" line is gone for good, rename its coserve.yaml or remove {remove}"
+    )
 
 
 def _claims(path: Path, config: Config) -> list[_Claim]:

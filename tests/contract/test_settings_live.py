@@ -65,6 +65,7 @@ def test_a_changed_temperature_is_named_by_every_row_message_and_command(tmp_pat
         set_temperature(line, 1.2)
         assert "R0402" in (told := coserve("reload", "--config", line.config).stdout)
         assert "temperature 1.3 → 1.2" in told
+        _not_reloaded(line)
         set_temperature(line, 1.3)
         line.control("reload")
         _listed(line, then, now)
@@ -76,8 +77,8 @@ def test_a_changed_temperature_is_named_by_every_row_message_and_command(tmp_pat
         assert hashlib.sha256(text.encode()).hexdigest()[:12] == digest
         assert first_used_at
     assert [json.loads(text)["temperature"] for _, text, _ in texts] == [1.0, 1.3]
-    reloads = line.rows("SELECT old, new FROM changes WHERE what = 'reload' AND subject = 'settings of R0402'")
-    assert reloads[0] == (then["settings"], now["settings"])
+    reloads = line.rows("SELECT old, new, note FROM changes WHERE what = 'reload' AND subject = 'settings of R0402'")
+    assert reloads[0] == (then["settings"], now["settings"], "temperature 1.0 → 1.3")
     _explained(line, then["settings"], now["settings"])
     _exported(line, tmp_path / "package", {then["settings"]: 1.0, now["settings"]: 1.3})
     filtered = coserve("results", "--expert-settings", then["settings"], "--json", "--config", line.config)
@@ -87,6 +88,16 @@ def test_a_changed_temperature_is_named_by_every_row_message_and_command(tmp_pat
         "S1": then["settings"],
         "S2": now["settings"],
     }
+
+
+def _not_reloaded(line: Line) -> None:
+    """A reload that changes nothing says that its note is not kept; one of another file is refused."""
+    told = coserve("reload", "--note", "audit", "--config", line.config).stdout
+    assert "without a change the note is not kept" in told
+    copy = line.folder / "other.yaml"
+    copy.write_bytes(line.config.read_bytes())
+    refused = coserve("reload", "--config", copy, status=1).stderr
+    assert f"was started with {line.config.resolve()}, not {copy}" in refused
 
 
 def _listed(line: Line, then: dict[str, Any], now: dict[str, Any]) -> None:

@@ -396,7 +396,7 @@ def test_a_board_is_explained_by_the_template_or_by_the_model_that_is_configured
     assert board["verdict"] == "fail"
     text = run(line, "report", "B-1", "--template")
     assert "Board B-1 (named, lot L42), attempt 1 of 1, FAILED: 3 of 3 positions inspected." in text
-    assert "- F1 (F) failed: defect missing_void; QFP64 saw " in text
+    assert "- F1 (F) failed: missing_void; QFP64 saw " in text
     assert "yolo-solder found nothing" in text
     assert "P1" not in text
 

@@ -93,6 +93,17 @@ def test_a_second_line_that_would_write_what_another_line_writes_does_not_start(
         pass
 
 
+def test_a_copy_of_a_running_lines_file_has_one_claim_in_check_and_it_comes_last(first: Path) -> None:
+    copy = first.with_name("copy.yaml")
+    copy.write_text(first.read_text() + "policy: fastest\n")
+    with claimed(first):
+        *mistakes, claims = run("check", copy, status=1).splitlines()
+    assert len(mistakes) == 1
+    assert "policy" in mistakes[0]
+    for words in ("belongs to the line of", str(first), "as do the places of", "database", "endpoints.control"):
+        assert words in claims
+
+
 def test_a_line_that_is_gone_for_good_locks_nobody_out(tmp_path: Path, experts_folder: Path, first: Path) -> None:
     second = a_second_line(tmp_path, experts_folder, "images")
     lock, text = first.parent / "images" / ".lock", first.read_text()

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from daemon.units import counted, size_text, spreadsheet_cell
+from daemon.units import count_text, counted, size_text, spreadsheet_cell
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,12 @@ def test_a_count_agrees_with_its_noun() -> None:
     counts = [counted(number, "board") for number in (0, 1, 2, 1204)]
     assert counts == ["0 boards", "1 board", "2 boards", "1\u202f204 boards"]
     assert (counted(1, "batch", "batches"), counted(2, "batch", "batches")) == ("1 batch", "2 batches")
+
+
+def test_a_single_thing_has_no_plural() -> None:
+    assert [count_text(number, "image") for number in (0, 1, 2, 1042)] == [
+        *("0 images", "1 image", "2 images", "1,042 images")
+    ]
 
 
 @pytest.mark.parametrize("delimiter", [",", ";"])

@@ -45,7 +45,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BackupReport:
-    """Contents of a finished backup; `versions` of experts are those that are kept beside the ones in force."""
+    """Contents of a finished backup; `versions` of experts are those that are kept beside the ones in force.
+
+    `left_out` counts the kept images that are not in it.
+    """
 
     files: int
     bytes: int
@@ -54,6 +57,7 @@ class BackupReport:
     warnings: list[str]
     versions: int
     versions_bytes: int
+    left_out: int
 
 
 @dataclass(slots=True)
@@ -105,6 +109,7 @@ def write_backup(
         contents.warnings,
         len(versions),
         sum(versions),
+        _left_out(state, with_images=with_images),
     )
 
 
@@ -237,8 +242,13 @@ def _head(snapshot: _Snapshot, *, with_images: bool) -> bytes:
         "last_seq": state.last_seq if state else 0,
         "waiting": state.waiting if state else 0,
         "images": with_images,
+        "images_left_out": _left_out(state, with_images=with_images),
     }
     return (json.dumps(head, indent=1) + "\n").encode()
+
+
+def _left_out(state: CopyState | None, *, with_images: bool) -> int:
+    return 0 if state is None or with_images else state.kept
 
 
 def _write(out: GentleWriter, members: list[Part], warnings: list[str], progress: Progress) -> None:

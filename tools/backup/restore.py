@@ -37,13 +37,14 @@ class FolderInUseError(BackupError):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Result of a restore."""
+    """Result of a restore. `left_out` counts kept images that the archive lacks; None: it does not say how many."""
 
     config: Path
     files: int
     made: str
     last_seq: int
     waiting: int
+    left_out: int | None
 
 
 def unpack(
@@ -78,7 +79,8 @@ def unpack(
         raise not_written(error, folder) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return Restored(folder / CONFIG, head["files"], head["made"], head["last_seq"], head["waiting"])
+    left_out = head.get("images_left_out", 0 if head.get("images") else None)
+    return Restored(folder / CONFIG, head["files"], head["made"], head["last_seq"], head["waiting"], left_out)
 
 
 class _Archive(io.FileIO):
@@ -201,5 +203,6 @@ def _is_plain(member: tarfile.TarInfo) -> bool:
 
 
 def _is_whole(head: dict[str, Any]) -> bool:
-    numbers, texts = (head["last_seq"], head["waiting"]), (head["made"], head["coserve"])
+    numbers = (head["last_seq"], head["waiting"], head.get("images_left_out", 0))
+    texts = (head["made"], head["coserve"])
     return all(isinstance(number, int) for number in numbers) and all(isinstance(text, str) for text in texts)

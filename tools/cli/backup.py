@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from daemon.units import size_text
+from daemon.units import count_text, size_text
 from tools.query.formats import clean_up_on_sigterm
 from tools.terminal.console import AsJson, ConfigPath, as_typed, console, errors, exit_on, fail, print_json
 from tools.terminal.option_values import Note
@@ -56,9 +56,10 @@ def backup(
         console.print(f"warning: {warning}", markup=False, style="yellow")
     versions = f"; {report.versions} kept versions of experts take {size_text(report.versions_bytes)} of it"
     versions = versions if report.versions else ""
+    without = f"; without the {count_text(report.left_out, 'kept image')} (--images adds them)"
     console.print(
-        f"{archive}: {report.files} files, {size_text(report.bytes)}, results up to seq {report.last_seq},"
-        f" {report.waiting} images that wait{versions}",
+        f"{archive}: {count_text(report.files, 'file')}, {size_text(report.bytes)}, results up to seq"
+        f" {report.last_seq}, {_waiting(report.waiting)}{versions}{without if report.left_out else ''}",
         markup=False,
     )
 
@@ -84,11 +85,18 @@ def restore(
     if as_json:
         print_json({**asdict(restored), "config": str(restored.config)})
         return
+    lacking = "kept images" if restored.left_out is None else count_text(restored.left_out, "kept image")
+    without = f"; without the {lacking}, which the archive does not hold (backup --images)"
     console.print(
-        f"{folder}: {restored.files} files of {restored.made}, results up to seq {restored.last_seq},"
-        f" {restored.waiting} images that wait\nCheck it, then run it:  {as_typed(f'check {restored.config}')}",
+        f"{folder}: {count_text(restored.files, 'file')} of {restored.made}, results up to seq {restored.last_seq},"
+        f" {_waiting(restored.waiting)}{without if restored.left_out != 0 else ''}\n"
+        f"Check it, then run it:  {as_typed(f'check {restored.config}')}",
         markup=False,
     )
+
+
+def _waiting(images: int) -> str:
+    return f"{count_text(images, 'image')} that wait{'s' if images == 1 else ''}"
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from coserve_client import (
     publish_images,
 )
 from daemon.errors import ConfigError
+from daemon.units import count_text
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
 from tools.terminal.open_line import settings_of
 from tools.terminal.progress import Bars
@@ -323,7 +324,7 @@ def _render(
         options.publish(rendered.rendered_images(boards, seed, prefix, options.lot), total, rate)
     with _failing(status=2):
         layout, serials = rendered.write_video(video, boards, seed, prefix)
-    console.print(f"{video}: {boards} boards; layout {layout}, serials {serials}")
+    console.print(f"{video}: {count_text(boards, 'board')}; layout {layout}, serials {serials}")
     raise SystemExit(0)
 
 
@@ -337,7 +338,8 @@ def _folder(options: _LineOptions, folder: Path, layout_file: Path | None, rate:
         name = PART_FILE if layout is None else "SERIAL.png (or .jpg, .bmp, .tif)"
         fail(f"{folder} holds no image named {name}", status=2)
     if unfit:
-        _say(f"ignored, not named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT: {len(unfit)} images, the first is {unfit[0]}")
+        ignored = f"{count_text(len(unfit), 'image')}, the first is {unfit[0]}"
+        _say(f"ignored, not named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT: {ignored}")
     total = len(files) * (1 if layout is None else len(layout.parts))
     options.publish(pictures.read(folder, files), total, rate)
 

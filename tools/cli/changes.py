@@ -1,6 +1,6 @@
 """`coserve changes`: who changed what about the line, and when."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,7 +29,7 @@ def changes(
     from sqlalchemy import select
 
     from daemon.storage.database import schema
-    from tools.terminal.open_line import opened
+    from tools.terminal.open_line import opened, times_note, with_plant_times
 
     since, until = time_window(config, since, until, shift)
     table = schema.changes.c
@@ -37,13 +37,23 @@ def changes(
     query = query if since is None else query.where(table.at >= since)
     query = query if until is None else query.where(table.at < until)
     query = query if subject is None else query.where(table.subject == subject)
-    with opened(config) as (_, engine), engine.connect() as connection:
+    with opened(config) as (settings, engine), engine.connect() as connection:
         query = query if as_json else query.limit(_SHOWN + 1)
         rows = [dict(row) for row in connection.execute(query).mappings()]
     if as_json:
         print_json(rows)
         return
-    columns = ("at", "who", "what", "subject", "old", "new", "note")
-    print_table("Changes", columns, [[row[name] for name in columns] for row in rows[:_SHOWN]])
+    plant = settings.plant.clock()
+    shown = [with_plant_times(plant, row, "short") for row in rows[:_SHOWN]]
+    cells = [(row["at"], row["who"], row["what"], row["subject"], _old_and_new(row)) for row in shown]
+    columns = ("at", "who", "what", "subject", "old → new: note")
+    print_table(f"Changes; {times_note(plant)}", columns, cells, unbroken=("at", "what"))
     if len(rows) > _SHOWN:
         console.print(f"The newest {_SHOWN}; --until shows earlier ones, --json all")
+
+
+def _old_and_new(row: dict[str, Any]) -> str | None:
+    """Return `old → new: note` with the parts that there are."""
+    old, new, note = (row[name] for name in ("old", "new", "note"))
+    change = f"{old or '–'} → {new or '–'}" if old else new
+    return ": ".join(filter(None, (change, note))) or None

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from daemon.units import size_text
+from daemon.units import count_text, size_text
 from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, exit_on, fail, print_json
 from tools.terminal.option_values import Commands, Note, since_option, time_window, until_option
 
@@ -125,8 +125,8 @@ def check(
         for gap in evidence.gaps:
             console.print(gap, markup=False)
         console.print(
-            f"{evidence.boards:,} boards, {evidence.images:,} images, {evidence.pictures:,} pictures checked in"
-            f" {monotonic() - began_s:.1f} s",
+            f"{count_text(evidence.boards, 'board')}, {count_text(evidence.images, 'image')},"
+            f" {count_text(evidence.pictures, 'picture')} checked in {monotonic() - began_s:.1f} s",
             markup=False,
         )
     raise SystemExit(1 if problems else 0)
@@ -153,8 +153,9 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJ
         print_json(pruned)
         return
     console.print(
-        f"pruned {pruned['images']} images ({size_text(pruned['image_bytes'])}), {pruned['boards']} boards with"
-        f" {pruned['inspections']} inspections, {pruned['stray_files']} stray files"
+        f"pruned {count_text(pruned['images'], 'image')} ({size_text(pruned['image_bytes'])}),"
+        f" {count_text(pruned['boards'], 'board')} with {count_text(pruned['inspections'], 'inspection')},"
+        f" {count_text(pruned['stray_files'], 'stray file')}"
     )
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.units import size_text
+from daemon.units import count_text, size_text
 from tools.terminal.console import (
     DEFAULT_CONFIG,
     AsJson,
@@ -19,6 +19,9 @@ from tools.terminal.console import (
     print_table,
 )
 from tools.terminal.option_values import Commands, Note
+
+if TYPE_CHECKING:
+    from daemon.config.plant_time import PlantTime
 
 experts_app = typer.Typer(cls=Commands)
 
@@ -55,8 +58,10 @@ def list_experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False)
     """
     from tools.experts.line import open_line
     from tools.experts.look import list_experts as list_rows
+    from tools.terminal.open_line import plant_time
 
-    rows = list_rows(open_line(config))
+    line = open_line(config)
+    rows, plant = list_rows(line), line.config.plant.clock()
     if as_json:
         print_json(rows)
         return
@@ -70,7 +75,7 @@ def list_experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False)
             len(row["kept"]) or None,
             len(row["classes"]),
             f"{row['bytes'] / 1e6:.1f}" if row["bytes"] is not None else "unreadable",
-            (row["first_used_at"] or "")[:10] or None,
+            plant_time(plant, row["first_used_at"], "date"),
         )
         for row in rows
     ]
@@ -87,11 +92,12 @@ def show(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = Fa
     from tools.experts.line import open_line
     from tools.experts.look import describe_expert
 
-    facts = describe_expert(open_line(config), name)
+    line = open_line(config)
+    facts = describe_expert(line, name)
     if as_json:
         print_json(facts)
     else:
-        _print_facts(facts)
+        _print_facts(facts, line.config.plant.clock())
 
 
 @experts_app.command("verify")
@@ -120,7 +126,8 @@ def verify(
                 console.print(f"{row['expert']} {row['version']}: {problem}", markup=False)
         if not bad:
             count = len({row["expert"] for row in rows})
-            console.print(f"{len(rows)} versions of {count} experts match the catalog")
+            verb = "matches" if len(rows) == 1 else "match"
+            console.print(f"{count_text(len(rows), 'version')} of {count_text(count, 'expert')} {verb} the catalog")
     raise SystemExit(1 if bad else 0)
 
 
@@ -151,7 +158,7 @@ def put(
         print_json({"expert": name, "version": version, "note": warning})
         return
     console.print(f"{name} {version} is kept as a candidate{f' ({warning})' if warning else ''}", markup=False)
-    console.print(f"next: {as_typed(f'rejudge {config} --expert {name}={version}')}", markup=False)
+    console.print(f"next: {as_typed(f'rejudge --expert {name}={version} --config {config}')}", markup=False)
     console.print(f"then: {as_typed(f'experts promote {name} {version} --config {config}')}", markup=False)
 
 
@@ -253,7 +260,9 @@ def _switch(config: Path, name: str, version: str | None, note: str | None, *, a
     raise SystemExit(0 if switch.is_complete else 1)
 
 
-def _print_facts(facts: dict[str, Any]) -> None:
+def _print_facts(facts: dict[str, Any], plant: "PlantTime") -> None:
+    from tools.terminal.open_line import plant_time, times_note
+
     entry, serving = facts["entry"], facts["serving"]
     settings = f" with settings {facts['settings']}" if facts["settings"] else ""
     console.print(f"{facts['expert']}, version {facts['version'] or 'none'}{settings} in force", style="bold")
@@ -278,11 +287,14 @@ def _print_facts(facts: dict[str, Any]) -> None:
             console.print(f"it failed: {serving['failed']}", markup=False)
     keys = ("version", "state", "verdicts", "reviewed", "false_calls", "escapes")
     versions = [[row[key] for key in keys] for row in facts["versions"]]
-    print_table("Versions", [key.replace("_", " ") for key in keys], versions, unbroken=_VERSIONS)
+    columns = [key.replace("_", " ") for key in keys]
+    print_table("Versions", columns, versions, unbroken=(*_VERSIONS, "state"))
     for row in facts["versions"]:
         if row["differs"]:
             console.print(f"{row['version']}, then → in force: {', '.join(row['differs'])}", markup=False)
-    print_table("History", ("at", "what", "version", "before", "by"), _history(facts), unbroken=_VERSIONS)
+    history = [(plant_time(plant, at, "short"), *rest) for at, *rest in _history(facts)]
+    columns = ("at", "what", "version", "before", "by")
+    print_table(f"History; {times_note(plant)}", columns, history, unbroken=(*_VERSIONS, "at"))
     uses = [
         (use["board_type"], ", ".join(use["components"]), f"{use['step']}: {use['name']}", use["judges"])
         for use in facts["rules"]
@@ -311,7 +323,10 @@ def _print_drift(name: str, drift: dict[str, Any]) -> None:
     grade = f"{drift['grade']}, index {drift['value']:.3f} (by chance alone {drift['noise']:.3f})"
     if drift["grade"] == "too few":
         grade = f"too few {drift['lacks']} to say"
-    console.print(f"drift: {grade}; {drift['answers']} recent answers against {drift['held_out']} images held out")
+    console.print(
+        f"drift: {grade}; {count_text(drift['answers'], 'recent answer')} against"
+        f" {count_text(drift['held_out'], 'image')} held out"
+    )
     if drift["lacks"] == "images held out":
         measure = as_typed(f"experts measure {name} IMAGES")
         console.print(f"measure it on more ordinary images of the line: {measure}", markup=False)

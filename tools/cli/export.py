@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from daemon.units import count_text
 from tools.terminal.console import (
     DEFAULT_CONFIG,
     AsJson,
@@ -106,12 +107,12 @@ def _write(
     for warning in report.warnings:
         console.print(f"warning: {warning}", markup=False, style="yellow")
     console.print(
-        f"{out}: {report.boards:,} boards, {report.images:,} images, {report.pictures:,} pictures;"
-        f" {report.files:,} files, {size_text(report.bytes)}",
+        f"{out}: {count_text(report.boards, 'board')}, {count_text(report.images, 'image')},"
+        f" {count_text(report.pictures, 'picture')}; {count_text(report.files, 'file')}, {size_text(report.bytes)}",
         markup=False,
     )
     for reason, count in report.missing.items():
-        console.print(f"  {count:,} images without a picture: {reason}", markup=False)
+        console.print(f"  {count_text(count, 'image')} without a picture: {reason}", markup=False)
     console.print(f"fingerprint {report.fingerprint}\nCheck it:  {as_typed(f'export --verify {out}')}", markup=False)
 
 
@@ -171,7 +172,9 @@ def _verify(package: Path, key: Path | None, config: Path | None, *, as_json: bo
         console.print(f"{config}: its database has the same rows", markup=False)
     if check.is_whole:
         console.print(
-            f"{package}: whole, {check.files:,} files, {check.boards} boards, made {check.made}", markup=False
+            f"{package}: whole, {count_text(check.files, 'file')}, {count_text(check.boards or 0, 'board')},"
+            f" made {check.made}",
+            markup=False,
         )
     console.print(f"fingerprint {check.fingerprint}", markup=False)
     return 0 if check.is_whole else 1

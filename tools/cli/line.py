@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from daemon.units import size_text
+from daemon.units import count_text, size_text
 from tools.terminal.console import (
     DEFAULT_CONFIG,
     AsJson,
@@ -61,9 +61,9 @@ def check(config: ConfigPath, as_json: AsJson = False) -> None:
         for warning in facts.get("warnings", ()):
             console.print(f"warning: {warning}", markup=False, style="yellow")
         if not problems:
-            parts = [_count(facts["boards"], "board type"), _count(facts["experts"], "expert")]
+            parts = [count_text(facts["boards"], "board type"), count_text(facts["experts"], "expert")]
             parts += [f"{size_text(facts['weights_bytes'])} of weights", f"rules {facts['rules_version']}"]
-            parts += [_count(facts["models"], "language model")] if facts["models"] else []
+            parts += [count_text(facts["models"], "language model")] if facts["models"] else []
             console.print(f"{config}: No mistakes found: {', '.join(parts)}")
     raise SystemExit(1 if problems else 0)
 
@@ -101,6 +101,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
 
     Example: coserve status --config demo/coserve.yaml
     """
+    from tools.terminal.open_line import plant_time, settings_of
+
     answer = _ask(config, "status")
     if as_json:
         print_json(answer)
@@ -114,7 +116,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         f" seq {'unknown' if answer['last_seq'] is None else answer['last_seq']}"
     )
     if answer["last_error"]:
-        since = f" (since {answer['last_error_at']})" if answer.get("last_error_at") else ""
+        since = plant_time(settings_of(config).plant.clock(), answer.get("last_error_at"))
+        since = f" (since {since})" if since else ""
         console.print(f"last error: {answer['last_error']}{since}", markup=False)
     rows = [
         (e["name"], e["device"], "out of service" if e.get("out_of_service") else f"{e['busy_share']:.0%}")
@@ -203,6 +206,10 @@ def reload(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: As
 
     Example: coserve reload --config demo/coserve.yaml
     """
+    from tools.terminal.open_line import must_be_its_configuration
+
+    before = _ask(config, "status")["rules_version"]
+    must_be_its_configuration(config)
     answer = _change(config, "reload", note, timeout_s=60.0)
     _say(answer, as_json, f"rules {answer.get('rules_version')} are in force")
     if as_json:
@@ -210,6 +217,8 @@ def reload(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: As
     for change in answer.get("changed_experts", ()):
         name = f"{change['expert']} {change['version']} with settings {change['settings']}"
         console.print(f"{name if change['version'] else change['expert']}: {change['what']}", markup=False)
+    if note is not None and before == answer.get("rules_version") and not answer.get("changed_experts"):
+        console.print("rules and experts are as before: without a change the note is not kept")
     if experts := answer.get("without_weights"):
         names = ", ".join(experts[:5]) + (", …" if len(experts) > 5 else "")
         console.print(f"without usable weights ({len(experts)}): {names}; coserve check says why", markup=False)
@@ -332,12 +341,8 @@ def limits(
 
 def _limit_text(name: str, value: float | None) -> str:
     """Return a limit for a person: `64 MB a second`, `none`."""
-    text = "none" if value is None else size_text(value) if "bytes" in name else f"{value:,} images"
+    text = "none" if value is None else size_text(value) if "bytes" in name else count_text(value, "image")
     return f"{text} a second" if value is not None and name.endswith("_per_s") else text
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _places(expert: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from daemon.units import count_text
 from tools.terminal.console import AsJson, ConfigPath, console, errors, fail, print_json, print_table
 from tools.terminal.option_values import shift_option, since_option, time_window, until_option
 
@@ -79,8 +80,8 @@ def _print(summary: dict[str, Any], changes: list[dict[str, Any]], csv: Path | N
     from tools.query.rejudge import EFFECTS
 
     console.print(
-        f"{summary['rejudged']} images judged again: {summary['unchanged']} as before, {summary['changed']} would"
-        f" change, on {summary['boards']} boards"
+        f"{count_text(summary['rejudged'], 'image')} judged again: {summary['unchanged']} as before,"
+        f" {summary['changed']} would change, on {count_text(summary['boards'], 'board')}"
     )
     for sentence in summary["notes"]:
         console.print(f"note: {sentence}", markup=False)
@@ -96,7 +97,7 @@ def _print(summary: dict[str, Any], changes: list[dict[str, Any]], csv: Path | N
     print_table("What would change", ("was", "", "would be", "images"), cells)
     if summary["reviewed"]:
         effects = [(words, summary["effects"][name]) for name, words in EFFECTS.items()]
-        print_table(f"Against {summary['reviewed']} reviewed images", ("what", "images"), effects)
+        print_table(f"Against {count_text(summary['reviewed'], 'reviewed image')}", ("what", "images"), effects)
     keys = ("inspection_id", "serial", "designator", "component", "verdict", "would_be", "final_verdict")
     title = f"The newest {_LISTED} changes" if len(changes) > _LISTED else "Changes"
     columns = ("image", "board", "place", "component", "was", "would be", "reviewer said")

@@ -33,7 +33,8 @@ def report(
         if model is not None and model not in settings.models:
             fail(f"{config} names no model {model}: {', '.join(settings.models) or 'it has none'}", status=2)
         board = read_attempt(engine, serial, board_type, attempt)
-    writer, why, text = None if template else model or next(iter(settings.models), None), None, in_words(board)
+    writer, why = None if template else model or next(iter(settings.models), None), None
+    by_template = text = in_words(board, settings.plant.clock())
     if writer is not None:
         try:
             text = written_by_model(settings, writer, board, wait_s)
@@ -44,6 +45,6 @@ def report(
         return
     console.print(text, markup=False)
     if writer is not None:
-        console.print(f"(written by model {writer}; the rows say:)\n{in_words(board)}", markup=False)
+        console.print(f"(written by model {writer}; the rows say:)\n{by_template}", markup=False)
     elif not template:
         console.print(f"(by the template: {why or f'{config} names no language model'})", markup=False)

@@ -2,26 +2,33 @@
 
 import getpass
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
 
+if TYPE_CHECKING:
+    from daemon.config.plant_time import PlantTime
+
 
 def review(
     image: Annotated[
-        int | None,
+        str | None,
         typer.Argument(
-            metavar="ID", min=1, help="The image: its inspection_id (a board_id with --board).", show_default=False
+            metavar="ID", help="The image: its inspection_id (with --board a serial or board_id).", show_default=False
         ),
     ] = None,
     verdict: Annotated[
         str | None, typer.Argument(metavar="VERDICT", help="pass, fail, unknown or review.", show_default=False)
     ] = None,
     defect: Annotated[
-        str | None, typer.Option(metavar="CODE", help="What is wrong, with fail; the line's own where none is named.")
+        str | None,
+        typer.Option(metavar="CODE", help="What is wrong, with fail: a code or its label; else the line's own."),
     ] = None,
+    new_code: Annotated[
+        bool, typer.Option("--new-code", help="Take a --defect that neither rules nor results have.")
+    ] = False,
     note: Annotated[str | None, typer.Option(metavar="TEXT", help="What the next reader should know.")] = None,
     reviewer: Annotated[
         str | None, typer.Option(metavar="NAME", help="Who decides; without it, the user of this terminal.")
@@ -30,12 +37,15 @@ def review(
         int | None, typer.Option(metavar="REVIEW", min=1, help="Overrule this review, which you have seen.")
     ] = None,
     undo: Annotated[
-        int | None, typer.Option("--undo", metavar="ID", min=1, help="Take back the newest decision about this image.")
+        str | None, typer.Option("--undo", metavar="ID", help="Take back the newest decision about this image.")
     ] = None,
     board: Annotated[
         bool,
-        typer.Option("--board", help="ID is a board_id: release or scrap a whole board (coserve results --boards)."),
+        typer.Option("--board", help="ID is a board's serial (its newest attempt) or board_id: release or scrap it."),
     ] = False,
+    board_type: Annotated[
+        str | None, typer.Option("--type", help="With --board, ID is a serial of this board type.")
+    ] = None,
     show: Annotated[bool, typer.Option("--list", help="Print what waits for a decision, oldest board first.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Images of --list.")] = 50,
     config: ConfigOption = DEFAULT_CONFIG,
@@ -49,11 +59,15 @@ def review(
     """
     if sum((show, undo is not None, image is not None)) != 1:
         fail("name an image and a verdict, or --undo ID, or --list: see coserve review --help", status=2)
+    name = undo or image or ""
+    number = _number(name) if name and not board else None
     if undo is not None and (verdict is not None or defect is not None or note is not None):
         fail("--undo takes no verdict, defect or note: it restores the decision before", status=2)
     if image is not None and verdict is None:
         fail("which verdict? pass, fail, unknown or review: coserve review ID VERDICT", status=2)
-    from tools.query.review import decide, waiting_images
+    if board_type is not None and not board:
+        fail("--type goes with --board SERIAL", status=2)
+    from tools.query.review import decide, find_board, waiting_images
     from tools.terminal.open_line import settings_of
 
     settings = settings_of(config)
@@ -62,16 +76,22 @@ def review(
         if as_json:
             print_json(rows[:limit])
         else:
-            _print_waiting(rows, limit)
+            _print_waiting(rows, limit, settings.plant.clock())
         return
-    key = "board_id" if board else "inspection_id"
-    what = {key: undo, "undo": True} if undo is not None else {key: image, "verdict": verdict}
+    subject = {"inspection_id": number} if not board else {"board_id": find_board(settings, name, board_type)}
+    what = {**subject, "undo": True} if undo is not None else {**subject, "verdict": verdict}
     fields = {"defect": defect, "note": note, "reviewer": reviewer or getpass.getuser(), "newest": after}
-    review = decide(config, settings, what | fields)
+    review = decide(config, settings, what | fields, new_code=new_code)
     if as_json:
         print_json(review)
     else:
         console.print(_sentence(review, is_undone=undo is not None), markup=False)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        fail(f"ID: expected a whole number from 1, not {text!r}: `coserve review --list` shows it", status=2)
+    return int(text)
 
 
 def _sentence(review: Mapping[str, Any], *, is_undone: bool) -> str:
@@ -83,7 +103,9 @@ def _sentence(review: Mapping[str, Any], *, is_undone: bool) -> str:
     return f"{verdict}, says {review['reviewer']} (review {review['review_id']})"
 
 
-def _print_waiting(rows: list[dict[str, Any]], limit: int) -> None:
+def _print_waiting(rows: list[dict[str, Any]], limit: int, plant: "PlantTime") -> None:
+    from tools.terminal.open_line import plant_time, times_note
+
     if not rows:
         console.print("nothing waits for a decision")
         return
@@ -91,16 +113,17 @@ def _print_waiting(rows: list[dict[str, Any]], limit: int) -> None:
     cells = [
         (
             *(row["inspection_id"], f"{row['serial']} #{row['attempt']}", row["designator"], row["verdict"]),
-            *(row["defect"] or row["reason"], _short_time(row["completed_at"]), row["component"], row["board_type"]),
+            *(
+                row["defect"] or row["reason"],
+                plant_time(plant, row["completed_at"], "short"),
+                row["component"],
+                row["board_type"],
+            ),
             *(row["lot"], row["image_path"]),
         )
         for row in rows[:limit]
     ]
-    print_table("Waiting for a decision", columns, cells, more="--json has them")
+    title = f"Waiting for a decision; {times_note(plant)}"
+    print_table(title, columns, cells, unbroken=("id", "line says", "since"), more="--json has them")
     if len(rows) > limit:
         console.print(f"and more: --limit {limit * 2}")
-
-
-def _short_time(at: str | None) -> str | None:
-    """Return `11-21 09:28Z` for `2026-11-21T09:28:11.123Z`."""
-    return None if at is None else f"{at[5:10]} {at[11:16]}Z"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from daemon.units import size_text
+from daemon.units import count_text, size_text
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
 from tools.terminal.option_values import Commands, must_be_architecture
 from tools.terminal.progress import share_bar
@@ -144,7 +144,7 @@ def train_classifier(
         return
     rows = [(label.label, label.held_out, label.right) for label in report.labels]
     print_table(f"{report.expert} on images held out", ("label", "images", "right"), rows)
-    console.print(f"{report.accuracy:.3f} right; trained on {report.trained} images; {report.file}")
+    console.print(f"{report.accuracy:.3f} right; trained on {count_text(report.trained, 'image')}; {report.file}")
 
 
 @train_app.command("detector")
@@ -186,7 +186,7 @@ def train_detector(
         print_json(asdict(report) | {"file": str(report.file), "catalog": str(report.catalog)})
         return
     console.print(
-        f"{report.expert}: on {report.held_out_images} images held out F {report.f_score:.3f} (precision"
+        f"{report.expert}: on {count_text(report.held_out_images, 'image')} held out F {report.f_score:.3f} (precision"
         f" {report.precision:.3f}, recall {report.recall:.3f} at confidence {report.threshold:.2f}), mAP50"
         f" {report.map50:.3f}; {report.steps} steps in {report.minutes:.1f} minutes; {report.file}"
     )

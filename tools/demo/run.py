@@ -12,6 +12,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from daemon.config.settings import load_config
+from daemon.units import count_text
 from daemon.wire.control import ControlError, ask
 from tools.camera.render import RenderedBoard, board_types, render_board
 from tools.camera.rendered import DEFECT_RATE, board_plan
@@ -74,7 +75,9 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
     _draw(folder / "boards", judged_boards)
     judged = _show_against_truth(judged_boards)
     images = sum(len(judged_board.board.placements) for judged_board in judged_boards)
-    console.print(f"{judged} of {images} images judged in {took_s:.1f} s, start and stop of the daemon included.")
+    console.print(
+        f"{judged} of {count_text(images, 'image')} judged in {took_s:.1f} s, start and stop of the daemon included."
+    )
     _show_questions(folder)
     _show_live(config)
     return 0 if judged == images else 1

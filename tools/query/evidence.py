@@ -34,6 +34,7 @@ from daemon.storage.database.schema import (
     stages,
 )
 from daemon.storage.image_archive import is_as_sent
+from daemon.units import count_text
 from tools.query.reading import Row, read_stages
 from tools.query.retrace import StoredRules, picture_size, retrace
 
@@ -83,7 +84,9 @@ class Evidence:
 
     @property
     def gaps(self) -> list[str]:
-        return [f"not judged once more: {count:,} images: {reason}" for reason, count in self.not_judged.items()]
+        return [
+            f"not judged once more: {count_text(count, 'image')}: {reason}" for reason, count in self.not_judged.items()
+        ]
 
     def check_boards(self, is_chosen: ColumnElement[bool] | None) -> None:
         """Check boards with their images, one by one."""

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
 
+from daemon.config.plant_time import PlantTime
 from daemon.config.settings import Config
 from daemon.storage.database.reviews import DAEMON
 from daemon.units import printable
@@ -16,7 +17,7 @@ from tools.experts.look import CatalogVersions
 from tools.query.reading import InspectionName, InspectionRecord, Row, read_inspection, similar_pictures
 from tools.query.retrace import PictureSize, RetracedStep, RetracedVerdict, StoredRules, picture_size, retrace
 from tools.terminal.console import console, print_json
-from tools.terminal.open_line import opened
+from tools.terminal.open_line import opened, with_plant_times
 
 _REASONS = {
     "deadline": (
@@ -47,7 +48,8 @@ def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> i
         size, size_note = _picture_size(settings, engine, record, rules)
     retraced = retrace(record, rules, size, is_size_known=size_note is None)
     today = CatalogVersions.of(settings.catalog)
-    lines = [printable(line) for line in _in_words(record, retraced, today, size_note)]
+    shown = _by_plants_clock(record, settings.plant.clock())
+    lines = [printable(line) for line in _in_words(shown, retraced, today, size_note)]
     if as_json:
         print_json(_document(record, retraced, today) | {"words": lines})
     else:
@@ -135,6 +137,17 @@ def _final_verdict(record: InspectionRecord) -> dict[str, Any]:
 # The same in words, section by section
 
 
+def _by_plants_clock(record: InspectionRecord, plant: PlantTime) -> InspectionRecord:
+    """Return the record for people."""
+    rows = {name: getattr(record, name) for name in ("inspection", "board", "rules", "run")}
+    return replace(
+        record,
+        **{name: with_plant_times(plant, row) if row is not None else None for name, row in rows.items()},
+        reviews=[with_plant_times(plant, row) for row in record.reviews],
+        versions={key: with_plant_times(plant, row) for key, row in record.versions.items()},
+    )
+
+
 def _in_words(
     record: InspectionRecord, retraced: RetracedVerdict, today: CatalogVersions, size_note: str | None
 ) -> list[str]:
@@ -144,9 +157,9 @@ def _in_words(
         _about_rules(record),
         *(
             [*_about_step(number, row, step), *_about_expert(record, row, today), _about_times(row)]
-            for number, (row, step) in enumerate(zip_longest(record.stages, retraced.steps))
+            for number, (row, step) in enumerate(zip_longest(record.stages, retraced.steps), start=1)
         ),
-        _about_unanswered(len(record.stages), retraced),
+        _about_unanswered(len(record.stages) + 1, retraced),
         _about_outcome(record, retraced, size_note),
         _about_reviews(record),
     ]
@@ -261,7 +274,8 @@ def _about_outcome(record: InspectionRecord, retraced: RetracedVerdict, size_not
 
 def _deciding_step(record: InspectionRecord, retraced: RetracedVerdict) -> str:
     verdict = record.inspection["verdict"]
-    deciding = [(number, step) for number, step in enumerate(retraced.steps) if step.alone.verdict == verdict]
+    steps = enumerate(retraced.steps, start=1)
+    deciding = [(number, step) for number, step in steps if step.alone.verdict == verdict]
     if not deciding:
         return ""
     if verdict == "pass":

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, and_, f
 
 from daemon.storage.database.boards import has_serial
 from daemon.storage.database.reader import by_inspection
-from daemon.storage.database.reviews import VersionKey, answered_settings
+from daemon.storage.database.reviews import DAEMON, VersionKey, answered_settings
 from daemon.storage.database.schema import (
     FINAL_BOARDS,
     boards,
@@ -30,6 +30,7 @@ from daemon.storage.database.schema import (
     stages,
     stream_position,
 )
+from routing_rules.defects import MAX_VERSIONS, defect_labels
 from tools.query.rows import BOARDS, IMAGES, RowFilters, RowKind, UnknownColumnError
 from tools.terminal.console import CommandError
 
@@ -42,6 +43,7 @@ _MAX_BOARDS_BY_NUMBER = 1000
 MAX_SORTED_ROWS = 100_000
 #: Farther away the camera may have been replaced.
 _NEAR_INSPECTIONS = 20_000
+_LISTED = "`coserve results --boards` lists those that closed last"
 
 Row = Mapping[str, Any]
 Batch = Sequence[Sequence[Any]]
@@ -333,30 +335,26 @@ def similar_pictures(engine: Engine, inspection: Row) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One attempt at a board: its row, its verdict after review, and images that failed or were decided upon."""
+    """One attempt at a board: its row, its verdict after review, and images that failed or were decided upon.
+
+    `defects` has the rules' label of each defect code.
+    """
 
     board: Row
     final: Row
     attempts: int
     images: Sequence[Row]
     pending: int
+    defects: Mapping[str, str]
 
 
 def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: int | None) -> AttemptRecord:
     """Read the attempt, or the newest, in one transaction. Raises UnknownInspectionError."""
     with engine.connect() as connection:
-        of_type = [boards.c.board_type == board_type] if board_type is not None else []
-        attempts = _rows(connection, boards, and_(has_serial(serial), *of_type))
-        types = sorted({row["board_type"] for row in attempts})
-        if len(types) > 1:
-            message = f"serial {serial} is on boards of several types: name one with --type ({', '.join(types)})"
-            raise UnknownInspectionError(message, status=2)
+        attempts = _attempts(connection, serial, board_type)
         matches = [row for row in attempts if attempt in (None, row["attempt"])]
         if not matches:
-            which = f"attempt {attempt} at board {serial}" if attempts else f"board with serial {serial}"
-            raise UnknownInspectionError(
-                f"no {which} in the results: `coserve results --boards` lists those that closed last"
-            )
+            raise UnknownInspectionError(f"no attempt {attempt} at board {serial} in the results: {_LISTED}")
         board = matches[-1]
         on_board = inspections.c.board_id == board["board_id"]
         columns = IMAGES.columns
@@ -372,13 +370,34 @@ def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: i
         names = ("verdict", "decided_by", "decided_at")
         of_board = FINAL_BOARDS.c.board_id == board["board_id"]
         final = connection.execute(select(*(FINAL_BOARDS.c[name] for name in names)).where(of_board)).mappings().first()
+        of_whole = select(reviews.c.reviewer, reviews.c.note).where(reviews.c.board_id == board["board_id"])
+        whole = connection.execute(of_whole.order_by(reviews.c.review_id.desc())).first()
+        decided_whole = whole if whole is not None and whole.reviewer != DAEMON else None
         return AttemptRecord(
             board,
-            dict(final or dict.fromkeys(names)),
+            {
+                **(final or dict.fromkeys(names)),
+                "note": decided_whole and decided_whole.note,
+                "is_whole": decided_whole is not None,
+            },
             len(attempts),
             [image | {"stages": answers[image["inspection_id"]]} for image in images],
             connection.execute(unfinished).scalar_one(),
+            read_defect_labels(connection),
         )
+
+
+def _attempts(connection: Connection, serial: str, board_type: str | None) -> list[dict[str, Any]]:
+    """Return all attempts at a board, oldest first. Raises UnknownInspectionError for none, or several boards."""
+    of_type = [boards.c.board_type == board_type] if board_type is not None else []
+    attempts = _rows(connection, boards, and_(has_serial(serial), *of_type))
+    types = sorted({row["board_type"] for row in attempts})
+    if len(types) > 1:
+        message = f"serial {serial} is on boards of several types: name one with --type ({', '.join(types)})"
+        raise UnknownInspectionError(message, status=2)
+    if not attempts:
+        raise UnknownInspectionError(f"no board with serial {serial} in the results: {_LISTED}")
+    return attempts
 
 
 # Stored pictures: `coserve rejudge`
@@ -456,6 +475,25 @@ def read_defect(connection: Connection, inspection_id: int) -> str | None:
     image = inspections.c
     query = select(image.defect).where(image.inspection_id == inspection_id, image.verdict == "fail")
     return connection.execute(query).scalar()
+
+
+def read_defect_labels(connection: Connection) -> dict[str, str]:
+    """Return the label of each defect code by the newest rules."""
+    newest = select(rules_versions.c.text).order_by(rules_versions.c.loaded_at.desc()).limit(MAX_VERSIONS)
+    return defect_labels(connection.execute(newest).scalars())
+
+
+def is_defect_used(connection: Connection, code: str) -> bool:
+    """Return True if the line or a person has given this defect before."""
+    return any(
+        connection.execute(select(table.c.defect).where(table.c.defect == code).limit(1)).first() is not None
+        for table in (reviews, inspections)
+    )
+
+
+def newest_attempt(connection: Connection, serial: str, board_type: str | None = None) -> int:
+    """Return the `board_id` of the newest attempt at a board. Raises UnknownInspectionError."""
+    return _attempts(connection, serial, board_type)[-1]["board_id"]
 
 
 # Boards with all of their rows: `coserve export`

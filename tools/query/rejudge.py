@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from daemon.line.line import load_routes
 from daemon.storage.database.connections import redacted_url
 from daemon.storage.database.reviews import answered_settings
-from daemon.units import size_text, spreadsheet_cell
+from daemon.units import count_text, size_text, spreadsheet_cell
 from experts.catalog import Catalog, CatalogEntry
 from experts.errors import ExpertError
 from experts.spec import ExpertId, setting_changes
@@ -96,7 +96,9 @@ def rejudge_line(
 
     torch.set_num_threads(threads)
     cv2.setNumThreads(threads)
-    announce(f"{len(ids)} images; takes up to {size_text(memory_bytes(catalog) + _PROCESS_BYTES)} of memory")
+    announce(
+        f"{count_text(len(ids), 'image')}; takes up to {size_text(memory_bytes(catalog) + _PROCESS_BYTES)} of memory"
+    )
     total = _Total(routes.version, catalog, line.in_database(answered_settings) or {})
     groups, folder = _groups(line, ids), line.config.images
     try:
@@ -194,7 +196,9 @@ def _notes(line: ExpertsLine, stored: StoredImages, total: "_Total", sample: dic
             f"{stored.unjudged} were unknown (late, or not to be judged then) and have nothing to compare with"
         )
     if total.unread:
-        notes.append(f"{len(total.unread)} pictures could not be judged again, the first: {total.unread[0]}")
+        notes.append(
+            f"{count_text(len(total.unread), 'picture')} could not be judged again, the first: {total.unread[0]}"
+        )
     return notes
 
 

@@ -9,11 +9,15 @@ from typing import Any
 
 import zmq
 
+from daemon.config.plant_time import PlantTime
 from daemon.config.settings import Config
 from daemon.storage.database.reviews import DAEMON
+from daemon.units import count_text
 from daemon.wire.control import ControlError, must_listen
 from daemon.wire.messages import MAGIC, encode
+from routing_rules.defects import defect_in_words
 from tools.query.reading import AttemptRecord, Row
+from tools.terminal.open_line import with_plant_times
 
 _SOURCE = "report"
 _POLL_S = 0.1
@@ -24,7 +28,8 @@ _BOARD_VERDICTS = {
     "unknown": "could not be judged whole",
     None: "is still open",
 }
-_IMAGE_VERDICTS = {"fail": "failed", "review": "unsure", "unknown": "not judged", "pass": "passed"}
+_LINE_SAYS = {"fail": "failed", "review": "unsure", "unknown": "not judged", "pass": "passed"}
+_PERSON_SAYS = {"fail": "fails", "review": "needs another look", "unknown": "cannot be judged", "pass": "passes"}
 
 
 class NoTextError(Exception):
@@ -34,10 +39,10 @@ class NoTextError(Exception):
 def board_document(record: AttemptRecord) -> dict[str, Any]:
     """Return the report for programs."""
     board = ("board_type", "serial", "attempt", "lot", "station", "completed_at", "expected", "inspected")
-    image = ("designator", "component", "verdict", "defect", "reason", "decided_by")
+    image = ("designator", "component", "verdict", "defect", "reason", "decided_by", "note")
     return {
         **{name: record.board[name] for name in (*board, "reason")},
-        **record.final,
+        **{name: record.final[name] for name in ("verdict", "decided_by", "decided_at", "note")},
         "daemon_verdict": record.board["verdict"],
         "attempts": record.attempts,
         "pending": record.pending,
@@ -67,25 +72,26 @@ def _seen(stages: Sequence[Row]) -> str:
     return "; ".join(answers.values())
 
 
-def in_words(record: AttemptRecord) -> str:
+def in_words(record: AttemptRecord, plant: PlantTime) -> str:
     """Return the report by the template: a line for the board, and one for each image that did not pass."""
-    board, final = record.board, record.final
+    board, final = record.board, with_plant_times(plant, record.final)
     lot = f", lot {board['lot']}" if board["lot"] else ""
     station = f", station {board['station']}" if board["station"] else ""
     lines = [
         f"Board {board['serial']} ({board['board_type']}{lot}{station}), attempt {board['attempt']} of"
         f" {record.attempts}, {_BOARD_VERDICTS[final['verdict']]}: {board['inspected']} of {board['expected']}"
         " positions inspected"
-        + (f", {record.pending} images still to be judged" if record.pending else "")
+        + (f", {count_text(record.pending, 'image')} still to be judged" if record.pending else "")
         + (", its time ran out" if board["reason"] == "time_limit" else "")
         + (
-            f"; decided by {final['decided_by']} at {final['decided_at']}, the line's verdict was {board['verdict']}"
+            f"; decided by {final['decided_by']} at {final['decided_at']}{_quoted(final['note'])}, the line's verdict"
+            f" was {board['verdict']}"
             if final["decided_by"] not in (None, DAEMON)
             else ""
         )
         + "."
     ]
-    lines += [f"- {_finding_in_words(image)}" for image in record.images]
+    lines += [f"- {_finding_in_words(record, image)}" for image in record.images]
     for missing in _missing(record):
         designators = missing.get("designators")
         where = f": {', '.join(designators)}" if designators else ""
@@ -95,15 +101,29 @@ def in_words(record: AttemptRecord) -> str:
     return "\n".join(lines)
 
 
-def _finding_in_words(image: Row) -> str:
-    verdict = f"{image['designator']} ({image['component']}) {_IMAGE_VERDICTS[image['verdict']]}"
-    answers = _seen(image["stages"])
-    why = [f"defect {image['defect']}"] if image["defect"] else []
-    why += [f"reason {image['reason']}"] if image["reason"] else []
-    why += [answers] if answers else []
-    why += [f"decided by {image['decided_by']}"] if image["decided_by"] != DAEMON else []
-    why += ["its image came late, after the board had closed"] if image["late"] else []
+def _finding_in_words(record: AttemptRecord, image: Row) -> str:
+    """Return the verdict of a person or of the line, what the line says, and the answers of its experts."""
+    place, answers = f"{image['designator']} ({image['component']})", _seen(image["stages"])
+    reason = [f"reason {image['reason']}"] if image["reason"] else []
+    late = ["its image came late, after the board had closed"] if image["late"] else []
+    if image["decided_by"] == DAEMON:
+        by = " by the line" if record.final["is_whole"] else ""
+        verdict, line_says = f"{place} {_LINE_SAYS[image['verdict']]}{by}", []
+    else:
+        verdict = f"{place} {_PERSON_SAYS[image['verdict']]}, says {image['decided_by']}{_quoted(image['note'])}"
+        of_line = f" {_defect(record, image['daemon_defect'])}" if image["daemon_defect"] else ""
+        line_says = [f"the line's verdict was {image['daemon_verdict']}{of_line}"]
+    defect = [_defect(record, image["defect"])] if image["defect"] else []
+    why = [*defect, *line_says, *reason, *([answers] if answers else []), *late]
     return f"{verdict}: {'; '.join(why)}." if why else f"{verdict}."
+
+
+def _defect(record: AttemptRecord, code: str) -> str:
+    return defect_in_words(code, record.defects)
+
+
+def _quoted(note: str | None) -> str:
+    return f" (“{note}”)" if note else ""
 
 
 def written_by_model(config: Config, model: str, record: AttemptRecord, wait_s: float) -> str:
@@ -173,5 +193,5 @@ def _request(config: Config, model: str, record: AttemptRecord, request_id: str,
         "board": {"type": board["board_type"], "serial": board["serial"], "attempt": board["attempt"]},
         "deadline_ms": max(1, int(wait_s * 1000)),
         "prompt": f"Explain in plain words, for the person at the line, what is wrong with this board.\n\n"
-        f"{in_words(record)}\n\nExplanation:",
+        f"{in_words(record, config.plant.clock())}\n\nExplanation:",
     }

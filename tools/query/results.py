@@ -11,18 +11,24 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from daemon.config.plant_time import PlantTime
 from daemon.errors import MissingExtraError
 from experts.durable import replacing
 from tools.query import reading
 from tools.query.formats import FILE_MODE, TEXT_WRITERS, ParquetFile, RowWriter, clean_up_on_sigterm, os_errors_end
 from tools.query.reading import ResultsQuery
 from tools.terminal.console import console, exit_on, fail, print_json, print_table
-from tools.terminal.open_line import opened
+from tools.terminal.open_line import opened, plant_time, times_note
 
 #: Rows that a person sees without `--limit`; files have all.
 DEFAULT_LIMIT = 50
 #: All rows of a table are in memory, since its columns are as wide as its longest cells.
 _MAX_TABLE_ROWS = 10_000
+#: Columns whose cells are short and are looked up or copied.
+_UNBROKEN = (
+    *("verdict", "daemon_verdict", "inspection_id", "board_id", "attempt", "step"),
+    *("expert_version", "expert_settings", "rules_version"),
+)
 
 
 class RowFormat(StrEnum):
@@ -49,10 +55,10 @@ def print_or_write(
     config: Path, query: ResultsQuery, row_format: RowFormat, out: Path | None, *, all_columns: bool
 ) -> None:
     """Print the rows, or write them to the file `out`; `all_columns` in a table even where they are too wide."""
-    with opened(config) as (_, engine):
+    with opened(config) as (settings, engine):
         query.validate()
         if row_format is RowFormat.TABLE:
-            _print_table(engine, query, all_columns=all_columns)
+            _print_table(engine, query, settings.plant.clock(), all_columns=all_columns)
             return
         with exit_on(MissingExtraError, status=2), os_errors_end(out or Path("standard output")):
             try:
@@ -64,19 +70,31 @@ def print_or_write(
         console.print(f"{out}: {count:,} {query.rows.name}", markup=False)
 
 
-def _print_table(engine: Engine, query: ResultsQuery, *, all_columns: bool) -> None:
+def _print_table(engine: Engine, query: ResultsQuery, plant: PlantTime, *, all_columns: bool) -> None:
     if query.limit is None or query.limit > _MAX_TABLE_ROWS:
         fail(f"a table has at most {_MAX_TABLE_ROWS} rows: lower --limit, or write --csv", status=2)
-    cells = [[_cell(value) for value in row] for batch in reading.read_batches(engine, query) for row in batch]
+    times = {name for name in query.columns if query.rows.column_type(name) == "time"}
+    cells = [
+        [
+            plant_time(plant, value, "short") if name in times else _cell(name, value)
+            for name, value in zip(query.columns, row, strict=True)
+        ]
+        for batch in reading.read_batches(engine, query)
+        for row in batch
+    ]
     if not cells:
         console.print(f"{query.rows.name.capitalize()}: none{_about_patterns(query)}", markup=False)
         return
     more = None if all_columns else "--columns, --csv"
-    print_table(_title(query, len(cells)), query.columns, cells, more=more)
+    title = _title(query, len(cells)) + (f"; {times_note(plant)}" if times else "")
+    unbroken = [name for name in query.columns if name in times or name in _UNBROKEN]
+    print_table(title, query.columns, cells, unbroken=unbroken, more=more)
 
 
-def _cell(value: Any) -> Any:
-    """Shorten a number: a fraction has four digits."""
+def _cell(name: str, value: Any) -> Any:
+    """Shorten a number: a fraction has four digits. Steps count from 1 for people."""
+    if name == "step":
+        return value + 1
     if not isinstance(value, float):
         return value
     return f"{value:.4g}" if abs(value) < 1 else f"{value:.1f}"

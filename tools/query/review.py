@@ -7,20 +7,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config.settings import Config
 from daemon.errors import ConfigError
 from daemon.storage.claims import claim
+from daemon.storage.database.boards import has_serial
 from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.storage.database.reviews import Review, ReviewRefusedError, history, waiting
+from daemon.storage.database.schema import boards
 from daemon.storage.database.store import open_store
 from daemon.storage.review_requests import decision, not_stored
 from daemon.wire.control import ControlError, ask
-from tools.query.reading import read_defect
+from routing_rules.defects import defect_code, defect_in_words
+from tools.query.reading import is_defect_used, newest_attempt, read_defect, read_defect_labels
 from tools.terminal.console import DEFAULT_CONFIG, CommandError
-from tools.terminal.open_line import reading
+from tools.terminal.open_line import plant_time, reading
 
 _WAIT_S = 10.0
 
@@ -36,14 +39,39 @@ def waiting_images(settings: Config, limit: int) -> list[dict[str, Any]]:
     )
 
 
-def decide(config: Path, settings: Config, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Write a decision, or undo one; return its row. `fields` are those of control's `review`. Raises DecisionError."""
+def find_board(settings: Config, name: str, board_type: str | None) -> int:
+    """Return the board_id that `name` is, or that of the newest attempt at the board with this serial.
+
+    Raises DecisionError if it is the board_id of one board and the serial of another, UnknownInspectionError if none.
+    """
+    number = int(name) if name.isdecimal() and board_type is None else None
+    if number is None:
+        return _in_database(settings, lambda connection: newest_attempt(connection, name, board_type))
+    same_serial = select(boards.c.board_type).where(has_serial(name), boards.c.board_id != number)
+    other = _in_database(settings, lambda connection: connection.execute(same_serial).scalar())
+    if other is None:
+        return number
+    is_board = select(boards.c.board_id).where(boards.c.board_id == number)
+    if _in_database(settings, lambda connection: connection.execute(is_board).scalar()) is not None:
+        words = f"{name} is the board_id of one board and the serial of another"
+        raise DecisionError(f"{words}: for the serial, add --type {other}; for the other, name its serial", status=2)
+    return _in_database(settings, lambda connection: newest_attempt(connection, name))
+
+
+def decide(config: Path, settings: Config, fields: Mapping[str, Any], *, new_code: bool = False) -> Mapping[str, Any]:
+    """Write a decision and return its row. `fields` are those of control's `review`. Raises DecisionError.
+
+    A fail without a defect gets the line's own, and a label becomes its code; a code that neither rules nor results
+    have is refused without `new_code`. An undo without `newest` takes back the newest decision.
+    """
     request = {name: value for name, value in fields.items() if value is not None}
     try:
         decision(request)
     except ControlError as error:
         raise DecisionError(str(error), status=2) from None
-    if request.get("verdict") == "fail" and "defect" not in request and "inspection_id" in request:
+    if "defect" in request:
+        request["defect"] = _known_code(settings, request["defect"], is_new=new_code)
+    elif request.get("verdict") == "fail" and "inspection_id" in request:
         defect = _in_database(settings, lambda connection: read_defect(connection, request["inspection_id"]))
         request |= {"defect": defect} if defect is not None else {}
     if "newest" not in request:
@@ -60,10 +88,27 @@ def decide(config: Path, settings: Config, fields: Mapping[str, Any]) -> Mapping
             return _write_here(config, settings, request)
     except ReviewRefusedError as error:
         code, reason = error.code, error.reason
-    if code == "conflict" and "verdict" in request:
-        newest = _newest_review(settings, request)
-        reason += f"; to overrule it: {_command(config, request, newest)}" if newest is not None else ""
-    raise DecisionError(reason)
+    raise DecisionError(_conflict(config, settings, request, reason, new_code) if code == "conflict" else reason)
+
+
+def _known_code(settings: Config, typed: str, *, is_new: bool) -> str:
+    """Return the code of a typed defect. Raises DecisionError if it is unknown and not said to be new."""
+    labels = _in_database(settings, read_defect_labels)
+    code = defect_code(typed, labels)
+    if code is not None:
+        return code
+    if labels and not is_new and not _in_database(settings, lambda connection: is_defect_used(connection, typed)):
+        known = ", ".join(defect_in_words(each, labels) for each in labels)
+        problem = f"--defect: the rules have no {typed!r}, and no result has it"
+        raise DecisionError(f"{problem}: expected one of {known}; a new code goes with --new-code", status=2)
+    return typed
+
+
+def _conflict(config: Path, settings: Config, request: Mapping[str, Any], reason: str, is_new: bool) -> str:
+    """Return who decided before, and the command that overrules it."""
+    reason = plant_time(settings.plant.clock(), reason) or reason
+    newest = _newest_review(settings, request) if "verdict" in request else None
+    return reason if newest is None else f"{reason}; to overrule it: {_command(config, request, newest, is_new)}"
 
 
 def _write_here(config: Path, settings: Config, request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -84,13 +129,14 @@ def _write_here(config: Path, settings: Config, request: Mapping[str, Any]) -> M
         raise DecisionError(not_stored(error)) from None
 
 
-def _command(config: Path, request: Mapping[str, Any], newest: Review) -> str:
+def _command(config: Path, request: Mapping[str, Any], newest: Review, is_new: bool) -> str:
     """Return the command that overrules the review `newest` with the same decision."""
     subject = [str(request["board_id"]), "--board"] if "board_id" in request else [str(request["inspection_id"])]
     words = ["coserve", "review", *subject, str(request["verdict"])]
     for name in ("defect", "note", "reviewer"):
         if name in request:
             words += [f"--{name}", str(request[name])]
+    words += ["--new-code"] if is_new else []
     if config != DEFAULT_CONFIG:
         words += ["--config", str(config)]
     return shlex.join([*words, "--after", str(newest.review_id)])

@@ -122,7 +122,7 @@ IMAGES = RowKind(
     inspections.c.status == "done",
     ("seq",),
     (
-        *("inspection_id", "serial", "designator", "verdict", "component", "defect", "completed_at", "reason"),
+        *("inspection_id", "serial", "designator", "verdict", "defect", "completed_at", "component", "reason"),
         *("board_type", "decided_by", "latency_ms", "lot", "station", "attempt"),
     ),
 )

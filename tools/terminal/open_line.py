@@ -1,16 +1,20 @@
-"""A line as a command opens it: its configuration, its database for reading. An error is one sentence."""
+"""A line as a command opens it: its configuration, its database for reading, its clock. An error is one sentence."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from daemon.config.plant_time import PlantTime
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
 from tools.terminal.console import exit_on, fail
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
+
+_STORED_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 
 
 def settings_of(config: Path) -> Config:
@@ -19,6 +23,16 @@ def settings_of(config: Path) -> Config:
         fail(f"no file {config}: name the line's coserve.yaml, or make a small line with `coserve demo`", status=2)
     with exit_on(ConfigError, status=2):
         return load_config(config)
+
+
+def must_be_its_configuration(config: Path) -> None:
+    """Exit with status 1 if the daemon that answers at the control socket was started with another file."""
+    from daemon.host.folders import FOLDER_LOCK, owner
+
+    socket = Path(settings_of(config).endpoints.control.removeprefix("ipc://"))
+    process, line = owner(socket.with_name(socket.name + FOLDER_LOCK))
+    if process and line and Path(line).is_file() and not config.samefile(line):
+        fail(f"the daemon at {socket} (process {process}) was started with {line}, not {config}: name that", status=1)
 
 
 def ask_daemon(settings: Config, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
@@ -54,3 +68,21 @@ def opened(config: Path) -> "Iterator[tuple[Config, Engine]]":
     settings = settings_of(config)
     with reading(settings) as engine:
         yield settings, engine
+
+
+def plant_time(plant: PlantTime, at: str | None, style: str = "full") -> str | None:
+    """Return a stored time as the plant's clock shows it: `2026-11-25 10:44:51 CET`, `11-25 10:44:51` if `short`."""
+    return _STORED_TIME.sub(lambda match: plant.text(match[0], style), at) if at is not None else None
+
+
+def with_plant_times(plant: PlantTime, row: Mapping[str, Any], style: str = "full") -> dict[str, Any]:
+    """Return a row of the database for people: each time by the plant's clock."""
+    return {
+        name: plant_time(plant, value, style) if name == "at" or name.endswith("_at") else value
+        for name, value in row.items()
+    }
+
+
+def times_note(plant: PlantTime) -> str:
+    """Return words for a table's title that name the zone of its short times."""
+    return f"times of {plant.timezone}"

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from daemon.units import count_text
 from experts.catalog_edit import add_to_catalog
 from experts.errors import ImageError
 from experts.vision.architectures import ARCHITECTURES
@@ -114,7 +115,8 @@ def _read(folder: Path, input_size: int) -> tuple[list[str], _LabelledPictures]:
         files = sorted(path for path in (folder / label).iterdir() if path.suffix.lower() in SUFFIXES)
         if len(files) < 2:
             raise TrainingError(
-                f"{folder / label}: holds {len(files)} images, two at least are needed (png, jpg, bmp, tif)"
+                f"{folder / label}: holds {count_text(len(files), 'image')}, two at least are needed (png, jpg, bmp,"
+                " tif)"
             )
         for file in files:
             try:

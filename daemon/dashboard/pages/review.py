@@ -269,6 +269,8 @@ class _ReviewPage:
         given: dict[str, Any] = {name: value for name, value in fields.items() if value or name == "verdict"}
         if newest:
             given["newest"] = int(newest)
+        if "defect" in given:
+            given["defect"] = self._site.rules.code(given["defect"])
         try:
             written = self._site.ask_daemon(
                 "review", timeout_s=REVIEW_TIMEOUT_S, inspection_id=image, reviewer=reviewer, **given

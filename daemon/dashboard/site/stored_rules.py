@@ -6,19 +6,16 @@ from typing import Any
 from daemon.dashboard.site.database import CachedAnswers, Database
 from experts.spec import Detection
 from routing_rules.compile import RulesError, compile_rules
+from routing_rules.defects import MAX_VERSIONS, defect_code, defect_in_words, defect_labels
 from routing_rules.document import read_yaml_text
-from routing_rules.load import validate
 from routing_rules.reasons import StoredAnswer, deciding_reasons
 from routing_rules.routes import Routes
-from routing_rules.schema import RulesFile
 
 #: A reload shows within this time; older versions never change.
 _CACHE_S = 30.0
 _MAX_CACHED = 16
-#: Newest versions of the rules from which defects get their names.
-_MAX_VERSIONS = 8
 
-_NEWEST = f"SELECT text FROM rules_versions ORDER BY loaded_at DESC LIMIT {_MAX_VERSIONS}"  # noqa: S608 - our own number
+_NEWEST = f"SELECT text FROM rules_versions ORDER BY loaded_at DESC LIMIT {MAX_VERSIONS}"  # noqa: S608 - our own number
 _TEXT = "SELECT text FROM rules_versions WHERE rules_version = :version"
 _BEGINNINGS = {"review": "Needs review", "fail": "Failed", "unknown": "Not judged"}
 _NOT_JUDGED = {
@@ -43,10 +40,11 @@ class StoredRules:
 
     def defect(self, code: Any) -> str:
         """Return a defect's name and code, `bridge (D207)`; the code alone where the rules give it no name."""
-        if not code:
-            return ""
-        label = self.defects().get(str(code), str(code))
-        return label if label == code else f"{label.replace('_', ' ')} ({code})"
+        return defect_in_words(str(code), self.defects()) if code else ""
+
+    def code(self, typed: str) -> str:
+        """Return the code of a defect that a person named by label or code; another text as it is."""
+        return defect_code(typed, self.defects()) or typed
 
     def reason(
         self,
@@ -85,12 +83,7 @@ class StoredRules:
         return f"{beginning}: {'; '.join(decided[1])}"
 
     def _defects(self) -> dict[str, str]:
-        labels: dict[str, str] = {}
-        for row in self._database.rows(_NEWEST, limit=_MAX_VERSIONS):
-            rules = validate(RulesFile, read_yaml_text(row.text, "rules"))[0]
-            for label, code in (rules.defects if rules else {}).items():
-                labels.setdefault(code, label)
-        return labels
+        return defect_labels(row.text for row in self._database.rows(_NEWEST, limit=MAX_VERSIONS))
 
     def _routes(self, version: str) -> Routes | None:
         row = self._database.first(_TEXT, version=version)

@@ -36,7 +36,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The values by subject since `at` (or `at_of` it): each that differs from its subject's last row becomes a row."""
+    """The values by subject since `at` (or `at_of` it): each that differs from its subject's last row becomes a row.
+
+    `words_of` a subject say what changed, in front of `note`.
+    """
 
     at: str
     who: str
@@ -44,6 +47,7 @@ class State:
     values: Mapping[str, str]
     note: str | None = None
     at_of: Mapping[str, str] = field(default_factory=dict[str, str])
+    words_of: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,8 @@ def append(tx: Transaction, notes: ChangeNotes) -> None:
             old, new = before.get(subject), state.values.get(subject)
             if old != new:
                 at = state.at_of.get(subject, state.at)
-                rows.append(Change(at, state.who, state.what, subject, old, new, state.note))
+                note = ": ".join(filter(None, (state.words_of.get(subject), state.note))) or None
+                rows.append(Change(at, state.who, state.what, subject, old, new, note))
     if rows:
         tx.connection.execute(insert(changes), [asdict(row) for row in rows])
 

@@ -240,11 +240,12 @@ def room_problem(folder: Path, needed_bytes: int, what: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CopyState:
-    """The state in a copy: its schema, the last `seq`, and the number of images without verdict."""
+    """The state in a copy: its schema, the last `seq`, and the numbers of images without verdict and of kept ones."""
 
     schema: str
     last_seq: int
     waiting: int
+    kept: int
 
 
 def _open_copy(path: Path) -> sqlite3.Connection:
@@ -259,9 +260,10 @@ def state_of(path: Path) -> CopyState:
             (schema,) = database.execute("SELECT version_num FROM alembic_version").fetchone()
             position = database.execute("SELECT last_seq FROM stream_position").fetchone()
             (waiting,) = database.execute("SELECT count(*) FROM pending WHERE task = 'judge'").fetchone()
+            (kept,) = database.execute("SELECT count(image_path) FROM inspections").fetchone()
     except (sqlite3.Error, TypeError) as error:
         raise StoreError(f"{path} is not a results database of CoServe: {error}") from error
-    return CopyState(schema, position[0] if position else 0, waiting)
+    return CopyState(schema, position[0] if position else 0, waiting, kept)
 
 
 def kept_images(path: Path) -> list[str]:

@@ -222,11 +222,13 @@ def a_token(folder: Path, text: str) -> Path:
 
 @contextmanager
 def answering_control(web: Web, **answers: Any) -> Iterator[None]:
-    """Serve a daemon's control socket for `web` with fixed answers, for states that no test can bring about."""
+    """Serve a daemon's control socket for `web` with fixed answers or handlers, for what no test can bring about."""
     (web.folder / "run").mkdir(exist_ok=True)
     context: zmq.Context[Any] = zmq.Context()
     fixed = {"status": STATUS, "experts": {"experts": []}, "memory": {"pools": []}, "queues": {"running": []}} | answers
-    handlers = {kind: lambda _fields, answer=answer: answer for kind, answer in fixed.items()}
+    handlers = {
+        kind: answer if callable(answer) else lambda _fields, answer=answer: answer for kind, answer in fixed.items()
+    }
     server = ControlServer(context, f"ipc://{web.folder}/run/control.sock", handlers)
     server.start()
     time.sleep(_CACHED_S)

@@ -325,7 +325,14 @@ def test_kept_images_come_along_when_asked_for(tmp_path: Path, writing: Writing)
     with closing(sqlite3.connect(tmp_path / "line" / "inspection.db")) as database, database:
         database.execute("UPDATE inspections SET image_path = ?", (path,))
     assert path not in names(backed_up(tmp_path / "line"))
+    said = start_coserve("backup", tmp_path / "line" / "coserve.yaml", tmp_path / "line.tar").stdout
+    assert "1 image that waits; without the 1 kept image (--images adds them)" in said
+    assert (
+        "without the 1 kept image, which"
+        in start_coserve("restore", tmp_path / "line.tar", tmp_path / "restored").stdout
+    )
     assert path in names(backed_up(tmp_path / "line", with_images=True))
+    assert "kept image" not in start_coserve("restore", tmp_path / "line.tar", tmp_path / "with_images").stdout
     (tmp_path / "line" / path).unlink()
     assert path not in names(backed_up(tmp_path / "line", with_images=True))
 

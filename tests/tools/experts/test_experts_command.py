@@ -245,6 +245,13 @@ def test_a_version_that_the_line_cannot_use_is_refused_and_leaves_nothing(
     assert not (line.folder / "experts" / "versions").exists()
 
 
+def test_put_names_the_next_commands_in_one_way(line: Line, version_folders: tuple[Path, Path]):
+    shown = coserve("experts", "put", "P", version_folders[1], "--config", line.config).stdout
+    version = shown.split()[1]
+    assert f"rejudge --expert P={version} --config {line.config}\n" in shown
+    assert f"experts promote P {version} --config {line.config}\n" in shown
+
+
 def test_promoting_twice_or_what_is_not_there_is_refused(line: Line, version_folders: tuple[Path, Path]):
     first, second = entry(line).sha256[:12], put(line, version_folders[1])
     assert "has version" in run(line, "put", "P", str(version_folders[1]), status=1)

@@ -72,7 +72,7 @@ def test_a_chain_is_told_step_by_step_with_the_line_of_each_rule(judged: Line) -
     assert required["text"] == "required at least 64 void, found 0 sure: D301"
     words = "\n".join(report["words"])
     assert "F-0, type F, failed (D301)" in words
-    assert 'Verdict: fail D301, decided at step 1 by detectors: "solder"' in words
+    assert 'Verdict: fail D301, decided at step 2 by detectors: "solder"' in words
     assert "judged once more from the stored answers by those rules: the same" in words
 
 
@@ -163,7 +163,7 @@ def test_reviews_after_it_and_the_final_verdict_are_told(copy: Path) -> None:
             number, "2026-11-22T10:00:00.000Z", reviewer, verdict, note,
         )  # fmt: skip
     text = explain(copy, str(number))
-    assert "Review 2026-11-22T10:00:00.000Z by anna: fail" in text
+    assert "Review 2026-11-22 10:00:00 UTC by anna: fail" in text
     assert "\x1b" not in text
     assert text.rstrip().endswith("Final verdict: pass, decided by bert, so a false call.")
 

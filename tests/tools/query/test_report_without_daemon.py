@@ -26,6 +26,32 @@ def test_the_verdict_is_the_one_after_review_with_who_gave_it_and_the_lines_besi
     assert (report["verdict"], report["daemon_verdict"], report["decided_by"]) == ("pass", "fail", "Eva")
 
 
+def test_defects_have_names_notes_are_told_and_a_person_is_not_contradicted(tmp_path: Path) -> None:
+    web = Web(tmp_path / "line")
+    rules = "boards: {}\ndefects: {wrong_part: D106}\n"
+    web.sql("INSERT INTO rules_versions VALUES ('ffff', 'ff', '2026-11-22T00:00:00.000Z', :text)", text=rules)
+    web.add_board(1, "B-1", "fail", expected=2, inspected=2)
+    web.add_image(1, 1, "fail", defect="D106")
+    web.add_image(2, 1, "fail", defect="D106")
+    web.add_stage(2, label="wrong_part", confidence=1.0)
+
+    def text() -> str:
+        done = CliRunner().invoke(app, ["report", "B-1", "--config", str(web.config)])
+        assert done.exit_code == 0, done.output
+        return " ".join(done.stdout.split())
+
+    assert "R1 (R0402) failed: wrong part (D106)." in text()
+    web.add_review(2, "unknown", reviewer="Ben", note="blurred")
+    assert (
+        "R2 (R0402) cannot be judged, says Ben (“blurred”): the line's verdict was fail wrong part (D106);"
+        " R0402 saw wrong_part (1.00)." in text()
+    )
+    web.add("reviews", board_id=1, at="2026-11-23T00:00:00.000Z", reviewer="Eva", verdict="pass", note="by hand")
+    released = text()
+    assert "passed: 2 of 2 positions inspected; decided by Eva at 2026-11-23 00:00:00 UTC (“by hand”)" in released
+    assert "R1 (R0402) failed by the line: wrong part (D106)." in released
+
+
 @pytest.mark.parametrize("was_killed", [False, True])
 def test_without_a_daemon_the_template_answers_and_says_what_to_do(tmp_path: Path, was_killed: bool) -> None:
     web = Web(tmp_path / "line")

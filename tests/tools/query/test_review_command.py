@@ -91,6 +91,47 @@ def test_the_list_shows_whole_columns_as_many_as_fit(line: Path) -> None:
     assert "…" not in row
 
 
+def test_a_defect_is_named_by_label_or_code_and_an_unknown_code_is_refused(line: Path) -> None:
+    rules = "boards: {}\ndefects: {tombstone: D105, wrong_part: D106}\n"
+    with closing(sqlite3.connect(line.parent / "inspection.db")) as database, database:
+        database.execute("INSERT INTO rules_versions VALUES ('ffff', 'ff', '2026-11-22T00:00:00.000Z', ?)", [rules])
+
+    def stored(*arguments: object) -> str:
+        written = review(line, 1, "fail", "--json", "--defect", *arguments)
+        assert written.exit_code == 0, written.stderr
+        assert review(line, "--undo", 1).exit_code == 0
+        return json.loads(written.stdout)["defect"]
+
+    assert [stored(name) for name in ("tombstone", "wrong part", "Wrong part (D106)", "d105", "D106")] == [
+        *("D105", "D106", "D106", "D105", "D106")
+    ]
+    assert stored("D207") == "D207"  # no rules have it, but the line has given it
+    refused = review(line, 1, "fail", "--defect", "D999")
+    assert refused.exit_code == 2
+    assert "expected one of tombstone (D105), wrong part (D106); a new code goes with --new-code" in refused.stderr
+    assert stored("D999", "--new-code") == stored("D999") == "D999"
+
+
+def test_a_board_is_named_by_its_serial(line: Path) -> None:
+    with closing(sqlite3.connect(line.parent / "inspection.db")) as database, database:
+        database.execute(
+            "UPDATE boards SET verdict = 'fail', completed_at = '2026-11-21', reason = 'complete', seq = 9"
+        )
+        database.execute("UPDATE stream_position SET last_seq = 9")
+        columns = "board_type, attempt, first_seen_at, expected, inspected, rules_version, verdict"
+        add = f"INSERT INTO boards (board_id, serial, {columns}) SELECT ?, ?, {columns} FROM boards WHERE board_id = 1"  # noqa: S608
+        database.execute(add, (7, "1"))
+        database.execute(add, (8, "42"))
+    assert "board 1 is pass, says Eva" in review(line, "A1", "pass", "--board", "--reviewer", "Eva").stdout
+    assert "board 1 is fail again" in review(line, "--undo", "A1", "--board").stdout
+    assert "board 8 is pass" in review(line, 42, "pass", "--board").stdout
+    unclear = review(line, 1, "pass", "--board")
+    assert (unclear.exit_code, "is the board_id of one board and the serial of another" in unclear.stderr) == (2, True)
+    assert "board 7 is pass" in review(line, 1, "pass", "--board", "--type", "mainboard-a").stdout
+    gone = review(line, "A9", "pass", "--board")
+    assert (gone.exit_code, "no board with serial A9" in gone.stderr) == (1, True)
+
+
 def test_what_waits_is_listed_and_undoing_makes_it_wait_again(line: Path) -> None:
     assert [row["inspection_id"] for row in json.loads(review(line, "--list", "--json").stdout)] == [1]
     assert "A1 #1" in review(line, "--list").stdout

@@ -98,7 +98,7 @@ def test_folders_that_cannot_be_trained_on_are_named_with_what_to_do(tmp_path: P
     assert str(tmp_path / "nowhere") in refusal(tmp_path / "nowhere")
     few = refusal(a_folder(tmp_path / "few", {"red": 4, "blue": 1}))
     assert str(tmp_path / "few" / "blue") in few
-    assert "holds 1 images, two at least are needed" in few
+    assert "holds 1 image, two at least are needed" in few
 
 
 def test_an_unreadable_image_is_named(tmp_path: Path):

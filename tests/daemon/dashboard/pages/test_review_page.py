@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from daemon.units import utc_text
-from tests.daemon.dashboard.web import EVIL, Web, a_picture
+from tests.daemon.dashboard.web import EVIL, Web, a_picture, answering_control
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
@@ -161,6 +161,14 @@ def test_without_a_daemon_a_decision_is_not_stored_and_says_so(web: Web) -> None
     assert (answer.status, answer.json["code"]) == (503, "no_daemon")
     assert "coserve run" in answer.json["reason"]
     assert web.sql("SELECT count(*) FROM reviews") == [(1,)]
+
+
+def test_another_code_may_be_typed_as_the_label_that_the_rules_have(web: Web) -> None:
+    with answering_control(web, review=lambda fields: {"got": fields["defect"]}):
+        for typed, code in (("tombstone", "D101"), ("Bridge (D207)", "D207"), ("D999", "D999")):
+            body = urlencode({"verdict": "fail", "defect": typed})
+            answer = web.post("/review/items/1", body, Origin=web.origin, Cookie=EVA)
+            assert (answer.status, answer.json["got"]) == (200, code)
 
 
 def test_what_one_page_shows_is_offered_to_others_last(web: Web) -> None:
