@@ -26,6 +26,8 @@ from tools.terminal.console import DEFAULT_CONFIG, CommandError
 from tools.terminal.open_line import plant_time, reading
 
 _WAIT_S = 10.0
+#: Board ids have no more: what is longer is a serial.
+_MAX_DIGITS = 18
 
 
 class DecisionError(CommandError):
@@ -44,7 +46,7 @@ def find_board(settings: Config, name: str, board_type: str | None) -> int:
 
     Raises DecisionError if it is the board_id of one board and the serial of another, UnknownInspectionError if none.
     """
-    number = int(name) if name.isdecimal() and board_type is None else None
+    number = int(name) if name.isdecimal() and board_type is None and len(name) <= _MAX_DIGITS else None
     if number is None:
         return _in_database(settings, lambda connection: newest_attempt(connection, name, board_type))
     same_serial = select(boards.c.board_type).where(has_serial(name), boards.c.board_id != number)

@@ -128,8 +128,9 @@ def test_a_board_is_named_by_its_serial(line: Path) -> None:
     unclear = review(line, 1, "pass", "--board")
     assert (unclear.exit_code, "is the board_id of one board and the serial of another" in unclear.stderr) == (2, True)
     assert "board 7 is pass" in review(line, 1, "pass", "--board", "--type", "mainboard-a").stdout
-    gone = review(line, "A9", "pass", "--board")
-    assert (gone.exit_code, "no board with serial A9" in gone.stderr) == (1, True)
+    for missing in ("A9", "9" * 30, "²"):
+        gone = review(line, missing, "pass", "--board")
+        assert (gone.exit_code, f"no board with serial {missing}" in gone.stderr) == (1, True)
 
 
 def test_what_waits_is_listed_and_undoing_makes_it_wait_again(line: Path) -> None:
