@@ -306,8 +306,11 @@ def test_boards_are_chosen_as_asked(judged: Line, tmp_path: Path, selection: dic
 
 def test_nothing_chosen_or_no_place_to_go_is_refused(judged: Line, tmp_path: Path) -> None:
     config = ["--config", str(judged.config)]
-    for wrong in ([], ["--lot", "L1"], ["--out", str(tmp_path / "o")], ["--lot", "L1", "--out", str(tmp_path / "a/b")]):
+    for wrong in ([], ["--lot", "L1"], ["--out", str(tmp_path / "o")]):
         coserve("export", *wrong, *config, status=2)
+    (tmp_path / "file").touch()
+    coserve("export", "--lot", "L1", "--out", str(tmp_path / "file/out"), *config, status=1)
+    (tmp_path / "file").unlink()
     with pytest.raises(PackageError, match="no board matches"):
         export(judged.folder, tmp_path / "out", lots=("nothing",))
     assert list(tmp_path.iterdir()) == []
@@ -322,6 +325,8 @@ def test_a_folder_that_is_not_ours_to_fill_stays_as_it_is(judged: Line, tmp_path
         with pytest.raises(PackageFolderError):
             export(judged.folder, out, lots=("L1",))
     assert [(full / "mine").read_text(), (part / "mine").read_text()] == ["keep", "keep"]
+    coserve("export", "--lot", "L1", "--out", str(tmp_path / "made/for/it"), "--config", str(judged.config))
+    assert verify_package(tmp_path / "made/for/it").is_whole
     (tmp_path / "empty").mkdir()
     export(judged.folder, tmp_path / "empty", lots=("L1",))
     assert verify_package(tmp_path / "empty").is_whole
