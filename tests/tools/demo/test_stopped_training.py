@@ -1,11 +1,9 @@
 """`coserve demo` that is stopped while it trains leaves no training behind."""
 
-import signal
 import subprocess
 import sys
 
 import psutil
-import pytest
 
 from tests import ROOT
 from tests.waiting import PATIENCE_S, until
@@ -21,14 +19,16 @@ with _two_processes() as pool:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_processes_that_train_end_with_the_command(number: int) -> None:
-    with subprocess.Popen([sys.executable, "-c", _TRAINS], cwd=ROOT, stderr=subprocess.DEVNULL) as command:
-        process = psutil.Process(command.pid)
-        until(lambda: sum("spawn_main" in " ".join(child.cmdline()) for child in process.children()) == 2)
-        children = process.children()
-        command.send_signal(number)
+def test_the_processes_that_train_end_with_the_command() -> None:
+    command = subprocess.Popen([sys.executable, "-c", _TRAINS], cwd=ROOT, stderr=subprocess.DEVNULL)
+    process = psutil.Process(command.pid)
+    until(lambda: sum("spawn_main" in " ".join(child.cmdline()) for child in process.children()) == 2)
+    children = process.children()
+    command.terminate()
+    try:
         assert command.wait(PATIENCE_S) != 0
-    gone, alive = psutil.wait_procs(children, PATIENCE_S)
-    assert gone
-    assert not alive
+        assert psutil.wait_procs(children, PATIENCE_S)[1] == []
+    finally:
+        for one in (process, *children):
+            if one.is_running():
+                one.kill()
