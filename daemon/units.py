@@ -72,14 +72,14 @@ def size_text(size_bytes: float) -> str:
     return f"{value:,.1f} TB"
 
 
+def count_text(number: float, noun: str, plural: str = "") -> str:
+    """Return a number with its noun for a terminal: `1 image`, `1,042 images`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun: `1 board`, `2\u202f140 boards`, with thin spaces between thousands."""
-    return f"{number:,}".replace(",", "\u202f") + f" {noun if number == 1 else plural or noun + 's'}"
-
-
-def count_text(number: float, noun: str) -> str:
-    """Return a count for a person: `1 image`, `1,042 images`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """Return the same for a page, with thin spaces between thousands: `2\u202f140 boards`."""
+    return count_text(number, noun, plural).replace(",", "\u202f")
 
 
 def utc_text(wall_s: float) -> str:

@@ -27,7 +27,7 @@ from experts.durable import replace_durably, sync
 
 _LOOK_INTERVAL_S = 1.0
 _HOLD_CAUSE = "files"
-#: A start after a kill takes at most so much longer for a large database.
+#: A check of a large database ends after so long; a start after a kill makes one, or two if the first finds damage.
 _CHECK_S = 5.0
 
 

@@ -89,7 +89,7 @@ def review(
 
 
 def _number(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > 100 or int(text) < 1:
         fail(f"ID: expected a whole number from 1, not {text!r}: `coserve review --list` shows it", status=2)
     return int(text)
 

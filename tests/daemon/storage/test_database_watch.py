@@ -278,7 +278,7 @@ def test_a_database_of_before_the_last_start_is_not_combined_with_a_later_log(ki
 def test_a_copy_of_the_same_run_is_not_combined_with_a_log_that_lacks_what_was_between(
     tmp_path: Path, damaged: bool
 ) -> None:
-    """Unless the database is damaged without its log, too: then the log stays for whoever repairs it."""
+    """A database that is damaged without its log, too, keeps it for its repair."""
     subprocess.run([sys.executable, "-c", _OUTGROW_A_COPY, str(tmp_path)], cwd=ROOT, check=True)
     database = tmp_path / "rows.db"
     shutil.copyfile(tmp_path / "copy.db", database)
