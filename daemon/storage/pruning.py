@@ -67,7 +67,8 @@ Ages = Callable[[float], AgeLimit | None]
 class RunningAges:
     """Ages by the earliest of all clocks of the last 24 hours in which a daemon ran with this database.
 
-    So a clock that is wrong for less than that, in either direction, makes nothing old.
+    Nothing that came later than that is old, whatever its time says. So a clock that is wrong for less than that, in
+    either direction, at a start or later, makes nothing old.
     """
 
     def __init__(self, url: str, clock: Clock, run_task: RunTask) -> None:

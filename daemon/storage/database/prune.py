@@ -177,7 +177,11 @@ def forget_rules(tx: Transaction, versions: Sequence[str], last_id: int) -> None
 
 
 def strays(connection: Connection, files: Iterable[tuple[int, str]], before: str | None) -> list[str]:
-    """Return those of `files` (inspection id, path) that an interrupted pruning left; unknown images are not ours."""
+    """Return those of `files` (inspection id, path) that an interrupted pruning left.
+
+    No row and no copy under way names them, and their row was pruned or, if results are pruned, has been gone since
+    `before`. A file of an image that this database does not know is not ours: it stays.
+    """
     by_id = dict(files)
     table = inspections.c
     query = (
