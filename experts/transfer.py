@@ -20,7 +20,7 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
-from experts.memory import HostMemory
+from experts.memory import HostMemory, PinnedBudget
 from experts.reading import FileReader
 
 #: Two of these per loader thread and pool are in flight between file and GPU; large enough that neither side waits
@@ -54,7 +54,7 @@ class HostTransfer:
     A transfer makes and fills the slots of one device, and orders computing after the copies. Thread-safe.
     """
 
-    def __init__(self, *, pin: bool = False) -> None:
+    def __init__(self, *, pin: PinnedBudget | None = None) -> None:
         self.device = torch.device("cpu")
         self._pin = pin
         self._warned = False
@@ -118,7 +118,7 @@ class StagedTransfer:
     host memory directly, on a lane of the loader thread's own. `lane(device, pages)` makes it.
     """
 
-    def __init__(self, device: str, lane: "Callable[[torch.device, int], CudaLane]", *, pin: bool) -> None:
+    def __init__(self, device: str, lane: "Callable[[torch.device, int], CudaLane]", pin: PinnedBudget | None) -> None:
         self.device = torch.device(device)
         self._lane = lane
         self._pin = pin
@@ -165,7 +165,7 @@ class StagedTransfer:
 
     def _staging(self) -> "Staging":
         if not hasattr(self._own, "staging"):
-            pages = [torch.empty(_STAGING_BYTES, dtype=torch.uint8, pin_memory=self._pin) for _ in range(2)]
+            pages = [HostMemory(_STAGING_BYTES, pin=self._pin) for _ in range(2)]
             self._own.staging = Staging(self._lane(self.device, len(pages)), pages)
         return self._own.staging
 
@@ -173,8 +173,9 @@ class StagedTransfer:
 class CudaTransfer(StagedTransfer):
     """Slots on a GPU: copies on a stream of the loader thread's own, batches on one of the executor thread's own."""
 
-    def __init__(self, device: str) -> None:
-        super().__init__(device, CudaLane, pin=True)
+    def __init__(self, device: str, pin: PinnedBudget) -> None:
+        super().__init__(device, CudaLane, pin)
+        self._pins_pixels = pin.limit_bytes != 0
 
     def computing(self) -> AbstractContextManager[Any]:
         if not hasattr(self._own, "stream"):
@@ -182,7 +183,48 @@ class CudaTransfer(StagedTransfer):
         return _settled(self._own.stream)
 
     def upload(self, batch: NDArray[np.uint8]) -> torch.Tensor:
-        return torch.from_numpy(batch).pin_memory().to(self.device, non_blocking=True)
+        pixels = torch.from_numpy(batch)
+        return (pixels.pin_memory() if self._pins_pixels else pixels).to(self.device, non_blocking=True)
+
+
+class MappedTransfer(HostTransfer):
+    """Slots in host memory that a GPU has mapped, where both have one memory: filled as the CPU's, without staging.
+
+    No copy has to be waited for: the host's writes have ended before `fill` returns, and a kernel that is launched
+    afterwards sees them.
+    """
+
+    def __init__(self, device: str) -> None:
+        pin = PinnedBudget()
+        super().__init__(pin=pin)
+        self.device = torch.device(device)
+        self._gpu = CudaTransfer(device, pin)
+
+    def allocate(self, size_bytes: int) -> SlotMemory:
+        with torch.cuda.device(self.device):  # CUDA notes for which device memory was registered
+            place = super().allocate(size_bytes)
+            memory = _mapped(place)
+            return SlotMemory(torch.as_tensor(_CudaView(memory.array), device=self.device), memory)
+
+    def occupy(self, place: SlotMemory) -> None:
+        with torch.cuda.device(self.device):
+            super().occupy(place)
+            _mapped(place)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        return self._gpu.computing()
+
+    def upload(self, batch: NDArray[np.uint8]) -> torch.Tensor:
+        return self._gpu.upload(batch)
+
+
+class _CudaView:
+    """An array of mapped host memory, as torch takes memory of a GPU over without a copy."""
+
+    def __init__(self, array: NDArray[np.uint8]) -> None:
+        self._array = array
+        address = (array.ctypes.data, False)
+        self.__cuda_array_interface__ = {"shape": array.shape, "typestr": "|u1", "data": address, "version": 3}
 
 
 class CudaLane:
@@ -221,7 +263,7 @@ class CudaLane:
 class Staging:
     """One thread's way into slots it cannot write itself: one page is copied on while the next one is being read."""
 
-    def __init__(self, lane: CudaLane, pages: Sequence[torch.Tensor]) -> None:
+    def __init__(self, lane: CudaLane, pages: Sequence[HostMemory]) -> None:
         self._lane = lane
         self._pages = pages
         self._parts: dict[tuple[int, int], tuple[torch.Tensor, memoryview]] = {}
@@ -254,7 +296,7 @@ class Staging:
         """Return the start of a page: made once per length; a layout has one length that is not a whole page."""
         part = self._parts.get((page, size_bytes))
         if part is None:
-            tensor = self._pages[page][:size_bytes]
+            tensor = self._pages[page].tensor[:size_bytes]
             part = self._parts[page, size_bytes] = (tensor, tensor.numpy().data)
         return part
 
@@ -263,14 +305,18 @@ class Staging:
 DeviceTransfer = HostTransfer | StagedTransfer
 
 
-def transfer_for(device: str) -> DeviceTransfer:
-    """Return the transfer of "cpu", "ram" (host memory that nothing computes from) or "cuda:N"."""
+def transfer_for(device: str, pin: PinnedBudget | None = None, *, shared: bool = False) -> DeviceTransfer:
+    """Return the transfer of "cpu", "ram" (host memory that nothing computes from) or "cuda:N".
+
+    `pin` limits the host memory that is pinned for GPUs. `shared`: the GPU's memory is the host's.
+    """
+    pin = pin or PinnedBudget()
     if device == "cpu":
         return HostTransfer()
     if device == "ram":
-        return HostTransfer(pin=torch.cuda.is_available())
+        return HostTransfer(pin=pin if torch.cuda.is_available() else None)
     if device.startswith("cuda"):
-        return CudaTransfer(device)
+        return MappedTransfer(device) if shared else CudaTransfer(device, pin)
     raise ValueError(f"unknown device {device!r}; expected cpu, ram or cuda:N")
 
 
@@ -289,6 +335,13 @@ def _host(place: SlotMemory) -> HostMemory:
     if place.memory is None:
         raise TypeError("this place is not in host memory; it belongs to another device's transfer")
     return place.memory
+
+
+def _mapped(place: SlotMemory) -> HostMemory:
+    memory = _host(place)
+    if not memory.pinned:
+        raise RuntimeError(f"CUDA does not map host memory here (error {memory.pin_error})")
+    return memory
 
 
 def _storage(place: SlotMemory) -> torch.UntypedStorage:

@@ -9,6 +9,7 @@ import hashlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -59,11 +60,12 @@ class Slot:
 @dataclass(slots=True)
 class LayoutShelf:
     """Objects that the pools of one process share: layouts by name, built once each, the files whose sha256 was right,
-    and the recorders of batches, where a device can record.
+    the recorders of batches, where a device can record, and `transfers`, which makes the transfer of a device by name.
     """
 
     verified: dict[Path, tuple[object, ...]] = field(default_factory=dict)
     recorders: Recorders = field(default_factory=Recorders)
+    transfers: Callable[[str], DeviceTransfer] = lambda device: transfer_for(device)
     _layouts: dict[LayoutId, Layout] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -99,9 +101,9 @@ class SlotPool:
         self, device: str, budget_bytes: int, shelf: LayoutShelf | None = None, reader: FileReader | None = None
     ) -> None:
         self.device = device
-        self._transfer = transfer_for(device)
-        self._budget_bytes = budget_bytes
         self._shelf = shelf or LayoutShelf()
+        self._transfer = self._shelf.transfers(device)
+        self._budget_bytes = budget_bytes
         self._reader = reader or CachedReader()
         self._no_module = NoModule() if device == "ram" else None
         self._resident: dict[ExpertId, Slot] = {}

@@ -7,7 +7,7 @@ import structlog
 import torch
 
 from experts import memory
-from experts.memory import HostMemory
+from experts.memory import HostMemory, PinnedBudget
 from experts.transfer import HostTransfer
 
 
@@ -43,7 +43,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
 
 def test_pinned_memory_is_pinned_while_it_is_occupied(runtime: Runtime):
-    host = HostMemory(10_000, pin=True)
+    host = HostMemory(10_000, pin=PinnedBudget())
     address = host.array.ctypes.data
     for _ in range(2):
         assert (host.pinned, runtime.registered) == (True, {address: 10_000})
@@ -59,7 +59,7 @@ def test_pinned_memory_is_pinned_while_it_is_occupied(runtime: Runtime):
 def test_memory_that_cannot_be_pinned_is_ordinary_memory(monkeypatch: pytest.MonkeyPatch):
     runtime = Runtime(code=2)
     monkeypatch.setattr(memory, "_cuda", lambda: runtime)
-    host = HostMemory(10_000, pin=True)
+    host = HostMemory(10_000, pin=PinnedBudget())
     assert (host.pinned, host.pin_error) == (False, 2)
     assert runtime.last_error == 0, "the next kernel of this thread would be blamed"
     host.array[:] = 3
@@ -70,7 +70,7 @@ def test_memory_that_cannot_be_pinned_is_ordinary_memory(monkeypatch: pytest.Mon
 def test_a_pool_says_once_that_its_memory_is_not_pinned(monkeypatch: pytest.MonkeyPatch):
     runtime = Runtime(code=2)
     monkeypatch.setattr(memory, "_cuda", lambda: runtime)
-    transfer = HostTransfer(pin=True)
+    transfer = HostTransfer(pin=PinnedBudget())
     with structlog.testing.capture_logs() as lines:
         place = transfer.allocate(10_000)
         transfer.vacate(place)
@@ -81,7 +81,7 @@ def test_a_pool_says_once_that_its_memory_is_not_pinned(monkeypatch: pytest.Monk
 
 def test_memory_that_is_pinned_or_need_not_be_says_nothing(runtime: Runtime):
     with structlog.testing.capture_logs() as lines:
-        for transfer in (HostTransfer(pin=True), HostTransfer()):
+        for transfer in (HostTransfer(pin=PinnedBudget()), HostTransfer()):
             transfer.allocate(10_000)
     assert lines == []
 
@@ -100,7 +100,7 @@ def test_all_views_are_of_the_same_page_aligned_bytes():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_cuda_takes_the_memory_for_pinned():
-    host = HostMemory(3 << 20, pin=True)
+    host = HostMemory(3 << 20, pin=PinnedBudget())
     assert host.pinned
     assert host.tensor.is_pinned()
     host.vacate()
@@ -110,7 +110,7 @@ def test_cuda_takes_the_memory_for_pinned():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_after_cuda_refused_memory_the_next_kernel_is_not_blamed():
-    host = HostMemory(3 << 20, pin=True)
+    host = HostMemory(3 << 20, pin=PinnedBudget())
     host.pinned = False  # so that the same memory is registered twice
     host.occupy()
     assert host.pin_error != 0

@@ -26,7 +26,7 @@ DEVICES = ["cpu", "ram", "staged", pytest.param("cuda:0", marks=needs_gpu)]
 
 def a_transfer(device: str) -> DeviceTransfer:
     """For "staged" the GPU's way, in host memory, with copies as late as a stream's may be."""
-    return StagedTransfer("cpu", LateLane, pin=False) if device == "staged" else transfer_for(device)
+    return StagedTransfer("cpu", LateLane, None) if device == "staged" else transfer_for(device)
 
 
 def a_file(folder: Path, size_bytes: int) -> tuple[int, bytes]:
@@ -95,7 +95,7 @@ def test_pinned_memory_is_copied_in_one_piece_without_staging():
     origin = HostMemory(40 << 20)
     origin.array[:] = 7
     origin.pinned, lane = True, LateLane()
-    transfer = StagedTransfer("cpu", lambda *_: lane, pin=False)
+    transfer = StagedTransfer("cpu", lambda *_: lane, None)
     place = transfer.allocate(40 << 20)
     transfer.copy(place, origin)
     origin.pinned = False

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from experts.memory import HostMemory
+from experts.memory import HostMemory, PinnedBudget
 from experts.reading import CachedReader, DirectReader, FileReader, drop_cached
 from experts.spec import ExpertSpec
 from experts.vision.architectures import ARCHITECTURES
@@ -170,7 +170,7 @@ class LoadBench:
 
     def _to_gpu(self, gpu: str) -> list[list[LoadWay]]:
         size_bytes, cached = self._size_bytes, CachedReader()
-        pinned = HostMemory(size_bytes, pin=True)
+        pinned = HostMemory(size_bytes, pin=PinnedBudget())
         target = torch.empty(size_bytes, dtype=torch.uint8, device=gpu)
 
         def copy() -> float:

@@ -51,7 +51,7 @@ def fresh_answers(spec: ExpertSpec):
 @pytest.fixture
 def staged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every device fill its slots as a GPU does, in host memory."""
-    monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
+    monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, None))
 
 
 def test_a_slot_that_held_others_answers_as_a_fresh_one(tmp_path: Path):
@@ -136,7 +136,7 @@ def test_five_hundred_switches_among_layouts_make_no_module_tensor_or_thread(
 ):
     specs = four_of_two_layouts(tmp_path)
     if device == "staged":
-        monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
+        monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, None))
     pool = SlotPool(device, 2 * max(spec.weights_bytes for spec in specs))
     for pair in (specs[::2], specs[1::2], specs[::2]):  # the pool's mix: two of either layout at once
         for spec in pair:
@@ -302,7 +302,7 @@ def test_an_expert_that_leaves_a_gpu_can_stay_in_host_memory_and_come_back(
 ):
     spec = an_expert_file(tmp_path)
     ram = SlotPool("ram", spec.weights_bytes)
-    monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
+    monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, None))
     gpu = SlotPool("cuda:0", spec.weights_bytes)
     gpu.load(spec)
     assert ram.load(spec, source=gpu).tier == "ram"
