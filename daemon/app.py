@@ -186,7 +186,7 @@ class App:
         self._config = config = line.config
         self._log: Any = structlog.get_logger("app")
         _raise_problems(path, settings_problems(config))
-        devices = devices or _torch_devices()  # imports torch, so after the mistakes that need no device
+        devices = devices or _torch_devices(line.config)  # imports torch, so after the mistakes that need no device
         _raise_problems(path, start_problems(line, devices.gpu_count()))
         for warning in line.warnings:
             self._log.warning("profile_incomplete", problem=warning)
@@ -538,10 +538,10 @@ def _raise_problems(path: Path, problems: list[str]) -> None:
         raise ConfigError(at_their_keys(path, problems))
 
 
-def _torch_devices() -> Devices:
+def _torch_devices(config: Config) -> Devices:
     from daemon.dispatch.torch_devices import TorchDevices  # noqa: PLC0415  torch, unless other devices are given
 
-    return TorchDevices()
+    return TorchDevices(config.devices)
 
 
 def _served_model(

@@ -92,7 +92,7 @@ def _gpu_count(config: Config) -> int:
         return 0
     from daemon.dispatch.torch_devices import TorchDevices  # noqa: PLC0415  torch
 
-    return TorchDevices().gpu_count()
+    return TorchDevices(config.devices).gpu_count()
 
 
 def _weights_problems(path: Path, catalog: Catalog) -> list[str]:

@@ -175,7 +175,6 @@ class CudaTransfer(StagedTransfer):
 
     def __init__(self, device: str, pin: PinnedBudget) -> None:
         super().__init__(device, CudaLane, pin)
-        self._pins_pixels = pin.limit_bytes != 0
 
     def computing(self) -> AbstractContextManager[Any]:
         if not hasattr(self._own, "stream"):
@@ -183,8 +182,7 @@ class CudaTransfer(StagedTransfer):
         return _settled(self._own.stream)
 
     def upload(self, batch: NDArray[np.uint8]) -> torch.Tensor:
-        pixels = torch.from_numpy(batch)
-        return (pixels.pin_memory() if self._pins_pixels else pixels).to(self.device, non_blocking=True)
+        return torch.from_numpy(batch).pin_memory().to(self.device, non_blocking=True)
 
 
 class MappedTransfer(HostTransfer):

@@ -42,7 +42,10 @@ class Endpoints(_ConfigSection):
 
 
 class Device(_ConfigSection):
-    """One processor. Omitted keys come from `profile`, else from these defaults; `expert_memory` has no default."""
+    """One processor. Omitted keys come from `profile`, else from these defaults; `expert_memory` has no default.
+
+    A GPU with `memory: shared` computes in the host's memory: its `expert_memory` is a part of the CPU's.
+    """
 
     expert_memory: Bytes = 0
     executors: Count = 1
@@ -50,6 +53,8 @@ class Device(_ConfigSection):
     max_batch: Count = 8
     activation_memory: Bytes | None = None
     host_cache: Bytes | None = None
+    pinned_memory: Bytes | None = None
+    memory: Literal["own", "shared"] = "own"
     profile: Path | None = None
 
 
@@ -330,9 +335,12 @@ def _contradictions(config: Config, devices_written: Sequence[str]) -> Iterator[
         if not device.expert_memory and device.profile is None:
             missing = "missing key `expert_memory` (or a `profile` that has it): bytes for experts, such as 2GB"
             yield ("devices", name), missing
-        if name == "cpu" and device.host_cache is not None:
-            message = "the CPU's experts are in RAM already: leave host_cache out, or raise expert_memory"
+        if device.host_cache is not None and (name == "cpu" or device.memory == "shared"):
+            message = f"the experts of {name} are in RAM already: leave host_cache out, or raise expert_memory"
             yield ("devices", name, "host_cache"), message
+        if device.memory == "shared" and (name == "cpu" or not device.expert_memory):
+            message = "a GPU that shares the CPU's memory says so, and how much of it its experts get: expert_memory"
+            yield ("devices", name, "memory"), message
     for name, model in config.models.items():
         if model.device in config.devices or model.device not in devices_written:
             for key, message in _model_mistakes(model, config.devices):

@@ -1,21 +1,25 @@
 """The real devices: experts in slots of a device's memory, networks computed by torch. Only this file imports torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
+from daemon.config.settings import Device
 from daemon.dispatch.executors import ExecutorThread
 from daemon.policy.request import ExecutorFacts, PoolFacts
 from daemon.records import JournalKey
+from experts.memory import PinnedBudget
+from experts.transfer import transfer_for
+from experts.vision.graphs import Recorders
 from experts.vision.infer import infer
 from experts.vision.slot import LayoutShelf, Slot, SlotPool
 
 
 class TorchDevices:
-    """`Devices` (orders.py) of this PC: CUDA devices by number, and the CPU."""
+    """`Devices` (orders.py) of this PC as `coserve.yaml` describes them: CUDA devices by number, and the CPU."""
 
-    def __init__(self) -> None:
-        self._shelf = LayoutShelf()
+    def __init__(self, devices: Mapping[str, Device]) -> None:
+        self._shelf = shelf_of(devices)
 
     def gpu_count(self) -> int:
         return torch.cuda.device_count()
@@ -35,6 +39,24 @@ class TorchDevices:
         return ExecutorThread(
             facts, pool.slot, read, infer, enter=lambda: _set_threads(threads), mark=mark, max_pixels=max_pixels
         )
+
+
+def shelf_of(devices: Mapping[str, Device]) -> LayoutShelf:
+    """Return what the pools of `devices` share, with their budgets: pinned memory, and half of each executor's share
+    of the activation memory for recordings (the batches that are not recorded need the other half).
+    """
+    pinned = [device.pinned_memory for name, device in devices.items() if name != "cpu"]
+    limits = [limit for limit in pinned if limit is not None]
+    pin = PinnedBudget(sum(limits) if len(limits) == len(pinned) else None)
+    recorded = {
+        torch.device(name): device.activation_memory // (2 * device.executors)
+        for name, device in devices.items()
+        if device.activation_memory is not None
+    }
+    shared = {name for name, device in devices.items() if device.memory == "shared"}
+    return LayoutShelf(
+        recorders=Recorders(limits=recorded), transfers=lambda name: transfer_for(name, pin, shared=name in shared)
+    )
 
 
 def _set_threads(threads: int) -> None:

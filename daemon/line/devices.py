@@ -50,7 +50,20 @@ def complete(path: Path, config: Config, here: MachineIdentity) -> tuple[Config,
         usage = usage or dict(profile.usage)
         if not devices[name].expert_memory:
             problems.append(f"{path}: devices.{name}.expert_memory is missing, and {profile.path} recommends none")
+    cpu, shared_bytes = devices.get("cpu"), _shared_bytes(devices)
+    if cpu is not None and shared_bytes:
+        left_bytes = cpu.expert_memory - shared_bytes
+        devices["cpu"] = cpu.model_copy(update={"expert_memory": left_bytes})
+        if left_bytes <= 0:
+            whole, taken = size_text(cpu.expert_memory), size_text(shared_bytes)
+            message = f"{whole} are for the CPU and the GPUs that share its memory, and these take {taken}"
+            problems.append(f"{path}: devices.cpu.expert_memory: {message}: raise it, or lower theirs")
     return config.model_copy(update={"devices": devices}), Measurements(tuple(rows), usage), problems
+
+
+def _shared_bytes(devices: Mapping[str, Device]) -> int:
+    """Return the bytes of the host's memory that are for experts of GPUs."""
+    return sum(device.expert_memory for device in devices.values() if device.memory == "shared")
 
 
 def pools_and_executors(config: Config) -> tuple[tuple[PoolFacts, ...], tuple[ExecutorFacts, ...]]:
@@ -75,7 +88,8 @@ def device_problems(config: Config, gpu_count: int) -> list[str]:
         for name in config.devices
         if name != "cpu" and int(name.removeprefix("cuda:")) >= gpu_count
     ]
-    asked, has = config.devices.get("cpu", Device()).expert_memory, psutil.virtual_memory().total
+    asked = config.devices.get("cpu", Device()).expert_memory + _shared_bytes(config.devices)
+    has = psutil.virtual_memory().total
     if asked > has:
         problems.append(f"devices.cpu.expert_memory: {size_text(asked)} of the {size_text(has)} of RAM here: name less")
     return problems

@@ -4,14 +4,15 @@ A slot's weights stay at one address for as long as the slot has its memory, so 
 expert fills it. A slot that gives its memory back may get other memory later: it forgets its recordings first. A
 recording is made by the executor that will replay it, on that executor's stream, and replayed only there: what one
 executor records may then share scratch memory, because a stream runs one thing after the other. A batch size is
-recorded when it comes for the third time; the runs before it warm up what the kernels need. On CPUs, and where
-recording fails, the network simply runs.
+recorded when it comes for the third time; the runs before it warm up what the kernels need. On CPUs, where
+recording fails, and where an executor's recordings have used up their bytes, the network simply runs.
 """
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import structlog
 import torch
@@ -30,16 +31,21 @@ _recording = threading.Lock()
 
 @dataclass(slots=True)
 class Recordings:
-    """Recordings of the networks of one layout; after one failure, recording is not tried again."""
+    """Recordings of the networks of one layout; after one failure, recording is not tried again.
+
+    An executor whose recordings, of all layouts, hold `limit_bytes` or more records nothing further.
+    """
 
     recorder: "CudaRecorder"
+    limit_bytes: int | None = None
     works: bool = True
     _log: Any = field(default_factory=lambda: structlog.get_logger("graphs"), repr=False)
 
     def record(self, network: Network, images: torch.Tensor) -> Network | None:
-        """Return a replay, or None if recording fails, which is logged once."""
+        """Return a replay, or None at the limit, or if recording fails, which is logged once."""
         with _recording:
-            if not self.works:
+            is_full = self.limit_bytes is not None and self.recorder.used_bytes() >= self.limit_bytes
+            if is_full or not self.works:
                 return None
             try:
                 return self.recorder.record(network, images)
@@ -87,11 +93,14 @@ class GraphedNetwork(nn.Module):
 class GraphStream:
     """Memory shared by all recordings of one thread on one stream: scratch memory, and an input of each shape.
 
-    `first` keeps the pool alive: torch refuses to record into one whose graphs have all gone.
+    `first` keeps the pool alive: torch refuses to record into one whose graphs have all gone. `pool_bytes` are the
+    pool's, `graph_bytes` what CUDA itself holds for each recording.
     """
 
     pool: Any = None
     first: Any = None
+    pool_bytes: int = 0
+    graph_bytes: MutableMapping[Network, int] = field(default_factory=WeakKeyDictionary[Network, int])
     inputs: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
 
 
@@ -116,6 +125,11 @@ class CudaRecorder:
         """Return this thread's lane for a stream."""
         return vars(self._own).setdefault(f"stream {stream}", GraphStream())
 
+    def used_bytes(self) -> int:
+        """Return the bytes of the device that this thread's recordings on its stream hold."""
+        lane = self.lane()
+        return lane.pool_bytes + sum(lane.graph_bytes.values())
+
     def record(self, network: Network, images: torch.Tensor) -> Network:
         """Return a replay of the network for batches shaped like `images`. Raises RuntimeError if that fails."""
         stream = torch.cuda.current_stream(self._device)
@@ -125,6 +139,7 @@ class CudaRecorder:
         pool = torch.cuda.graph_pool_handle() if lane.first is None else lane.pool
         form = (images.shape, images.stride(), images.dtype)
         entry = lane.inputs[form] if form in lane.inputs else torch.empty_like(images)
+        before_bytes = self._untracked_bytes()
         # Loader threads go on allocating and copying meanwhile: only this thread's calls are restricted.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             answer = network(entry)
@@ -137,19 +152,34 @@ class CudaRecorder:
             # Out of the shared memory, in the order of the stream, before another replay writes there.
             return answer.clone()
 
+        lane.graph_bytes[replay] = max(0, self._untracked_bytes() - before_bytes)
+        segments = torch.cuda.memory_snapshot()
+        lane.pool_bytes = sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) == tuple(pool))
         return replay
+
+    def _untracked_bytes(self) -> int:
+        """Return the bytes in use on the device that torch's allocator does not have."""
+        while True:  # loader threads allocate meanwhile
+            reserved_bytes = torch.cuda.memory_reserved(self._device)
+            free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+            if torch.cuda.memory_reserved(self._device) == reserved_bytes:
+                return total_bytes - free_bytes - reserved_bytes
 
 
 @dataclass(slots=True)
 class Recorders:
-    """One recorder for each device. Layouts that share them share an executor's scratch memory, too."""
+    """One recorder for each device. Layouts that share them share an executor's scratch memory, too.
+
+    `limits` are the bytes of a device that the recordings of one executor may hold.
+    """
 
     make: Callable[[torch.device], CudaRecorder | None] = lambda device: (
         CudaRecorder(device) if device.type == "cuda" else None
     )
+    limits: Mapping[torch.device, int] = field(default_factory=dict[torch.device, int])
     _made: dict[torch.device, CudaRecorder | None] = field(default_factory=dict)
 
     def recordings(self, device: torch.device) -> Recordings | None:
         """Return the recordings of one layout on a device, None if the device has no graphs."""
         recorder = self._made.setdefault(device, self.make(device))  # one wins if two threads ask at once
-        return None if recorder is None else Recordings(recorder)
+        return None if recorder is None else Recordings(recorder, self.limits.get(device))

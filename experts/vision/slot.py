@@ -60,12 +60,12 @@ class Slot:
 @dataclass(slots=True)
 class LayoutShelf:
     """Objects that the pools of one process share: layouts by name, built once each, the files whose sha256 was right,
-    the recorders of batches, where a device can record, and `transfers`, which makes the transfer of a device by name.
+    the recorders of batches, where a device can record, and what makes a device's transfer instead of `transfer_for`.
     """
 
     verified: dict[Path, tuple[object, ...]] = field(default_factory=dict)
     recorders: Recorders = field(default_factory=Recorders)
-    transfers: Callable[[str], DeviceTransfer] = lambda device: transfer_for(device)
+    transfers: Callable[[str], DeviceTransfer] | None = None
     _layouts: dict[LayoutId, Layout] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -102,7 +102,7 @@ class SlotPool:
     ) -> None:
         self.device = device
         self._shelf = shelf or LayoutShelf()
-        self._transfer = self._shelf.transfers(device)
+        self._transfer = (self._shelf.transfers or transfer_for)(device)
         self._budget_bytes = budget_bytes
         self._reader = reader or CachedReader()
         self._no_module = NoModule() if device == "ram" else None

@@ -56,11 +56,26 @@ def test_pinned_memory_is_pinned_while_it_is_occupied(runtime: Runtime):
     assert runtime.registered == {}
 
 
+def test_memory_beyond_the_budget_is_ordinary_and_what_is_given_back_can_be_pinned_again(runtime: Runtime):
+    budget = PinnedBudget(25_000)
+    first, second, third = (HostMemory(10_000, pin=budget) for _ in range(3))
+    assert [host.pinned for host in (first, second, third)] == [True, True, False]
+    assert (budget.used_bytes, third.pin_error) == (20_000, 0)
+    first.vacate()
+    third.occupy()
+    first.occupy()
+    assert [host.pinned for host in (first, second, third)] == [False, True, True]
+    del second
+    gc.collect()
+    assert budget.used_bytes == sum(runtime.registered.values()) == 10_000
+
+
 def test_memory_that_cannot_be_pinned_is_ordinary_memory(monkeypatch: pytest.MonkeyPatch):
     runtime = Runtime(code=2)
     monkeypatch.setattr(memory, "_cuda", lambda: runtime)
-    host = HostMemory(10_000, pin=PinnedBudget())
-    assert (host.pinned, host.pin_error) == (False, 2)
+    budget = PinnedBudget(10_000)
+    host = HostMemory(10_000, pin=budget)
+    assert (host.pinned, host.pin_error, budget.used_bytes) == (False, 2, 0)
     assert runtime.last_error == 0, "the next kernel of this thread would be blamed"
     host.array[:] = 3
     host.vacate()

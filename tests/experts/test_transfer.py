@@ -12,7 +12,7 @@ from experts.reading import CachedReader
 from experts.transfer import CudaLane, DeviceTransfer, StagedTransfer, transfer_for
 from experts.vision.infer import infer
 from experts.vision.preprocess import fit
-from experts.vision.slot import SlotPool
+from experts.vision.slot import LayoutShelf, SlotPool
 from tests.experts.lanes import LateLane
 from tests.experts.pictures import a_picture
 from tests.experts.samples import an_expert_file
@@ -21,12 +21,15 @@ needs_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
-DEVICES = ["cpu", "ram", "staged", pytest.param("cuda:0", marks=needs_gpu)]
+#: "mapped" is the GPU where it shares the host's memory; a discrete one can do the same over its bus.
+DEVICES = ["cpu", "ram", "staged", *(pytest.param(name, marks=needs_gpu) for name in ("cuda:0", "mapped"))]
 
 
 def a_transfer(device: str) -> DeviceTransfer:
     """For "staged" the GPU's way, in host memory, with copies as late as a stream's may be."""
-    return StagedTransfer("cpu", LateLane, None) if device == "staged" else transfer_for(device)
+    if device == "staged":
+        return StagedTransfer("cpu", LateLane, None)
+    return transfer_for("cuda:0" if device == "mapped" else device, shared=device == "mapped")
 
 
 def a_file(folder: Path, size_bytes: int) -> tuple[int, bytes]:
@@ -154,7 +157,7 @@ def test_waiting_for_a_page_means_all_copies_given_before_its_mark(
     assert second.cpu().tolist() == [1.0] * 4
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=needs_gpu)])
+@pytest.mark.parametrize("device", [DEVICES[0], *DEVICES[3:]])
 @pytest.mark.parametrize("architecture", ["resnet18", "yolov8n", "yolo26n"])
 def test_every_device_answers_as_the_cpu(tmp_path: Path, device: str, architecture: str):
     spec = an_expert_file(tmp_path, "e", architecture, 3, input_size=96, max_detections=5)
@@ -163,7 +166,7 @@ def test_every_device_answers_as_the_cpu(tmp_path: Path, device: str, architectu
     ram = SlotPool("ram", spec.weights_bytes)
     ram.load(spec)
     for name in ("cpu", device):
-        pool = SlotPool(name, spec.weights_bytes)
+        pool = SlotPool(name, spec.weights_bytes, LayoutShelf(transfers=a_transfer))
         for source in (None, ram):
             pool.load(spec, source=source)
             answers.append(infer(pool.slot(spec.expert), prepared))

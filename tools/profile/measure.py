@@ -195,17 +195,23 @@ def load_seconds(device: str, spec: ExpertSpec, loads: int, shelf: LayoutShelf) 
 
 
 def peak_bytes(slot: Slot, samples: Samples, size: int) -> int:
-    """Most bytes that a batch holds beside the weights, its own pixels among them."""
+    """Most bytes that a batch holds beside the weights, its own pixels among them, and with its recording on a GPU."""
     prepared = samples.prepared(slot.spec, size)
-    if slot.transfer.device.type == "cuda":
-        torch.cuda.synchronize(slot.transfer.device)
-        torch.cuda.reset_peak_memory_stats(slot.transfer.device)
-        before = torch.cuda.memory_allocated(slot.transfer.device)
-        infer(slot, prepared)
-        return torch.cuda.max_memory_allocated(slot.transfer.device) - before
-    with _allocations() as record:
-        infer(slot, prepared)
-    return _peak(record)
+    device = slot.transfer.device
+    if device.type != "cuda":
+        with _allocations() as record:
+            infer(slot, prepared)
+        return _peak(record)
+    if isinstance(slot.module, GraphedNetwork):
+        slot.module.forget()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    # A thread of its own has a stream of its own, as an executor has, and shares no recording's memory.
+    with ThreadPoolExecutor(1) as executor:
+        for _ in range(warm_ups(slot) + 1):
+            executor.submit(infer, slot, prepared).result()
+        return max(0, free_bytes - torch.cuda.mem_get_info(device)[0])
 
 
 def _allocations() -> AbstractContextManager[torch.profiler.profile]:

@@ -11,6 +11,7 @@ import psutil
 import yaml
 
 from daemon.config.settings import Config, Device
+from daemon.dispatch.torch_devices import shelf_of
 from daemon.line.line import Line
 from daemon.line.profile import ProfileFile, this_machine
 from daemon.policy.matrix import Performance
@@ -75,7 +76,7 @@ def profile_line(line: Line, wish: Wish, on_progress: Progress) -> MeasuredProfi
     Minutes: the cost is by layout, however many experts have it.
     """
     layouts = one_of_each(line)
-    shelf = LayoutShelf()
+    shelf = shelf_of(line.config.devices)
     devices = tuple(line.config.devices)
     stages, begun = 1 + len(devices) * (len(layouts) + 2), count()
 

@@ -186,10 +186,24 @@ def test_memory_for_experts_comes_from_the_file_or_from_a_profile(tmp_path: Path
 def test_a_host_cache_is_for_gpus(tmp_path: Path) -> None:
     problems = problems_of(tmp_path, MINIMAL.replace("250MB", "250MB, host_cache: 1GB"))
     assert "coserve.yaml:4:" in problems
-    assert "the CPU's experts are in RAM already" in problems
+    assert "the experts of cpu are in RAM already" in problems
     config = a_config(tmp_path, MINIMAL + "  cuda:0: {expert_memory: 8GiB, host_cache: 16GB, activation_memory: 2GB}\n")
     assert config.devices["cuda:0"].host_cache == 16 * 10**9
     assert config.devices["cuda:0"].activation_memory == 2 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("device", "problem"),
+    [
+        ("cuda:0: {expert_memory: 1GB, memory: shared, host_cache: 1GB}", "the experts of cuda:0 are in RAM already"),
+        ("cuda:0: {memory: shared, profile: here.yaml}", "how much of it its experts get"),
+        ("cuda:0: {expert_memory: 1GB, memory: unified}", "expected 'own' or 'shared'"),
+    ],
+)
+def test_a_gpu_that_shares_the_hosts_memory_names_its_part_and_caches_nothing(
+    tmp_path: Path, device: str, problem: str
+) -> None:
+    assert problem in problems_of(tmp_path, MINIMAL + f"  {device}\n")
 
 
 def test_changed_added_and_removed_settings_are_named_by_key(tmp_path: Path) -> None:

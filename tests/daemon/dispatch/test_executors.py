@@ -247,7 +247,7 @@ def test_each_executor_keeps_its_own_number_of_threads(
         return [Answer("ok", 0.9) for _ in prepared]
 
     monkeypatch.setattr("daemon.dispatch.torch_devices.infer", run)
-    devices, reports = TorchDevices(), queue.SimpleQueue[BatchReport]()
+    devices, reports = TorchDevices({}), queue.SimpleQueue[BatchReport]()
     executors = [
         devices.executor(
             ExecutorFacts(ExecutorId(name), PoolId("cpu")), pool, reader_of(), threads, lambda _key: None, 1_000_000

@@ -4,12 +4,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
-from daemon.line.devices import Measurements, complete, memory_problems, pools_and_executors, profile_warnings
+from daemon.line.devices import (
+    Measurements,
+    complete,
+    device_problems,
+    memory_problems,
+    pools_and_executors,
+    profile_warnings,
+)
 from daemon.line.profile import MachineIdentity, load_profile, this_machine
 from daemon.policy.request import RAM
 from experts.spec import ExpertId
@@ -159,6 +167,27 @@ def test_host_caches_of_all_gpus_are_one_tier(tmp_path: Path) -> None:
         (RAM, "ram", 42),
     ]
     assert RAM not in {row.pool for row in executors}
+
+
+def test_a_gpu_that_shares_the_hosts_memory_takes_its_part_of_the_cpus(tmp_path: Path) -> None:
+    shared = "'cuda:0': {expert_memory: 300, memory: shared}"
+    config, _ = completed(tmp_path, f"{{cpu: {{expert_memory: 1000}}, {shared}}}")
+    pools, _ = pools_and_executors(config)
+    assert {pool.pool: pool.budget_bytes for pool in pools} == {"cpu": 700, "cuda:0": 300}
+    config, _ = completed(tmp_path, f"{{{shared}}}")
+    assert [pool.budget_bytes for pool in pools_and_executors(config)[0]] == [300]
+    problem = "devices.cpu.expert_memory: 300 B are for the CPU and the GPUs that share its memory"
+    assert problem in problems_of(tmp_path, f"{{cpu: {{expert_memory: 300}}, {shared}}}")
+
+
+def test_shared_and_own_memory_are_counted_together_against_the_ram(tmp_path: Path) -> None:
+    ram_bytes = psutil.virtual_memory().total
+    config, _ = completed(
+        tmp_path,
+        f"{{cpu: {{expert_memory: {ram_bytes * 2}}}, 'cuda:0': {{expert_memory: {ram_bytes}, memory: shared}}}}",
+    )
+    (problem,) = device_problems(config, gpu_count=1)
+    assert problem.startswith("devices.cpu.expert_memory: ")
 
 
 def test_a_host_cache_without_a_measured_copy_is_a_warning(tmp_path: Path) -> None:

@@ -129,6 +129,17 @@ def test_a_slot_keeps_so_many_recordings_and_runs_other_batches_as_they_are():
     assert len(recorder.recorded) == MAX_GRAPHS
 
 
+def test_recordings_of_an_executor_stay_within_their_bytes_and_other_batches_run_as_they_are():
+    recorder = FakeRecorder()
+    slots = [GraphedNetwork(nn.Identity(), Recordings(recorder, limit_bytes=15)) for _ in range(3)]
+    for slot in slots:
+        assert run(slot, 2, WARM_UPS + 2).tolist() == [[1.0] * 3] * 2
+    assert len(recorder.recorded) == 2
+    recorder.this_lane = "executor 1"
+    run(slots[2], 2, WARM_UPS + 1)
+    assert len(recorder.recorded) == 3, "each executor has bytes of its own"
+
+
 def test_where_recording_fails_every_slot_of_the_layout_runs_without_and_one_line_says_so():
     recordings = Recordings(FakeRecorder(works=False))
     slots = [GraphedNetwork(nn.Identity(), recordings) for _ in range(3)]
@@ -217,3 +228,26 @@ def test_on_a_gpu_a_slot_that_was_given_other_memory_answers_from_there(tmp_path
         # Takes what the next vacated slot leaves behind, so that the slot comes back elsewhere.
         in_the_way.append(torch.full((spec.weights_bytes,), 255, dtype=torch.uint8, device="cuda:0"))
     pool.check()
+
+
+@pytest.mark.gpu
+@gpu
+def test_on_a_gpu_the_bytes_of_recordings_are_counted_and_end_with_them(tmp_path: Path):
+    spec = an_expert_file(tmp_path)
+    device = torch.device("cuda:0")
+    shelf = LayoutShelf(recorders=Recorders(limits={device: 1}))
+    pool = SlotPool("cuda:0", spec.weights_bytes, shelf)
+    pool.load(spec)
+    slot = pool.slot(spec.expert)
+    assert isinstance(slot.module, GraphedNetwork)
+    ready = [prepare(encoded(picture), "image", None, spec) for picture in PICTURES]
+    for count in (1, 2):
+        for _ in range(WARM_UPS + 1):
+            infer(slot, ready[:count])
+    assert len(slot.module._replays) == 1, "one byte is used up by the first recording"
+    (lane,) = (lane for lane, _ in slot.module._replays)
+    assert lane.pool_bytes > 0
+    assert len(lane.graph_bytes) == 1
+    slot.module.forget()
+    gc.collect()
+    assert len(lane.graph_bytes) == 0

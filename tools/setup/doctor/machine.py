@@ -121,7 +121,7 @@ def gpu_memory(context: DoctorContext, name: str) -> Iterator[Finding]:
     assert context.driver is not None
     assert context.config is not None
     gpu, device = context.driver.gpus[int(name.removeprefix("cuda:"))], context.config.devices[name]
-    needed_bytes = device.expert_memory + (device.activation_memory or 0)
+    needed_bytes = (device.activation_memory or 0) + (device.expert_memory if device.memory == "own" else 0)
     summary = f"{name} has {size_text(gpu.total_bytes)}, {size_text(gpu.free_bytes)} free; the line asks for"
     if needed_bytes > gpu.total_bytes:
         yield wrong("gpu memory", f"{summary} {size_text(needed_bytes)}", f"lower devices.{name}.expert_memory")
@@ -159,8 +159,9 @@ def memory(context: DoctorContext) -> Iterator[Finding]:
 def _asked_ram(context: DoctorContext) -> int:
     assert context.config is not None
     total = _BASE_BYTES + context.config.limits.in_memory
-    for name, device in context.config.devices.items():
-        if name == "cpu":
+    devices = context.config.devices
+    for name, device in devices.items():
+        if name == "cpu" or (device.memory == "shared" and "cpu" not in devices):
             total += device.expert_memory + (device.activation_memory or 0)
         total += device.host_cache or 0
     return total
