@@ -5,12 +5,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tools.bench.rounds import run_in_turn
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
 from tools.terminal.option_values import must_be_one_of
 
@@ -129,14 +131,13 @@ def compare_network(
         }
         for dtype, slot in slots.items():
             runs[dtype] = lambda slot=slot, prepared=prepared: infer(slot, prepared)
-        answers, batches_ms = {side: run() for side, run in runs.items()}, {side: list[float]() for side in runs}
-        for number in range(rounds):
-            for side, run in runs.items():
-                if number > 1 and median(batches_ms[side]) > _HOPELESS * median(batches_ms["plain"]):
-                    continue
-                begin_s = time.perf_counter()
-                run()
-                batches_ms[side].append((time.perf_counter() - begin_s) * 1e3)
+        answers = {side: run() for side, run in runs.items()}
+        batches_ms = run_in_turn(
+            {side: partial(_milliseconds, run) for side, run in runs.items()},
+            rounds,
+            on_run=lambda _side: None,
+            wanted=lambda side, ms: len(ms[side]) < 2 or median(ms[side]) <= _HOPELESS * median(ms["plain"]),
+        )
         plain_ms = median(batches_ms["plain"])
         for side, milliseconds in batches_ms.items():
             same = share_of_same_labels(answers["plain"], answers[side])
@@ -145,6 +146,12 @@ def compare_network(
             differences = (agreement.confidence, agreement.box_pixels) if agreement is not None else ()
             figures.append(ComputeFigures(name, batch, side, batch_ms, plain_ms / batch_ms, same, *differences))
     return figures
+
+
+def _milliseconds(run: Callable[[], object]) -> float:
+    begin_s = time.perf_counter()
+    run()
+    return (time.perf_counter() - begin_s) * 1e3
 
 
 def plain_infer(original: "nn.Module", spec: "ExpertSpec", prepared: "Sequence[Prepared]") -> "list[Answer]":

@@ -16,7 +16,8 @@ import typer
 
 from daemon.units import size_text
 from tests.ports import free_port
-from tools.bench.line import RunFigures, run_in_turn, run_line
+from tools.bench.line import RunFigures, run_line
+from tools.bench.rounds import ratios, run_in_turn
 from tools.terminal.console import AsJson, console, fail, print_json, print_table
 
 if TYPE_CHECKING:
@@ -97,12 +98,8 @@ def rates_and_ratios(
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Return the median images per second of each kind, and the ratios of each round to the base, the base left out."""
     rates = {name: [run.images_per_s for run in own] for name, own in runs.items()}
-    ratios = {
-        name: [rate / bare for rate, bare in zip(own, rates[base], strict=True)]
-        for name, own in rates.items()
-        if name != base
-    }
-    return {name: round(median(own), 2) for name, own in rates.items()}, ratios
+    to_base = {name: ratios(own, rates[base]) for name, own in rates.items() if name != base}
+    return {name: round(median(own), 2) for name, own in rates.items()}, to_base
 
 
 @contextmanager

@@ -1,16 +1,19 @@
 """`coserve bench fairness`: the acceptance of one publisher's images beside floods of others, each kind of flood."""
 
+import itertools
 import os
 import platform
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 import typer
 
+from tools.bench.rounds import run_in_turn
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
 from tools.terminal.option_values import must_be_one_of
 
@@ -63,18 +66,21 @@ def bench_fairness(
     chosen = kinds or list(_KINDS)
     for kind in chosen:
         must_be_one_of("--kind", kind, KINDS)
-    pairs: list[FloodPair] = []
+    numbers = itertools.count()
     with tempfile.TemporaryDirectory(prefix="coserve-fairness-") as scratch:
         config = make_small_line(Path(scratch) / "line")
-        for number in range(rounds):
-            for kind in chosen:
-                pair = _measure(config, Path(scratch) / f"run-{len(pairs)}", kind, seconds, rate, len(pairs))
-                pairs.append(pair)
-                errors.print(
-                    f"round {number + 1}  {kind:17} quiet p99 {pair.quiet_p99_ms:7.1f} ms"
-                    f"  flooded {pair.flooded_p99_ms:7.1f} ms  × {pair.ratio:.1f}"
-                )
-    rows = [_row(kind, [pair for pair in pairs if pair.kind == kind]) for kind in chosen]
+
+        def run(kind: str) -> FloodPair:
+            seed = next(numbers)
+            pair = _measure(config, Path(scratch) / f"run-{seed}", kind, seconds, rate, seed)
+            errors.print(
+                f"{kind:17} quiet p99 {pair.quiet_p99_ms:7.1f} ms  flooded {pair.flooded_p99_ms:7.1f} ms"
+                f"  × {pair.ratio:.1f}"
+            )
+            return pair
+
+        pairs = run_in_turn({kind: partial(run, kind) for kind in chosen}, rounds)
+    rows = [_row(kind, own) for kind, own in pairs.items()]
     if as_json:
         print_json({"machine": platform.platform(), "cores": os.cpu_count(), "most": MAX_RATIO, "kinds": rows})
         return

@@ -13,12 +13,14 @@ import threading
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated
 
 import typer
 
+from tools.bench.rounds import run_in_turn
 from tools.terminal.console import AsJson, console, fail, print_json, print_table
 
 _IMAGE_BYTES = 20_000
@@ -68,12 +70,14 @@ def bench_image_cost(
         fail(f"--rates {rates}: expected numbers such as 300,0", status=2)
     try:
         with tempfile.TemporaryDirectory(prefix="coserve-cost-") as scratch:
-            runs = [[_measure(Path(scratch), rate, seconds, None) for rate in asked] for _ in range(rounds)]
+            runs = run_in_turn(
+                {f"{rate:g} a second": partial(_measure, Path(scratch), rate, seconds, None) for rate in asked}, rounds
+            )
             if flame is not None:
                 _measure(Path(scratch), asked[0], seconds, flame)
     except (BenchError, ServiceError, OSError) as error:
         fail(f"could not measure: {error}", status=1)
-    costs = [_middle(of_rate) for of_rate in zip(*runs, strict=True)]
+    costs = [_middle(of_rate) for of_rate in runs.values()]
     if as_json:
         print_json({"cores": os.cpu_count(), "rounds": rounds, "costs": [asdict(cost) for cost in costs]})
         return
@@ -90,7 +94,7 @@ def bench_image_cost(
     )
 
 
-def _middle(runs: tuple[ImageCost, ...]) -> ImageCost:
+def _middle(runs: list[ImageCost]) -> ImageCost:
     threads = {
         name: round(median(run.threads_ms.get(name, 0.0) for run in runs), 3)
         for name in {name for run in runs for name in run.threads_ms}

@@ -17,6 +17,7 @@ from daemon.wire.control import ask
 from tests.bench.intake_camera import CameraAnswers, Order
 from tests.bench.intake_line import a_jpeg_of, make_line
 from tests.bench.raw_disk import Loop
+from tools.bench.rounds import ratios, run_in_turn
 from tools.setup.service import Service, files_in
 from tools.terminal.console import quiet_start
 
@@ -89,19 +90,25 @@ class Bench:
 
     def flood(self, size: int, disk: str, faults: Mapping[str, str]) -> Flood:
         """Send as many images as the daemon takes, in turn with the raw loops; `faults`: the environment of all."""
-        rounds: list[tuple[float, float, float]] = []
-        for _ in range(self._plan.rounds):
+
+        def daemon() -> float:
             self._advance(f"{size // 1000} KB, {disk}")
-            raw = [self._raw(size, rows=rows, environ=faults) for rows in (False, True)]
             with self._daemon("idle", faults) as endpoint:
                 answers = Camera(Order(endpoint, "flood", self._image(size), self._plan.seconds, _WARM_S)).answers()
-            rounds.append((answers.accepted / answers.seconds, raw[0], raw[1]))
+            return answers.accepted / answers.seconds
+
+        sides = {
+            "daemon": daemon,
+            "raw": lambda: self._raw(size, rows=False, environ=faults),
+            "raw with rows": lambda: self._raw(size, rows=True, environ=faults),
+        }
+        runs = run_in_turn(sides, self._plan.rounds, on_run=lambda _side: None)
         return Flood(
             size,
             disk,
-            *(round(median(values), 1) for values in zip(*rounds, strict=True)),
-            share=round(median(ours / raw for ours, raw, _ in rounds), 3),
-            share_with_rows=round(median(ours / raw for ours, _, raw in rounds), 3),
+            *(round(median(rates), 1) for rates in runs.values()),
+            share=round(median(ratios(runs["daemon"], runs["raw"])), 3),
+            share_with_rows=round(median(ratios(runs["daemon"], runs["raw with rows"])), 3),
         )
 
     def steady_idle(self, size: int) -> Steady:
@@ -120,25 +127,27 @@ class Bench:
         """Run the open loop beside executors that always have full batches, in turn with the same executors alone."""
         latency_ms: list[float] = []
         rates: list[float] = []
-        alone: list[float] = []
-        beside: list[float] = []
         with self._daemon("saturated", {}) as endpoint:
             order = self._steady_order(endpoint, size)
             self._advance(f"{size // 1000} KB: a backlog for the executors")
             self._fill(endpoint, size)
-            for _ in range(self._plan.rounds):
+
+            def with_camera() -> float:
                 self._advance(f"{size // 1000} KB at {self._plan.rate:g} a second, saturated")
-                alone.append(self._completed_per_s(self._plan.seconds))
                 camera = Camera(order)
                 time.sleep(_WARM_S)
-                beside.append(self._completed_per_s(self._plan.seconds))
+                completed_per_s = self._completed_per_s(self._plan.seconds)
                 answers = camera.answers()
-                latency_ms += answers.latency_ms
+                latency_ms.extend(answers.latency_ms)
                 rates.append(answers.accepted / answers.seconds)
+                return completed_per_s
+
+            sides = {"alone": lambda: self._completed_per_s(self._plan.seconds), "beside": with_camera}
+            runs = run_in_turn(sides, self._plan.rounds, on_run=lambda _side: None)
             if self._status()["backlog"] == 0:
                 raise BenchError("the executors ran out of images: the backlog was too small for this machine")
-        share = median(with_intake / without for with_intake, without in zip(beside, alone, strict=True))
-        inference = (round(median(beside), 1), round(median(alone), 1), round(share, 3))
+        share = median(ratios(runs["beside"], runs["alone"]))
+        inference = (round(median(runs["beside"]), 1), round(median(runs["alone"]), 1), round(share, 3))
         return Steady(size, "saturated", round(median(rates), 1), *_p50_p99(latency_ms), *inference)
 
     def _steady_order(self, endpoint: str, size: int) -> Order:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tests.bench.dashboard import rates_and_ratios
-from tools.bench.line import RunFigures, run_in_turn, run_line
+from tools.bench.line import RunFigures, run_line
+from tools.bench.rounds import run_in_turn
 from tools.setup.service import Service, files_in, sockets_in
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
 

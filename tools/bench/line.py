@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
+from tools.bench.rounds import run_in_turn, spread
+from tools.terminal.console import AsJson, console, fail, print_json, print_table
 from tools.terminal.option_values import must_be_policies
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ def bench_line(
     runs = run_in_turn(
         {name: lambda name=name: run_line(config, images, name, {"COSERVE_POLICY": name}) for name in names}, rounds
     )
-    rates = {name: median(run.images_per_s for run in own) for name, own in runs.items()}
+    rates = {name: spread([run.images_per_s for run in own]) for name, own in runs.items()}
     rows = [
         {
             "policy": name,
-            "images_per_s": round(rates[name], 2),
-            "expert_switches": int(median(run.expert_switches for run in own)),
-            "ratio": round(rates[name] / rates[names[0]], 2),
+            "images_per_s": round(rates[name].median, 2),
+            "expert_switches": int(spread([run.expert_switches for run in own]).median),
+            "ratio": round(rates[name].median / rates[names[0]].median, 2),
             "runs": [asdict(run) for run in own],
         }
         for name, own in runs.items()
@@ -70,27 +70,10 @@ def bench_line(
     if as_json:
         print_json({"machine": platform.platform(), "cores": os.cpu_count(), "images": len(images), "policies": rows})
         return
-    columns = ("policy", "images/s (median)", "expert switches (median)", f"ratio to {names[0]}")
-    table = [(row["policy"], row["images_per_s"], row["expert_switches"], row["ratio"]) for row in rows]
+    columns = ("policy", "images/s (range)", "expert switches (median)", f"ratio to {names[0]}")
+    table = [(row["policy"], rates[row["policy"]].text(1), row["expert_switches"], row["ratio"]) for row in rows]
     print_table(f"{len(images)} images of {boards} boards, in board order, {rounds} rounds", columns, table)
     console.print(f"on {os.cpu_count()} cores, trained experts of {folder}")
-
-
-def run_in_turn(kinds: Mapping[str, Callable[[], RunFigures]], rounds: int) -> dict[str, list[RunFigures]]:
-    """Run every kind `rounds` times, interleaved, each round beginning with another kind."""
-    from tools.terminal.progress import Bars
-
-    names = list(kinds)
-    runs: dict[str, list[RunFigures]] = {name: [] for name in names}
-    with Bars(console=errors) as bar:
-        task = bar.add_task("runs", total=rounds * len(names))
-        for number in range(rounds):
-            first = number % len(names)
-            for name in names[first:] + names[:first]:
-                bar.update(task, description=name)
-                runs[name].append(kinds[name]())
-                bar.advance(task)
-    return runs
 
 
 def run_line(

@@ -1,14 +1,15 @@
 """Times of moving one expert: slots beside the raw rate of the same channel and beside the ordinary ways.
 
-All in one process and in turn, in rounds that go forth and back, so that other work of the machine falls on every
-way alike. Within a round the raw way and the slot's alternate several times. Shares and ratios are taken within a
-round; their medians over the rounds are reported.
+All in one process and in turn (rounds.py), so that other work of the machine falls on every way alike. Within a
+round the raw way and the slot's alternate several times. Shares and ratios are taken within a round; their medians
+over the rounds are reported.
 """
 
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -24,6 +25,7 @@ from experts.vision.architectures import ARCHITECTURES
 from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.networks import build_original
 from experts.vision.slot import LayoutShelf, SlotPool
+from tools.bench.rounds import ratios, run_in_turn
 from tools.training.expert_file import Form
 from tools.training.importer import import_model
 from tools.training.proof import pattern_images
@@ -97,8 +99,8 @@ def make_expert(folder: Path, architecture: str, dtype: str) -> ExpertFiles:
 def figures_of(way: LoadWay, seconds: Mapping[str, list[float]], architecture: str, dtype: str) -> LoadFigures:
     """Return the medians of one way; `seconds` are those of every way, round by round."""
     own = seconds[way.name]
-    raw = [raw_s / own_s for raw_s, own_s in zip(seconds[way.raw], own, strict=True)] if way.raw else None
-    slot = [own_s / slot_s for own_s, slot_s in zip(own, seconds[way.slot], strict=True)] if way.slot else None
+    raw = ratios(seconds[way.raw], own) if way.raw else None
+    slot = ratios(own, seconds[way.slot]) if way.slot else None
     return LoadFigures(
         architecture=architecture,
         dtype=dtype,
@@ -149,16 +151,11 @@ class LoadBench:
 
     def measure(self, rounds: int, advance: Callable[[], None] = lambda: None) -> list[LoadFigures]:
         """Measure so many rounds; one more runs first: it checks digests, builds the slot, imports lazy modules."""
-        ways = [way for group in self._groups for way in group]
-        seconds: dict[str, list[float]] = {way.name: [] for way in ways}
-        for number in range(rounds + 1):
-            for group in self._groups if number % 2 else reversed(self._groups):
-                for way, median_s in zip(group, _alternate(group), strict=True):
-                    if number:
-                        seconds[way.name].append(median_s)
-            advance()
+        groups = {group[0].name: partial(_alternate, group) for group in self._groups}
+        turns = run_in_turn(groups, rounds + 1, on_run=lambda name: advance() if name == next(iter(groups)) else None)
+        seconds = {name: [turn[name] for turn in of_group[1:]] for of_group in turns.values() for name in of_group[0]}
         architecture, dtype = self._expert.spec.architecture, str(self._expert.dtype).removeprefix("torch.")
-        return [figures_of(way, seconds, architecture, dtype) for way in ways]
+        return [figures_of(way, seconds, architecture, dtype) for group in self._groups for way in group]
 
     def _pair(
         self, tier: str, name: str, run: Callable[[], float], raw: str, run_raw: Callable[[], float]
@@ -251,14 +248,11 @@ class LoadBench:
         return run
 
 
-def _alternate(group: Sequence[LoadWay]) -> list[float]:
+def _alternate(group: Sequence[LoadWay]) -> dict[str, float]:
     """Return median seconds of each way of a group, which take turns; a way that is alone runs once."""
-    seconds: list[list[float]] = [[] for _ in group]
-    for turn in range(_ALTERNATIONS if len(group) > 1 else 1):
-        order = range(len(group))
-        for index in order if turn % 2 else reversed(order):
-            seconds[index].append(group[index].run())
-    return [median(each) for each in seconds]
+    turns = _ALTERNATIONS if len(group) > 1 else 1
+    seconds = run_in_turn({way.name: way.run for way in group}, turns, on_run=lambda _name: None)
+    return {name: median(own) for name, own in seconds.items()}
 
 
 def _with_state(model: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:
