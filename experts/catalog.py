@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -111,7 +112,10 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
         problems.extend(((*place, key), message) for key, message in contradictions)
         if not contradictions:
             headers[expert] = header
-            specs[expert] = _spec(expert, entry, file, LayoutId(header.metadata["layout"]), header.region_bytes)
+            spec = _spec(expert, entry, file, LayoutId(header.metadata["layout"]), header.slot_bytes)
+            if header.stored_as:
+                spec = replace(spec, stored_as=header.stored_as, stored_bytes=header.region_bytes)
+            specs[expert] = spec
     confidences: dict[ExpertId, Confidences] = {
         ExpertId(name): entry.confidences for name, entry in catalog_file.experts.items() if entry.confidences
     }

@@ -47,7 +47,8 @@ class ExpertSpec:
     """One catalog entry, resolved: where its weights are and how an image becomes its input.
 
     `input_size` is the side of the square input in pixels; `mean` and `std` are per RGB channel of values in
-    0..1; `weights_bytes` is the length of the contiguous region a slot holds.
+    0..1; `weights_bytes` is the length of the contiguous region a slot holds. A file that holds its weights thinner
+    than the slot names its form in `stored_as`, and `stored_bytes` are the bytes of it that a load reads.
     """
 
     expert: ExpertId
@@ -65,6 +66,13 @@ class ExpertSpec:
     confidence_floor: float = 0.25
     nms_iou: float = 0.45
     max_detections: int = 300
+    stored_as: str = ""
+    stored_bytes: int = 0
+
+    @property
+    def read_bytes(self) -> int:
+        """The bytes that a load reads from the disk."""
+        return self.stored_bytes or self.weights_bytes
 
     @property
     def version(self) -> str:

@@ -10,9 +10,11 @@
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,10 +24,19 @@ from numpy.typing import NDArray
 
 from experts.memory import HostMemory, PinnedBudget
 from experts.reading import FileReader
+from experts.stored import StoredForm
 
 #: Two of these per loader thread and pool are in flight between file and GPU; large enough that neither side waits
 #: for calls.
 _STAGING_BYTES = 16 << 20
+#: A thin file is expanded behind its reading, which advances by this much.
+_READ_BYTES = 4 << 20
+
+
+#: Reads the file's bytes from a position of its region on into memory.
+_Read = Callable[[memoryview, int], None]
+#: A call, and how many bytes of the region must have arrived before it.
+_Expansion = tuple[int, Callable[[], object]]
 
 
 class Digest(Protocol):
@@ -77,13 +88,23 @@ class HostTransfer:
         self._warn_unpinned(memory)
 
     def fill(
-        self, place: SlotMemory, reader: FileReader, descriptor: int, offset: int, digest: Digest | None = None
+        self,
+        place: SlotMemory,
+        reader: FileReader,
+        descriptor: int,
+        offset: int,
+        digest: Digest | None = None,
+        form: StoredForm | None = None,
     ) -> None:
-        """Read all of the place from a file; `digest` is updated with the bytes. Raises EOFError, OSError."""
-        view = _host(place).view
-        reader.read(descriptor, view, offset)
-        if digest is not None:
-            digest.update(view)
+        """Fill all of the place from a file's region at `offset`, stored in `form` or as it is.
+
+        `digest` is updated with the bytes of the file. Raises EOFError, OSError.
+        """
+        view, read = _host(place).view, _reading(reader, descriptor, offset, digest)
+        if form is None or not form.is_thin:
+            read(view, 0)
+        else:
+            _read_and_expand(place.buffer, view[-form.region_bytes :], form, read)
 
     def copy(self, place: SlotMemory, source: HostMemory) -> None:
         """Copy as many bytes of host memory into all of the place."""
@@ -135,14 +156,20 @@ class StagedTransfer:
         _storage(place).resize_(place.buffer.numel())
 
     def fill(
-        self, place: SlotMemory, reader: FileReader, descriptor: int, offset: int, digest: Digest | None = None
+        self,
+        place: SlotMemory,
+        reader: FileReader,
+        descriptor: int,
+        offset: int,
+        digest: Digest | None = None,
+        form: StoredForm | None = None,
     ) -> None:
-        def read(view: memoryview, position: int) -> None:
-            reader.read(descriptor, view, offset + position)
-            if digest is not None:
-                digest.update(view)
-
-        self._staging().fill(place.pieces, read)
+        read = _reading(reader, descriptor, offset, digest)
+        if form is None or not form.is_thin:
+            self._staging().fill(place.pieces, read)
+        else:
+            thin = place.buffer[-form.region_bytes :].split(_STAGING_BYTES)
+            self._staging().fill(thin, read, form.expansion(place.buffer))
 
     def copy(self, place: SlotMemory, source: HostMemory) -> None:
         if source.pinned:
@@ -245,6 +272,11 @@ class CudaLane:
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
 
+    def run(self, work: Callable[[], object]) -> None:
+        """Start work of the device after the copies started so far."""
+        with torch.cuda.stream(self._stream):
+            work()
+
     def mark(self, page: int) -> None:
         """Remember for `page` all copies started so far."""
         self._copied[page].record(self._stream)
@@ -266,8 +298,9 @@ class Staging:
         self._pages = pages
         self._parts: dict[tuple[int, int], tuple[torch.Tensor, memoryview]] = {}
 
-    def fill(self, pieces: Sequence[torch.Tensor], read: Callable[[memoryview, int], None]) -> None:
-        """Fill the pieces; `read(view, position)` reads the bytes from `position` on, counted over all pieces."""
+    def fill(self, pieces: Sequence[torch.Tensor], read: "_Read", expansion: "Iterable[_Expansion]" = ()) -> None:
+        """Fill the pieces, and do what each part of the expansion says once its bytes have been copied."""
+        waiting = deque(expansion)
         self._lane.begin()
         position = 0
         try:
@@ -279,6 +312,8 @@ class Staging:
                 self._lane.copy(piece, part)
                 self._lane.mark(page)
                 position += len(view)
+                while waiting and waiting[0][0] <= position:
+                    self._lane.run(waiting.popleft()[1])
         finally:
             self._lane.finish()
 
@@ -327,6 +362,43 @@ def _settled(stream: torch.cuda.Stream) -> Iterator[None]:
         except BaseException:
             stream.synchronize()
             raise
+
+
+def _reading(reader: FileReader, descriptor: int, offset: int, digest: Digest | None) -> _Read:
+    def read(view: memoryview, position: int) -> None:
+        reader.read(descriptor, view, offset + position)
+        if digest is not None:
+            digest.update(view)
+
+    return read
+
+
+def _read_and_expand(buffer: torch.Tensor, end: memoryview, form: StoredForm, read: _Read) -> None:
+    """Read a thin region into the end of a slot on a thread of its own, and expand behind it."""
+    arrivals: SimpleQueue[int | BaseException] = SimpleQueue()
+
+    def read_all() -> None:
+        try:
+            for begin in range(0, len(end), _READ_BYTES):
+                part = end[begin : begin + _READ_BYTES]
+                read(part, begin)
+                arrivals.put(begin + len(part))
+        except BaseException as error:  # noqa: BLE001  # raised by the thread that waits for the bytes
+            arrivals.put(error)
+
+    thread = threading.Thread(target=read_all, name="thin-read", daemon=True)
+    thread.start()
+    try:
+        arrived = 0
+        for needed, work in form.expansion(buffer):
+            while arrived < needed:
+                arrival = arrivals.get()
+                if isinstance(arrival, BaseException):
+                    raise arrival
+                arrived = arrival
+            work()
+    finally:
+        thread.join()
 
 
 def _host(place: SlotMemory) -> HostMemory:

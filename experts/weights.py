@@ -24,15 +24,22 @@ from experts.spec import ExpertSpec
 
 PAGE_BYTES = 4096
 ALIGNMENT_BYTES = 64
-FORMAT_VERSION = "1"
+#: Format 1 holds weights as a slot computes them, format 2 thinner (experts/stored.py): `stored` in its header.
+FORMAT_VERSION, THIN_FORMAT_VERSION = "1", "2"
 PADDING_PREFIX = "_pad."
+#: In front of a tensor's name: its int8 values times these numbers, one for each output channel, are its weights.
+SCALE_PREFIX = "_scale."
 _MAX_HEADER_BYTES = 4 << 20
 #: Tensors and padding; networks of today have some hundreds.
 _MAX_TENSORS = 20_000
 _MAX_DIMENSIONS = 8
 #: Bytes or elements: larger than any file.
 _MAX_NUMBER = 2**60
-ITEM_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
+ITEM_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1, "I8": 1}
+#: Thin stored forms, with the dtype of their large tensors in safetensors' words.
+THIN_DTYPES: Mapping[str, str] = {"bfloat16": "BF16", "int8": "I8"}
+#: Bytes of a number that a slot computes with, by `dtype` in the header.
+_COMPUTED_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,20 @@ class WeightsHeader:
     entries: tuple[Entry, ...]
     metadata: Mapping[str, str]
 
+    @property
+    def stored_as(self) -> str:
+        """Return the thin form of the weights, or "" if they are stored as they are computed."""
+        return self.metadata.get("stored", "")
+
+    @property
+    def slot_bytes(self) -> int:
+        """Return the bytes of the slot that the weights fill."""
+        if not self.stored_as:
+            return self.region_bytes
+        item_bytes = _COMPUTED_BYTES.get(self.metadata.get("dtype", ""), 4)
+        sizes = [math.prod(entry.shape) for entry in self.entries if not entry.name.startswith(SCALE_PREFIX)]
+        return _round_up(sum(_round_up(size * item_bytes, ALIGNMENT_BYTES) for size in sizes), PAGE_BYTES)
+
 
 def plan_entries(shapes: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[tuple[Entry, ...], int]:
     """Return the positions of tensors (name, dtype, stored shape), in this order, and the bytes of the region."""
@@ -78,7 +99,7 @@ def plan_entries(shapes: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[tu
 
 
 def write_weights(path: Path, blocks: Sequence[Block], metadata: Mapping[str, str]) -> str:
-    """Write the file (complete or not at all) and return the sha256 of it."""
+    """Write the file (complete or not at all) and return the sha256 of it. A thin form is `stored` in `metadata`."""
     entries, region_bytes = plan_entries([(block.name, block.dtype, block.shape) for block in blocks])
     head = _render_header(entries, region_bytes, metadata)
     digest = hashlib.sha256(head)
@@ -98,7 +119,8 @@ def write_weights(path: Path, blocks: Sequence[Block], metadata: Mapping[str, st
 
 
 def _render_header(entries: Sequence[Entry], region_bytes: int, metadata: Mapping[str, str]) -> bytes:
-    table: dict[str, Any] = {"__metadata__": {"coserve_format": FORMAT_VERSION, **metadata}}
+    version = THIN_FORMAT_VERSION if "stored" in metadata else FORMAT_VERSION
+    table: dict[str, Any] = {"__metadata__": {"coserve_format": version, **metadata}}
     ends = [entry.begin for entry in entries[1:]] + [region_bytes]
     for number, (entry, next_begin) in enumerate(zip(entries, ends, strict=True)):
         table[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [entry.begin, entry.end]}
@@ -165,9 +187,14 @@ def _parse_header(text: bytes, data_start: int, path: Path) -> WeightsHeader:
     written = metadata.get("coserve_format")
     if written is None:
         raise WeightsError(path, "was not written by `coserve import`; import the original model file")
-    if written != FORMAT_VERSION:
-        known = f"has format {written}, and this version reads format {FORMAT_VERSION}"
-        raise WeightsError(path, f"{known}; import the original model file here, or install the version that wrote it")
+    remedy = "import the original model file here, or install the version that wrote it"
+    if written not in (FORMAT_VERSION, THIN_FORMAT_VERSION):
+        known = f"formats {FORMAT_VERSION} and {THIN_FORMAT_VERSION}"
+        raise WeightsError(path, f"has format {written}, and this version reads {known}; {remedy}")
+    stored_as = metadata.get("stored")
+    if stored_as not in ((None,) if written == FORMAT_VERSION else THIN_DTYPES):
+        known = ", ".join(THIN_DTYPES)
+        raise WeightsError(path, f"stores its weights as {stored_as}, and this version reads {known}; {remedy}")
     if data_start % PAGE_BYTES or not entries:
         raise WeightsError(path, "was rewritten by another program; import the original model file again")
     tensors = tuple(entry for entry in entries if not entry.name.startswith(PADDING_PREFIX))

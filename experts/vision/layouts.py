@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from experts.spec import LayoutId
+from experts.stored import StoredForm, plan_form
 from experts.vision.architectures import ARCHITECTURES, END_TO_END_HEAD, Architecture
 from experts.vision.graphs import GraphedNetwork, Recorders, Recordings
 from experts.vision.networks import Classifier, Detector, build_shell
@@ -41,6 +42,13 @@ class Layout:
     region_bytes: int
     recorders: Recorders = field(default_factory=Recorders, repr=False, compare=False)
     _recordings: dict[torch.device, Recordings | None] = field(default_factory=dict, repr=False, compare=False)
+    _forms: dict[str, StoredForm] = field(default_factory=dict, repr=False, compare=False)
+
+    def form(self, stored_as: str) -> StoredForm:
+        """Return how files of a stored form fill slots of this layout."""
+        if stored_as not in self._forms:
+            self._forms[stored_as] = plan_form(self.entries, self.region_bytes, stored_as)
+        return self._forms[stored_as]
 
     @property
     def end_to_end(self) -> bool:

@@ -164,7 +164,8 @@ class SlotPool:
         slot.spec = spec
         with self._lock:
             self._resident[spec.expert] = self._filling.pop(spec.expert)
-        return LoadReport(slot.size_bytes, (time.perf_counter() - begin) * 1e3, "ram" if copied else "disk")
+        moved_bytes = slot.size_bytes if copied else slot.layout.form(spec.stored_as).region_bytes
+        return LoadReport(moved_bytes, (time.perf_counter() - begin) * 1e3, "ram" if copied else "disk")
 
     def unload(self, expert: ExpertId) -> None:
         """Give up an expert; its slot is kept for the next of its layout while the budget allows."""
@@ -275,16 +276,17 @@ class SlotPool:
             descriptor = self._reader.open(spec.file)
         except OSError as error:
             raise ExpertError(spec.expert, describe_os_error(error), spec.file) from error
+        form = slot.layout.form(spec.stored_as)
         try:
             state = os.fstat(descriptor)
             identity = file_identity(state, spec)
             if self._shelf.verified.get(spec.file) == identity:
-                self._transfer.fill(slot.place, self._reader, descriptor, state.st_size - slot.size_bytes)
+                self._transfer.fill(slot.place, self._reader, descriptor, state.st_size - form.region_bytes, None, form)
                 if file_identity(os.fstat(descriptor), spec) == identity:
                     return  # else it was written to while it was read: the bytes must be checked
             head = _checked_head(spec, slot.layout)
             digest = hashlib.sha256(head)
-            self._transfer.fill(slot.place, self._reader, descriptor, len(head), digest)
+            self._transfer.fill(slot.place, self._reader, descriptor, len(head), digest, form)
             check_digest(digest.hexdigest(), spec)
             _check_finite(slot, spec)
             if file_identity(os.fstat(descriptor), spec) == identity:
@@ -307,9 +309,13 @@ def _check_finite(slot: Slot, spec: ExpertSpec) -> None:
 
     Piece by piece: to ask all at once takes more memory on the device than the weights do.
     """
-    for piece in slot.buffer.view(slot.layout.dtype).split(_CHECKED_WEIGHTS):
-        if not bool(piece.isfinite().all()):
-            raise WeightsError(spec.file, "holds weights that are not finite numbers; train or import the expert again")
+    for entry in slot.layout.entries:
+        for piece in slot.buffer[entry.begin : entry.end].view(slot.layout.dtype).split(_CHECKED_WEIGHTS):
+            if not bool(piece.isfinite().all()):
+                what = f"weights or scales in {entry.name}" if spec.stored_as else f"weights in {entry.name}"
+                raise WeightsError(
+                    spec.file, f"holds {what} that are not finite numbers; train or import the expert again"
+                )
 
 
 def file_identity(state: os.stat_result, spec: ExpertSpec) -> tuple[object, ...]:
@@ -318,7 +324,7 @@ def file_identity(state: os.stat_result, spec: ExpertSpec) -> tuple[object, ...]
     They include the time of its last change of any kind, which cannot be set back as the time of writing can.
     """
     times = (state.st_mtime_ns, state.st_ctime_ns)
-    return (state.st_dev, state.st_ino, state.st_size, *times, spec.sha256, spec.layout)
+    return (state.st_dev, state.st_ino, state.st_size, *times, spec.sha256, spec.layout, spec.stored_as)
 
 
 def _pop(slots: list[Slot], layout: Layout) -> Slot | None:
@@ -344,7 +350,11 @@ def _check_header(header: WeightsHeader, layout: Layout, spec: ExpertSpec) -> No
     name = header.metadata.get("layout")
     if name != layout.layout:
         raise WeightsError(spec.file, f"has the layout {name}, the catalog said {layout.layout}; reload the catalog")
-    if header.entries != layout.entries or header.region_bytes != layout.region_bytes:
+    if header.stored_as != spec.stored_as:
+        forms = f"stores its weights as {header.stored_as or 'computed'}, not as {spec.stored_as or 'computed'}"
+        raise WeightsError(spec.file, f"{forms}; reload the catalog")
+    form = layout.form(spec.stored_as)
+    if header.entries != form.entries or header.region_bytes != form.region_bytes:
         message = "holds its tensors in another order than this version needs; import the expert again"
         raise WeightsError(spec.file, message)
 

@@ -1,5 +1,8 @@
 """A copy stream for machines without a GPU."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 
@@ -7,7 +10,7 @@ class LateLane:
     """A lane as late as one may be: copies are carried out only when somebody waits for them."""
 
     def __init__(self, _device: torch.device | None = None, pages: int = 2) -> None:
-        self.given: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.given: list[Callable[[], object]] = []
         self._marks = [0] * pages
         self._done = 0
 
@@ -15,7 +18,10 @@ class LateLane:
         """Copies wait for nothing but this lane."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        self.given.append((target, source))
+        self.given.append(partial(target.copy_, source))
+
+    def run(self, work: Callable[[], object]) -> None:
+        self.given.append(work)
 
     def mark(self, page: int) -> None:
         self._marks[page] = len(self.given)
@@ -27,6 +33,6 @@ class LateLane:
         self._carry_out(len(self.given))
 
     def _carry_out(self, until: int) -> None:
-        for target, source in self.given[self._done : until]:
-            target.copy_(source)
+        for work in self.given[self._done : until]:
+            work()
         self._done = max(self._done, until)

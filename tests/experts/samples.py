@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from experts.spec import ExpertId, ExpertSpec
+from experts.stored import thinned
 from experts.vision.architectures import ARCHITECTURES, END_TO_END_HEAD, NORMALISATIONS, PLAIN_HEAD, layout_id
 from experts.vision.layouts import Layout, build_layout, pack
 from experts.vision.networks import adapt, build_original, select_head
 from experts.vision.preprocess import to_square
-from experts.weights import read_header, write_weights
+from experts.weights import write_weights
 from tests.experts.pictures import a_busy_picture
 
 torch.set_num_threads(1)
@@ -90,6 +91,7 @@ def an_expert_file(  # noqa: PLR0917  # what tests vary
     dtype: str = "float32",
     memory_format: str = "channels_last",
     end_to_end: bool = False,
+    stored_as: str = "",
     **fields,
 ) -> ExpertSpec:
     """A weights file in `folder` and its spec."""
@@ -98,7 +100,8 @@ def an_expert_file(  # noqa: PLR0917  # what tests vary
     name = layout_id(kind_of_network, class_count, input_size, dtype, memory_format, head)
     model = a_model(architecture, class_count, seed)
     select_head(model, end_to_end=end_to_end)
-    blocks = pack(_layout(name), adapt(kind_of_network, model, input_size))
+    layout = _layout(name)
+    blocks = pack(layout, adapt(kind_of_network, model, input_size))
     metadata = {
         "architecture": architecture,
         "classes": json.dumps(list(labels(class_count))),
@@ -109,6 +112,8 @@ def an_expert_file(  # noqa: PLR0917  # what tests vary
         "layout": name,
         "origin": "a test",
     }
+    if stored_as:
+        blocks, metadata["stored"] = thinned(blocks, layout.form(stored_as)), stored_as
     file = folder / f"{expert}.safetensors"
     sha256 = write_weights(file, blocks, metadata)
     mean, std = NORMALISATIONS[kind_of_network.normalisation]
@@ -123,6 +128,8 @@ def an_expert_file(  # noqa: PLR0917  # what tests vary
         "std": std,
         "sha256": sha256,
         "layout": name,
-        "weights_bytes": read_header(file).region_bytes,
+        "weights_bytes": layout.region_bytes,
+        "stored_as": stored_as,
+        "stored_bytes": layout.form(stored_as).region_bytes,
     }
     return ExpertSpec(**{**values, **fields})

@@ -1,0 +1,135 @@
+"""Stored forms: weights files that are thinner than the slots they fill, and their expansion while they are read.
+
+A thin file holds the tensors that stay as they are computed (biases, small tensors), then scales, then the others in
+the order of the slot, as bfloat16 or as int8 with one float32 scale per output channel. It is read into the end of the
+slot's own memory and expanded from the slot's start on, tensor by tensor: a tensor is never larger in the file than in
+the slot, so that the expansion stays behind the bytes that it has still to read. The last few tensors are nearer to
+themselves than that, and are copied aside first, as are the tensors that stay and the scales.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from experts.weights import ITEM_BYTES, SCALE_PREFIX, THIN_DTYPES, Block, Entry, plan_entries
+
+_TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I8": torch.int8}
+#: Smaller tensors stay as they are computed, and so do those of short rows, whose scales would take much of the file:
+#: first convolutions and depthwise ones.
+_MIN_ELEMENTS, _MIN_ROW = 1024, 32
+#: The largest value of a row as a share of which its scale is tried; rounding the rest finer can outweigh clipping it.
+_CLIPS = (1.0, 0.95, 0.9, 0.85)
+_INT8_MAX = 127
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One tensor on its way from the file's region to the slot; `scale` is the entry of its scales, if it has any."""
+
+    slot: Entry
+    stored: Entry
+    scale: Entry | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredForm:
+    """The form of the files that fill slots of one layout. `entries` are the file's; a plain file's are the slot's.
+
+    The first `kept_bytes` of the region are tensors that stay and scales. The sources of steps from `rest_bytes` on
+    would be overwritten before they are read.
+    """
+
+    entries: tuple[Entry, ...]
+    region_bytes: int
+    steps: tuple[_Step, ...] = ()
+    kept_bytes: int = 0
+    rest_bytes: int = 0
+
+    @property
+    def is_thin(self) -> bool:
+        return bool(self.steps)
+
+    def expansion(self, buffer: torch.Tensor) -> Iterator[tuple[int, Callable[[], object]]]:
+        """Yield the calls that expand the end of a slot's bytes into all of it, to be made in order.
+
+        Each comes with how many bytes of the region must have arrived in that end.
+        """
+        region = buffer[-self.region_bytes :]
+        kept, rest = torch.empty_like(region[: self.kept_bytes]), torch.empty_like(region[self.rest_bytes :])
+        yield self.kept_bytes, partial(kept.copy_, region[: self.kept_bytes])
+        is_copied = False
+        for step in self.steps:
+            stored, source, begin, rows = step.stored, region, step.stored.begin, step.slot.shape[0]
+            if stored.end <= self.kept_bytes:
+                source = kept
+            elif stored.begin >= self.rest_bytes:
+                source, begin = rest, stored.begin - self.rest_bytes
+                if not is_copied:
+                    yield self.region_bytes, partial(rest.copy_, region[self.rest_bytes :])
+                    is_copied = True
+            data = source[begin : begin + stored.end - stored.begin].view(_TORCH_DTYPES[stored.dtype]).view(rows, -1)
+            target = buffer[step.slot.begin : step.slot.end].view(_TORCH_DTYPES[step.slot.dtype]).view(rows, -1)
+            scales = step.scale and kept[step.scale.begin : step.scale.end].view(torch.float32)[:, None]
+            yield stored.end, partial(_expand, target, data, scales)
+
+
+def _expand(target: torch.Tensor, data: torch.Tensor, scales: torch.Tensor | None) -> None:
+    target.copy_(data)
+    if scales is not None:
+        target.mul_(scales)
+
+
+def plan_form(slot: Sequence[Entry], slot_bytes: int, form: str) -> StoredForm:
+    """Return how files of `form` fill slots of these entries; the form "" is as the slot computes."""
+    thin_dtype = THIN_DTYPES.get(form)
+    if thin_dtype is None:
+        return StoredForm(tuple(slot), slot_bytes)
+    thin = [entry for entry in slot if _is_thinner(entry, thin_dtype)]
+    kept = [(entry.name, entry.dtype, entry.shape) for entry in slot if entry not in thin]
+    if thin_dtype == "I8":
+        kept += [(SCALE_PREFIX + entry.name, "F32", entry.shape[:1]) for entry in thin]
+    entries, region_bytes = plan_entries([*kept, *((entry.name, thin_dtype, entry.shape) for entry in thin)])
+    by_name = {entry.name: entry for entry in entries}
+    steps = tuple(_Step(entry, by_name[entry.name], by_name.get(SCALE_PREFIX + entry.name)) for entry in slot)
+    kept_bytes = entries[len(kept)].begin if thin else region_bytes
+    offset = slot_bytes - region_bytes
+    moved = [step for step in steps if step.stored.begin >= kept_bytes]
+    near = (step.stored.begin for step in moved if step.slot.end > offset + step.stored.begin)
+    return StoredForm(entries, region_bytes, steps, kept_bytes, min(near, default=region_bytes))
+
+
+def _is_thinner(entry: Entry, dtype: str) -> bool:
+    elements = math.prod(entry.shape)
+    is_large = len(entry.shape) > 1 and elements >= _MIN_ELEMENTS and elements // entry.shape[0] >= _MIN_ROW
+    return is_large and ITEM_BYTES[dtype] < ITEM_BYTES[entry.dtype]
+
+
+def thinned(blocks: Sequence[Block], form: StoredForm) -> list[Block]:
+    """Return the tensors of a slot as a file of this form holds them."""
+    stored: dict[str, torch.Tensor] = {}
+    for block, step in zip(blocks, form.steps, strict=True):
+        tensor = torch.frombuffer(bytearray(block.data), dtype=_TORCH_DTYPES[block.dtype])
+        if step.scale is not None:
+            stored[block.name], stored[step.scale.name] = _quantised(tensor.float().view(block.shape[0], -1))
+        else:
+            stored[block.name] = tensor.to(_TORCH_DTYPES[step.stored.dtype])
+    return [
+        Block(entry.name, entry.dtype, entry.shape, stored[entry.name].view(-1).view(torch.uint8).numpy().data)
+        for entry in form.entries
+    ]
+
+
+def _quantised(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return int8 values and a scale per row, of those tried the one with the least squared error."""
+    largest = rows.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny * _INT8_MAX)
+    tried = torch.stack([clip * largest / _INT8_MAX for clip in _CLIPS])
+    errors = torch.stack([(_rounded(rows, scales) * scales - rows).square().sum(1, keepdim=True) for scales in tried])
+    scales = tried.gather(0, errors.argmin(0, keepdim=True))[0]
+    return _rounded(rows, scales).to(torch.int8), scales
+
+
+def _rounded(rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return (rows / scales).round().clamp(-_INT8_MAX, _INT8_MAX)
