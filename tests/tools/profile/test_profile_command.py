@@ -26,12 +26,12 @@ from tests.lines import a_jpeg, a_line
 from tools.cli.main import app
 from tools.profile import measure
 from tools.profile.executors import Pair, best, pairs, try_pairs
-from tools.profile.fit import fit_line
 from tools.profile.measure import Bench, ProfileEffort
 from tools.profile.run import ProfileError, Wish, memory_to_divide, profile_line
 from tools.profile.samples import Samples, read_samples
 from tools.profile.split import Plan, sample_images, search_split, simulated_images_per_s
 from tools.profile.usage import UsageError, usage_of
+from tools.simulate.fit import fit_line
 
 HASTY = ProfileEffort(max_batch=2, rounds=1, loads=1, pair_rounds=1, seconds=0.01)
 SAMPLES = Samples((a_jpeg(1), a_jpeg(2)), "two pictures")
@@ -85,7 +85,7 @@ def test_the_command_writes_a_profile_that_the_daemon_reads(tmp_path: Path, expe
     assert {row.architecture for row in profile.rows} == {spec.layout for spec in catalog.values()}
     for row in profile.rows:
         entry = figures["devices"]["cpu"]["architectures"][row.architecture]
-        fitted = fit_line({int(size): seconds for size, seconds in entry["latencies_s"].items()})
+        fitted = fit_line((int(size), seconds) for size, seconds in entry["latencies_s"].items())
         assert (row.k_s, row.b_s) == (pytest.approx(fitted.k_s, rel=1e-5), pytest.approx(fitted.b_s, rel=1e-5))
         assert (row.disk_s, row.ram_s) == (entry["disk_s"], None)
         assert 1 <= row.max_batch <= 2
