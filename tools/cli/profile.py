@@ -1,7 +1,7 @@
 """`coserve profile`: measure this machine with a line's experts, once, before the line runs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,9 +24,6 @@ def profile(  # one parameter for each option
         str | None, typer.Option(help="Of each device, for experts and batches: 2GB. As configured without it.")
     ] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 16,
-    initial: Annotated[float, typer.Option(min=1, max=99, help="The first window of the search, experts.")] = 15.0,
-    margin: Annotated[float, typer.Option(min=0, max=1, help="How far throughput may fall short of its trend.")] = 0.05,
-    pick: Annotated[Literal["best", "random"], typer.Option(help="How to choose within the last window.")] = "best",
     quick: Annotated[bool, typer.Option("--quick", help="Seconds instead of minutes, and rougher.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -65,7 +62,7 @@ def profile(  # one parameter for each option
         fail(str(error), status=2)
     if missing := devices_missing(line.config):
         fail(f"{config}: this machine has no {', '.join(missing)}; profile on the machine that runs the line", status=2)
-    wish = Wish(samples, usage, memory_bytes, initial, margin, pick, effort)
+    wish = Wish(samples, usage, memory_bytes, effort)
     path = out or config.parent / "profile.yaml"
     with exit_on(ProfileError, UsageError, ExpertError):
         with share_bar("starting") as (bar, task):
@@ -93,12 +90,19 @@ def as_figures(measured: "MeasuredProfile") -> dict[str, Any]:
         ]
         for cost in figures.costs:
             entry["architectures"][str(cost.layout)]["latencies_s"] = dict(cost.latencies_s)
-        if figures.split is not None:
-            entry["search"] = {
-                "windows": [[trial.window.lower, trial.window.upper] for trial in figures.split.trials],
-                "chosen": figures.split.experts,
-                "images_per_s": figures.split.measured(),
-            }
+        split, paper = figures.split, figures.split.paper
+        entry["search"] = {
+            "chosen": split.experts,
+            "limited": split.limited,
+            "most": split.most,
+            "images_per_s": dict(sorted(split.images_per_s.items())),
+            "paper": {
+                "windows": [[trial.window.lower, trial.window.upper] for trial in paper.trials],
+                "images_per_s": {trial.experts: trial.images_per_s for trial in paper.trials}
+                | {paper.experts: paper.images_per_s},
+                "chosen": paper.experts,
+            },
+        }
     return document | {"measured_with": measured.samples}
 
 
@@ -123,9 +127,21 @@ def _print_device(figures: "DeviceProfile") -> None:
         f"{figures.device}: executors × threads, images/s: {tried};"
         f" kept {figures.chosen.executors} × {figures.chosen.threads}"
     )
+    split, paper = figures.split, figures.split.paper
     console.print(
-        f"{figures.device}: {size_text(figures.expert_bytes)} for experts (the {figures.kept} most used),"
+        f"{figures.device}: {size_text(figures.expert_bytes)} for experts (the {split.experts} most used),"
         f" {size_text(figures.batches_bytes)} for batches"
+    )
+    choices = {
+        "kept": (split.experts, split.images_per_s[split.experts]),
+        "batches first": (split.limited, split.images_per_s[split.limited]),
+        "all that fit": (split.most, split.images_per_s[split.most]),
+        "the paper's rule": (paper.experts, paper.images_per_s),
+    }
+    print_table(
+        f"{figures.device}: experts in memory, simulated",
+        ("choice", "experts", "images/s"),
+        [(name, experts, f"{rate:.1f}") for name, (experts, rate) in choices.items()],
     )
 
 

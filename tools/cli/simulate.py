@@ -78,7 +78,7 @@ class _Simulated:
 def _of_files(
     device_path: Path, task_path: Path, loading: Loading | None, deadline_s: float | None, *, keep_spans: bool
 ) -> _Simulated:
-    from tools.simulate.bound import bound_s
+    from tools.simulate.bound import task_bound
     from tools.simulate.engine import Simulation
     from tools.simulate.files import FileError, read_device, read_task
     from tools.simulate.world import machine_of, task_of, with_deadlines
@@ -86,7 +86,7 @@ def _of_files(
     try:
         device, task = read_device(device_path), task_of(read_task(task_path))
         # Every policy is measured against one bound, all processors and all memory, also if it uses less of them.
-        bound = bound_s(machine_of(device, task, "coserve-plus"), task)
+        bound = task_bound(machine_of(device, task, "coserve-plus"), task).seconds
     except (FileError, ValueError) as error:
         fail(str(error), status=2)
     if deadline_s is not None:
@@ -101,7 +101,7 @@ def _of_files(
 
 def _of_trace(path: Path, *, keep_spans: bool) -> _Simulated:
     from daemon.dispatch.trace import TraceError
-    from tools.simulate.bound import bound_s
+    from tools.simulate.bound import task_bound
     from tools.simulate.engine import Simulation
     from tools.simulate.recorded import read_recorded
 
@@ -125,7 +125,7 @@ def _of_trace(path: Path, *, keep_spans: bool) -> _Simulated:
         "makespan_s": round(recorded.makespan_s, 3),
         "loads": recorded.loads,
     }
-    bound = bound_s(recorded.machine(recorded.policy), task)
+    bound = task_bound(recorded.machine(recorded.policy), task).seconds
     return _Simulated(f"{path}: {len(task.images)} images", bound, under, (recorded.policy,), live)
 
 

@@ -20,8 +20,8 @@ from experts.spec import ExpertSpec, LayoutId
 from experts.vision.graphs import WARM_UPS, GraphedNetwork
 from experts.vision.infer import infer
 from experts.vision.slot import LayoutShelf, Slot, SlotPool
-from tools.profile.fit import LatencyLine, fit_line, largest_useful_batch
 from tools.profile.samples import Samples
+from tools.simulate.fit import LatencyLine, fit_line, largest_useful_batch
 
 T = TypeVar("T")
 
@@ -150,7 +150,7 @@ def measure_layout(
             f"{device}: has no memory for one image of {spec.expert} beside the weights; stop what else uses the"
             " device, or import the expert with a smaller --input-size"
         )
-    line = fit_line(latencies_s)
+    line = fit_line(latencies_s.items())
     max_batch = largest_useful_batch(line, max(latencies_s))
     # Some is needed once for a batch of any size (oneDNN reorders the weights of a layer), so it is shared out over the
     # largest one: memory for that holds every smaller batch, too.

@@ -24,9 +24,8 @@ from experts.vision.slot import LayoutShelf
 from tools.profile.executors import Pair, best, try_pairs
 from tools.profile.measure import Bench, LayoutCost, ProfileEffort, ProfileError, measure_layout
 from tools.profile.samples import Samples
-from tools.profile.split import Plan, limited_split, search_split
+from tools.profile.split import Plan, Split, search_split
 from tools.profile.usage import usage_of
-from tools.profile.window import Pick, Split
 
 #: Of a machine's free memory, what a line without a budget of its own may take.
 _FREE_SHARE = 0.8
@@ -41,15 +40,12 @@ class Wish:
     samples: Samples
     usage: str = "rules"
     memory_bytes: int | None = None
-    initial: float = 15.0
-    margin: float = 0.05
-    pick: Pick = "best"
     effort: ProfileEffort = field(default_factory=ProfileEffort)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One device. `split` is the search in simulated time, `kept` how many experts the memory for experts holds."""
+    """One device, and its memory as `split`, the search in simulated time, divides it."""
 
     device: str
     pairs: tuple[Pair, ...]
@@ -57,8 +53,7 @@ class DeviceProfile:
     costs: tuple[LayoutCost, ...]
     expert_bytes: int
     batches_bytes: int
-    kept: int
-    split: Split | None
+    split: Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +141,8 @@ def _profile_device(
             f"{device}: {size_text(plan.memory_bytes)} hold no expert beside one image per executor, which takes"
             f" {size_text(needed)}; give it more (--memory, or expert_memory in the configuration)"
         )
-    split = search_split(plan, initial=wish.initial, margin=wish.margin, pick=wish.pick)
-    expert_bytes, batches_bytes = limited_split(plan)
-    if device != "cpu" and split is not None:
-        expert_bytes = plan.budget_bytes(split.experts)
-        batches_bytes = plan.memory_bytes - expert_bytes
-    fitting_experts = sum(plan.budget_bytes(count) <= expert_bytes for count in range(1, len(plan.experts) + 1))
-    return DeviceProfile(device, tuple(pairs), pair, tuple(costs), expert_bytes, batches_bytes, fitting_experts, split)
+    split = search_split(plan)
+    return DeviceProfile(device, tuple(pairs), pair, tuple(costs), *plan.division(split.experts), split)
 
 
 def memory_to_divide(device: str, settings: Device) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 
 from daemon.policy.matrix import Performance
@@ -9,7 +10,7 @@ from daemon.policy.paper.assign import partition
 from daemon.policy.presets import preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId
 from experts.spec import ExpertId
-from tools.profile.window import Pick, Split, search
+from tools.profile.window import PaperChoice, best_count, paper_choice
 from tools.simulate.engine import StuckError, simulate
 from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
 
@@ -46,46 +47,62 @@ class Plan:
         """Memory for so many experts, most used first; never less than the largest of all needs."""
         return max(sum(facts.weights_bytes for facts in self.experts[:experts]), self.largest_expert_bytes)
 
+    def division(self, experts: int) -> tuple[int, int]:
+        """Return the bytes for experts and for batches where so many are kept: what full batches leave, experts get."""
+        batches_bytes = min(self.memory_bytes - self.budget_bytes(experts), self.full_batches_bytes)
+        return self.memory_bytes - batches_bytes, batches_bytes
+
     def max_experts(self) -> int:
         """Return the number that fits beside one image for each executor; 0 if not even one fits."""
-        room_bytes = self.memory_bytes - self.least_batches_bytes
-        fitting = [n for n in range(1, len(self.experts) + 1) if self.budget_bytes(n) <= room_bytes]
-        return fitting[-1] if fitting else 0
+        return self._fitting(self.memory_bytes - self.least_batches_bytes)
+
+    def limited_experts(self) -> int:
+        """Return the number on a processor of limited performance: the largest useful batch gets its memory first."""
+        return self._fitting(max(self.memory_bytes - self.full_batches_bytes, self.largest_expert_bytes))
+
+    def _fitting(self, room_bytes: int) -> int:
+        return sum(self.budget_bytes(count) <= room_bytes for count in range(1, len(self.experts) + 1))
 
 
-def limited_split(plan: Plan) -> tuple[int, int]:
-    """Bytes for experts and for batches on a processor of limited performance: the largest useful batch gets its
-    memory, and the rest goes to experts.
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The number of experts to keep, and simulated images per second by number: of all that were tried, the best first.
+
+    `limited` is the number that leaves batches all that they can use, `most` all that fit; `paper` the paper's choice.
     """
-    max_bytes = plan.memory_bytes - plan.largest_expert_bytes
-    batches_bytes = max(min(plan.full_batches_bytes, max_bytes), 0)
-    return plan.memory_bytes - batches_bytes, batches_bytes
+
+    experts: int
+    images_per_s: dict[int, float]
+    limited: int
+    most: int
+    paper: PaperChoice
 
 
-def search_split(plan: Plan, *, initial: float, margin: float, pick: Pick) -> Split | None:
-    """The decaying-window search on simulated throughput; None if not one expert fits beside a batch of one."""
-    most = plan.max_experts()
-    if not most:
-        return None
+def search_split(plan: Plan) -> Split:
+    """Choose between the limited processor's number, below which batches gain nothing, and all that fit.
+
+    Both are among the numbers tried, and so the choice is never worse than either. One expert must fit.
+    """
     images = sample_images(plan, _SAMPLE_IMAGES)
-    return search(
-        lambda experts: simulated_images_per_s(plan, experts, images),
-        most,
-        initial=initial,
-        margin=margin,
-        pick=pick,
-    )
+
+    @cache
+    def measured(expert_bytes: int) -> float:
+        return simulated_images_per_s(plan, expert_bytes, images)
+
+    limited, most = plan.limited_experts(), plan.max_experts()
+    speeds = best_count(lambda experts: measured(plan.division(experts)[0]), limited, most)
+    paper = paper_choice(lambda experts: measured(plan.budget_bytes(experts)), most)
+    return Split(next(iter(speeds)), speeds, limited, most, paper)
 
 
-def simulated_images_per_s(plan: Plan, experts: int, images: Sequence[Image]) -> float:
-    """Throughput with memory for so many experts, the rest being for batches. 0 where the policy cannot serve so."""
-    budget_bytes = plan.budget_bytes(experts)
-    each_bytes = (plan.memory_bytes - budget_bytes) // plan.executors
+def simulated_images_per_s(plan: Plan, expert_bytes: int, images: Sequence[Image]) -> float:
+    """Throughput with so much memory for experts, the rest being for batches. 0 where the policy cannot serve so."""
+    each_bytes = (plan.memory_bytes - expert_bytes) // plan.executors
     largest = max(row.max_batch for row in plan.rows)
     pool = PoolFacts(
         PoolId(plan.device),
         "cpu" if plan.device == "cpu" else "gpu",
-        budget_bytes,
+        expert_bytes,
         largest,
         activation_bytes=each_bytes,
     )

@@ -1,22 +1,22 @@
-"""Find the number of experts for a device's memory: the decaying-window search (CoServe §4.4). Pure.
+"""Choose the number of experts for a device's memory by trying numbers out; and the paper's rule, to compare. Pure.
 
-A window slides over the experts, most used first, and shrinks on the way. At each upper bound a sample of requests
-gives a throughput; while it grows as a line fitted to the earlier ones says, memory for more experts still pays.
+The paper (CoServe §4.4) slides a window over the experts, most used first, which shrinks on the way, as long as
+throughput grows as a line fitted to the windows before. The line is over the windows' index: since windows shrink,
+throughput that is linear in experts falls short of it, and windows that decay by 15 % never pass 100 experts.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
 
 import numpy as np
 
-INITIAL_WINDOW = 15.0
-MARGIN = 0.05
-#: Experts tried within the last window, its bounds among them.
-POINTS_WITHIN = 4
+#: The paper's first window, experts, and how far throughput may fall short of its trend (§5.3).
+INITIAL_WINDOW, MARGIN = 15.0, 0.05
+#: Numbers tried at equal distances, both ends among them, before the search goes on around the best.
+_FIRST_POINTS = 9
 
-Pick = Literal["best", "random"]
+Throughput = Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +38,44 @@ class Trial:
     images_per_s: float
     expected: float | None
 
-    def falls_short(self, margin: float) -> bool:
+    def falls_short(self) -> bool:
         """(f(N+1) - actual) / f(N+1) > margin (equation 3)."""
-        return self.expected is not None and (self.expected - self.images_per_s) > margin * self.expected
+        return self.expected is not None and (self.expected - self.images_per_s) > MARGIN * self.expected
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """The number of experts to hold. `within` has what was measured in the last window, by number of experts."""
+class PaperChoice:
+    """What the paper's rule keeps: a number at random within the last of the windows tried."""
 
     experts: int
     images_per_s: float
     trials: tuple[Trial, ...]
-    within: Mapping[int, float]
 
-    def measured(self) -> dict[int, float]:
-        """Images per second by number of experts, everything that was tried."""
-        return dict(sorted({**{trial.experts: trial.images_per_s for trial in self.trials}, **self.within}.items()))
+
+def best_count(throughput: Throughput, lowest: int, highest: int) -> dict[int, float]:
+    """Return throughput by number of experts, the best first: both ends, numbers between, and those around the best.
+
+    Each number is measured once. Of equals the fewest comes first: what experts do not need, batches may have.
+    """
+    if not 1 <= lowest <= highest:
+        raise ValueError(f"expected memory for at least one expert, not for {lowest} to {highest}")
+    speeds: dict[int, float] = {}
+    untried = {round(number) for number in np.linspace(lowest, highest, _FIRST_POINTS)}
+    while untried:
+        speeds |= {number: throughput(number) for number in sorted(untried)}
+        best, tried = _ranked(speeds)[0], sorted(speeds)
+        place = tried.index(best)
+        neighbours = tried[max(place - 1, 0)], tried[min(place + 1, len(tried) - 1)]
+        untried = {(best + neighbour) // 2 for neighbour in neighbours} - speeds.keys()
+    return {number: speeds[number] for number in _ranked(speeds)}
+
+
+def _ranked(speeds: dict[int, float]) -> list[int]:
+    return sorted(speeds, key=lambda number: (-speeds[number], number))
 
 
 def windows(initial: float = INITIAL_WINDOW) -> Iterator[SearchWindow]:
     """0-15, 15-27.75, 27.75-38.59 … for 15: each narrower by `1 - initial / 100` (equation 1). They end before 100."""
-    if not 0 < initial < 100:
-        raise ValueError(f"expected an initial window between 0 and 100 experts, not {initial:g}")
     lower, width = 0.0, initial
     while True:
         yield SearchWindow(lower, lower + width)
@@ -76,44 +91,20 @@ def expected_next(throughputs: Sequence[float]) -> float | None:
     return float(k * (len(throughputs) + 1) + b)
 
 
-def search(
-    throughput: Callable[[int], float],
-    max_experts: int,
-    *,
-    initial: float = INITIAL_WINDOW,
-    margin: float = MARGIN,
-    pick: Pick = "best",
-    seed: int = 0,
-) -> Split:
-    """Slide the window until throughput falls short of the trend, then choose within that window.
+def paper_choice(throughput: Throughput, max_experts: int, seed: int = 0) -> PaperChoice:
+    """Slide the window until throughput falls short of the trend, then choose at random within that window.
 
-    `throughput` runs a sample with so many experts' memory; it is asked once per number. `max_experts` is what the
-    catalog has, or the memory holds: the window ends there, or where it has become narrower than one expert.
+    It ends at `max_experts`, or where it has become narrower than one expert.
     """
-    if max_experts < 1:
-        raise ValueError("expected memory for at least one expert")
-    speeds: dict[int, float] = {}
-
-    def measured(experts: int) -> float:
-        if experts not in speeds:
-            speeds[experts] = throughput(experts)
-        return speeds[experts]
-
     trials: list[Trial] = []
-    for window in windows(initial):
+    for window in windows():
         upper = min(max_experts, max(1, round(window.upper)))
         if trials and upper <= trials[-1].experts:
             break
         expected = expected_next([trial.images_per_s for trial in trials])
-        trials.append(Trial(window, upper, measured(upper), expected))
-        if trials[-1].falls_short(margin) or upper == max_experts:
+        trials.append(Trial(window, upper, throughput(upper), expected))
+        if trials[-1].falls_short() or upper == max_experts:
             break
-    last, lowest = trials[-1], trials[-2].experts if len(trials) > 1 else 1
-    if pick == "random":
-        count = Random(seed).randint(lowest, last.experts)
-        return Split(count, measured(count), tuple(trials), {count: measured(count)})
-    points = np.linspace(lowest, last.experts, POINTS_WITHIN).round().astype(int)
-    within = {int(experts): measured(int(experts)) for experts in points}
-    # Of equals the fewest: what experts do not need, batches may have.
-    count = max(within, key=lambda experts: (within[experts], -experts))
-    return Split(count, within[count], tuple(trials), within)
+    lowest = trials[-2].experts if len(trials) > 1 else 1
+    experts = Random(seed).randint(lowest, trials[-1].experts)
+    return PaperChoice(experts, throughput(experts), tuple(trials))

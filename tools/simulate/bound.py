@@ -1,63 +1,117 @@
 """The physical bound of a task on a machine: compute over all processors, and the bytes that must move."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from daemon.policy.matrix import Performance
 from experts.spec import ArchitectureId
 from tools.simulate.world import SimulatedMachine, Task
 
 
-def bound_s(machine: SimulatedMachine, task: Task) -> float:
-    """Seconds below which no policy can finish: the largest of compute, disk and the span of the arrivals.
+class Use(NamedTuple):
+    """One expert's part in a task."""
 
-    Disk: the distinct bytes that the task uses, less all memory, over the disk's bandwidth.
-    """
-    disk = next(iter(machine.from_disk.values()))[0]
-    used = {expert for image in task.images for expert in image.chain}
-    used_bytes = sum(facts.weights_bytes for facts in task.experts if facts.expert in used)
-    move_s = max(0.0, used_bytes - machine.memory_bytes) / disk.bytes_per_s
+    architecture: ArchitectureId
+    weights_bytes: int
+    images: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The seconds below which no policy can finish a task, by what takes them."""
+
+    compute_s: float
+    load_s: float
+    arrivals_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute_s, self.load_s, self.arrivals_s)
+
+
+def task_bound(machine: SimulatedMachine, task: Task) -> Bound:
+    """Return the bound of a task on a machine whose memory is full when the first image comes."""
+    counts = Counter(expert for image in task.images for expert in image.chain)
+    uses = [
+        Use(facts.architecture, facts.weights_bytes, counts[facts.expert])
+        for facts in task.experts
+        if facts.expert in counts
+    ]
+    rows: list[Performance] = []
+    together: dict[str, float] = {}
+    for device, concurrency in machine.concurrency.items():
+        pools = [facts for facts in machine.pools if facts.device == device]
+        if pools:
+            executors = sum(facts.pool in {pool.pool for pool in pools} for facts in machine.executors)
+            together[device] = max(1.0, min(concurrency, executors))
+            largest = max(facts.max_batch for facts in pools)
+            rows += [
+                replace(row, max_batch=min(row.max_batch, largest)) for row in machine.matrix if row.device == device
+            ]
     arrivals_s = max(image.arrived_s for image in task.images)
-    return max(compute_s(machine, task), move_s, arrivals_s)
+    return bound_of(uses, rows, together, machine.memory_bytes, _disk_rate(machine, uses), arrivals_s)
 
 
-def compute_s(machine: SimulatedMachine, task: Task) -> float:
-    """The least time in which the processors, with full batches only, compute everything: a linear programme.
+def bound_of(
+    uses: Sequence[Use],
+    rows: Sequence[Performance],
+    together: Mapping[str, float],
+    memory_bytes: int,
+    bytes_per_s: float,
+    arrivals_s: float = 0.0,
+) -> Bound:
+    """Return the bound: every expert's images in the fewest batches, on all devices without a pause; and the distinct
+    bytes that are used, less all memory, over the disk's bandwidth. `together`: batches that run at once, by device.
+    """
+    moved_bytes = max(0, sum(use.weights_bytes for use in uses) - memory_bytes)
+    return Bound(_compute_s(uses, rows, together), moved_bytes / bytes_per_s, arrivals_s)
 
-    Variables: requests of each architecture on each processor, and the time T; minimise T so that all requests are
-    done and no processor works longer than T.
+
+def _compute_s(uses: Sequence[Use], rows: Sequence[Performance], together: Mapping[str, float]) -> float:
+    """The least time in which the devices compute everything: a linear programme.
+
+    Variables: of each kind of expert (by architecture and images; equal ones share a best solution) the images and the
+    batches on each device, and the time T. Minimise T so that all images are computed, no batch is larger than
+    allowed, an expert has at least the batches that its images fill, and no device works longer than T.
     """
     from scipy.optimize import linprog
 
-    architectures = {facts.expert: facts.architecture for facts in task.experts}
-    counts = Counter(architectures[expert] for image in task.images for expert in image.chain)
-    devices = [device for device in machine.concurrency if any(facts.device == device for facts in machine.pools)]
-    cells = [(device, name) for device in devices for name in counts]
-    seconds = [_seconds_per_image(machine, device, name) for device, name in cells]
-    objective = np.zeros(len(cells) + 1)
-    objective[-1] = 1.0
-    all_done = np.array([[float(cell[1] == name) for cell in cells] + [0.0] for name in counts])
-    in_time = np.array(
-        [
-            [cost if cell[0] == device else 0.0 for cell, cost in zip(cells, seconds, strict=True)] + [-1.0]
-            for device in devices
-        ]
-    )
+    kinds = Counter((use.architecture, use.images) for use in uses)
+    cells = [(kind, row) for kind in kinds for row in rows if row.architecture == kind[0] and row.device in together]
+    of_kind = np.array([[float(each == kind) for each, _ in cells] for kind in kinds])
+    on_device = np.array([[float(row.device == device) for _, row in cells] for device in together])
+    k_s, b_s, largest = np.array([(row.k_s, row.b_s, row.max_batch) for _, row in cells]).T
+    experts, images = np.array([(count, kind[1]) for kind, count in kinds.items()]).T
+    fewest = experts * np.ceil(images / (of_kind * largest).max(axis=1))
+    no_kind, no_cell, no_device = (np.zeros((len(part), 1)) for part in (of_kind, largest, on_device))
     solution = linprog(
-        objective,
-        A_ub=in_time,
-        b_ub=np.zeros(len(devices)),
-        A_eq=all_done,
-        b_eq=list(counts.values()),
+        [*np.zeros(2 * len(cells)), 1.0],
+        A_ub=np.block(
+            [
+                [np.eye(len(cells)), -np.diag(largest), no_cell],
+                [np.zeros_like(of_kind), -of_kind, no_kind],
+                [on_device * k_s, on_device * b_s, no_device - np.array([[share] for share in together.values()])],
+            ]
+        ),
+        b_ub=[*no_cell[:, 0], *-fewest, *no_device[:, 0]],
+        A_eq=np.block([of_kind, np.zeros_like(of_kind), no_kind]),
+        b_eq=experts * images,
         bounds=(0, None),
     )
     return float(solution.fun)
 
 
-def _seconds_per_image(machine: SimulatedMachine, device: str, architecture: ArchitectureId) -> float:
-    row = next(row for row in machine.matrix if (row.device, row.architecture) == (device, architecture))
-    device_pools = [facts for facts in machine.pools if facts.device == device]
-    batch = max(1, min(row.max_batch, max(facts.max_batch for facts in device_pools)))
-    executors = sum(1 for facts in machine.executors if facts.pool in {pool.pool for pool in device_pools})
-    together = max(1.0, min(machine.concurrency[device], executors))
-    return (row.k_s + row.b_s / batch) / together
+def _disk_rate(machine: SimulatedMachine, uses: Sequence[Use]) -> float:
+    """Return the disk's bytes per second; of measured loads the fastest, for a bound must not be too slow."""
+    if machine.load_s is None:
+        return next(iter(machine.from_disk.values()))[0].bytes_per_s
+    return max(
+        use.weights_bytes / max(disk_s, 1e-9)
+        for (_, architecture), (disk_s, _) in machine.load_s.items()
+        for use in uses
+        if use.architecture == architecture
+    )

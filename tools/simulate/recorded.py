@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 from pydantic import TypeAdapter
 
 from daemon.dispatch.trace import Call, Makeup, TraceError, read_calls, read_makeup
@@ -16,6 +15,7 @@ from daemon.policy.paper.assign import partition
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId, Request, RequestId
 from experts.spec import ArchitectureId
+from tools.simulate.fit import fit_line
 from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
 
 #: A channel whose speed is in the loads' own measured seconds.
@@ -155,10 +155,11 @@ class _Reading:
             for architecture in dict.fromkeys(self._architectures.values()):
                 key = (device, architecture)
                 row = rows.of(device, architecture)
-                k_s, b_s = fit_costs(self._batches.get(key, ()), row)
+                batches = self._batches.get(key)
+                line = fit_line(batches, (row.k_s, row.b_s)) if batches else row
                 disk_s = median(self._reads[key]) if self._reads.get(key) else row.disk_s
                 ram_s = median(self._copies[key]) if self._copies.get(key) else row.ram_s
-                yield replace(row, k_s=k_s, b_s=b_s, disk_s=disk_s, ram_s=ram_s)
+                yield replace(row, k_s=line.k_s, b_s=line.b_s, disk_s=disk_s, ram_s=ram_s)
 
 
 def read_recorded(path: Path) -> Recorded:
@@ -184,19 +185,6 @@ def read_recorded(path: Path) -> Recorded:
         _makeup=makeup,
         _matrix=tuple(reading.measured_rows()),
     )
-
-
-def fit_costs(batches: Iterable[tuple[int, float]], profiled: Performance) -> tuple[float, float]:
-    """K and B in seconds of (images, seconds), by least squares; with one size only, the profiled proportion scaled."""
-    sizes, seconds = (np.array(column, float) for column in zip(*batches, strict=True)) if batches else (None, None)
-    if sizes is None or seconds is None:
-        return profiled.k_s, profiled.b_s
-    if len(np.unique(sizes)) > 1:
-        (k_s, b_s), *_ = np.linalg.lstsq(np.column_stack((sizes, np.ones_like(sizes))), seconds, rcond=None)
-        if k_s > 0.0 and b_s >= 0.0:
-            return float(k_s), float(b_s)
-    scale = float(seconds.sum() / (profiled.k_s * sizes + profiled.b_s).sum())
-    return profiled.k_s * scale, profiled.b_s * scale
 
 
 def _whole_devices(

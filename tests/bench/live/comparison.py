@@ -1,6 +1,5 @@
 """The comparison of `coserve bench live`: interleaved runs of all sides, medians, and the bound of the machine."""
 
-import math
 import os
 import platform
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from tests.bench.live.expert_files import DISKS, PACED_BYTES_PER_S, Disk
 from tests.bench.live.image_trace import ImageTrace
 from tests.bench.live.sides import NAIVE, ORDINARY, OTHER_SIDES, RAY, LiveSetup, SideError, SideResult
 from tests.bench.tables import print_narrow, rounded
+from tools.simulate.bound import Use, bound_of
 from tools.terminal.console import console, errors
 
 #: Sides slower than this share of the fastest run once.
@@ -36,20 +36,15 @@ class LiveBound:
 
 
 def live_bound(setup: LiveSetup, trace: ImageTrace, disk: Disk) -> LiveBound:
-    """Return the slower of two: each expert's images in the fullest batches, on all executors without a pause; and
-    every expert that is used but does not fit the memory, which is full at the start, read once.
-    """
-    costs = {row.architecture: row for row in setup.costs.rows}
-    compute_s = 0.0
-    needed_bytes = 0
-    for expert, images in trace.visits().items():
-        spec = setup.specs[ExpertId(expert)]
-        row = costs[ArchitectureId(spec.layout)]
-        compute_s += images * row.k_s + math.ceil(images / row.max_batch) * row.b_s
-        needed_bytes += spec.weights_bytes
-    compute_s /= setup.options.executors
-    load_s = max(0, needed_bytes - setup.memory_bytes) / setup.costs.bytes_per_s(disk)
-    return LiveBound(compute_s, load_s, len(trace.images) / max(compute_s, load_s))
+    """Return the bound of one trace: all executors without a pause, and every expert read once that does not fit."""
+    specs = {name: setup.specs[ExpertId(name)] for name in trace.visits()}
+    uses = [
+        Use(ArchitectureId(specs[name].layout), specs[name].weights_bytes, images)
+        for name, images in trace.visits().items()
+    ]
+    together, bytes_per_s = {"cpu": float(setup.options.executors)}, setup.costs.bytes_per_s(disk)
+    bound = bound_of(uses, setup.costs.rows, together, setup.memory_bytes, bytes_per_s)
+    return LiveBound(bound.compute_s, bound.load_s, len(trace.images) / bound.seconds)
 
 
 @dataclass(slots=True)

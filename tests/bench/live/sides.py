@@ -27,9 +27,9 @@ from tests.bench.live.expert_files import (
 )
 from tests.bench.live.image_trace import ImageOrder, ImageTrace, make_trace, make_types
 from tools.bench.loading import read_seconds
-from tools.profile.fit import fit_line, largest_useful_batch
 from tools.profile.measure import Bench
 from tools.profile.samples import Samples
+from tools.simulate.fit import fit_line, largest_useful_batch
 from tools.terminal.console import quiet_start
 
 ORDINARY, NAIVE, RAY = "samba-ordinary", "naive", "ray-serve"
@@ -255,7 +255,7 @@ def _measure_costs(work: tuple[Path, list[tuple[bytes, bytes]], int, int]) -> Ma
     residuals: dict[str, float] = {}
     for layout, spec in {spec.layout: spec for spec in specs.values()}.items():
         with Bench("cpu", executors, max(1, threads // executors), shelf) as bench:
-            line = fit_line(bench.latencies_s(bench.slots(spec), samples, _BATCHES, _BATCH_ROUNDS))
+            line = fit_line(bench.latencies_s(bench.slots(spec), samples, _BATCHES, _BATCH_ROUNDS).items())
         residuals[layout] = line.residual
         max_batch = largest_useful_batch(line, max(_BATCHES))
         disk_s = spec.weights_bytes / bytes_per_s

@@ -23,9 +23,8 @@ def refused(*words: str) -> str:
     ("words", "message"),
     [
         # A value that cannot be read: a choice, a number, one of a list, an argument.
-        (["profile", "c.yaml", "--pick", "worst"], "--pick: expected one of best, random, not 'worst'"),
+        (["simulate", "--loading", "fast"], "--loading: expected one of slots, ordinary, not 'fast'"),
         (["profile", "c.yaml", "--max-batch", "0"], "--max-batch: expected a whole number from 1, not '0'"),
-        (["profile", "c.yaml", "--initial", "x"], "--initial: expected a number from 1 to 99, not 'x'"),
         (["train", "classifier", "f", "--seed", "1.5"], "--seed: expected a whole number, not '1.5'"),
         (["bench", "scheduler", "--queued", "1", "--queued", "many"], "--queued: expected a whole number, not 'many'"),
         (["review", "first"], "ID: expected a whole number from 1, not 'first'"),

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from daemon.line.line import load_line
@@ -24,12 +26,12 @@ from tests.lines import a_jpeg, a_line
 from tools.cli.main import app
 from tools.profile import measure
 from tools.profile.executors import Pair, best, pairs, try_pairs
-from tools.profile.fit import fit_line
 from tools.profile.measure import Bench, ProfileEffort
 from tools.profile.run import ProfileError, Wish, memory_to_divide, profile_line
 from tools.profile.samples import Samples, read_samples
-from tools.profile.split import Plan, limited_split, sample_images, search_split, simulated_images_per_s
+from tools.profile.split import Plan, sample_images, search_split, simulated_images_per_s
 from tools.profile.usage import UsageError, usage_of
+from tools.simulate.fit import fit_line
 
 HASTY = ProfileEffort(max_batch=2, rounds=1, loads=1, pair_rounds=1, seconds=0.01)
 SAMPLES = Samples((a_jpeg(1), a_jpeg(2)), "two pictures")
@@ -83,7 +85,7 @@ def test_the_command_writes_a_profile_that_the_daemon_reads(tmp_path: Path, expe
     assert {row.architecture for row in profile.rows} == {spec.layout for spec in catalog.values()}
     for row in profile.rows:
         entry = figures["devices"]["cpu"]["architectures"][row.architecture]
-        fitted = fit_line({int(size): seconds for size, seconds in entry["latencies_s"].items()})
+        fitted = fit_line((int(size), seconds) for size, seconds in entry["latencies_s"].items())
         assert (row.k_s, row.b_s) == (pytest.approx(fitted.k_s, rel=1e-5), pytest.approx(fitted.b_s, rel=1e-5))
         assert (row.disk_s, row.ram_s) == (entry["disk_s"], None)
         assert 1 <= row.max_batch <= 2
@@ -92,6 +94,10 @@ def test_the_command_writes_a_profile_that_the_daemon_reads(tmp_path: Path, expe
     assert recommended.expert_memory is not None
     assert recommended.expert_memory + (recommended.activation_memory or 0) == 150_000_000
     assert profile.usage == {}
+    search = figures["devices"]["cpu"]["search"]
+    assert search["limited"] <= search["chosen"] <= search["most"] <= len(catalog)
+    assert search["images_per_s"][str(search["chosen"])] == max(search["images_per_s"].values())
+    assert 1 <= search["paper"]["chosen"] <= search["most"]
 
 
 def test_two_hundred_experts_of_one_layout_cost_what_one_costs(tmp_path: Path, experts: Path, loads: list[str]):
@@ -274,36 +280,77 @@ def a_plan(experts: int = 30, **fields) -> Plan:
 
 
 def test_a_limited_processor_gives_its_largest_batch_memory_and_experts_the_rest():
-    assert limited_split(a_plan()) == (184_000_000, 16_000_000)
+    plan = a_plan()
+    assert plan.division(plan.limited_experts()) == (184_000_000, 16_000_000)
 
 
 def test_however_little_memory_there_is_the_largest_expert_fits():
-    assert limited_split(a_plan(memory_bytes=15_000_000)) == (10_000_000, 5_000_000)
+    plan = a_plan(memory_bytes=15_000_000)
+    assert plan.division(plan.limited_experts()) == (10_000_000, 5_000_000)
+
+
+def test_experts_get_what_full_batches_leave_where_all_fit():
+    plan = a_plan(memory_bytes=900_000_000)
+    assert plan.division(30) == plan.division(plan.limited_experts()) == (884_000_000, 16_000_000)
 
 
 def test_more_memory_for_experts_pays_until_all_are_resident():
     plan = a_plan()
     images = sample_images(plan, 600)
-    few, some, most = (simulated_images_per_s(plan, experts, images) for experts in (2, 8, 18))
+    few, some, most = (simulated_images_per_s(plan, plan.budget_bytes(count), images) for count in (2, 8, 18))
     assert 0 < few < some < most
 
 
-def test_the_search_stays_within_what_memory_and_catalog_hold():
-    split = search_split(a_plan(), initial=15, margin=0.05, pick="best")
-    assert split is not None
-    assert [trial.experts for trial in split.trials] == [15, 19]
-    tiny = search_split(a_plan(experts=3), initial=15, margin=0.05, pick="best")
-    assert tiny is not None
-    assert tiny.experts <= 3
-    assert search_split(a_plan(memory_bytes=5_000_000), initial=15, margin=0.05, pick="best") is None
+def test_the_search_stays_between_full_batches_and_what_memory_and_catalog_hold():
+    split = search_split(a_plan())
+    assert (split.limited, split.most) == (18, 19)
+    assert split.images_per_s.keys() == {18, 19}
+    assert [trial.experts for trial in split.paper.trials] == [15, 19]
+    assert search_split(a_plan(experts=3)).experts == 3
+    assert a_plan(memory_bytes=5_000_000).max_experts() == 0
+
+
+def contended(activation_bytes: int = 20_000_000, **fields) -> Plan:
+    """The contention of figure 11: experts take what batches need."""
+    return a_plan(rows=(replace(a_plan().rows[0], activation_bytes=activation_bytes, b_s=0.05),), **fields)
 
 
 def test_a_batch_without_memory_for_more_than_one_image_is_slower():
-    """The contention of figure 11: experts take what batches need."""
-    row = replace(a_plan().rows[0], activation_bytes=20_000_000, b_s=0.05)
-    plan = a_plan(rows=(row,), memory_bytes=400_000_000)
+    plan = contended(memory_bytes=400_000_000)
     images = sample_images(plan, 600)
-    assert simulated_images_per_s(plan, 36, images) < simulated_images_per_s(plan, 12, images)
+    crowded, shared = (simulated_images_per_s(plan, plan.budget_bytes(count), images) for count in (36, 12))
+    assert crowded < shared
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    experts=st.integers(1, 60),
+    memory_bytes=st.integers(60_000_000, 1_200_000_000),
+    activation_bytes=st.integers(0, 20_000_000),
+    policy=st.sampled_from(["coserve", "coserve-plus"]),
+)
+def test_the_simulated_line_is_never_slower_than_with_full_batches_first_or_with_all_that_fit(
+    experts: int, memory_bytes: int, activation_bytes: int, policy: str
+):
+    plan = contended(activation_bytes, experts=experts, memory_bytes=memory_bytes, policy=policy)
+    split, images = search_split(plan), sample_images(plan, 1500)
+    kept, limited, most = (
+        simulated_images_per_s(plan, plan.division(count)[0], images)
+        for count in (split.experts, split.limited, split.most)
+    )
+    assert kept == split.images_per_s[split.experts] >= max(limited, most)
+    assert sum(plan.division(split.experts)) == memory_bytes
+
+
+def test_eighty_gigabytes_for_what_needs_fifty_keep_every_expert():
+    """The paper's rule kept 48 of 360 here, and half of the throughput."""
+    row = Performance("cuda:0", ArchitectureId("r101"), 0.03, 0.024, 8, activation_bytes=267_000_000, disk_s=0.37)
+    facts = tuple(ExpertFacts(ExpertId(f"e{n}"), row.architecture, 178_000_000, 0.965**n) for n in range(280))
+    plan = Plan("cuda:0", 80_000_000_000, 3, (row,), facts, "coserve-plus")
+    split = search_split(plan)
+    assert split.experts == split.limited == split.most == 280
+    assert split.paper.experts < 100
+    assert split.images_per_s[280] > 1.2 * split.paper.images_per_s
 
 
 def test_chains_of_the_sample_follow_the_rules_shares():

@@ -1,18 +1,26 @@
 """`coserve simulate`: the same policy objects on described devices, and its figures."""
 
 import gzip
+import itertools
 import json
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS, WITHOUT
+from experts.spec import ArchitectureId
 from tests.bench.simulated_arrivals import arriving, at_once
 from tools.cli.main import app
-from tools.simulate.bound import bound_s, compute_s
+from tools.simulate.bound import Use, bound_of, task_bound
 from tools.simulate.engine import Simulation, simulate
 from tools.simulate.files import DeviceFile, FileError, TaskFile, read_device, read_task
 from tools.simulate.world import machine_of, task_of, with_deadlines
@@ -69,7 +77,7 @@ def test_every_policy_answers_every_image_and_none_beats_the_bound(policy: str):
     outcome = simulate(machine, task, policy)
     full, _ = a_world()
     assert outcome.answered == len(task.images) == len(outcome.waits_s)
-    assert outcome.makespan_s > bound_s(full, task)
+    assert outcome.makespan_s > task_bound(full, task).seconds
 
 
 def test_a_simulation_repeats_exactly():
@@ -102,18 +110,50 @@ def test_batches_on_one_processor_share_it():
 
 
 def test_the_bound_divides_the_work_so_that_both_processors_end_together():
-    machine, task = a_world()
+    machine, task = a_world(images=240)
+    assert all(images % 4 == 0 for images in Counter(name for image in task.images for name in image.chain).values())
     steps = sum(len(image.chain) for image in task.images)
     gpu_s, cpu_s = (0.01 + 0.01 / 4) / 1.5, 0.05 + 0.01 / 4
-    assert compute_s(machine, task) == pytest.approx(steps / (1 / gpu_s + 1 / cpu_s))
+    assert task_bound(machine, task).compute_s == pytest.approx(steps / (1 / gpu_s + 1 / cpu_s))
 
 
 def test_the_bound_counts_the_bytes_that_must_move():
     machine, task = a_world(images=60, experts=60)
     moved_s = (61 * SIZE - machine.memory_bytes) / 5e8
-    assert bound_s(machine, task) == pytest.approx(moved_s)
+    assert task_bound(machine, task).seconds == pytest.approx(moved_s)
     spread = replace(task, images=(*task.images[:-1], replace(task.images[-1], arrived_s=500.0)))
-    assert bound_s(machine, spread) == 500.0
+    assert task_bound(machine, spread).seconds == 500.0
+
+
+def test_the_bound_counts_a_batch_for_every_expert_however_few_its_images():
+    """Nine images of two experts, four to a batch: two batches and one, not nine quarters."""
+    row = Performance("cpu", ArchitectureId("small"), k_s=0.01, b_s=0.1, max_batch=4)
+    uses = [Use(row.architecture, SIZE, 8), Use(row.architecture, SIZE, 1)]
+    bound = bound_of(uses, [row], {"cpu": 2.0}, memory_bytes=SIZE, bytes_per_s=1e9)
+    assert bound.compute_s == pytest.approx((9 * 0.01 + 3 * 0.1) / 2)
+    assert bound.load_s == pytest.approx(0.1)
+    assert bound.seconds == bound.compute_s
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    images=st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    costs=st.lists(st.tuples(st.floats(0.01, 1), st.floats(0, 1), st.integers(1, 4)), min_size=2, max_size=2),
+)
+def test_no_division_of_images_among_devices_beats_the_bound(images: list[int], costs: list[tuple[float, float, int]]):
+    rows = [Performance(f"device{n}", ArchitectureId("small"), *each) for n, each in enumerate(costs)]
+    uses = [Use(rows[0].architecture, SIZE, count) for count in images]
+    bound = bound_of(uses, rows, {row.device: 1.0 for row in rows}, memory_bytes=SIZE, bytes_per_s=1e12)
+
+    def seconds(row: Performance, counts: Iterable[int]) -> float:
+        return sum(count * row.k_s + ceil(count / row.max_batch) * row.b_s for count in counts)
+
+    divisions = itertools.product(*(range(count + 1) for count in images))
+    best_s = min(
+        max(seconds(rows[0], first), seconds(rows[1], (n - one for n, one in zip(images, first, strict=True))))
+        for first in divisions
+    )
+    assert bound.compute_s <= best_s * (1 + 1e-9)
 
 
 def test_an_image_that_cannot_be_in_time_costs_no_compute():

@@ -1,21 +1,19 @@
 """`coserve simulate --trace`: a recorded run, predicted from its own arrivals, chains and costs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from daemon.dispatch.trace import TraceError
-from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS
-from experts.spec import ArchitectureId
 from tests.daemon.dispatch.simulated_line import a_line, an_image
 from tools.cli.main import app
+from tools.simulate.bound import task_bound
 from tools.simulate.engine import simulate
-from tools.simulate.recorded import fit_costs, read_recorded
-
-ROW = Performance("cpu", ArchitectureId("resnet18"), k_s=0.2, b_s=0.2, max_batch=4)
+from tools.simulate.recorded import read_recorded
 
 
 def record(path: Path, policy: str, images: int = 80) -> float:
@@ -37,6 +35,17 @@ def test_a_recorded_run_is_predicted_within_a_tenth(tmp_path: Path, policy: str)
     machine = recorded.machine(policy)
     outcome = simulate(machine, recorded.task, policy, tuning=recorded.tuning, prefilled=recorded.prefilled)
     assert outcome.makespan_s == pytest.approx(took_s, rel=0.1)
+    assert 0 < task_bound(machine, recorded.task).seconds < took_s
+
+
+def test_the_bound_of_a_recorded_run_counts_its_loads(tmp_path: Path):
+    record(tmp_path / "trace", "coserve-plus")
+    recorded = read_recorded(tmp_path / "trace")
+    machine = replace(recorded.machine("coserve-plus"), memory_bytes=0)
+    used = {expert for image in recorded.task.images for expert in image.chain}
+    assert machine.load_s is not None
+    loads_s = [machine.load_s["cpu", facts.architecture][0] for facts in recorded.task.experts if facts.expert in used]
+    assert 0 < task_bound(machine, recorded.task).load_s <= sum(loads_s) * 1.001
 
 
 def test_chains_are_put_together_again(tmp_path: Path):
@@ -62,15 +71,6 @@ def test_another_policy_can_be_asked_what_it_would_have_done(tmp_path: Path):
     assert [row["policy"] for row in rows] == ["samba", "coserve-plus"]
     assert rows[1]["images_per_s"] > rows[0]["images_per_s"]
     assert rows[0]["live"]["images_per_s"] > 0
-
-
-def test_costs_are_fitted_to_the_batches_of_several_sizes():
-    assert fit_costs([(1, 0.3), (2, 0.5), (4, 0.9)], ROW) == pytest.approx((0.2, 0.1))
-
-
-def test_with_one_size_the_known_proportion_is_scaled():
-    assert fit_costs([(3, 1.6), (3, 1.6)], ROW) == pytest.approx((0.4, 0.4))
-    assert fit_costs([], ROW) == (0.2, 0.2)
 
 
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path):

@@ -1,6 +1,6 @@
 """Fit measured batch latencies: K and B by least squares, and the largest batch that still pays. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,23 +25,24 @@ class LatencyLine:
         return self.k_s + self.b_s / images
 
 
-def fit_line(latencies_s: Mapping[int, float]) -> LatencyLine:
-    """Least squares over seconds by batch size; neither constant is below 0, for no batch takes less than nothing.
+def fit_line(batches: Iterable[tuple[int, float]], known: tuple[float, float] = (1.0, 0.0)) -> LatencyLine:
+    """Least squares over (images, seconds); neither constant is below 0, for no batch takes less than nothing.
 
-    Batches are weighted by 1 / latency, so that the line is as right for one image as for many.
+    Batches are weighted by 1 / seconds, so that the line is as right for one image as for many. Batches of one size
+    only do not tell K from B: then the proportion of the `known` K and B is kept.
     """
-    if not latencies_s:
-        raise ValueError("expected the latency of at least one batch size")
-    sizes = np.array(list(latencies_s), dtype=np.float64)
-    seconds = np.array(list(latencies_s.values()), dtype=np.float64)
-    if len(sizes) == 1:
-        return LatencyLine(float(seconds[0] / sizes[0]), 0.0, 0.0)
+    sizes, seconds = np.array(list(batches), dtype=np.float64).reshape(-1, 2).T
+    if not sizes.size:
+        raise ValueError("expected at least one batch")
     columns = np.stack((sizes / seconds, 1 / seconds), axis=1)
-    (k_s, b_s), *_ = np.linalg.lstsq(columns, np.ones_like(seconds), rcond=None)
-    if b_s < 0:
-        k_s, b_s = _alone(columns[:, 0]), 0.0
-    elif k_s < 0:
-        k_s, b_s = 0.0, _alone(columns[:, 1])
+    if len(np.unique(sizes)) == 1:
+        k_s, b_s = _alone(columns @ known) * np.array(known)
+    else:
+        (k_s, b_s), *_ = np.linalg.lstsq(columns, np.ones_like(seconds), rcond=None)
+        if b_s < 0:
+            k_s, b_s = _alone(columns[:, 0]), 0.0
+        elif k_s < 0:
+            k_s, b_s = 0.0, _alone(columns[:, 1])
     residual = np.abs(columns @ (k_s, b_s) - 1).max()
     return LatencyLine(float(k_s), float(b_s), float(residual))
 
