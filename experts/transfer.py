@@ -100,11 +100,11 @@ class HostTransfer:
 
         `digest` is updated with the bytes of the file. Raises EOFError, OSError.
         """
-        view, read = _host(place).view, _reading(reader, descriptor, offset, digest)
+        memory, read = _host(place), _reading(reader, descriptor, offset, digest)
         if form is None or not form.is_thin:
-            read(view, 0)
+            read(memory.view, 0)
         else:
-            _read_and_expand(place.buffer, view[-form.region_bytes :], form, read)
+            _read_and_expand(memory.tensor, memory.view[-form.region_bytes :], form, read)
 
     def copy(self, place: SlotMemory, source: HostMemory) -> None:
         """Copy as many bytes of host memory into all of the place."""

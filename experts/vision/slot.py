@@ -102,7 +102,7 @@ class SlotPool:
     ) -> None:
         self.device = device
         self._shelf = shelf or LayoutShelf()
-        self._transfer = (self._shelf.transfers or transfer_for)(device)
+        self.transfer = (self._shelf.transfers or transfer_for)(device)
         self._budget_bytes = budget_bytes
         self._reader = reader or CachedReader()
         self._no_module = NoModule() if device == "ram" else None
@@ -231,13 +231,13 @@ class SlotPool:
         """Memory for a slot that had given its own back, or for a new one."""
         try:
             if vacant is not None:
-                self._transfer.occupy(vacant.place)
+                self.transfer.occupy(vacant.place)
                 return vacant
-            place = self._transfer.allocate(layout.region_bytes)
+            place = self.transfer.allocate(layout.region_bytes)
         except (RuntimeError, MemoryError, OSError) as error:
             message = f"{self.device} has no {layout.region_bytes} bytes left; lower the device's budget"
             raise ExpertError(spec.expert, message) from error
-        return Slot(spec, layout, place, self._no_module or layout.bind(place.buffer), self._transfer)
+        return Slot(spec, layout, place, self._no_module or layout.bind(place.buffer), self.transfer)
 
     def _trim(self, limit_bytes: int) -> None:
         """Take the memory of slots that are kept free, longest kept first, until all slots fit `limit_bytes`."""
@@ -245,7 +245,7 @@ class SlotPool:
             slot = self._kept.pop(0)
             if isinstance(slot.module, GraphedNetwork):
                 slot.module.forget()  # its next memory may be elsewhere; a replay would read what lies here by then
-            self._transfer.vacate(slot.place)
+            self.transfer.vacate(slot.place)
             self._vacant.append(slot)
 
     def _used_bytes(self) -> int:
@@ -261,9 +261,9 @@ class SlotPool:
         if (origin.spec.sha256, origin.spec.layout) != (spec.sha256, spec.layout):
             return False
         if origin.place.memory is not None:
-            self._transfer.copy(slot.place, origin.place.memory)
+            self.transfer.copy(slot.place, origin.place.memory)
         elif slot.place.memory is not None:
-            source._transfer.copy_out(origin.place, slot.place.memory)
+            source.transfer.copy_out(origin.place, slot.place.memory)
         else:
             raise ExpertError(
                 spec.expert, f"cannot be copied from {source.device} to {self.device}, only by way of ram"
@@ -281,12 +281,12 @@ class SlotPool:
             state = os.fstat(descriptor)
             identity = file_identity(state, spec)
             if self._shelf.verified.get(spec.file) == identity:
-                self._transfer.fill(slot.place, self._reader, descriptor, state.st_size - form.region_bytes, None, form)
+                self.transfer.fill(slot.place, self._reader, descriptor, state.st_size - form.region_bytes, None, form)
                 if file_identity(os.fstat(descriptor), spec) == identity:
                     return  # else it was written to while it was read: the bytes must be checked
             head = _checked_head(spec, slot.layout)
             digest = hashlib.sha256(head)
-            self._transfer.fill(slot.place, self._reader, descriptor, len(head), digest, form)
+            self.transfer.fill(slot.place, self._reader, descriptor, len(head), digest, form)
             check_digest(digest.hexdigest(), spec)
             _check_finite(slot, spec)
             if file_identity(os.fstat(descriptor), spec) == identity:

@@ -1,5 +1,7 @@
 """`coserve bench compute`: batches through our slots beside plain eager torch, and executors beside threads."""
 
+import copy
+import itertools
 import math
 import tempfile
 import time
@@ -14,14 +16,14 @@ import typer
 
 from tools.bench.rounds import run_in_turn
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
-from tools.terminal.option_values import must_be_one_of
+from tools.terminal.option_values import DeviceNames, chosen_devices, must_be_one_of
 
 if TYPE_CHECKING:
     from torch import nn
 
     from experts.spec import Answer, ExpertSpec
     from experts.vision.preprocess import Prepared
-    from experts.vision.slot import Slot
+    from experts.vision.slot import LayoutShelf, Slot
     from tools.profile.samples import Samples
     from tools.training.expert_file import ImportReport
 
@@ -42,6 +44,7 @@ class ComputeFigures:
     are the largest differences of all outputs, unsure ones too, that the import found.
     """
 
+    device: str
     network: str
     batch: int
     side: str
@@ -65,10 +68,12 @@ def bench_compute(
     dtypes: Annotated[str, typer.Option(help="How slots compute: float32, bfloat16, float16.")] = "float32,bfloat16",
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each side, in turn; the median counts.")] = 9,
     threads: Annotated[int, typer.Option(min=1, help="Intra-op threads of both sides.")] = 1,
+    device: DeviceNames = None,
     as_json: AsJson = False,
 ) -> None:
     """Pixels to answers: our slots (folded, fused, channels-last) beside plain eager torch in float32, same run.
 
+    On a GPU also beside eager torch as one would write it there: channels-last, in the slot's dtype.
     Weights are random, images are rendered parts. Then executors × threads, images per second.
 
     Example: coserve bench compute --networks resnet18 --batches 1,8
@@ -91,22 +96,25 @@ def bench_compute(
         fail(f"expected batch sizes such as 1,8, not {batches!r}", status=2)
     torch.set_num_threads(threads)
     samples, figures = rendered_samples(), list[ComputeFigures]()
-    sizes = [int(size) for size in batches.split(",")]
+    sizes, devices = [int(size) for size in batches.split(",")], chosen_devices(device)
     with tempfile.TemporaryDirectory(prefix="coserve-compute-") as folder, Bars(console=errors) as bar:
-        task = bar.add_task("starting", total=len(names) + 1)
-        for name in names:
-            bar.update(task, description=name)
-            figures += compare_network(name, sizes, ways, rounds, samples, Path(folder))
+        task = bar.add_task("starting", total=(len(names) + 1) * len(devices))
+        for where, name in itertools.product(devices, names):
+            bar.update(task, description=f"{where}: {name}")
+            figures += compare_network(name, sizes, ways, rounds, samples, Path(folder), where)
             bar.advance(task)
         bar.update(task, description="executors × threads")
         _, reports = _make(names[0], ["float32"], samples, Path(folder))
-        pairs = try_pairs("cpu", reports["float32"].spec, samples, ProfileEffort(), LayoutShelf())
+        pairs = {
+            where: try_pairs(where, reports["float32"].spec, samples, ProfileEffort(), LayoutShelf())
+            for where in devices
+        }
     result = {
         "cpu": cpu_facts(),
         "threads": threads,
         "images": samples.origin,
         "sides": [asdict(each) for each in figures],
-        "pairs": [asdict(pair) for pair in pairs],
+        "pairs": {where: [asdict(pair) for pair in tried] for where, tried in pairs.items()},
     }
     if as_json:
         print_json(result)
@@ -115,22 +123,42 @@ def bench_compute(
 
 
 def compare_network(
-    name: str, batches: Sequence[int], dtypes: Sequence[str], rounds: int, samples: "Samples", folder: Path
+    name: str,
+    batches: Sequence[int],
+    dtypes: Sequence[str],
+    rounds: int,
+    samples: "Samples",
+    folder: Path,
+    device: str = "cpu",
+    shelf: "LayoutShelf | None" = None,
 ) -> list[ComputeFigures]:
-    """Measure every side of one network, interleaved, and return medians."""
+    """Measure every side of one network on one device, interleaved, and return medians."""
+    import torch
+
+    from experts.vision.graphs import WARM_UPS
     from experts.vision.infer import infer
+    from experts.vision.layouts import TORCH_DTYPES
 
     original, reports = _make(name, dtypes, samples, folder)
-    slots = {dtype: _slot(report.spec) for dtype, report in reports.items()}
-    spec = next(iter(slots.values())).spec
+    slots = {dtype: _slot(report.spec, device, shelf) for dtype, report in reports.items()}
+    spec, place = next(iter(slots.values())).spec, next(iter(slots.values())).transfer.device
+    eager = {"plain": original.to(place)}
+    if device != "cpu":  # as one would write it for a GPU
+        for dtype in dtypes:
+            network = copy.deepcopy(original).to(dtype=TORCH_DTYPES[dtype], memory_format=torch.channels_last)
+            eager[f"eager {dtype}"] = network
     figures: list[ComputeFigures] = []
     for batch in batches:
         prepared = samples.prepared(spec, batch)
         runs: dict[str, Callable[[], list[Answer]]] = {
-            "plain": lambda prepared=prepared: plain_infer(original, spec, prepared)
+            side: lambda network=network, prepared=prepared: plain_infer(network, spec, prepared)
+            for side, network in eager.items()
         }
         for dtype, slot in slots.items():
             runs[dtype] = lambda slot=slot, prepared=prepared: infer(slot, prepared)
+        for run in runs.values():
+            for _ in range(WARM_UPS + 1):
+                run()
         answers = {side: run() for side, run in runs.items()}
         batches_ms = run_in_turn(
             {side: partial(_milliseconds, run) for side, run in runs.items()},
@@ -144,7 +172,7 @@ def compare_network(
             batch_ms = median(milliseconds)
             agreement = reports[side].agreement if side in reports else None
             differences = (agreement.confidence, agreement.box_pixels) if agreement is not None else ()
-            figures.append(ComputeFigures(name, batch, side, batch_ms, plain_ms / batch_ms, same, *differences))
+            figures.append(ComputeFigures(device, name, batch, side, batch_ms, plain_ms / batch_ms, same, *differences))
     return figures
 
 
@@ -155,24 +183,29 @@ def _milliseconds(run: Callable[[], object]) -> float:
 
 
 def plain_infer(original: "nn.Module", spec: "ExpertSpec", prepared: "Sequence[Prepared]") -> "list[Answer]":
-    """Compute as one would write it: NCHW float32, batch norms in place, the framework's own suppression."""
+    """Compute as one would write it: in the network's dtype, device and memory format (NCHW or channels-last), batch
+    norms in place, the framework's own suppression.
+    """
     import numpy as np
     import torch
 
     from experts.vision.infer import classify_answers
 
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (spec.mean, spec.std))
+    weight = next(parameter for parameter in original.parameters() if parameter.dim() == 4)
+    mean, std = (torch.tensor(values, device=weight.device).view(1, 3, 1, 1) for values in (spec.mean, spec.std))
     with torch.inference_mode():
-        pixels = torch.from_numpy(np.stack([image.pixels for image in prepared])).permute(0, 3, 1, 2).contiguous()
-        output = original((pixels.float() / 255 - mean) / std)
+        pixels = torch.from_numpy(np.stack([image.pixels for image in prepared])).to(weight.device).permute(0, 3, 1, 2)
+        images = ((pixels.float() / 255 - mean) / std).to(weight.dtype)
+        is_last = weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+        output = original(images.contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format))
         if spec.task == "classify":
-            return classify_answers(output, spec)
+            return classify_answers(output.cpu(), spec)
         from experts.vision.frameworks import ultralytics
 
         ultralytics()
         from ultralytics.utils.nms import non_max_suppression
 
-        rows = non_max_suppression(output[0], spec.confidence_floor, spec.nms_iou, max_det=spec.max_detections)
+        rows = non_max_suppression(output[0].float(), spec.confidence_floor, spec.nms_iou, max_det=spec.max_detections)
         return [_answer(torch.Tensor(boxes).tolist(), image, spec) for boxes, image in zip(rows, prepared, strict=True)]
 
 
@@ -239,10 +272,10 @@ def _labels(answer: "Answer") -> tuple[str | None, ...]:
     return tuple(sorted(box.label for box in answer.detections)) if answer.detections else (answer.label,)
 
 
-def _slot(spec: "ExpertSpec") -> "Slot":
+def _slot(spec: "ExpertSpec", device: str, shelf: "LayoutShelf | None") -> "Slot":
     from experts.vision.slot import SlotPool
 
-    pool = SlotPool("cpu", spec.weights_bytes)
+    pool = SlotPool(device, spec.weights_bytes, shelf)
     pool.load(spec)
     return pool.slot(spec.expert)
 
@@ -261,17 +294,16 @@ def _answer(boxes: list[list[float]], image: "Prepared", spec: "ExpertSpec") -> 
 
 def _show(result: dict[str, Any]) -> None:
     cpu = result["cpu"]
-    formats = ("{}", "{}", "{}", "{:.1f}", "{:.2f}", "{:.0%}", "{:.0e}", "{:.0e}")
+    formats = ("{}", "{}", "{}", "{}", "{:.1f}", "{:.2f}", "{:.0%}", "{:.0e}", "{:.0e}")
     rows = [
         [text.format(value) for text, value in zip(formats, figures.values(), strict=True)]
         for figures in result["sides"]
     ]
-    columns = ("network", "batch", "side", "ms", "ratio", "labels", "conf.", "px")
+    columns = ("device", "network", "batch", "side", "ms", "ratio", "labels", "conf.", "px")
     print_table(f"Pixels to answers, {result['threads']} thread(s), random weights", columns, rows)
-    pairs = ", ".join(
-        f"{pair['executors']} × {pair['threads']}: {pair['images_per_s']:.1f}" for pair in result["pairs"]
-    )
-    console.print(f"executors × threads, images/s: {pairs}")
+    for device, tried in result["pairs"].items():
+        pairs = ", ".join(f"{pair['executors']} × {pair['threads']}: {pair['images_per_s']:.1f}" for pair in tried)
+        console.print(f"{device}, executors × threads, images/s: {pairs}")
     kind = f"target {TARGET} over plain on ResNets" if cpu["bfloat16"] else "without bfloat16 instructions"
     console.print(
         f"{cpu['model']}, {cpu['cores']} cores, {cpu['capability']}, {kind}; {result['images']}", markup=False

@@ -44,8 +44,8 @@ def test_the_command_prints_figures_for_programs():
     assert [side["side"] for side in figures["sides"]] == ["plain", "float32"]
     plain, slot = figures["sides"]
     assert slot["ratio"] == pytest.approx(plain["batch_ms"] / slot["batch_ms"])
-    assert {pair["executors"] * pair["threads"] for pair in figures["pairs"]} == {cores()}
-    speeds = [pair["images_per_s"] for pair in figures["pairs"]]
+    assert {pair["executors"] * pair["threads"] for pair in figures["pairs"]["cpu"]} == {cores()}
+    speeds = [pair["images_per_s"] for pair in figures["pairs"]["cpu"]]
     assert speeds == sorted(speeds, reverse=True)
     assert isinstance(figures["cpu"]["bfloat16"], bool)
 

@@ -1,5 +1,6 @@
 """`coserve bench line`: the demo line under each policy, real daemon and real sockets, interleaved runs, the ratio."""
 
+import json
 import os
 import platform
 import sqlite3
@@ -15,7 +16,7 @@ import typer
 
 from tools.bench.rounds import run_in_turn, spread
 from tools.terminal.console import AsJson, console, fail, print_json, print_table
-from tools.terminal.option_values import must_be_policies
+from tools.terminal.option_values import DeviceNames, chosen_devices, must_be_policies
 
 if TYPE_CHECKING:
     from coserve_client import CameraImage
@@ -39,9 +40,12 @@ def bench_line(
     boards: Annotated[int, typer.Option(min=1, help="Boards published in each run.")] = 6,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each policy, interleaved; the median counts.")] = 3,
     policies: Annotated[list[str] | None, typer.Option("--policy", help="Policies to compare (repeat).")] = None,
+    device: DeviceNames = None,
     as_json: AsJson = False,
 ) -> None:
     """Images per second of the demo line under each policy, real daemons and cameras, in one command.
+
+    With `--device`, each of these devices has the demo's memory for experts and executors.
 
     Example: coserve bench line --dir demo
     """
@@ -53,8 +57,10 @@ def bench_line(
     prepare(folder)
     images = list(rendered_images(boards, _SEED, "B", lot=None))
     config = folder / "coserve.yaml"
+    environ = {} if device is None else on_devices(config, chosen_devices(device))
     runs = run_in_turn(
-        {name: lambda name=name: run_line(config, images, name, {"COSERVE_POLICY": name}) for name in names}, rounds
+        {name: lambda name=name: run_line(config, images, name, {"COSERVE_POLICY": name} | environ) for name in names},
+        rounds,
     )
     rates = {name: spread([run.images_per_s for run in own]) for name, own in runs.items()}
     rows = [
@@ -74,6 +80,14 @@ def bench_line(
     table = [(row["policy"], rates[row["policy"]].text(1), row["expert_switches"], row["ratio"]) for row in rows]
     print_table(f"{len(images)} images of {boards} boards, in board order, {rounds} rounds", columns, table)
     console.print(f"on {os.cpu_count()} cores, trained experts of {folder}")
+
+
+def on_devices(config: Path, devices: Sequence[str]) -> dict[str, str]:
+    """Return the environment that gives each device the settings of the first one in `config`."""
+    from daemon.config.settings import load_config
+
+    first = next(iter(load_config(config, {}).devices.values())).model_dump(mode="json", exclude_unset=True)
+    return {"COSERVE_DEVICES": json.dumps(dict.fromkeys(devices, first))}
 
 
 def run_line(

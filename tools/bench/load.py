@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
-from tools.terminal.option_values import must_be_one_of
+from tools.terminal.option_values import DeviceNames, chosen_devices, must_be_one_of
 
 if TYPE_CHECKING:
+    from experts.vision.slot import LayoutShelf
     from tools.bench.loading import LoadFigures
 
 _NOTES = (
@@ -39,9 +40,10 @@ def bench_load(
         Path | None,
         typer.Option("--folder", metavar="FOLDER", help="On the disk to measure; temporary files go there."),
     ] = None,
+    device: DeviceNames = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure loads of experts: cold disk, page cache, RAM tier and (where there is one) GPU.
+    """Measure loads of experts into each device: from the cold disk, the page cache and the RAM tier.
 
     Each slot load stands beside the raw rate of its channel and beside torch.load and safetensors with an ordinary
     module, all of the same run. Exit status 1 if it could not be measured.
@@ -57,8 +59,9 @@ def bench_load(
         must_be_one_of("--architecture", name, resnets)
     if folder is not None and not folder.is_dir():
         fail(f"no folder {folder}", status=2)
+    devices = chosen_devices(device)
     try:
-        result = _measure(names, dtype, rounds, folder)
+        result = measure_loads(names, dtype, rounds, folder, devices)
     except (OSError, RuntimeError, ImportError, MemoryError, ExpertError) as error:
         fail(f"could not measure: {error}", status=1)
     if as_json:
@@ -67,25 +70,34 @@ def bench_load(
         print_result(result)
 
 
-def _measure(names: list[str], dtype: str, rounds: int, folder: Path | None) -> dict[str, Any]:
+def measure_loads(
+    names: list[str],
+    dtype: str,
+    rounds: int,
+    folder: Path | None,
+    devices: tuple[str, ...],
+    shelf: "LayoutShelf | None" = None,
+) -> dict[str, Any]:
+    """Return the figures of every architecture on every device. Raises ExpertError, OSError, RuntimeError."""
     import torch
 
     from tools.bench.loading import LoadBench, make_expert
     from tools.terminal.progress import Bars
 
-    gpu = "cuda:0" if torch.cuda.is_available() else None
     methods: list[str] = []
     figures: list[LoadFigures] = []
     with tempfile.TemporaryDirectory(prefix="coserve-bench-", dir=folder) as scratch, Bars(console=errors) as bar:
         for name in names:
-            task = bar.add_task(name, total=rounds + 1)
-            bench = LoadBench(make_expert(Path(scratch), name, dtype), gpu)
-            figures += bench.measure(rounds, lambda task=task: bar.advance(task))
-            methods.append(bench.direct.method)
+            expert = make_expert(Path(scratch), name, dtype)
+            for device in devices:
+                task = bar.add_task(f"{name}, {device}", total=rounds + 1)
+                bench = LoadBench(expert, device, shelf)
+                figures += bench.measure(rounds, lambda task=task: bar.advance(task))
+                methods.append(bench.direct.method)
     return {
         "machine": platform.platform(),
         "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name(gpu) if gpu else None,
+        "devices": list(devices),
         "torch": torch.__version__,
         "torch_threads": torch.get_num_threads(),
         "rounds": rounds,
@@ -99,12 +111,12 @@ def print_result(result: dict[str, Any]) -> None:
     """Print a table for each architecture, and how it was measured."""
     columns = ("way", "from", "MB", "ms", "GB/s", "of raw", "slot is ×")
     figures: list[LoadFigures] = result["figures"]
-    for architecture in dict.fromkeys(entry.architecture for entry in figures):
-        own = [entry for entry in figures if entry.architecture == architecture]
+    for kind in dict.fromkeys((entry.architecture, entry.dtype, entry.device) for entry in figures):
+        own = [entry for entry in figures if (entry.architecture, entry.dtype, entry.device) == kind]
         rows = [
             (e.way, e.tier, round(e.bytes / 1e6, 1), e.ms, e.gb_per_s, e.share_of_raw, e.slot_is_faster) for e in own
         ]
-        print_table(f"{architecture}, {own[0].dtype}, {result['rounds']} rounds", columns, rows)
+        print_table(f"{', '.join(kind)}, {result['rounds']} rounds", columns, rows)
     machine = f"{result['cores']} cores, torch {result['torch']} with {result['torch_threads']} threads"
     for note in (_COLD_READS[result["cold_reads"]], *_NOTES, machine):
         console.print(note, markup=False)

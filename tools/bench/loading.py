@@ -69,6 +69,7 @@ class LoadFigures:
 
     architecture: str
     dtype: str
+    device: str
     way: str
     tier: str
     bytes: int
@@ -96,7 +97,9 @@ def make_expert(folder: Path, architecture: str, dtype: str) -> ExpertFiles:
     return files
 
 
-def figures_of(way: LoadWay, seconds: Mapping[str, list[float]], architecture: str, dtype: str) -> LoadFigures:
+def figures_of(
+    way: LoadWay, seconds: Mapping[str, list[float]], architecture: str, dtype: str, device: str
+) -> LoadFigures:
     """Return the medians of one way; `seconds` are those of every way, round by round."""
     own = seconds[way.name]
     raw = ratios(seconds[way.raw], own) if way.raw else None
@@ -104,6 +107,7 @@ def figures_of(way: LoadWay, seconds: Mapping[str, list[float]], architecture: s
     return LoadFigures(
         architecture=architecture,
         dtype=dtype,
+        device=device,
         way=way.name,
         tier=way.tier,
         bytes=way.size_bytes,
@@ -126,28 +130,26 @@ def read_seconds(reader: FileReader, file: Path, view: memoryview, offset: int =
 
 
 class LoadBench:
-    """The ways to one expert, on the CPU and on the GPU named, if any. Not thread-safe."""
+    """The ways to one expert on one device. `shelf` is shared with other benches of this process. Not thread-safe."""
 
-    def __init__(self, expert: ExpertFiles, gpu: str | None = None) -> None:
+    def __init__(self, expert: ExpertFiles, device: str = "cpu", shelf: LayoutShelf | None = None) -> None:
         self.direct = DirectReader()
-        self._expert = expert
+        self._expert, self._device = expert, device
         self._size_bytes = expert.spec.weights_bytes
-        self._shelf = LayoutShelf()
+        self._shelf = shelf or LayoutShelf()
+        self._place = self._pool(device, self.direct).transfer.device
         self._scratch = HostMemory(self._size_bytes)
         self._ram = self._pool("ram", CachedReader())
         self._ram.load(expert.spec)
         cached = CachedReader()
-        from_ram = self._load("cpu", cached, self._ram)
         # Ways of one group alternate.
         self._groups = [
-            self._pair("disk", "slot, cold", self._load("cpu", self.direct), "raw read, cold", self._read(self.direct)),
+            self._pair("disk", "slot, cold", self._load(self.direct), "raw read, cold", self._read(self.direct)),
             *self._ordinary("cold", "disk", drop_cached),
-            self._pair("page cache", "slot, warm", self._load("cpu", cached), "raw read, warm", self._read(cached)),
+            self._pair("page cache", "slot, warm", self._load(cached), "raw read, warm", self._read(cached)),
             *self._ordinary("warm", "page cache", Path.read_bytes),
-            self._pair("ram", "slot, from RAM tier", from_ram, "raw memory copy", self._copy()),
+            self._pair("ram", "slot, from RAM tier", self._load(cached, self._ram), "raw memory copy", self._copy()),
         ]
-        if gpu is not None:
-            self._groups += self._to_gpu(gpu)
 
     def measure(self, rounds: int, advance: Callable[[], None] = lambda: None) -> list[LoadFigures]:
         """Measure so many rounds; one more runs first: it checks digests, builds the slot, imports lazy modules."""
@@ -155,7 +157,7 @@ class LoadBench:
         turns = run_in_turn(groups, rounds + 1, on_run=lambda name: advance() if name == next(iter(groups)) else None)
         seconds = {name: [turn[name] for turn in of_group[1:]] for of_group in turns.values() for name in of_group[0]}
         architecture, dtype = self._expert.spec.architecture, str(self._expert.dtype).removeprefix("torch.")
-        return [figures_of(way, seconds, architecture, dtype) for group in self._groups for way in group]
+        return [figures_of(way, seconds, architecture, dtype, self._device) for group in self._groups for way in group]
 
     def _pair(
         self, tier: str, name: str, run: Callable[[], float], raw: str, run_raw: Callable[[], float]
@@ -165,34 +167,22 @@ class LoadBench:
             LoadWay(name, tier, run, self._size_bytes, raw=raw),
         ]
 
-    def _to_gpu(self, gpu: str) -> list[list[LoadWay]]:
-        size_bytes, cached = self._size_bytes, CachedReader()
-        pinned = HostMemory(size_bytes, pin=PinnedBudget())
-        target = torch.empty(size_bytes, dtype=torch.uint8, device=gpu)
-
-        def copy() -> float:
-            torch.cuda.synchronize(target.device)
-            begin_s = time.perf_counter()
-            target.copy_(pinned.tensor, non_blocking=True)
-            torch.cuda.synchronize(target.device)
-            return time.perf_counter() - begin_s
-
-        from_ram = self._load(gpu, cached, self._ram)
-        return [
-            self._pair("ram", "slot on GPU, from RAM tier", from_ram, "raw pinned copy to GPU", copy),
-            [LoadWay("slot on GPU, cold", "disk", self._load(gpu, self.direct), size_bytes, raw="raw read, cold")],
-            [LoadWay("slot on GPU, warm", "page cache", self._load(gpu, cached), size_bytes, raw="raw read, warm")],
-        ]
-
     def _ordinary(self, state: str, tier: str, prepare: Callable[[Path], object]) -> list[list[LoadWay]]:
         """Return the ways of ordinary programs; `prepare` brings a file into its tier, or out of the page cache."""
-        expert, module = self._expert, self._construct()
+        expert, module, place = self._expert, self._construct(self._place), self._place
+
+        def assigned() -> nn.Module:
+            with torch.device("meta"):
+                model = self._construct(None)
+            model.load_state_dict(load_file(expert.plain, str(place)), assign=True)
+            return model
 
         def timed(file: Path, load: Callable[[], nn.Module]) -> Callable[[], float]:
             def run() -> float:
                 prepare(file)
                 begin_s = time.perf_counter()
                 model = load()
+                _settle(self._place)
                 ended_s = time.perf_counter()
                 del model
                 return ended_s - begin_s
@@ -200,29 +190,45 @@ class LoadBench:
             return run
 
         def torch_load() -> nn.Module:
-            return _with_state(self._construct(), torch.load(expert.checkpoint, map_location="cpu", weights_only=True))
+            return _with_state(
+                self._construct(self._place), torch.load(expert.checkpoint, map_location=place, weights_only=True)
+            )
 
         ways = {
             "torch.load + construct": (expert.checkpoint, torch_load),
-            "safetensors + construct": (expert.plain, lambda: _with_state(self._construct(), load_file(expert.plain))),
-            "safetensors, module kept": (expert.plain, lambda: _with_state(module, load_file(expert.plain))),
+            "safetensors + construct": (
+                expert.plain,
+                lambda: _with_state(self._construct(self._place), load_file(expert.plain, str(place))),
+            ),
+            "safetensors, module kept": (
+                expert.plain,
+                lambda: _with_state(module, load_file(expert.plain, str(place))),
+            ),
+            "safetensors, assigned": (expert.plain, assigned),
         }
         return [
             [LoadWay(f"{name}, {state}", tier, timed(file, load), file.stat().st_size, slot=f"slot, {state}")]
             for name, (file, load) in ways.items()
         ]
 
-    def _construct(self) -> nn.Module:
+    def _construct(self, place: torch.device | None) -> nn.Module:
         model = build_original(ARCHITECTURES[self._expert.spec.architecture], len(_LABELS))
-        return model.to(self._expert.dtype)
+        return model.to(place, self._expert.dtype)
 
     def _copy(self) -> Callable[[], float]:
-        source = HostMemory(self._size_bytes)
+        """Return the copy of as many bytes of host memory, pinned for a GPU, into memory of the device."""
+        transfer = self._pool(self._device, self.direct).transfer
+        source = HostMemory(self._size_bytes, pin=PinnedBudget() if self._place.type == "cuda" else None)
         source.array[:] = 1
+        target = transfer.allocate(self._size_bytes).buffer
 
         def run() -> float:
             begin_s = time.perf_counter()
-            np.copyto(self._scratch.array, source.array)
+            if self._place.type == "cpu":
+                np.copyto(target.numpy(), source.array)
+            else:
+                target.copy_(source.tensor, non_blocking=True)
+                _settle(self._place)
             return time.perf_counter() - begin_s
 
         return run
@@ -235,8 +241,8 @@ class LoadBench:
     def _pool(self, device: str, reader: FileReader) -> SlotPool:
         return SlotPool(device, self._size_bytes, self._shelf, reader)
 
-    def _load(self, device: str, reader: FileReader, source: SlotPool | None = None) -> Callable[[], float]:
-        spec, pool = self._expert.spec, self._pool(device, reader)
+    def _load(self, reader: FileReader, source: SlotPool | None = None) -> Callable[[], float]:
+        spec, pool = self._expert.spec, self._pool(self._device, reader)
 
         def run() -> float:
             begin_s = time.perf_counter()
@@ -253,6 +259,12 @@ def _alternate(group: Sequence[LoadWay]) -> dict[str, float]:
     turns = _ALTERNATIONS if len(group) > 1 else 1
     seconds = run_in_turn({way.name: way.run for way in group}, turns, on_run=lambda _name: None)
     return {name: median(own) for name, own in seconds.items()}
+
+
+def _settle(place: torch.device) -> None:
+    """Wait for the work of a device that computes beside its callers."""
+    if place.type == "cuda":
+        torch.cuda.synchronize(place)
 
 
 def _with_state(model: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:

@@ -42,6 +42,11 @@ Note = Annotated[
 ]
 
 
+DeviceNames = Annotated[
+    list[str] | None, typer.Option("--device", help="cpu, cuda:0, …; may be given again. Default: all of this machine.")
+]
+
+
 class Commands(TyperGroup):
     """All commands and groups of commands. Errors of a command, wrong values and Ctrl-C end it with one sentence.
 
@@ -104,6 +109,16 @@ def must_be_one_of(option: str, value: str, choices: Iterable[str]) -> None:
 def must_be_architecture(option: str, value: str, *tasks: str) -> None:
     """Exit with status 2 if `value` is not a network for any of `tasks` (`classify`, `detect`)."""
     must_be_one_of(option, value, (name for name, network in ARCHITECTURES.items() if network.task in tasks))
+
+
+def chosen_devices(names: Iterable[str] | None) -> tuple[str, ...]:
+    """Return the devices of `--device`, all of this machine without it; exit with status 2 if one is not here."""
+    import torch
+
+    here = ("cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count())))
+    for name in names or ():
+        must_be_one_of("--device", name, here)
+    return tuple(dict.fromkeys(names or here))
 
 
 def must_be_policies(names: Iterable[str]) -> None:

@@ -33,7 +33,12 @@ def test_every_way_is_measured_and_slots_stand_beside_raw_and_ordinary(tmp_path:
         assert figures[slot]["share_of_raw"] > 0
         assert figures[slot]["bytes"] < 25e6
     for state in ("cold", "warm"):
-        for way in ("torch.load + construct", "safetensors + construct", "safetensors, module kept"):
+        for way in (
+            "torch.load + construct",
+            "safetensors + construct",
+            "safetensors, module kept",
+            "safetensors, assigned",
+        ):
             assert figures[f"{way}, {state}"]["slot_is_faster"] > 0
     assert all(entry["ms"] > 0 and entry["dtype"] == "bfloat16" for entry in report["figures"])
     assert list(tmp_path.iterdir()) == []
@@ -44,7 +49,7 @@ def test_every_way_is_measured_and_slots_stand_beside_raw_and_ordinary(tmp_path:
     [("direct", "O_DIRECT"), ("dropped", "page cache was dropped"), ("cached", "NO COLD READS")],
 )
 def test_the_table_tells_how_it_was_measured(capsys: pytest.CaptureFixture[str], cold_reads: str, words: str):
-    figures = loading.LoadFigures("resnet18", "float32", "slot, cold", "disk", 44_000_000, 22.0, 2.0, 0.98, None)
+    figures = loading.LoadFigures("resnet18", "float32", "cpu", "slot, cold", "disk", 44_000_000, 22.0, 2.0, 0.98, None)
     result = {"figures": [figures], "rounds": 7, "cold_reads": cold_reads, "cores": 2, "torch": "2", "torch_threads": 1}
     print_result(result)
     shown = capsys.readouterr().out
@@ -69,5 +74,5 @@ def test_an_error_ends_the_measurement_with_a_sentence(
 def test_shares_and_ratios_are_taken_within_a_round():
     way = loading.LoadWay("slot", "disk", lambda: 0.0, 1_000_000, raw="raw", slot="other")
     seconds = {"slot": [1.0, 2.0, 4.0], "raw": [0.5, 1.0, 2.0], "other": [0.5, 0.5, 0.5]}
-    figures = loading.figures_of(way, seconds, "resnet18", "float32")
+    figures = loading.figures_of(way, seconds, "resnet18", "float32", "cpu")
     assert (figures.ms, figures.share_of_raw, figures.slot_is_faster) == (2000.0, 0.5, 4.0)
