@@ -1,19 +1,22 @@
 import hashlib
 import os
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from daemon.errors import is_device_error
 from experts.memory import HostMemory
 from experts.reading import CachedReader
 from experts.transfer import CudaLane, DeviceTransfer, StagedTransfer, transfer_for
 from experts.vision.infer import infer
 from experts.vision.preprocess import fit
 from experts.vision.slot import LayoutShelf, SlotPool
-from tests.experts.lanes import LateLane
+from tests.experts.lanes import LateLane, StreamLane
 from tests.experts.pictures import a_picture
 from tests.experts.samples import an_expert_file
 
@@ -22,13 +25,13 @@ needs_gpu = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 #: "mapped" is the GPU where it shares the host's memory; a discrete one can do the same over its bus.
-DEVICES = ["cpu", "ram", "staged", *(pytest.param(name, marks=needs_gpu) for name in ("cuda:0", "mapped"))]
+DEVICES = ["cpu", "ram", "staged", "simulated", *(pytest.param(name, marks=needs_gpu) for name in ("cuda:0", "mapped"))]
 
 
 def a_transfer(device: str) -> DeviceTransfer:
     """For "staged" the GPU's way, in host memory, with copies as late as a stream's may be."""
-    if device == "staged":
-        return StagedTransfer("cpu", LateLane, None)
+    if device in ("staged", "simulated"):
+        return StagedTransfer("cpu", LateLane if device == "staged" else StreamLane, None)
     return transfer_for("cuda:0" if device == "mapped" else device, shared=device == "mapped")
 
 
@@ -136,11 +139,15 @@ def late_lane() -> tuple[LateLane | CudaLane, Callable[[], torch.Tensor]]:
     return LateLane(), lambda: torch.zeros(4)
 
 
+def stream_lane() -> tuple[StreamLane, Callable[[], torch.Tensor]]:
+    return StreamLane(delay_s=0.05), lambda: torch.zeros(4)
+
+
 def cuda_lane() -> tuple[LateLane | CudaLane, Callable[[], torch.Tensor]]:
     return CudaLane(torch.device("cuda:0"), 2), lambda: torch.zeros(4, device="cuda:0")
 
 
-@pytest.mark.parametrize("make", [late_lane, pytest.param(cuda_lane, marks=needs_gpu)])
+@pytest.mark.parametrize("make", [late_lane, stream_lane, pytest.param(cuda_lane, marks=needs_gpu)])
 def test_waiting_for_a_page_means_all_copies_given_before_its_mark(
     make: Callable[[], tuple[LateLane | CudaLane, Callable]],
 ):
@@ -176,6 +183,36 @@ def test_every_device_answers_as_the_cpu(tmp_path: Path, device: str, architectu
         for expected_answer, answer in zip(answers[0], again, strict=True):
             assert answer.confidence == pytest.approx(expected_answer.confidence, abs=1e-3)
             assert answer.label == expected_answer.label
+
+
+def test_streams_end_in_any_order_and_each_keeps_its_own():
+    """The simulated device itself: a benchmark on it would otherwise show nothing of orders that are wrong."""
+    slow, fast, order = StreamLane(delay_s=0.0), StreamLane(delay_s=0.0), []
+    gate = threading.Event()
+    slow.run(gate.wait)
+    for number in range(3):
+        slow.run(lambda number=number: order.append(("slow", number)))
+        fast.run(lambda number=number: order.append(("fast", number)))
+    fast.finish()
+    gate.set()
+    slow.finish()
+    assert order == [(name, number) for name in ("fast", "slow") for number in range(3)]
+
+
+def test_a_device_that_is_lost_ends_the_fill_with_its_error(tmp_path: Path):
+    size_bytes = 70 << 20
+    descriptor, _ = a_file(tmp_path, size_bytes)
+    copies = iter(range(2))
+
+    def next_copy() -> None:
+        if next(copies, None) is None:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    transfer = StagedTransfer("cpu", partial(StreamLane, on_work=next_copy), None)
+    with pytest.raises(RuntimeError, match="CUDA error") as caught:
+        filled(transfer, descriptor, size_bytes)
+    assert is_device_error(caught.value)
+    os.close(descriptor)
 
 
 def test_an_unknown_device_is_refused():
