@@ -104,11 +104,8 @@ def bench_compute(
             figures += compare_network(name, sizes, ways, rounds, samples, Path(folder), where)
             bar.advance(task)
         bar.update(task, description="executors × threads")
-        _, reports = _make(names[0], ["float32"], samples, Path(folder))
-        pairs = {
-            where: try_pairs(where, reports["float32"].spec, samples, ProfileEffort(), LayoutShelf())
-            for where in devices
-        }
+        spec = random_expert(names[0], "float32", samples, Path(folder))
+        pairs = {where: try_pairs(where, spec, samples, ProfileEffort(), LayoutShelf()) for where in devices}
     result = {
         "cpu": cpu_facts(),
         "threads": threads,
@@ -235,6 +232,11 @@ def has_bfloat16(cpuinfo: Iterable[str]) -> bool:
         (line.partition(":")[2].split() for line in cpuinfo if line.lower().startswith(("flags", "features"))), []
     )
     return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def random_expert(name: str, dtype: str, samples: "Samples", folder: Path) -> "ExpertSpec":
+    """Return an expert with random weights, written to `folder`."""
+    return _make(name, [dtype], samples, folder)[1][dtype].spec
 
 
 def _make(

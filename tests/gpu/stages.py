@@ -1,0 +1,213 @@
+"""The stages of `make gpu`: each measures one thing and keeps its tables as it goes."""
+
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from daemon.line.profile import this_machine
+from daemon.units import size_text
+from tests import ROOT
+from tests.bench.live.expert_files import ExpertRecipe
+from tests.gpu.page import Table
+from tools.setup.doctor.gpu import find_driver
+
+Keep = Callable[[Table], None]
+
+
+class NoGpuError(Exception):
+    """A device of the plan is not here, or no longer; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Sizes of everything. `devices`: the GPU and the CPU; `budgets`: bytes for experts on each."""
+
+    devices: tuple[str, ...] = ("cuda:0", "cpu")
+    budgets: tuple[int, ...] = (12_000_000_000, 4_000_000_000)
+    recipe: ExpertRecipe = field(default_factory=lambda: ExpertRecipe(352, 8, "resnet101", "yolo11m", 224))
+    load_networks: tuple[str, ...] = ("resnet101",)
+    networks: tuple[str, ...] = ("resnet101", "yolo11m")
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    batches: tuple[int, ...] = (1, 8, 32)
+    rounds: int = 3
+    making_s: float = 200.0
+    requests: int = 1200
+    online_requests: int = 600
+    tests: tuple[str, ...] = ("tests/experts",)
+    boards: int = 6
+
+    @property
+    def gpu(self) -> str:
+        return self.devices[0]
+
+
+#: The same steps in a minute or two, on a simulated GPU.
+DRY_RUN = Plan(
+    devices=("sim:0", "cpu"),
+    budgets=(100_000_000, 100_000_000),
+    recipe=ExpertRecipe(3, 1, "resnet18", "yolo11n", 32),
+    load_networks=("resnet18",),
+    networks=("resnet18",),
+    dtypes=("float32",),
+    batches=(1, 2),
+    rounds=1,
+    making_s=60.0,
+    requests=24,
+    online_requests=24,
+    tests=("tests/experts/test_memory.py",),
+    boards=1,
+)
+
+
+def machine_facts(plan: Plan) -> dict[str, str]:
+    """Return what the page says of the machine."""
+    import torch
+
+    machine, driver = this_machine(), find_driver()
+    gpus = [f"{gpu.name}, {size_text(gpu.total_bytes)}" for gpu in driver.gpus] if driver else []
+    return {
+        "GPU": "simulated on the CPU: no figure here is a GPU's" if plan is DRY_RUN else ", ".join(gpus) or "none",
+        "driver": "none" if driver is None else f"{driver.version}, CUDA {'.'.join(map(str, driver.cuda))}",
+        "torch": f"{torch.__version__}, built for {torch.version.cuda or 'processors only'}",
+        "processor": f"{machine.cpu}, {machine.cores} cores",
+        "RAM": size_text(machine.memory_bytes),
+    }
+
+
+def must_answer(device: str) -> None:
+    """Raise NoGpuError where the device computes nothing (any more)."""
+    import torch
+
+    if not device.startswith("cuda"):
+        return
+    try:
+        if not torch.cuda.is_available():
+            raise NoGpuError(
+                f"torch {torch.__version__} sees no CUDA device: `nvidia-smi` says whether a driver answers"
+            )
+        total = int(torch.arange(100, device=device).sum())
+    except RuntimeError as error:
+        raise NoGpuError(f"{device} does not answer: {error}") from error
+    if total != 4950:
+        raise NoGpuError(f"{device} adds 0 to 99 to {total}: it is broken")
+
+
+def run_tests(plan: Plan, folder: Path, keep: Keep) -> None:
+    """Run the tests that need a GPU."""
+    report = folder / "tests.xml"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-W", "default"]
+    command += ["--continue-on-collection-errors", f"--junitxml={report}", *plan.tests]
+    subprocess.run(command, cwd=ROOT, check=False)
+    if not report.is_file():
+        raise RuntimeError("pytest wrote no report: see above")
+    cases = list(ET.parse(report).iter("testcase"))  # noqa: S314  our own pytest wrote it
+    outcomes = {
+        kind: [case for case in cases if case.find(kind) is not None] for kind in ("failure", "error", "skipped")
+    }
+    passed = len(cases) - sum(map(len, outcomes.values()))
+    counts = [passed, *map(len, outcomes.values())]
+    failed = [f"{case.get('classname')}: {case.get('name')}" for case in outcomes["failure"] + outcomes["error"]]
+    keep(
+        Table(
+            "Tests marked gpu",
+            ("passed", "failed", "not imported", "skipped"),
+            [counts],
+            [f"Failed: {name}" for name in failed],
+        )
+    )
+    if failed:
+        raise RuntimeError(f"{len(failed)} tests failed: {failed[0]}")
+
+
+def measure_loads(plan: Plan, folder: Path, keep: Keep) -> None:
+    """Measure loads of one expert into each device, beside the raw channel and ordinary ways."""
+    from tests.bench.devices import bench_shelf
+    from tools.bench.load import measure_loads
+
+    columns = ("way", "from", "MB", "ms", "GB/s", "of raw", "slot is ×")
+    for dtype in plan.dtypes:
+        result = measure_loads(list(plan.load_networks), dtype, plan.rounds, folder, plan.devices, bench_shelf())
+        for device in plan.devices:
+            rows = [
+                (e.way, e.tier, round(e.bytes / 1e6, 1), e.ms, e.gb_per_s, e.share_of_raw, e.slot_is_faster)
+                for e in result["figures"]
+                if e.device == device
+            ]
+            title = f"{', '.join(plan.load_networks)}, {dtype}, into {device}"
+            keep(Table(title, columns, rows, [f"Cold reads: {result['cold_reads']}; medians of {plan.rounds} rounds."]))
+
+
+def measure_batches(plan: Plan, folder: Path, keep: Keep) -> None:
+    """Measure batches through slots beside eager torch, then executors at once."""
+    import torch
+
+    from tests.bench.compute import compare_network, random_expert
+    from tests.bench.devices import bench_shelf
+    from tools.profile.executors import cores, try_pairs
+    from tools.profile.measure import ProfileEffort
+    from tools.profile.samples import rendered_samples
+
+    torch.set_num_threads(cores())
+    samples, shelf = rendered_samples(), bench_shelf()
+    columns = ("network", "batch", "side", "ms", "images/s", "times plain", "same labels")
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        for device in plan.devices:
+            rows = [
+                (
+                    each.network,
+                    each.batch,
+                    each.side,
+                    each.batch_ms,
+                    each.batch / each.batch_ms * 1e3,
+                    each.ratio,
+                    each.same_labels,
+                )
+                for name in plan.networks
+                for each in compare_network(
+                    name, plan.batches, plan.dtypes, plan.rounds, samples, Path(scratch), device, shelf
+                )
+            ]
+            note = "plain: eager torch, float32, NCHW; eager: channels-last in the slot's dtype; slots, named by dtype."
+            keep(Table(f"Pixels to answers, {device}", columns, rows, [note]))
+        spec = random_expert(plan.networks[0], plan.dtypes[-1], samples, Path(scratch))
+        pairs = try_pairs(plan.gpu, spec, samples, ProfileEffort(), shelf)
+        rows = [(pair.executors, pair.threads, pair.images_per_s) for pair in pairs]
+        title = f"Executors at once on {plan.gpu}: {plan.networks[0]}, {plan.dtypes[-1]}, decoding included"
+        keep(Table(title, ("executors", "threads", "images/s"), rows))
+
+
+def make_files(plan: Plan, folder: Path, keep: Keep) -> None:
+    """Make the experts."""
+    import time
+
+    from tests.gpu.expert_files import make_expert_files
+
+    began_s = time.monotonic()
+    catalog, distinct = make_expert_files(folder / "experts", plan.recipe, plan.making_s)
+    count = plan.recipe.classifiers + plan.recipe.detectors
+    files_bytes = sum(file.stat().st_size for file in catalog.parent.glob("*.safetensors"))
+    shared = f"{count - distinct} experts read the files of others, past the page cache as all reads:"
+    notes = [f"{shared} the disk or {plan.making_s:g} s had room for no more files."] if distinct < count else []
+    rows = [(count, distinct, files_bytes / 1e9, time.monotonic() - began_s)]
+    keep(Table("Experts of random weights", ("experts", "files of their own", "GB", "s"), rows, notes))
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage. `measure` gets the plan, a folder and what keeps a table; it is stopped after `limit_s`."""
+
+    measure: Callable[[Plan, Path, Keep], None]
+    limit_s: float
+
+
+STAGES: dict[str, Stage] = {
+    "tests": Stage(run_tests, 210),
+    "load": Stage(measure_loads, 180),
+    "compute": Stage(measure_batches, 180),
+    "experts": Stage(make_files, 240),
+}
