@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-fast test-contract check house rooms promises system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
+.PHONY: gpu gpu-wheels demo test test-fast test-contract check house rooms promises system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
 
 # A line with trained experts, judged images and its pages: the first thing to look at.
 demo: $(INSTALLED)
@@ -43,6 +43,21 @@ rooms: $(INSTALLED)
 # What tests need beside Python (a C compiler, systemd's tools, …): installed where that is possible, otherwise named.
 system-tools:
 	.ci/system-tools
+
+# Where there are build/gpu-wheels, `make gpu` uses the torch of PYTHON, which is then 3.12, and needs no network.
+GPU_ENV := $(if $(wildcard build/gpu-wheels),build/gpu-venv/.installed,$(INSTALLED))
+
+# What this machine's GPU does, as docs/gpu.md: `make gpu STAGES="load compute"`, `make gpu DRY_RUN=build/dry-run.md`.
+gpu: $(GPU_ENV)
+	$(dir $(GPU_ENV))bin/python -m tests.gpu $(STAGES) $(if $(DRY_RUN),--dry-run --page $(DRY_RUN) --folder build/gpu-dry-run)
+
+build/gpu-venv/.installed: tests/gpu/own_torch.py $(wildcard build/gpu-wheels/*)
+	$(PYTHON) tests/gpu/own_torch.py install build/gpu-wheels build/gpu-venv
+	@touch $@
+
+# The wheels that a machine without a network needs beside its own torch; OPENCV=1 where it has no OpenCV either.
+gpu-wheels: $(INSTALLED)
+	$(BIN)/python tests/gpu/own_torch.py collect build/gpu-wheels $(if $(OPENCV),--opencv)
 
 # Images a second of the demo's line, with CoServe's policy and without.
 bench: $(INSTALLED)
