@@ -129,7 +129,8 @@ def _simulated(device_file: Path, task_file: Path, shares: Sequence[float], dead
 
 
 def _measured(options: "LiveOptions", shares: Sequence[float], deadline_s: float) -> tuple[str, Rows]:
-    from tests.bench.live.sides import SideError, prepare
+    from tests.bench.live.sides import prepare
+    from tests.bench.processes import RunError
     from tools.terminal.progress import Bars
 
     with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch, Bars(console=errors) as bar:
@@ -145,7 +146,7 @@ def _measured(options: "LiveOptions", shares: Sequence[float], deadline_s: float
                 return result
 
             saturated, rows = live_rows(setup, shares, deadline_s, run)
-        except SideError as error:
+        except RunError as error:
             fail(str(error), status=1)
     rates = ", ".join(f"{arrivals} {rate:.2f}" for arrivals, rate in saturated.items())
     return f"live, paced disk: coserve saturated (images/s): {rates}; deadline {deadline_s:g} s", rows
@@ -166,7 +167,8 @@ def live_rows(
             trace = waiting.arriving(share * saturated[arrivals], arrivals)
             limit_s = trace.images[-1].arrives_s + setup.options.limit_s
             for policy in POLICIES:
-                work = replace(setup.side_input(policy, trace, "paced"), limit_s=limit_s)
+                side = "samba-slots" if policy == "samba" else policy
+                work = replace(setup.side_input(side, trace, "paced"), limit_s=limit_s, enough_images=None)
                 free, limited = run(work), run(replace(work, deadline_s=deadline_s))
                 rows.append(
                     {"policy": policy, "arrivals": arrivals, "load": share} | _row(free, limited, len(trace.images))

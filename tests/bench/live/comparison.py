@@ -5,6 +5,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,15 +16,16 @@ from daemon.units import size_text
 from experts.spec import ArchitectureId, ExpertId
 from tests.bench.live.expert_files import DISKS, PACED_BYTES_PER_S, Disk
 from tests.bench.live.image_trace import ImageTrace
-from tests.bench.live.sides import NAIVE, ORDINARY, OTHER_SIDES, RAY, LiveSetup, SideError, SideResult
+from tests.bench.live.libraries import VERSIONS, missing_library
+from tests.bench.live.sides import ALONE, LADDER, PLUS, SAMBA, LiveSetup, SideResult, side_of
+from tests.bench.processes import RunError
 from tests.bench.tables import print_narrow, rounded
+from tools.bench.rounds import Runs, Spread, ratios, run_in_turn, spread
 from tools.simulate.bound import Use, bound_of
 from tools.terminal.console import console, errors
 
-#: Sides slower than this share of the fastest run once.
-_SLOW = 0.1
-#: Every side is compared with these; the texts head their columns.
-_BASES = {"coserve": "/coserve", ORDINARY: "/ordin.", NAIVE: "/naive", RAY: "/Ray"}
+#: What `coserve-plus` is to reach: so many times the best side that has nothing of ours, and this share of the bound.
+GOAL_RATIO, GOAL_SHARE = 4.0, 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,41 +56,52 @@ class LiveCell:
     trace: str
     disk: Disk
     bound: LiveBound
-    runs: dict[str, list[SideResult]] = field(default_factory=dict[str, list[SideResult]])
+    runs: Runs[SideResult] = field(default_factory=dict[str, list[SideResult]])
     failures: dict[str, str] = field(default_factory=dict[str, str])
 
-    def images_per_s(self, side: str) -> float | None:
-        return _median([run.images_per_s for run in self.runs.get(side, [])])
+    def rates(self, side: str) -> list[float]:
+        """Return images per second, round by round."""
+        return [run.images_per_s for run in self.runs.get(side, [])]
 
-    def is_worth_another(self, side: str) -> bool:
-        """Return True if a side has not failed, and is not so slow that one run shows enough."""
-        rate = self.images_per_s(side)
-        fastest = max((self.images_per_s(each) or 0.0 for each in self.runs), default=0.0)
-        return side not in self.failures and (rate is None or rate >= _SLOW * fastest)
+    def ratio(self, side: str, base: str) -> Spread | None:
+        """Return the ratios of the rounds in which both ran; None if there is none."""
+        by_round = ratios(self.rates(side), self.rates(base))
+        return spread(by_round) if by_round else None
+
+    def best_other(self) -> str | None:
+        """Return the fastest side that has neither our slots nor one of our policies."""
+        others = [side for side in self.runs if self.runs[side] and not side_of(side).is_ours]
+        return max(others, key=lambda side: median(self.rates(side)), default=None)
 
     def row(self, side: str) -> dict[str, Any]:
         """Return all figures of one side, for JSON and for tables."""
         runs = self.runs.get(side, [])
-        rate = self.images_per_s(side)
+        rates = self.rates(side)
         waits = [run.waits_s for run in runs if run.waits_s]
-        bases = {base: self.images_per_s(base) for base in _BASES}
-        counted = ("images", "seconds", "stopped", "loads", "loaded_bytes", "unknown")
+        counted = ("images", "seconds", "stopped", "loads", "loaded_bytes", "unknown", "peak_bytes")
         return {
             "side": side,
-            "images_per_s": rate,
+            "images_per_s": spread(rates)._asdict() if rates else None,
             "images": _median([run.images for run in runs]),
             "stopped": any(run.stopped for run in runs),
             "loads": _median([run.loads for run in runs]),
             "p50_wait_s": _median([float(np.quantile(each, 0.5)) for each in waits]),
             "p95_wait_s": _median([float(np.quantile(each, 0.95)) for each in waits]),
-            "share_of_bound": None if rate is None else rate / self.bound.images_per_s,
-            "ratio_to": {
-                base: rate / base_rate if rate is not None and base_rate else None for base, base_rate in bases.items()
-            },
+            "share_of_bound": median(rates) / self.bound.images_per_s if rates else None,
+            "peak_bytes": _median([run.peak_bytes for run in runs]),
             "runs": [
                 {"images_per_s": run.images_per_s} | {name: getattr(run, name) for name in counted} for run in runs
             ],
             "failure": self.failures.get(side),
+        }
+
+    def gains(self) -> dict[str, dict[str, Spread | None]]:
+        """Return what each idea brings: added to those before it, and alone on the base."""
+        ideas = tuple(ALONE)
+        added = {idea: self.ratio(side, before) for idea, before, side in zip(ideas, LADDER, LADDER[1:], strict=False)}
+        return {
+            "added": {**added, "together": self.ratio(LADDER[-1], LADDER[0])},
+            "alone": {idea: self.ratio(side, SAMBA) for idea, side in ALONE.items()},
         }
 
 
@@ -103,24 +116,29 @@ def run_cell(
 ) -> LiveCell:
     """Run every side in turn, round after round; `on_run` hears the name of the next run."""
     cell = LiveCell(trace.order, disk, live_bound(setup, trace, disk))
-    for number in range(rounds):
-        for side in sides:
-            on_run(f"{trace.order}, {disk}: {side}")
-            if not cell.is_worth_another(side):
-                continue
-            work = setup.side_input(side, trace, disk)
-            if record is not None and side not in OTHER_SIDES:
-                record.mkdir(parents=True, exist_ok=True)
-                file = record / f"{trace.order}-{disk}-{side}-{number + 1}.jsonl"
-                work = replace(work, record=file.resolve())
-            try:
-                result = setup.run(work)
-            except SideError as error:
-                cell.failures[side] = str(error)
-                continue
-            cell.runs.setdefault(side, []).append(result)
-            if result.failure:
-                cell.failures[side] = result.failure
+
+    def run(side: str) -> SideResult | None:
+        work = setup.side_input(side, trace, disk)
+        if record is not None and side_of(side).loading == "slots":
+            record.mkdir(parents=True, exist_ok=True)
+            number = len(list(record.glob(f"{trace.order}-{disk}-{side}-*.jsonl"))) + 1
+            work = replace(work, record=(record / f"{trace.order}-{disk}-{side}-{number}.jsonl").resolve())
+        try:
+            result = setup.run(work)
+        except RunError as error:
+            cell.failures[side] = str(error)
+            return None
+        if result.failure:
+            cell.failures[side] = result.failure
+        return result
+
+    runs = run_in_turn(
+        {side: partial(run, side) for side in sides},
+        rounds,
+        on_run=lambda side: on_run(f"{trace.order}, {disk}: {side}"),
+        wanted=lambda side, _runs: side not in cell.failures,
+    )
+    cell.runs = {side: [each for each in own if each is not None] for side, own in runs.items()}
     return cell
 
 
@@ -136,7 +154,10 @@ def live_figures(setup: LiveSetup, cells: list[LiveCell], sides: tuple[str, ...]
         "memory_bytes": setup.memory_bytes,
         "executors": options.executors,
         "threads": options.threads,
+        "window": options.window,
+        "device": options.device,
         "limit_s": options.limit_s,
+        "libraries": VERSIONS,
         "disks": {disk: costs.bytes_per_s(disk) for disk in DISKS},
         "measured": asdict(costs),
         "cells": [
@@ -145,6 +166,11 @@ def live_figures(setup: LiveSetup, cells: list[LiveCell], sides: tuple[str, ...]
                 "disk": cell.disk,
                 "bound": asdict(cell.bound),
                 "sides": [cell.row(side) for side in sides],
+                "gains": {
+                    kind: {idea: ratio and ratio._asdict() for idea, ratio in of_kind.items()}
+                    for kind, of_kind in cell.gains().items()
+                },
+                "best_other": cell.best_other(),
             }
             for cell in cells
         ],
@@ -152,7 +178,7 @@ def live_figures(setup: LiveSetup, cells: list[LiveCell], sides: tuple[str, ...]
 
 
 def show(setup: LiveSetup, cells: list[LiveCell], sides: tuple[str, ...]) -> None:
-    """Print the conditions, a table for each cell, and the failures."""
+    """Print the conditions, and for each cell a table, what each idea brings, and where a goal is missed."""
     _show_conditions(setup)
     for cell in cells:
         bound = cell.bound
@@ -160,15 +186,37 @@ def show(setup: LiveSetup, cells: list[LiveCell], sides: tuple[str, ...]) -> Non
             f"{cell.trace} trace, {cell.disk} disk: bound {bound.images_per_s:.1f} images/s"
             f" (compute {bound.compute_s:.1f} s, loads {bound.load_s:.1f} s)"
         )
-        columns = ("side", "images/s", "loads", "p50 s", "p95 s", "bound", *_BASES.values())
+        columns = ("side", "images/s (range)", "loads", "p50 s", "p95 s", "bound", "memory")
         print_narrow(title, columns, [_cells(cell.row(side)) for side in sides])
+        gains = cell.gains()
+        for kind, text in (("added", "each added to the one before"), ("alone", "each alone")):
+            if shown := ", ".join(f"{idea} × {of.text(2)}" for idea, of in gains[kind].items() if of is not None):
+                console.print(f"over samba, {text}: {shown}", markup=False)
+        _show_goals(cell)
         for side, failure in cell.failures.items():
             errors.print(f"{side}, {cell.trace}, {cell.disk}: {failure}", markup=False)
     console.print(
-        "* stopped at the limit: the rate is over the finished images, waits are of these (the others wait longer)\n"
-        "p50, p95: wait from arrival to the start of the first expert's batch; bound: share of it; /coserve,"
-        " /ordin., /naive, /Ray: times coserve, samba with ordinary loading, naive, Ray Serve"
+        "* stopped after 300 images, or at the limit; it serves them in order, so that these show the rate\n"
+        "range: lowest to highest of the rounds; p50, p95: wait from arrival to the start of the first expert's batch;"
+        " bound: share of it; memory: most at once, all processes of a side",
+        markup=False,
     )
+
+
+def _show_goals(cell: LiveCell) -> None:
+    best, rates = cell.best_other(), cell.rates(PLUS)
+    if not rates:
+        return
+    share = median(rates) / cell.bound.images_per_s
+    texts = [f"{share:.2f} of the bound ({_judged(share >= GOAL_SHARE, GOAL_SHARE)})"]
+    if best is not None and (ratio := cell.ratio(PLUS, best)) is not None:
+        is_met = ratio.median >= GOAL_RATIO
+        texts.insert(0, f"{ratio.text(2)} × {best}, the best side without ours ({_judged(is_met, GOAL_RATIO)})")
+    console.print(f"{PLUS}: {'; '.join(texts)}\n", markup=False)
+
+
+def _judged(is_met: bool, goal: float) -> str:
+    return f"goal {goal:g} {'met' if is_met else 'missed'}"
 
 
 def _show_conditions(setup: LiveSetup) -> None:
@@ -178,7 +226,7 @@ def _show_conditions(setup: LiveSetup) -> None:
         f"{recipe.classifiers} {recipe.classifier} and {recipe.detectors} {recipe.detector}, random weights,"
         f" float32, {size_text(total_bytes)}; memory for {size_text(setup.memory_bytes)} of them;"
         f" {options.requests} images, all waiting; {options.executors} executors, {options.threads} threads on"
-        f" {os.cpu_count()} cores\n"
+        f" {os.cpu_count()} cores; batches of a server's queue from {options.window} requests, of -all sides from all\n"
         f"cold disk: {size_text(costs.cold_bytes_per_s)}/s past the page cache ({costs.read_method});"
         f" paced disk: the same through a reader that sleeps, {size_text(PACED_BYTES_PER_S)}/s"
     )
@@ -190,15 +238,16 @@ def _show_conditions(setup: LiveSetup) -> None:
 
 
 def _cells(row: dict[str, Any]) -> list[Any]:
-    rate = rounded(row["images_per_s"], 2)
+    rate, peak = row["images_per_s"], row["peak_bytes"]
+    text = Spread(**rate).text(1) + ("*" if row["stopped"] else "") if rate else row["failure"] and "failed"
     return [
         row["side"],
-        f"{rate}*" if row["stopped"] else rate,
+        "not installed" if missing_library(side_of(row["side"]).library) else text,
         row["loads"],
         rounded(row["p50_wait_s"], 1),
         rounded(row["p95_wait_s"], 1),
         rounded(row["share_of_bound"], 2),
-        *(rounded(ratio, 2) for ratio in row["ratio_to"].values()),
+        peak and size_text(peak),
     ]
 
 

@@ -2,9 +2,9 @@
 
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -23,17 +23,16 @@ from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels
 from experts.spec import Answer
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared
-from experts.vision.slot import LayoutShelf, Slot, SlotPool, file_identity
+from experts.vision.slot import LayoutShelf, SlotPool
 from routing_rules.compile import compile_rules
 from tests.bench.live.expert_files import goes_on, read_experts, reader_of
 from tests.bench.live.image_trace import BOARD_TYPE, LABELS
-from tests.bench.live.ordinary import ModulePool, OrdinaryFiles, OrdinaryModel, answer
-from tests.bench.live.sides import ORDINARY, SideInput, SideResult
+from tests.bench.live.loading import Forward, ModelPool, accept_file, loader_of
+from tests.bench.live.sides import SideInput, SideResult, side_of
+from tests.bench.processes import peak_bytes
 
 #: Limit of the initial fill, and of the threads' end.
 _PATIENCE_S = 300.0
-
-Forward = Callable[[Slot, Sequence[Prepared]], Sequence[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +50,20 @@ class LiveEngine:
         self._work = work
         self._routes = compile_rules(work.trace.rules(), "bench")
         self._specs = read_experts(work.catalog)
-        policy = "samba" if work.side == ORDINARY else work.side
-        cpu, max_batch = PoolId("cpu"), max(row.max_batch for row in work.costs)
+        side = side_of(work.side)
+        device, max_batch = PoolId(work.device), side.max_batch or max(row.max_batch for row in work.costs)
         pool_facts, executor_facts = partition(
-            [PoolFacts(cpu, "cpu", work.memory_bytes, max_batch)],
-            [ExecutorFacts(ExecutorId(f"cpu/{number}"), cpu) for number in range(work.executors)],
-            preset(policy),
+            [PoolFacts(device, "cpu" if work.device == "cpu" else "gpu", work.memory_bytes, max_batch)],
+            [ExecutorFacts(ExecutorId(f"{device}/{number}"), device) for number in range(work.executors)],
+            preset(side.scheduler),
         )
         pools, channels = self._pools(pool_facts), Channels()
-        forward = _with_verdicts_of_the_trace(_ordinary_forward if work.side == ORDINARY else infer)
+        forward = _with_verdicts_of_the_trace(infer if side.loading == "slots" else next(iter(pools.values())).forward)
         threads = max(1, work.threads // len(executor_facts))
         facts = expert_facts(self._specs.values(), self._routes, {})
+        costs = tuple(replace(row, max_batch=min(row.max_batch, max_batch)) for row in work.costs)
         self.drive = Drive(
-            Makeup(facts, pool_facts, executor_facts, policy, Tuning(), work.costs),
+            Makeup(facts, pool_facts, executor_facts, side.scheduler, Tuning(), costs),
             Chains(Rulebook(self._routes).get, time.monotonic, time.time),
             self._specs,
             [
@@ -118,14 +118,13 @@ class LiveEngine:
         return self._work.payload(key.offset)
 
     def _pools(self, pools: Sequence[PoolFacts]) -> dict[PoolId, Any]:
-        reader = reader_of(self._work.disk)
-        if self._work.side == ORDINARY:
-            return {facts.pool: ModulePool(OrdinaryFiles(reader)) for facts in pools}
+        work, reader = self._work, reader_of(self._work.disk)
+        if (loading := side_of(work.side).loading) != "slots":
+            loader = loader_of(loading, reader, work.memory_bytes, work.threads_per_executor, work.device)
+            return {facts.pool: ModelPool(loader) for facts in pools}
         shelf = LayoutShelf()
         for spec in self._specs.values():
-            # As in a line that has run for a while: layouts are built, and files were checked when first loaded.
-            shelf.get(spec)
-            shelf.verified[spec.file] = file_identity(spec.file.stat(), spec)
+            accept_file(shelf, spec)
         return {facts.pool: SlotPool(facts.device, facts.budget_bytes, shelf, reader) for facts in pools}
 
 
@@ -173,18 +172,14 @@ def _result(
         ),
         unknown=sum(outcome.verdict == "unknown" for outcome in outcomes),
         failure=f"{len(failures)} images failed: {failures[0]}" if failures else "",
+        peak_bytes=peak_bytes(),
     )
-
-
-def _ordinary_forward(slot: Slot, prepared: Sequence[Prepared]) -> Sequence[Answer]:
-    model = cast("OrdinaryModel", slot)
-    return answer(model.module, model.spec, prepared)
 
 
 def _with_verdicts_of_the_trace(forward: Forward) -> Forward:
     """The network computes; the label of a classifier's image is then the one that the image carries."""
 
-    def run(slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+    def run(slot: Any, prepared: Sequence[Prepared]) -> list[Answer]:
         answers = forward(slot, prepared)
         if slot.spec.task == "detect":
             return [Answer(None, None) for _ in answers]

@@ -76,6 +76,14 @@ class ImageTrace:
         """Count the images that each expert sees."""
         return Counter(expert for image in self.images for expert in image.experts)
 
+    def usage(self) -> dict[str, float]:
+        """Return the share of the images that need each expert, as the component types promise."""
+        shares: dict[str, float] = {each.classifier: each.usage for each in self.types}
+        for each in self.types:
+            if each.detector:
+                shares[each.detector] = shares.get(each.detector, 0.0) + each.usage * PASS_RATE
+        return shares
+
     def arriving(self, rate_per_s: float, arrivals: Arrivals) -> "ImageTrace":
         """Return the same images at `rate_per_s`: one by one, or a board's worth at once."""
         times_s = arrival_times_s(rate_per_s, arrivals, _ARRIVALS_SEED)

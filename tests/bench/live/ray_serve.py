@@ -1,8 +1,9 @@
-"""Ray Serve with model multiplexing: the usual choice for many models on one machine.
+"""Ray Serve with model multiplexing and batches: the usual choice for many models on one machine.
 
-Needs `pip install 'ray[serve]'`. One replica per executor, each with its share of the models that fit the memory, as
-many threads as an executor has, ordinary loading through the same reader (replicas share one disk), and handle calls,
-so that no HTTP is in the way. Chains are the caller's: a detector is asked when its classifier answered.
+One replica per executor, each with its share of the models that fit the memory (rounded up), as many threads as an
+executor has, the same reader (replicas share one disk), and handle calls, so that no HTTP is in the way. Requests for
+one model are computed as one batch, models load beside computing, and the router prefers a replica that has the model.
+Chains are the caller's: a detector is asked when its classifier answered.
 """
 
 import asyncio
@@ -18,27 +19,30 @@ from typing import Any, NamedTuple
 from experts.reading import FileReader
 from experts.spec import ExpertId
 from experts.vision.preprocess import prepare
+from tests import ROOT
 from tests.bench.live.expert_files import read_experts, reader_of
-from tests.bench.live.ordinary import OrdinaryFiles, answer
-from tests.bench.live.sides import SideInput, SideResult
+from tests.bench.live.loading import loader_of
+from tests.bench.live.sides import SideInput, SideResult, side_of
+from tests.bench.processes import peak_bytes
 
-#: Requests that a replica takes at once. With one, all others wait in the router, which prefers a replica that has the
-#: model: half the loads per image of Ray's default of 5 on the skewed trace, and 1.4 times its images per second.
-_ONGOING = 1
+#: Seconds for which a batch waits for more requests; all images wait anyhow.
+_BATCH_WAIT_S = 0.01
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_SERVE_ENABLE_TASK_EVENTS": "0",
+    "PYTHONPATH": str(ROOT),
 }
 
 
 class ReplicaAnswer(NamedTuple):
-    """The start of the batch, and the loads of this replica (a process) so far."""
+    """The start of the batch, and the loads and the largest memory of this replica (a process) so far."""
 
     replica: int
     began_s: float
     loads: int
     loaded_bytes: int
+    peak_bytes: int
 
 
 class SharedDisk:
@@ -62,11 +66,8 @@ class SharedDisk:
 def run_ray(work: SideInput) -> SideResult:
     """Run a cluster of this one process tree, on the loopback interface only."""
     os.environ.update(_RAY_ENVIRONMENT)
-    try:
-        ray: Any = import_module("ray")
-        serve: Any = import_module("ray.serve")
-    except ModuleNotFoundError as missing:
-        raise SystemExit(f"Ray Serve is not installed ({missing}): pip install 'ray[serve]==2.60.0'") from None
+    ray: Any = import_module("ray")
+    serve: Any = import_module("ray.serve")
     folder = tempfile.mkdtemp(prefix="r")  # sockets lie deep in it, and their paths may not be long
     try:
         ray.init(
@@ -88,48 +89,71 @@ def run_ray(work: SideInput) -> SideResult:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+class _Held:
+    """A model in a replica; Ray calls `__del__` when it gives the model up, and Python once more."""
+
+    def __init__(self, loader: Any, model: Any) -> None:
+        self.model = model
+        self._loader = loader
+
+    def __del__(self) -> None:
+        loader, self._loader = self._loader, None
+        if loader is not None:
+            loader.give_up(self.model)
+
+
+def _models_of_a_replica(work: SideInput, largest_bytes: int) -> int:
+    return max(1, -(-work.memory_bytes // largest_bytes // work.executors))
+
+
 def _inspector(serve: Any, work: SideInput) -> Any:
     """Return the deployment, as Ray's documentation shows it."""
     specs = read_experts(work.catalog)
-    models_in_all = work.memory_bytes // max(spec.weights_bytes for spec in specs.values())
-    threads, disk, lock = work.threads_per_executor, work.disk, work.disk_lock
+    largest_bytes = max(spec.weights_bytes for spec in specs.values())
+    models = _models_of_a_replica(work, largest_bytes)
+    threads, disk, lock, device = work.threads_per_executor, work.disk, work.disk_lock, work.device
+    loading, ongoing = side_of(work.side).loading, max(1, work.window // work.executors)
 
     class Inspector:
         """One replica: an executor with its own models."""
 
         def __init__(self) -> None:
             self.torch: Any = import_module("torch")
-            self.files = OrdinaryFiles(SharedDisk(reader_of(disk), lock))
+            self.loader = loader_of(loading, SharedDisk(reader_of(disk), lock), models * largest_bytes, threads, device)
             self.loads = 0
             self.loaded_bytes = 0
-            frameworks: Any = import_module("experts.vision.frameworks")
-            frameworks.torchvision()
-            frameworks.ultralytics()
+            import_module("tests.bench.live.preload")
 
-        @serve.multiplexed(max_num_models_per_replica=max(1, models_in_all // work.executors))
+        @serve.multiplexed(max_num_models_per_replica=models)
         async def model(self, expert: str) -> Any:
             spec = specs[ExpertId(expert)]
             self.loads += 1
             self.loaded_bytes += spec.weights_bytes
-            return self.files.model(spec)
+            loaded = await asyncio.get_running_loop().run_in_executor(None, self.loader.load, spec)
+            return _Held(self.loader, loaded)
 
         async def replica(self) -> int:
             return os.getpid()
 
-        async def __call__(self, payload: bytes) -> ReplicaAnswer:
+        @serve.batch(max_batch_size=ongoing, batch_wait_timeout_s=_BATCH_WAIT_S)
+        async def answers(self, payloads: list[bytes]) -> list[ReplicaAnswer]:
             self.torch.set_num_threads(threads)
             expert = serve.get_multiplexed_model_id()
-            model = await self.model(expert)
-            began_s = time.monotonic()
-            spec = specs[ExpertId(expert)]
-            answer(model, spec, [prepare(payload, "image", None, spec)])
-            return ReplicaAnswer(os.getpid(), began_s, self.loads, self.loaded_bytes)
+            held = await self.model(expert)
+            began_s, spec = time.monotonic(), specs[ExpertId(expert)]
+            prepared = [prepare(payload, "image", None, spec) for payload in payloads]
+            self.loader.answer(held.model, spec, prepared)  # in the loop: no model is given up meanwhile
+            answer = ReplicaAnswer(os.getpid(), began_s, self.loads, self.loaded_bytes, peak_bytes())
+            return [answer] * len(payloads)
+
+        async def __call__(self, payload: bytes) -> ReplicaAnswer:
+            return await self.answers(payload)
 
     return serve.deployment(
         Inspector,
         name="inspector",
         num_replicas=work.executors,
-        max_ongoing_requests=_ONGOING,
+        max_ongoing_requests=ongoing,
         ray_actor_options={"num_cpus": 1},
     )
 
@@ -139,9 +163,13 @@ async def _inspect_all(work: SideInput, handle: Any) -> SideResult:
     ready: set[int] = set()
     while len(ready) < work.executors:
         ready.add(await handle.replica.remote())
+    before: dict[int, ReplicaAnswer] = {}
+    newest: dict[int, ReplicaAnswer] = {}
+    for expert in _experts_at_the_start(work):
+        reply: ReplicaAnswer = await handle.options(multiplexed_model_id=expert).remote(work.payload(0))
+        before[reply.replica] = newest[reply.replica] = reply
     began_s = time.monotonic()
     waits_s, latencies_s = list[float](), list[float]()
-    newest: dict[int, ReplicaAnswer] = {}
 
     async def inspect(number: int) -> None:
         payload, starts_s = work.payload(number), list[float]()
@@ -166,8 +194,18 @@ async def _inspect_all(work: SideInput, handle: Any) -> SideResult:
         images=len(latencies_s),
         seconds=ended_s - began_s if stopped else max(latencies_s),
         stopped=stopped,
-        loads=sum(reply.loads for reply in newest.values()),
-        loaded_bytes=sum(reply.loaded_bytes for reply in newest.values()),
+        loads=sum(reply.loads for reply in newest.values()) - sum(reply.loads for reply in before.values()),
+        loaded_bytes=sum(reply.loaded_bytes for reply in newest.values())
+        - sum(reply.loaded_bytes for reply in before.values()),
         waits_s=tuple(waits_s),
         latencies_s=tuple(latencies_s),
+        peak_bytes=peak_bytes() + sum(reply.peak_bytes for reply in newest.values()),
     )
+
+
+def _experts_at_the_start(work: SideInput) -> list[str]:
+    """Return the most used experts, as many as the replicas hold: they are there when the images come."""
+    usage = work.trace.usage()
+    largest_bytes = max(spec.weights_bytes for spec in read_experts(work.catalog).values())
+    count = _models_of_a_replica(work, largest_bytes) * work.executors
+    return sorted(usage, key=lambda name: -usage[name])[:count]

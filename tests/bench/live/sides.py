@@ -1,14 +1,11 @@
 """The parts that all runs of the live benchmark share, and a process of its own for each run."""
 
 import os
-import pickle
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Literal, NamedTuple
 
 from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS
@@ -16,7 +13,6 @@ from experts.memory import HostMemory
 from experts.reading import DirectReader
 from experts.spec import ArchitectureId, ExpertId, ExpertSpec
 from experts.vision.slot import LayoutShelf
-from tests import ROOT
 from tests.bench.live.expert_files import (
     PACED_BYTES_PER_S,
     Disk,
@@ -26,44 +22,82 @@ from tests.bench.live.expert_files import (
     read_experts,
 )
 from tests.bench.live.image_trace import ImageOrder, ImageTrace, make_trace, make_types
+from tests.bench.live.libraries import LIBRARIES, CompileWork, compile_all, missing_library
+from tests.bench.live.loading import Loading
+from tests.bench.processes import OwnProcesses, RunError
 from tools.bench.loading import read_seconds
 from tools.profile.measure import Bench
 from tools.profile.samples import Samples
 from tools.simulate.fit import fit_line, largest_useful_batch
-from tools.terminal.console import quiet_start
 
-ORDINARY, NAIVE, RAY = "samba-ordinary", "naive", "ray-serve"
-#: The sides that are not policies of CoServe.
-OTHER_SIDES = (ORDINARY, NAIVE, RAY)
-SIDES = (*PRESETS, *OTHER_SIDES)
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """How requests are scheduled and how experts are loaded.
+
+    `scheduler` is one of our policies by name, a server with one queue (server.py), or Ray Serve. A server's batches
+    are of the requests at the head of its queue (`window` 1), of those within the window of all sides ("limited"), or
+    of all that wait (None). `max_batch` is less than the executors' where it is given.
+    """
+
+    scheduler: str
+    loading: Loading
+    window: Literal["limited", 1] | None = "limited"
+    max_batch: int | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Return True if a part of it is: our slots, or one of our policies."""
+        return self.loading == "slots" or self.scheduler in PRESETS
+
+    @property
+    def library(self) -> str:
+        """The library that must be installed for it."""
+        return "ray" if self.scheduler == "ray" else self.loading
+
+
+SAMBA, PLUS = "samba", "coserve-plus"
+#: The sides that are compared, then those that show what each idea brings: slots, batching, scheduling.
+COMPARED: dict[str, Side] = {
+    SAMBA: Side("server", "ordinary", window=1),
+    "safetensors": Side("server", "kept"),
+    "safetensors-all": Side("server", "kept", window=None),
+    "openvino": Side("server", "openvino"),
+    "openvino-all": Side("server", "openvino", window=None),
+    "onnxruntime": Side("server", "onnxruntime"),
+    "ray-serve": Side("ray", "kept"),
+    "ray-slots": Side("ray", "slots"),
+    "samba-slots": Side("server", "slots", window=1),
+    "samba-batching": Side("server", "ordinary"),
+    "samba-scheduling": Side(PLUS, "ordinary", max_batch=1),
+    "slots-batching": Side("server", "slots"),
+    "coserve": Side("coserve", "slots"),
+    PLUS: Side(PLUS, "slots"),
+}
+#: Each idea added to the one before, and each alone on the base.
+LADDER = (SAMBA, "samba-slots", "slots-batching", PLUS)
+ALONE = {"slots": "samba-slots", "batching": "samba-batching", "scheduling": "samba-scheduling"}
+#: The paper's other policies are run where they are asked for.
+SIDES: dict[str, Side] = {
+    **COMPARED,
+    **{name: Side(name, "slots") for name in PRESETS if name not in COMPARED and not name.startswith("samba")},
+}
+
+
+def side_of(name: str) -> Side:
+    return SIDES[name]
+
 
 _PICTURES = 120
 _SEED = 17
 _BATCHES = (1, 2, 4, 8, 16)
 _BATCH_ROUNDS = 5
 _READ_FILES = 6
-#: Seconds of a side's process beside its run: imports, the initial fill, a cluster's start.
+#: Seconds of a side's process beside its run: the initial fill, a cluster's start.
 _AROUND_A_RUN_S = 240.0
-#: Sides of which only the whole trace shows the rate may take so many times the limit.
-_WHOLE_TRACE = 10
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-class SideError(Exception):
-    """A side's process failed; the text is the end of its output."""
-
-
-def serves_in_order(side: str) -> bool:
-    """Return True if a side serves images as they come, so that a part of a run shows the rate of the whole.
-
-    A side that groups images serves the popular experts first: only the whole trace shows how fast it is. Ray Serve's
-    router groups too, for it prefers a replica that has the model.
-    """
-    if side in OTHER_SIDES:
-        return side != RAY
-    return PRESETS[side].binding == "arrival" and PRESETS[side].arrange == "last"
+_COMPILE_S = 3600.0
+#: A side that serves images as they come shows its rate by so many of them.
+_ENOUGH_IMAGES = 300
 
 
 def default_folder() -> Path:
@@ -74,7 +108,10 @@ def default_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """Sizes that are the same for every side. After `limit_s` sides that serve images as they come are stopped."""
+    """Sizes that are the same for every side. `window`: the requests among which a server looks for a batch.
+
+    A side is stopped after `limit_s`; the rate is then over the images that it finished.
+    """
 
     folder: Path
     recipe: ExpertRecipe
@@ -83,6 +120,8 @@ class LiveOptions:
     limit_s: float
     executors: int = 2
     threads: int = 2
+    window: int = 64
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +145,9 @@ class SideInput:
     """One run of one side. `pictures` are pairs: the JPEG that stops after its classifier, and the one that goes on.
 
     `memory_bytes` is for experts, in all; `executors` and `threads` are of the whole side: a side with one executor
-    has all threads. After `limit_s` the side is stopped and the images that it finished count. `record` is a file for
-    a trace of the scheduler's decisions, `disk_lock` a file that processes lock while they read an expert.
+    has all threads. After `limit_s`, or `enough_images`, the side is stopped and the images that it finished count.
+    `record` is a file for a trace of the scheduler's decisions, `disk_lock` a file that processes lock while they read
+    an expert.
     """
 
     side: str
@@ -123,6 +163,9 @@ class SideInput:
     costs: tuple[Performance, ...] = ()
     deadline_s: float | None = None
     record: Path | None = None
+    window: int = 64
+    enough_images: int | None = None
+    device: str = "cpu"
 
     @property
     def threads_per_executor(self) -> int:
@@ -139,7 +182,8 @@ class SideResult:
     """Figures of one run. `seconds` is from the first image's arrival to the last verdict, or to the limit.
 
     `waits_s` are from an image's arrival to the start of its first expert's batch, `latencies_s` to its verdict, both
-    of the images that ended. `loads` are those after the initial fill. `failure` names what went wrong with images.
+    of the images that ended. `loads` are those after the initial fill. `peak_bytes` is the largest memory of its
+    processes. `failure` names what went wrong with images.
     """
 
     side: str
@@ -152,6 +196,7 @@ class SideResult:
     latencies_s: tuple[float, ...]
     unknown: int = 0
     failure: str = ""
+    peak_bytes: int = 0
 
     @property
     def images_per_s(self) -> float:
@@ -168,6 +213,7 @@ class LiveSetup:
     specs: dict[ExpertId, ExpertSpec]
     pictures: list[tuple[bytes, bytes]]
     costs: MachineCosts
+    processes: OwnProcesses
 
     @property
     def memory_bytes(self) -> int:
@@ -190,36 +236,52 @@ class LiveSetup:
             pictures=self.pictures,
             memory_bytes=self.memory_bytes,
             disk=disk,
-            limit_s=self.options.limit_s * (1 if serves_in_order(side) else _WHOLE_TRACE),
+            limit_s=self.options.limit_s,
             disk_lock=self.scratch / "disk.lock",
             executors=self.options.executors,
             threads=self.options.threads,
             costs=tuple(replace(row, disk_s=row.disk_s * slower) for row in self.costs.rows),
+            window=self.options.window,
+            # Others serve the popular experts first: only the whole trace shows how fast they are.
+            enough_images=_ENOUGH_IMAGES if side_of(side).window == 1 else None,
+            device=self.options.device,
         )
 
     def run(self, work: SideInput) -> SideResult:
-        """Carry out one run in a process of its own, so that each starts with clean memory. Raises SideError."""
-        return in_own_process(run_side, work, self.scratch, work.limit_s + _AROUND_A_RUN_S)
+        """Carry out one run in a process of its own. Raises RunError, at once where a library is not installed."""
+        if (missing := missing_library(side_of(work.side).library)) is not None:
+            raise RunError(missing)
+        return self.processes.call(run_side, work, work.limit_s + _AROUND_A_RUN_S)
 
 
-def prepare(options: LiveOptions, scratch: Path, on_step: Callable[[str], None]) -> LiveSetup:
-    """Make the experts, or find them, render the pictures, and measure the machine. Raises SideError."""
+def prepare(
+    options: LiveOptions, scratch: Path, on_step: Callable[[str], None], sides: Collection[str] = ()
+) -> LiveSetup:
+    """Make the experts and what the libraries of `sides` make of them, or find them; render the pictures; measure the
+    machine. Raises RunError.
+    """
+    processes = OwnProcesses(["tests.bench.live.preload"])
     catalog = make_experts(options.folder.resolve(), options.recipe, lambda name: on_step(f"making {name}"))
+    loadings = {side_of(side).loading for side in sides}
+    libraries = tuple(name for name in LIBRARIES if name in loadings and missing_library(name) is None)
+    if libraries:
+        on_step(f"compiling for {' and '.join(libraries)}")
+        processes.call(compile_all, CompileWork(catalog, libraries), _COMPILE_S)
     on_step("rendering images")
     pictures = make_pictures(_PICTURES, _SEED)
     on_step("measuring this machine")
-    work = (catalog, pictures, options.executors, options.threads)
-    costs = in_own_process(_measure_costs, work, scratch, _AROUND_A_RUN_S)
-    return LiveSetup(options, scratch, catalog, read_experts(catalog), pictures, costs)
+    costs = processes.call(_measure_costs, CostWork(catalog, pictures, options), _AROUND_A_RUN_S)
+    return LiveSetup(options, scratch, catalog, read_experts(catalog), pictures, costs, processes)
 
 
 def run_side(work: SideInput) -> SideResult:
     """Run one side; each imports only its own parts."""
-    if work.side == NAIVE:
-        from tests.bench.live.ordinary import run_naive
+    scheduler = side_of(work.side).scheduler
+    if scheduler == "server":
+        from tests.bench.live.server import run_server
 
-        return run_naive(work)
-    if work.side == RAY:
+        return run_server(work)
+    if scheduler == "ray":
         from tests.bench.live.ray_serve import run_ray
 
         return run_ray(work)
@@ -228,25 +290,16 @@ def run_side(work: SideInput) -> SideResult:
     return run_engine(work)
 
 
-def in_own_process(function: Callable[[T], R], argument: T, scratch: Path, timeout_s: float) -> R:
-    """Return `function(argument)`, computed by a fresh Python process. Raises SideError."""
-    call_file, result_file = scratch / "call.pickle", scratch / "result.pickle"
-    call_file.write_bytes(pickle.dumps((function, argument)))
-    result_file.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "tests.bench.live.process", str(call_file), str(result_file)]
-    environ = quiet_start({"PYTHONPATH": str(ROOT)})
-    try:
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise SideError(f"did not end within {timeout_s:.0f} s") from error
-    if done.returncode or not result_file.is_file():
-        raise SideError((done.stderr.strip() or f"exit status {done.returncode}")[-800:])
-    return pickle.loads(result_file.read_bytes())  # noqa: S301 - written by our own process
+class CostWork(NamedTuple):
+    catalog: Path
+    pictures: list[tuple[bytes, bytes]]
+    options: LiveOptions
 
 
-def _measure_costs(work: tuple[Path, list[tuple[bytes, bytes]], int, int]) -> MachineCosts:
+def _measure_costs(work: CostWork) -> MachineCosts:
     """Measure each architecture with one of its experts, all executors at once (CoServe §4.5), and the cold disk."""
-    catalog, pictures, executors, threads = work
+    catalog, pictures, options = work
+    executors, threads, device = options.executors, options.threads, options.device
     specs = read_experts(catalog)
     samples = Samples(tuple(stops for stops, _ in pictures), "rendered parts")
     shelf = LayoutShelf()
@@ -254,12 +307,12 @@ def _measure_costs(work: tuple[Path, list[tuple[bytes, bytes]], int, int]) -> Ma
     rows: list[Performance] = []
     residuals: dict[str, float] = {}
     for layout, spec in {spec.layout: spec for spec in specs.values()}.items():
-        with Bench("cpu", executors, max(1, threads // executors), shelf) as bench:
+        with Bench(device, executors, max(1, threads // executors), shelf) as bench:
             line = fit_line(bench.latencies_s(bench.slots(spec), samples, _BATCHES, _BATCH_ROUNDS).items())
         residuals[layout] = line.residual
         max_batch = largest_useful_batch(line, max(_BATCHES))
         disk_s = spec.weights_bytes / bytes_per_s
-        rows.append(Performance("cpu", ArchitectureId(layout), line.k_s, line.b_s, max_batch, disk_s=disk_s))
+        rows.append(Performance(device, ArchitectureId(layout), line.k_s, line.b_s, max_batch, disk_s=disk_s))
     return MachineCosts(tuple(rows), residuals, bytes_per_s, method)
 
 

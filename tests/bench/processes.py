@@ -1,0 +1,67 @@
+"""Runs of a benchmark in processes of their own: each begins with clean memory and everything imported."""
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_END_S = 20.0
+
+
+class RunError(Exception):
+    """A run's process failed; the text is the end of what it said."""
+
+
+class OwnProcesses:
+    """Starts a process for each call, all forked from one that has imported `modules` and has computed nothing."""
+
+    def __init__(self, modules: Sequence[str] = ()) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([*modules])
+
+    def call(self, function: Callable[[T], R], argument: T, timeout_s: float) -> R:
+        """Return `function(argument)`, computed by a fresh process. Raises RunError."""
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_carry_out, args=(theirs, function, argument), daemon=False)
+        process.start()
+        theirs.close()
+        try:
+            if not ours.poll(timeout_s):
+                raise RunError(f"did not end within {timeout_s:.0f} s")
+            is_done, result = ours.recv()
+            process.join(_END_S)
+        except EOFError:
+            process.join(_END_S)
+            raise RunError(f"exit status {process.exitcode}") from None
+        finally:
+            if process.is_alive():
+                process.kill()
+                process.join()
+            ours.close()
+        if not is_done:
+            raise RunError(str(result)[-800:])
+        return result
+
+
+def peak_bytes() -> int:
+    """Return the largest memory that this process had at once."""
+    with Path("/proc/self/status").open(encoding="ascii") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+
+def _carry_out(answer: Connection, function: Callable[[T], R], argument: T) -> None:
+    with suppress(OSError):
+        # The peak of the process that this one was forked from is not its own.
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    try:
+        answer.send((True, function(argument)))
+    except SystemExit as error:
+        answer.send((False, str(error)))
+    except BaseException:  # noqa: BLE001  the process that asked must learn of it
+        answer.send((False, traceback.format_exc()))
