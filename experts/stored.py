@@ -77,6 +77,10 @@ class StoredForm:
 
 
 def _expand(target: torch.Tensor, data: torch.Tensor, scales: torch.Tensor | None) -> None:
+    """Write stored numbers into a slot, scaled ones in float32 and then rounded once to what the slot computes with."""
+    if scales is not None and target.dtype != torch.float32:
+        target.copy_(data.float().mul_(scales))
+        return
     target.copy_(data)
     if scales is not None:
         target.mul_(scales)
