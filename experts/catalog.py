@@ -40,6 +40,27 @@ class Normalisation(BaseModel):
     std: Annotated[tuple[Annotated[Finite, Field(gt=0)], ...], Field(min_length=3, max_length=3)]
 
 
+class StoredFigures(BaseModel):
+    """Stored form of a thin file, bytes that it and its slot take, and how its answers differ from the original's.
+
+    They were compared on so many `images`, pictures or generated patterns, at import: images with the same labels,
+    largest differences of a confidence and of a box in pixels, a detector's mean average precision against the
+    original's boxes.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    form: str
+    bytes: int
+    slot_bytes: int
+    on: Literal["pictures", "patterns"]
+    images: int
+    same_labels: int
+    confidence: Finite
+    box_pixels: Finite = 0.0
+    mean_precision: Share | None = None
+
+
 class CatalogEntry(BaseModel):
     """One expert as the file has it; `file` is relative to the catalog."""
 
@@ -57,6 +78,8 @@ class CatalogEntry(BaseModel):
     max_detections: Annotated[int, Field(ge=1, le=3000)] = 300
     #: How sure it was on images held out from training, by answered label or `all` (experts/drift.py).
     confidences: dict[Label, Counts] = {}
+    #: Of weights that are stored thinner than they are computed.
+    stored: StoredFigures | None = None
 
 
 class CatalogFile(BaseModel):

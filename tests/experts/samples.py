@@ -130,6 +130,6 @@ def an_expert_file(  # noqa: PLR0917  # what tests vary
         "layout": name,
         "weights_bytes": layout.region_bytes,
         "stored_as": stored_as,
-        "stored_bytes": layout.form(stored_as).region_bytes,
+        "stored_bytes": layout.form(stored_as).region_bytes if stored_as else 0,
     }
     return ExpertSpec(**{**values, **fields})

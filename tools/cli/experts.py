@@ -271,6 +271,16 @@ def _print_facts(facts: dict[str, Any], plant: "PlantTime") -> None:
             f"{entry['architecture']}, {entry['input_size']} pixels, classes {', '.join(entry['classes'])}",
             markup=False,
         )
+        if stored := entry["stored"]:
+            precision = stored["mean_precision"]
+            console.print(
+                f"stored as {stored['form']}: {size_text(stored['bytes'])} on the disk,"
+                f" {size_text(stored['slot_bytes'])} in memory;"
+                f" at import the same labels as the original on {stored['same_labels']} of"
+                f" {stored['images']} {stored['on']}, confidence within {stored['confidence']:.1e}"
+                + ("" if precision is None else f", mean precision {precision:.4f} of its boxes"),
+                markup=False,
+            )
     if serving is None:
         console.print("residency: no daemon runs here, or it does not know this expert")
     else:

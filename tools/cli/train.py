@@ -43,8 +43,12 @@ def import_expert(
     ] = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        typer.Option(help="How weights are stored and computed; auto: the fastest that agrees with the original."),
+        typer.Option(help="How weights are computed; auto: the fastest that agrees with the original."),
     ] = "auto",
+    store: Annotated[
+        Literal["float32", "bfloat16", "int8", "auto"],
+        typer.Option(help="Widest form of the file; auto: the thinnest whose answers on --images agree."),
+    ] = "float32",
     trust: Annotated[bool, typer.Option("--trust", help="Open a pickled program, in a process of its own.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -61,7 +65,7 @@ def import_expert(
 
     must_be_architecture("--architecture", architecture, "classify", "detect")
     labels = tuple(label.strip() for label in classes.split(",")) if classes else None
-    form = Form(dtype=dtype, origin=f"imported from {file.name}")
+    form = Form(dtype=dtype, origin=f"imported from {file.name}", store=store)
     target = ImportTarget(architecture, input_size, out, labels, expert, form)
     try:
         report = import_file(file, target, images=images, trust=trust)
@@ -72,8 +76,9 @@ def import_expert(
     agreement = report.agreement
     if as_json:
         expert_row = {"expert": report.expert, "file": str(report.file), "entry": report.entry, "dtype": report.dtype}
-        trials = [asdict(trial) for trial in report.trials]
-        print_json(expert_row | {"agreement": asdict(agreement), "tried": trials, "not_tried": list(report.unfit)})
+        trials, thin = [asdict(trial) for trial in report.trials], [asdict(trial) for trial in report.thin]
+        outcome = {"agreement": asdict(agreement), "tried": trials, "not_tried": list(report.unfit), "thin": thin}
+        print_json(expert_row | outcome)
         return
     for trial in report.trials:
         outcome = "kept" if trial.dtype == report.dtype else "slower" if trial.agrees else "differs too much"
@@ -81,11 +86,20 @@ def import_expert(
             f"{trial.dtype}: {trial.batch_ms:.1f} ms for 4 images, same labels on {trial.agreement.same_labels} of"
             f" {trial.agreement.images}, confidence within {trial.agreement.confidence:.1e}: {outcome}"
         )
+    for trial in report.thin:
+        precision = trial.agreement.mean_precision
+        console.print(
+            f"stored as {trial.stored_as}: {size_text(trial.bytes)}, same labels on {trial.agreement.same_labels} of"
+            f" {trial.agreement.images}, confidence within {trial.agreement.confidence:.1e}"
+            f"{'' if precision is None else f', mean precision {precision:.4f}'}: "
+            + ("kept" if trial.agrees else "differs too much")
+        )
     for reason in report.unfit:
         console.print(f"not tried: {reason}", markup=False)
     proof = f"images of {images}" if images is not None else "generated patterns (no photos: name some with --images)"
     console.print(
-        f"{report.expert}: {size_text(report.weights_bytes)}, {report.file}, {report.dtype}; on"
+        f"{report.expert}: {size_text(report.spec.read_bytes)}, {report.file}, {report.dtype}"
+        f"{f' stored as {report.spec.stored_as}' if report.spec.stored_as else ''}; on"
         f" {agreement.images} {proof} it names the same on {agreement.same_labels} and differs from the original by at"
         f" most {agreement.confidence:.1e} in confidence and {agreement.box_pixels:.1e} pixels",
         markup=False,

@@ -79,16 +79,18 @@ def write_confidences(catalog: Path, answers: Mapping[str, list[Answer]]) -> Non
         replace_entry(catalog, entries, expert, measured)
 
 
-def images_below(folder: Path) -> list[tuple[bytes, Image]]:
-    """Return the first `SAMPLES` images of a folder and below it, by name: their bytes and pixels; skip other files."""
-    images: list[tuple[bytes, Image]] = []
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        if len(images) == SAMPLES:
-            break
+def images_below(folder: Path, count: int = SAMPLES) -> Iterator[tuple[bytes, Image]]:
+    """Yield the bytes and pixels of at most `count` images below a folder, spread evenly; skip other files."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    # Multiples of the golden ratio: as many as are taken lie evenly among the names, so that no label is left out.
+    spread = sorted(range(len(files)), key=lambda place: place * (5**0.5 - 1) / 2 % 1)
+    for place in spread:
+        if count == 0:
+            return
         with suppress(ImageError):
-            payload = file.read_bytes()
-            images.append((payload, decode(payload, "image")))
-    return images
+            payload = files[place].read_bytes()
+            yield payload, decode(payload, "image")
+            count -= 1
 
 
 def _images(folder: Path, spec: ExpertSpec) -> Iterator[Prepared]:

@@ -5,13 +5,14 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from experts.spec import ExpertId, ExpertSpec, LayoutId
+from experts.stored import thinned
 from experts.vision.architectures import (
     ARCHITECTURES,
     DTYPES,
@@ -24,17 +25,23 @@ from experts.vision.architectures import (
 )
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt, is_end_to_end
-from experts.weights import read_header, write_weights
+from experts.weights import write_weights
 from tools.training.proof import Agreement, Image, OriginalOutputs, batch_ms, compare, why_unfit
 
 #: In place of a dtype: the fastest on this machine that agrees with the original.
 AUTO = "auto"
 AUTO_DTYPES = ("float32", "bfloat16", "float16")
+#: Forms of a file, thinnest first, and bits of a weight. A file is never wider than the slot that it fills.
+STORES = ("int8", "bfloat16", "float32")
+_BITS: Mapping[str, int] = {"int8": 8, "bfloat16": 16, "float16": 16, "float32": 32}
 _MEMORY_FORMAT = "channels_last"
 #: Largest difference of a confidence, and of a box in pixels, between an expert and its original. Eight bits of
 #: mantissa round more; the report shows what that does to verdicts.
-CONFIDENCE_TOLERANCES: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.03, "float16": 5e-3}
-BOX_TOLERANCES_PIXELS: Mapping[str, float] = {"float32": 0.5, "bfloat16": 2.0, "float16": 0.5}
+CONFIDENCE_TOLERANCES: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.03, "float16": 5e-3, "int8": 0.05}
+BOX_TOLERANCES_PIXELS: Mapping[str, float] = {"float32": 0.5, "bfloat16": 2.0, "float16": 0.5, "int8": 3.0}
+#: A thin form is taken by `--store auto` if so many labels are the same and confidences are within so much; of a
+#: detector's, if the mean average precision of its boxes, measured against the original's, loses no more than so much.
+_SAME_LABELS, _NEAR_CONFIDENCE, _LOST_PRECISION = 0.999, 0.01, 0.005
 
 
 class ImportRefusedError(Exception):
@@ -52,10 +59,21 @@ class DtypeTrial:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreTrial:
+    """A thin form that was tried: bytes that a load reads; True if its answers agree."""
+
+    stored_as: str
+    bytes: int
+    agreement: Agreement
+    agrees: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ImportReport:
     """The expert that was written. `entry` is the catalog's entry, its `file` relative to the catalog's folder.
 
-    With `--dtype auto`, `trials` has every dtype that was tried, and `unfit` why others were not.
+    With `--dtype auto`, `trials` has every dtype that was tried, and `unfit` why others were not; with `--store auto`,
+    `thin` has the thin forms that were tried.
     """
 
     expert: str
@@ -66,6 +84,7 @@ class ImportReport:
     dtype: str
     trials: tuple[DtypeTrial, ...] = ()
     unfit: tuple[str, ...] = ()
+    thin: tuple[StoreTrial, ...] = ()
 
     @property
     def weights_bytes(self) -> int:
@@ -78,7 +97,7 @@ class ImportReport:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Form in which an expert is stored and proved.
+    """Form in which an expert is computed, stored and proved.
 
     `tolerance` is of confidences: None for that of the dtype, infinity to accept any answer (benchmarks). `origin`
     goes into the results table.
@@ -87,6 +106,7 @@ class Form:
     dtype: str = "float32"
     tolerance: float | None = None
     origin: str = "imported"
+    store: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +119,7 @@ class ImportJob:
     out: Path
     expert: str
     form: Form
+    has_pictures: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +130,24 @@ class _Candidate:
     spec: ExpertSpec
     agreement: Agreement
 
+    @property
+    def thinnest(self) -> str:
+        """Return the form, of file and slot, that rounds most."""
+        return self.spec.stored_as or self.dtype
+
     def agrees(self, tolerance: float | None) -> bool:
         if tolerance == math.inf:
             return True
-        limit = CONFIDENCE_TOLERANCES[self.dtype] if tolerance is None else tolerance
-        return self.agreement.confidence <= limit and self.agreement.box_pixels <= BOX_TOLERANCES_PIXELS[self.dtype]
+        limit = CONFIDENCE_TOLERANCES[self.thinnest] if tolerance is None else tolerance
+        return self.agreement.confidence <= limit and self.agreement.box_pixels <= BOX_TOLERANCES_PIXELS[self.thinnest]
+
+    def agrees_nearly(self) -> bool:
+        """Return True if `--store auto` may take it."""
+        agreement = self.agreement
+        if agreement.mean_precision is not None:
+            return agreement.mean_precision >= 1 - _LOST_PRECISION
+        same_labels = agreement.same_labels >= _SAME_LABELS * agreement.images
+        return same_labels and agreement.confidence <= _NEAR_CONFIDENCE
 
 
 def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], outputs: OriginalOutputs) -> ImportReport:
@@ -128,21 +162,31 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
     if len(unfit) == len(dtypes):
         raise ImportRefusedError(f"{job.expert}: {unfit[dtypes[0]]}")
     head = END_TO_END_HEAD if is_end_to_end(original) else PLAIN_HEAD
-    places = {
-        dtype: job.out / f".{job.expert}.{os.getpid()}.{dtype}.candidate" for dtype in dtypes if dtype not in unfit
-    }
-    candidates: list[_Candidate] = []
+    places: list[Path] = []
+    thin: list[StoreTrial] = []
+
+    def candidate(dtype: str, store: str) -> _Candidate:
+        places.append(job.out / f".{job.expert}.{os.getpid()}.{dtype}.{store}.candidate")
+        spec = _write(job, places[-1], adapted, dtype, _thinner(store, dtype), head)
+        return _Candidate(dtype, spec, compare(spec, images, outputs))
+
+    store = STORES[-1] if job.form.store == AUTO else job.form.store
     try:
-        for dtype, place in places.items():
-            spec = _write(job, place, adapted, dtype, head)
-            candidates.append(_Candidate(dtype, spec, compare(spec, images, outputs)))
+        candidates = [candidate(dtype, store) for dtype in dtypes if dtype not in unfit]
         trials = _try_speeds(job, candidates, images) if job.form.dtype == AUTO else ()
         fastest = min((trial for trial in trials if trial.agrees), key=lambda trial: trial.batch_ms, default=None)
         best = candidates[trials.index(fastest)] if fastest is not None else candidates[0]
         _refuse_disagreement(job, best)
+        for store in (store for store in STORES if job.form.store == AUTO and _thinner(store, best.dtype)):
+            tried = candidate(best.dtype, store)
+            agrees = tried.agrees_nearly()
+            thin.append(StoreTrial(store, tried.spec.read_bytes, tried.agreement, agrees))
+            if agrees:
+                best = tried
+                break
         best.spec.file.replace(file)
     finally:
-        for place in places.values():
+        for place in places:
             place.unlink(missing_ok=True)
     entry = {
         "architecture": job.architecture.name,
@@ -152,15 +196,24 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
         "normalisation": job.architecture.normalisation,
         "sha256": best.spec.sha256,
     }
-    spec = replace(best.spec, file=file)
-    return ImportReport(job.expert, file, entry, spec, best.agreement, best.dtype, trials, tuple(unfit.values()))
+    if best.spec.stored_as:
+        figures = {"form": best.spec.stored_as, "bytes": best.spec.stored_bytes, "slot_bytes": best.spec.weights_bytes}
+        entry["stored"] = figures | {"on": "pictures" if job.has_pictures else "patterns"} | asdict(best.agreement)
+    spec, reasons = replace(best.spec, file=file), tuple(unfit.values())
+    return ImportReport(job.expert, file, entry, spec, best.agreement, best.dtype, trials, reasons, tuple(thin))
 
 
-def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, head: str) -> ExpertSpec:
+def _thinner(store: str, dtype: str) -> str:
+    """Return the thin form of a file, or "" if the slot's own is as thin."""
+    return store if _BITS[store] < _BITS[dtype] else ""
+
+
+def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, stored_as: str, head: str) -> ExpertSpec:
     """Write the network's bytes and their header to `place`, and return them as an expert."""
     layout = layout_id(job.architecture, len(job.classes), job.input_size, dtype, _MEMORY_FORMAT, head)
     try:
-        blocks = pack(build_layout(layout), adapted)
+        built = build_layout(layout)
+        blocks = pack(built, adapted)
     except ValueError as error:
         raise ImportRefusedError(f"{job.expert}: {error}") from error
     metadata = {
@@ -174,6 +227,8 @@ def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, head: st
         "layout": layout,
         "origin": job.form.origin,
     }
+    if stored_as:
+        blocks, metadata["stored"] = thinned(blocks, built.form(stored_as)), stored_as
     sha256 = write_weights(place, blocks, metadata)
     mean, std = NORMALISATIONS[job.architecture.normalisation]
     return ExpertSpec(
@@ -187,7 +242,9 @@ def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, head: st
         std=std,
         sha256=sha256,
         layout=LayoutId(layout),
-        weights_bytes=read_header(place).region_bytes,
+        weights_bytes=built.region_bytes,
+        stored_as=stored_as,
+        stored_bytes=built.form(stored_as).region_bytes if stored_as else 0,
     )
 
 
@@ -208,7 +265,7 @@ def _try_speeds(job: ImportJob, candidates: Sequence[_Candidate], images: Sequen
 def _refuse_disagreement(job: ImportJob, candidate: _Candidate) -> None:
     if candidate.agrees(job.form.tolerance):
         return
-    agreement, dtype = candidate.agreement, candidate.dtype
+    agreement, dtype = candidate.agreement, candidate.thinnest
     tolerance = job.form.tolerance if job.form.tolerance is not None else CONFIDENCE_TOLERANCES[dtype]
     raise ImportRefusedError(
         f"{job.expert}: differs from the original by {agreement.confidence:.2g} in confidence and "
@@ -217,8 +274,14 @@ def _refuse_disagreement(job: ImportJob, candidate: _Candidate) -> None:
     )
 
 
-def check_request(kind: Architecture, input_size: int, expert: str, form: Form) -> None:
+def check_request(kind: Architecture, input_size: int, expert: str, form: Form, *, has_pictures: bool) -> None:
     """Refuse what cannot become an expert, before any model runs."""
+    if form.store not in (*STORES, AUTO):
+        raise ImportRefusedError(f"files cannot hold weights as {form.store}; known are {', '.join((*STORES, AUTO))}")
+    if form.store == AUTO and not has_pictures:
+        raise ImportRefusedError(
+            "--store auto compares answers on pictures of the line: name a folder of them with --images, or a form"
+        )
     if form.dtype not in (*DTYPES, AUTO):
         raise ImportRefusedError(f"weights cannot be stored as {form.dtype}; known are {', '.join((*DTYPES, AUTO))}")
     if not is_expert_id(expert):

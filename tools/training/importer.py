@@ -17,7 +17,8 @@ from torch import nn
 from experts.catalog_edit import add_to_catalog
 from experts.vision.architectures import NORMALISATIONS, Architecture
 from experts.vision.networks import build_original, select_head
-from tools.experts.measure import images_below
+from experts.vision.preprocess import to_square
+from tools.experts.measure import SAMPLES, images_below
 from tools.training.expert_file import (
     Form,
     ImportJob,
@@ -29,6 +30,9 @@ from tools.training.expert_file import (
 )
 from tools.training.proof import Image, original_outputs, pattern_images, squares
 from tools.training.unpickle import unpickle_elsewhere
+
+#: Pictures on which a thin file's answers are compared with the original's.
+_CALIBRATION_SAMPLES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,14 @@ def import_file(file: Path, target: ImportTarget, *, images: Path | None = None,
     expert = target.expert or file.stem
     form = target.form or Form(origin=f"imported from {file.name}")
     kind = known_architecture(target.architecture)
-    check_request(kind, target.input_size, expert, form)
-    pictures = [image for _, image in images_below(images)] if images is not None else pattern_images()
+    check_request(kind, target.input_size, expert, form, has_pictures=images is not None)
+    pictures = pattern_images()
+    if images is not None:
+        found = images_below(images, SAMPLES if form.store == "float32" else _CALIBRATION_SAMPLES)
+        pictures = [to_square(image, kind.task, target.input_size) for _, image in found]
     if not pictures:
         raise ImportRefusedError(f"{images}: holds no image that can be decoded; name another folder, or none")
-    job = ImportJob(kind, target.classes or (), target.input_size, target.out, expert, form)
+    job = ImportJob(kind, target.classes or (), target.input_size, target.out, expert, form, images is not None)
     tensors = _plain_tensors(file)
     if tensors is None:
         _refuse_pickle(file, kind, trust=trust)
@@ -90,8 +97,8 @@ def import_model(
     """
     kind = known_architecture(architecture)
     form = form or Form()
-    check_request(kind, input_size, expert, form)
-    job = ImportJob(kind, tuple(classes), input_size, out, expert, form)
+    check_request(kind, input_size, expert, form, has_pictures=images is not None)
+    job = ImportJob(kind, tuple(classes), input_size, out, expert, form, images is not None)
     return _import_original(copy.deepcopy(original), job, images if images is not None else pattern_images())
 
 

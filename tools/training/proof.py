@@ -3,11 +3,12 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cv2
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from experts.errors import ExpertError
@@ -17,10 +18,13 @@ from experts.vision.infer import infer, normalise, probabilities, select_detecti
 from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.preprocess import Image, Prepared, fit, to_square
 from experts.vision.slot import Slot, SlotPool
+from tools.training.box_scores import ImageBoxes, match_boxes
 
 #: Boxes are compared where the original is at least this sure, or at its surest places.
 _CONFIDENT = 0.05
 _SUREST = 100
+#: A box is where one of the original's is if they overlap so much.
+_SAME_PLACE_IOU = 0.5
 #: Weight of a score against pixels when boxes of an end-to-end head are paired with the original's.
 _PIXELS_PER_CONFIDENCE = 1000.0
 #: To choose a dtype: images of a batch, batches of each dtype, and how many times slower than the fastest one a dtype
@@ -36,12 +40,14 @@ class Agreement:
     """The largest differences: of confidences, and of box edges in input pixels (0 for classifiers).
 
     `same_labels` counts the images with the same labels in both answers: a classifier's best, a detector's boxes'.
+    `mean_precision` is of a detector's boxes if the original's are the truth: 1 if all are the same, 0 if it has none.
     """
 
     confidence: float
     box_pixels: float
     images: int
     same_labels: int
+    mean_precision: float | None = None
 
     @property
     def labels_agree(self) -> bool:
@@ -93,6 +99,8 @@ def compare(spec: ExpertSpec, images: Sequence[Image], outputs: OriginalOutputs)
     slot = pool.slot(spec.expert)
     confidence = box_pixels = 0.0
     same_labels = 0
+    boxes: list[ImageBoxes] = []
+    truths: list[NDArray[np.float32]] = []
     for square, expected in zip(squares(images, spec.task, spec.input_size), outputs, strict=True):
         batch = torch.from_numpy(square[None])
         with torch.inference_mode():
@@ -107,7 +115,14 @@ def compare(spec: ExpertSpec, images: Sequence[Image], outputs: OriginalOutputs)
         confidence = max(confidence, float(np.nan_to_num(difference[0], nan=np.inf)))
         box_pixels = max(box_pixels, float(np.nan_to_num(difference[1], nan=np.inf)))
         same_labels += _labels(answer, slot) == _labels(_as_ours(expected, slot), slot)
-    return Agreement(confidence, box_pixels, len(images), same_labels)
+        if spec.task == "detect":
+            unsure = replace(spec, confidence_floor=_CONFIDENT)
+            (rows,) = select_detections(answer.cpu(), unsure, end_to_end=slot.layout.end_to_end)
+            boxes.append(ImageBoxes(rows[:, :4], rows[:, 5].astype(np.int64), rows[:, 4]))
+            (rows,) = select_detections(_as_ours(expected, slot), spec, end_to_end=slot.layout.end_to_end)
+            truths.append(rows[:, (0, 1, 2, 3, 5)])
+    mean_precision = match_boxes(boxes, truths, _SAME_PLACE_IOU).mean_average_precision() if boxes else None
+    return Agreement(confidence, box_pixels, len(images), same_labels, mean_precision)
 
 
 def why_unfit(adapted: nn.Module, dtype: str) -> str | None:
