@@ -79,6 +79,8 @@ def profile(  # one parameter for each option
 
 def as_figures(measured: "MeasuredProfile") -> dict[str, Any]:
     """The file's content, and what was measured on the way to it."""
+    from dataclasses import asdict
+
     from tools.profile.run import as_document
 
     document = as_document(measured)
@@ -90,19 +92,7 @@ def as_figures(measured: "MeasuredProfile") -> dict[str, Any]:
         ]
         for cost in figures.costs:
             entry["architectures"][str(cost.layout)]["latencies_s"] = dict(cost.latencies_s)
-        split, paper = figures.split, figures.split.paper
-        entry["search"] = {
-            "chosen": split.experts,
-            "limited": split.limited,
-            "most": split.most,
-            "images_per_s": dict(sorted(split.images_per_s.items())),
-            "paper": {
-                "windows": [[trial.window.lower, trial.window.upper] for trial in paper.trials],
-                "images_per_s": {trial.experts: trial.images_per_s for trial in paper.trials}
-                | {paper.experts: paper.images_per_s},
-                "chosen": paper.experts,
-            },
-        }
+        entry["search"] = asdict(figures.split)
     return document | {"measured_with": measured.samples}
 
 
@@ -127,21 +117,15 @@ def _print_device(figures: "DeviceProfile") -> None:
         f"{figures.device}: executors × threads, images/s: {tried};"
         f" kept {figures.chosen.executors} × {figures.chosen.threads}"
     )
-    split, paper = figures.split, figures.split.paper
+    split, rates = figures.split, figures.split.images_per_s
     console.print(
         f"{figures.device}: {size_text(figures.expert_bytes)} for experts (the {split.experts} most used),"
         f" {size_text(figures.batches_bytes)} for batches"
     )
-    choices = {
-        "kept": (split.experts, split.images_per_s[split.experts]),
-        "batches first": (split.limited, split.images_per_s[split.limited]),
-        "all that fit": (split.most, split.images_per_s[split.most]),
-        "the paper's rule": (paper.experts, paper.images_per_s),
-    }
-    print_table(
-        f"{figures.device}: experts in memory, simulated",
-        ("choice", "experts", "images/s"),
-        [(name, experts, f"{rate:.1f}") for name, (experts, rate) in choices.items()],
+    console.print(
+        f"{figures.device}: simulated images/s: {rates[split.experts]:.1f}; with full batches first ({split.limited}"
+        f" experts) {rates[split.limited]:.1f}, with all that fit ({split.most}) {rates[split.most]:.1f}, by the"
+        f" paper's rule ({split.paper.experts}) {split.paper.images_per_s:.1f}"
     )
 
 

@@ -24,7 +24,10 @@ def simulate(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A recorded run, instead of device and task.")
     ] = None,
-    loading: Annotated[Loading | None, typer.Option(help="How experts are loaded, for every policy.")] = None,
+    loading: Annotated[
+        Loading,
+        typer.Option(help="How every policy loads a device file's experts: as the daemon or as the paper does."),
+    ] = "slots",
     deadline: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds in which each image must be answered.")
     ] = None,
@@ -76,7 +79,7 @@ class _Simulated:
 
 
 def _of_files(
-    device_path: Path, task_path: Path, loading: Loading | None, deadline_s: float | None, *, keep_spans: bool
+    device_path: Path, task_path: Path, loading: Loading, deadline_s: float | None, *, keep_spans: bool
 ) -> _Simulated:
     from tools.simulate.bound import task_bound
     from tools.simulate.engine import Simulation
@@ -95,7 +98,7 @@ def _of_files(
     def under(policy: str) -> Simulation:
         return Simulation(machine_of(device, task, policy, loading), task, policy, keep_spans=keep_spans)
 
-    title = f"{task.name} on {device.name}: {len(task.images)} images, bound {bound:.1f} s"
+    title = f"{task.name} on {device.name}, {loading} loading: {len(task.images)} images, bound {bound:.1f} s"
     return _Simulated(title, bound, under, tuple(PRESETS))
 
 

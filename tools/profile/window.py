@@ -5,7 +5,7 @@ throughput grows as a line fitted to the windows before. The line is over the wi
 throughput that is linear in experts falls short of it, and windows that decay by 15 % never pass 100 experts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -20,36 +20,13 @@ Throughput = Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True)
-class SearchWindow:
-    """A range of expert counts, from `lower` to `upper`."""
-
-    lower: float
-    upper: float
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A window, the whole number of experts at its upper bound and their throughput; `expected` is None before a
-    line could be fitted.
-    """
-
-    window: SearchWindow
-    experts: int
-    images_per_s: float
-    expected: float | None
-
-    def falls_short(self) -> bool:
-        """(f(N+1) - actual) / f(N+1) > margin (equation 3)."""
-        return self.expected is not None and (self.expected - self.images_per_s) > MARGIN * self.expected
-
-
-@dataclass(frozen=True, slots=True)
 class PaperChoice:
-    """What the paper's rule keeps: a number at random within the last of the windows tried."""
+    """What the paper's rule keeps: a number at random within its last `window`; `tried` are all windows' upper ends."""
 
     experts: int
     images_per_s: float
-    trials: tuple[Trial, ...]
+    window: tuple[int, int]
+    tried: dict[int, float]
 
 
 def best_count(throughput: Throughput, lowest: int, highest: int) -> dict[int, float]:
@@ -74,15 +51,6 @@ def _ranked(speeds: dict[int, float]) -> list[int]:
     return sorted(speeds, key=lambda number: (-speeds[number], number))
 
 
-def windows(initial: float = INITIAL_WINDOW) -> Iterator[SearchWindow]:
-    """0-15, 15-27.75, 27.75-38.59 … for 15: each narrower by `1 - initial / 100` (equation 1). They end before 100."""
-    lower, width = 0.0, initial
-    while True:
-        yield SearchWindow(lower, lower + width)
-        lower += width
-        width *= 1 - initial / 100
-
-
 def expected_next(throughputs: Sequence[float]) -> float | None:
     """Extrapolate the next throughput from a line through the first N (equation 2); None for fewer than two."""
     if len(throughputs) < 2:
@@ -94,17 +62,19 @@ def expected_next(throughputs: Sequence[float]) -> float | None:
 def paper_choice(throughput: Throughput, max_experts: int, seed: int = 0) -> PaperChoice:
     """Slide the window until throughput falls short of the trend, then choose at random within that window.
 
-    It ends at `max_experts`, or where it has become narrower than one expert.
+    0-15, 15-27.75, 27.75-38.59 …: each is narrower by the decay factor (equation 1). It ends at `max_experts`, or where
+    it has become narrower than one expert.
     """
-    trials: list[Trial] = []
-    for window in windows():
-        upper = min(max_experts, max(1, round(window.upper)))
-        if trials and upper <= trials[-1].experts:
+    tried: dict[int, float] = {}
+    lowest, upper, width = 1, INITIAL_WINDOW, INITIAL_WINDOW
+    while (count := min(max_experts, max(1, round(upper)))) not in tried:
+        expected = expected_next(tuple(tried.values()))
+        lowest = max(tried, default=1)
+        tried[count] = throughput(count)
+        if expected is not None and expected - tried[count] > MARGIN * expected:  # equation 3
             break
-        expected = expected_next([trial.images_per_s for trial in trials])
-        trials.append(Trial(window, upper, throughput(upper), expected))
-        if trials[-1].falls_short() or upper == max_experts:
-            break
-    lowest = trials[-2].experts if len(trials) > 1 else 1
-    experts = Random(seed).randint(lowest, trials[-1].experts)
-    return PaperChoice(experts, throughput(experts), tuple(trials))
+        width *= 1 - INITIAL_WINDOW / 100
+        upper += width
+    window = lowest, max(tried)
+    experts = Random(seed).randint(*window)
+    return PaperChoice(experts, throughput(experts), window, tried)

@@ -16,7 +16,7 @@ SLOT_DISK_FIXED_S, SLOT_LINK_FIXED_S = 0.03, 0.005
 #: Share of the GPU's memory that the baselines give to experts.
 _BASELINE_SHARE = 0.9
 
-#: Ways of loading experts; without one each policy loads in its own way.
+#: How every policy loads experts: into slots as the daemon does, or as the paper does, deserialising each.
 Loading = Literal["slots", "ordinary"]
 
 
@@ -88,14 +88,13 @@ def task_of(file: TaskFile) -> Task:
     return Task(file.name, experts, images)
 
 
-def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | None = None) -> SimulatedMachine:
+def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading = "slots") -> SimulatedMachine:
     """A device file as it is set up for `policy` (docs/simulating.md).
 
-    The paper's policies load the ordinary way, `coserve-plus` into slots, unless `loading` says otherwise.
-    Raises FileError if the device says nothing of an architecture that the task uses.
+    Policies are compared with one `loading`. Raises FileError if the device says nothing of an architecture that the
+    task uses.
     """
-    rules = preset(policy)
-    slots = loading == "slots" if loading is not None else rules.binding == "late"
+    rules, slots = preset(policy), loading == "slots"
     _check_costs(file, task)
     disk = TransferChannel(
         "disk", file.channels.disk.bytes_per_s, SLOT_DISK_FIXED_S if slots else file.channels.disk.fixed_s

@@ -1,6 +1,7 @@
 """A real line profiled in seconds: what is written is what the daemon reads, and costs are by layout."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,9 +96,17 @@ def test_the_command_writes_a_profile_that_the_daemon_reads(tmp_path: Path, expe
     assert recommended.expert_memory + (recommended.activation_memory or 0) == 150_000_000
     assert profile.usage == {}
     search = figures["devices"]["cpu"]["search"]
-    assert search["limited"] <= search["chosen"] <= search["most"] <= len(catalog)
-    assert search["images_per_s"][str(search["chosen"])] == max(search["images_per_s"].values())
-    assert 1 <= search["paper"]["chosen"] <= search["most"]
+    assert search["limited"] <= search["experts"] <= search["most"] <= len(catalog)
+    assert search["images_per_s"][str(search["experts"])] == max(search["images_per_s"].values())
+    assert 1 <= search["paper"]["experts"] <= search["most"]
+
+
+def test_the_command_prints_what_it_keeps_beside_the_papers_choice(tmp_path: Path, experts: Path):
+    done = command(str(a_line(tmp_path / "line", experts)), "--quick", "--max-batch", "1")
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.stdout.split())
+    assert re.search(r"for experts \(the \d most used\)", said)
+    assert re.search(r"full batches first \(\d experts\) [\d.]+, .* by the paper's rule \(\d\) [\d.]+", said)
 
 
 def test_two_hundred_experts_of_one_layout_cost_what_one_costs(tmp_path: Path, experts: Path, loads: list[str]):
@@ -305,7 +314,7 @@ def test_the_search_stays_between_full_batches_and_what_memory_and_catalog_hold(
     split = search_split(a_plan())
     assert (split.limited, split.most) == (18, 19)
     assert split.images_per_s.keys() == {18, 19}
-    assert [trial.experts for trial in split.paper.trials] == [15, 19]
+    assert list(split.paper.tried) == [15, 19]
     assert search_split(a_plan(experts=3)).experts == 3
     assert a_plan(memory_bytes=5_000_000).max_experts() == 0
 

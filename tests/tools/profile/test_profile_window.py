@@ -1,4 +1,3 @@
-import itertools
 from collections.abc import Callable
 from random import Random
 
@@ -6,36 +5,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tools.profile.window import SearchWindow, best_count, expected_next, paper_choice, windows
+from tools.profile.window import best_count, expected_next, paper_choice
 
 
-def test_windows_for_15_are_those_of_the_paper():
-    windows_found = [(window.lower, window.upper) for window in itertools.islice(windows(15), 4)]
-    expected = [(0, 15), (15, 27.75), (27.75, 38.5875), (38.5875, 47.799375)]
-    assert windows_found == [pytest.approx(pair) for pair in expected]
+def test_the_papers_windows_shrink_by_a_decay_factor_of_its_own_figures():
+    """0-15, 15-27.75, 27.75-38.59 …"""
+    assert list(paper_choice(lambda experts: 10.0, 370).tried)[:4] == [15, 28, 39, 48]
 
 
 def test_the_papers_window_ends_where_throughput_leaves_its_trend():
     """Board A of the paper: 28 to 39 experts, since the third throughput is 7.7 % below the line of the first two."""
     throughputs = {15: 10.0, 28: 20.0, 39: 27.7}
     paper = paper_choice(lambda experts: throughputs.get(experts, 25.0), 370)
-    assert [(trial.experts, trial.expected) for trial in paper.trials] == [
-        (15, None),
-        (28, None),
-        (39, pytest.approx(30.0)),
-    ]
-    assert paper.trials[-1].window == SearchWindow(27.75, pytest.approx(38.5875))
+    assert paper.tried == throughputs
+    assert paper.window == (28, 39)
     assert 28 <= paper.experts <= 39
 
 
 def test_a_deviation_within_the_margin_goes_on():
     paper = paper_choice(lambda experts: {15: 10.0, 28: 20.0, 39: 28.6, 48: 20.0}.get(experts, 1.0), 370)
-    assert [trial.experts for trial in paper.trials] == [15, 28, 39, 48]
+    assert list(paper.tried) == [15, 28, 39, 48]
 
 
 def test_the_papers_windows_end_before_a_hundred_experts_where_each_expert_more_pays():
     """Why its rule only stands beside ours: it stops at 48, since its line over shrinking windows overestimates."""
-    assert paper_choice(float, 370).trials[-1].experts == 48
+    assert paper_choice(float, 370).window == (39, 48)
     assert next(iter(best_count(float, 1, 370))) == 370
 
 
@@ -102,7 +96,7 @@ def test_memory_without_room_for_an_expert_is_refused():
 def test_the_papers_number_always_fits(most: int, knee: int, seed: int):
     paper = paper_choice(lambda experts: float(min(experts, knee)), most, seed)
     assert 1 <= paper.experts <= most
-    assert all(trial.experts <= most for trial in paper.trials)
+    assert all(count <= most for count in paper.tried)
 
 
 def test_a_trend_needs_two_throughputs():
