@@ -1,15 +1,16 @@
-"""Machines that bring their own torch and have no network: collect wheels elsewhere, and run from them there.
+"""Machines that bring their own torch and have no network: collect packages elsewhere, and run from them there.
 
-    python tests/gpu/own_torch.py collect build/gpu-wheels            # on a Linux PC with a network; --opencv: see below
-    python3 tests/gpu/own_torch.py install build/gpu-wheels build/gpu-venv   # on the machine: Python 3.12 without pip
+    python tests/gpu/own_torch.py collect build/gpu-wheels    # on a Linux PC with a network
+    python3 tests/gpu/own_torch.py install build/gpu-wheels build/gpu-venv    # there; Python 3.12, pip is not needed
 
-The machine brings torch 2.11 or newer with torchvision, NumPy and Pillow, and OpenCV: its wheel alone has 50 MB. With
-`--opencv` it is collected too, instead of what only the daemon needs, and the stage `line` cannot run. Standard library
-only.
+The machine brings torch 2.11 or newer with torchvision, NumPy and Pillow. The rest is one archive of unpacked wheels:
+OpenCV's alone has 50 MB, and xz packs all of them together into less than that. Standard library only.
 """
 
 import subprocess
 import sys
+import tarfile
+import tempfile
 import tomllib
 import venv
 import zipfile
@@ -20,63 +21,48 @@ MAX_BYTES = 60_000_000
 _PYTHON = (3, 12)
 _TORCH = (2, 11)
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
-#: What benchmarks and tests import, beside what the machine brings.
-BASE = (
-    *("annotated-doc", "annotated-types", "iniconfig", "markdown-it-py", "mdurl", "nvidia-ml-py"),
-    *("packaging", "pluggy", "psutil", "pydantic", "pydantic-core", "Pygments", "pytest", "pytest-timeout", "PyYAML"),
-    *("pyzmq", "rich", "safetensors", "shellingham", "simplejpeg", "structlog", "tqdm", "typer"),
-    *("typing-extensions", "typing-inspection", "tzdata", "ultralytics"),
-)
-#: What only the daemon imports, and tests that need no GPU.
-DAEMON = (
+#: What benchmarks, tests and the daemon import, beside what the machine brings.
+PACKAGES = (
+    *("alembic", "annotated-doc", "annotated-types", "cffi", "cryptography", "greenlet", "hypothesis", "iniconfig"),
     *(
-        "hypothesis",
-        "sortedcontainers",
-        "alembic",
-        "cffi",
-        "cryptography",
-        "greenlet",
         "logging-journald",
         "Mako",
+        "markdown-it-py",
+        "mdurl",
+        "nvidia-ml-py",
+        "packaging",
+        "pluggy",
         "prometheus-client",
-        "pycparser",
     ),
-    "SQLAlchemy",
+    *("psutil", "pycparser", "pydantic", "pydantic-core", "Pygments", "pytest", "pytest-timeout", "PyYAML", "pyzmq"),
+    *("rich", "safetensors", "shellingham", "simplejpeg", "sortedcontainers", "SQLAlchemy", "structlog", "tqdm"),
+    *("typer", "typing-extensions", "typing-inspection", "tzdata", "ultralytics"),
 )
-#: The last one below 50 MB; the constraints have a newer one, which is larger.
+#: Without the libraries of windows; the last version of less than 50 MB.
 OPENCV = "opencv-python-headless==4.10.0.84"
-_BROUGHT = ("torch", "torchvision", "numpy", "PIL", "cv2")
+_ARCHIVE = "packages.tar.xz"
+_BROUGHT = ("torch", "numpy", "PIL", "cv2")
 
 
-def collect(folder: Path, *, opencv: bool) -> None:
-    """Download the wheels into `folder`. Raises RuntimeError if they have more than `MAX_BYTES`."""
+def collect(folder: Path) -> None:
+    """Write the archive into `folder`. Raises RuntimeError if it has more than `MAX_BYTES`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for file in folder.glob("*.whl"):
-        file.unlink()
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--only-binary=:all:",
-        "-d",
-        str(folder),
-    ]
-    command += ["--implementation", "cp", "--python-version", ".".join(map(str, _PYTHON))]
-    command += [f"--platform={platform}" for platform in _PLATFORMS]
-    names = [*BASE, *(() if opencv else DAEMON)]
-    subprocess.run([*command, "-c", str(ROOT / "constraints.txt"), *names], check=True)
-    if opencv:
+    with tempfile.TemporaryDirectory() as scratch:
+        wheels, packages = Path(scratch) / "wheels", Path(scratch) / "packages"
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        command += ["--implementation", "cp", "--python-version", ".".join(map(str, _PYTHON)), "-d", str(wheels)]
+        command += [f"--platform={platform}" for platform in _PLATFORMS]
+        subprocess.run([*command, "-c", str(ROOT / "constraints.txt"), *PACKAGES], check=True)
         subprocess.run([*command, OPENCV], check=True)
-    sizes = {file.name: file.stat().st_size for file in folder.glob("*.whl")}
-    total_bytes = sum(sizes.values())
-    print(f"{folder}: {len(sizes)} wheels, {total_bytes / 1e6:.1f} MB")
-    if total_bytes > MAX_BYTES:
-        raise RuntimeError(
-            f"more than {MAX_BYTES / 1e6:.0f} MB; the largest is {max(sizes, key=lambda name: sizes[name])}"
-        )
+        for wheel in wheels.glob("*.whl"):
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(packages)
+        with tarfile.open(folder / _ARCHIVE, "w:xz") as archive:
+            archive.add(packages, ".")
+    size_bytes = (folder / _ARCHIVE).stat().st_size
+    if size_bytes > MAX_BYTES:
+        raise RuntimeError(f"{size_bytes / 1e6:.1f} MB are more than {MAX_BYTES / 1e6:.0f}: collect less")
+    print(f"{folder / _ARCHIVE}: {len(PACKAGES) + 1} packages, {size_bytes / 1e6:.1f} MB")
 
 
 def install(wheels: Path, folder: Path) -> None:
@@ -95,10 +81,9 @@ def install(wheels: Path, folder: Path) -> None:
         raise RuntimeError(f"torch {torch.__version__} is too old: 2.11 or newer is needed")
     venv.create(folder, clear=True, symlinks=True)
     packages = folder / "lib" / f"python{_PYTHON[0]}.{_PYTHON[1]}" / "site-packages"
-    for wheel in sorted(wheels.glob("*.whl")):
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(packages)
-    # What the wheels have goes first; then this checkout; then the packages of the machine, with their own .pth files.
+    with tarfile.open(wheels / _ARCHIVE) as archive:
+        archive.extractall(packages, filter="data")
+    # What was collected goes first; then this checkout; then the packages of the machine, with their own .pth files.
     own = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     lines = [str(ROOT), str(ROOT / "tools" / "client"), *(f"import site; site.addsitedir({path!r})" for path in own)]
     (packages / "machine.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -109,16 +94,15 @@ def install(wheels: Path, folder: Path) -> None:
     python = folder / "bin" / "python"
     for name in _BROUGHT:
         done = subprocess.run([python, "-c", f"import {name}"], capture_output=True, text=True, check=False)
-        if done.returncode and "Error" in (reason := done.stderr.strip().rpartition("\n")[2]) and name != "torchvision":
-            advice = "; make gpu-wheels OPENCV=1 collects it" if name == "cv2" else ""
-            raise RuntimeError(f"this machine has no usable {name} ({reason}){advice}")
-    print(f"{folder}: {len(list(wheels.glob('*.whl')))} wheels beside torch {torch.__version__} of {sys.executable}")
+        if done.returncode:
+            raise RuntimeError(f"this machine has no usable {name}: {done.stderr.strip().rpartition(chr(10))[2]}")
+    print(f"{folder}: beside torch {torch.__version__} of {sys.executable}")
 
 
 if __name__ == "__main__":
     try:
         if sys.argv[1] == "collect":
-            collect(Path(sys.argv[2]), opencv="--opencv" in sys.argv)
+            collect(Path(sys.argv[2]))
         else:
             install(Path(sys.argv[2]), Path(sys.argv[3]))
     except (RuntimeError, OSError, subprocess.CalledProcessError) as problem:
