@@ -13,9 +13,10 @@ import typer
 from tests import ROOT
 from tests.bench.tables import print_narrow
 from tools.terminal.console import console, errors, fail
-from tools.terminal.option_values import must_be_architecture
+from tools.terminal.option_values import chosen_devices, must_be_architecture
 
 if TYPE_CHECKING:
+    from tests.bench.live.expert_files import Disk
     from tests.bench.live.image_trace import Arrivals, ImageOrder
     from tests.bench.live.sides import LiveOptions, LiveSetup, SideInput, SideResult
 
@@ -49,7 +50,9 @@ def register(app: typer.Typer) -> None:
 
 def bench_online(
     live: Annotated[bool, typer.Option("--live", help="On this machine, real images and experts.")] = False,
-    device: Annotated[Path | None, typer.Option(metavar="FILE", help="Simulated: a device file.")] = None,
+    device: Annotated[
+        list[str] | None, typer.Option(help="Simulated: a device file. Live: cpu, cuda:0, …; may be given again.")
+    ] = None,
     task: Annotated[Path | None, typer.Option(metavar="FILE", help="Simulated: a task file.")] = None,
     loads: Annotated[
         str | None, typer.Option(help="Shares of coserve's saturated throughput; .6,.9,1.2,1.5, live: .9.")
@@ -83,11 +86,13 @@ def bench_online(
         must_be_architecture("--classifier", classifier, "classify")
         must_be_architecture("--detector", detector, "detect")
         recipe = ExpertRecipe(experts, detectors, classifier, detector, input_size)
-        options = LiveOptions(folder or default_folder(), recipe, requests, memory, limit_s)
+        options = LiveOptions(
+            folder or default_folder(), recipe, requests, memory, limit_s, devices=chosen_devices(device)
+        )
         title, rows = _measured(options, shares, deadline_s)
     elif (device is None) == (task is None):
-        device, task = device or _EXAMPLES / "device.json", task or _EXAMPLES / "task.json"
-        title, rows = _simulated(device, task, shares, deadline_s)
+        device_file, task = Path(device[0]) if device else _EXAMPLES / "device.json", task or _EXAMPLES / "task.json"
+        title, rows = _simulated(device_file, task, shares, deadline_s)
     else:
         fail("name a device and a task, or neither: without both the examples are simulated", status=2)
     columns = [name for name in rows[0] if name in _COLUMNS]
@@ -153,7 +158,11 @@ def _measured(options: "LiveOptions", shares: Sequence[float], deadline_s: float
 
 
 def live_rows(
-    setup: "LiveSetup", shares: Sequence[float], deadline_s: float, run: "Callable[[SideInput], SideResult]"
+    setup: "LiveSetup",
+    shares: Sequence[float],
+    deadline_s: float,
+    run: "Callable[[SideInput], SideResult]",
+    disk: "Disk" = "paced",
 ) -> "tuple[dict[Arrivals, float], Rows]":
     """Return coserve's saturated throughput by kind of arrivals, and rows: each of a run without deadlines and one
     with. The rows have the columns of `OnlineRow`; `finished` is the share of images that ended.
@@ -162,13 +171,13 @@ def live_rows(
     saturated: dict[Arrivals, float] = {}
     for arrivals, order in _ORDERS.items():
         waiting = setup.trace(order)
-        saturated[arrivals] = run(setup.side_input("coserve", waiting, "paced")).images_per_s
+        saturated[arrivals] = run(setup.side_input("coserve", waiting, disk)).images_per_s
         for share in shares:
             trace = waiting.arriving(share * saturated[arrivals], arrivals)
             limit_s = trace.images[-1].arrives_s + setup.options.limit_s
             for policy in POLICIES:
                 side = "samba-slots" if policy == "samba" else policy
-                work = replace(setup.side_input(side, trace, "paced"), limit_s=limit_s, enough_images=None)
+                work = replace(setup.side_input(side, trace, disk), limit_s=limit_s, enough_images=None)
                 free, limited = run(work), run(replace(work, deadline_s=deadline_s))
                 rows.append(
                     {"policy": policy, "arrivals": arrivals, "load": share} | _row(free, limited, len(trace.images))

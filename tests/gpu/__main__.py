@@ -51,26 +51,27 @@ def main(
 def measure(name: str, plan: Plan, folder: Path, files: FigureFiles) -> int:
     """Run one stage in this process; return 0, or why it failed. The stage's figures are replaced if it ends."""
     began_s = time.monotonic()
+    figures = StageFigures(name, f"make gpu STAGES={name}", machine_facts(plan), datetime.now(UTC).date().isoformat())
+
+    def keep(table: Table) -> None:
+        figures.tables.append(table)
+        figures.seconds = round(time.monotonic() - began_s, 1)
+        files.keep(figures)
+
     try:
         must_answer(plan.gpu)
         folder.mkdir(parents=True, exist_ok=True)
-        made = datetime.now(UTC).date().isoformat()
-        figures = StageFigures(name, f"make gpu STAGES={name}", machine_facts(plan), made)
-
-        def keep(table: Table) -> None:
-            figures.tables.append(table)
-            figures.seconds = round(time.monotonic() - began_s, 1)
-            files.keep(figures)
-
         STAGES[name].measure(plan, folder, keep)
         must_answer(plan.gpu)
     except Exception as error:  # noqa: BLE001  whatever it is, the other stages go on
-        if isinstance(error, NoGpuError) or is_device_error(error):
-            print(f"{name}: the GPU is lost: {error}", file=sys.stderr)
-            return _LOST
-        traceback.print_exc()
-        print(f"{name}: {error}", file=sys.stderr)
-        return _FAILED
+        is_lost = isinstance(error, NoGpuError) or is_device_error(error)
+        figures.problem = f"the GPU is lost: {error}" if is_lost else f"{type(error).__name__}: {error}"
+        if figures.tables:
+            files.keep(figures)
+        if not is_lost:
+            traceback.print_exc()
+        print(f"{name}: {figures.problem}", file=sys.stderr)
+        return _LOST if is_lost else _FAILED
     files.finish(name)
     print(f"{name}: {time.monotonic() - began_s:.0f} s")
     return 0

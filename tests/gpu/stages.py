@@ -1,11 +1,13 @@
 """The stages of `make gpu`: each measures one thing and keeps its tables as it goes."""
 
+import os
 import subprocess
 import sys
 import tempfile
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from daemon.line.profile import this_machine
@@ -16,6 +18,7 @@ from tests.gpu.page import Table
 from tools.setup.doctor.gpu import find_driver
 
 Keep = Callable[[Table], None]
+_DEADLINE_S = 20.0
 
 
 class NoGpuError(Exception):
@@ -39,6 +42,9 @@ class Plan:
     online_requests: int = 600
     tests: tuple[str, ...] = ("tests/experts",)
     boards: int = 6
+    executors: int = 2
+    threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    run_s: float = 60.0
 
     @property
     def gpu(self) -> str:
@@ -183,8 +189,6 @@ def measure_batches(plan: Plan, folder: Path, keep: Keep) -> None:
 
 def make_files(plan: Plan, folder: Path, keep: Keep) -> None:
     """Make the experts."""
-    import time
-
     from tests.gpu.expert_files import make_expert_files
 
     began_s = time.monotonic()
@@ -197,6 +201,84 @@ def make_files(plan: Plan, folder: Path, keep: Keep) -> None:
     keep(Table("Experts of random weights", ("experts", "files of their own", "GB", "s"), rows, notes))
 
 
+def run_live(plan: Plan, folder: Path, keep: Keep) -> None:
+    """Run sides of the live benchmark on the GPU alone and together with the CPU."""
+    from tests.bench.live.comparison import run_cell
+    from tests.bench.live.sides import LiveOptions, LiveSetup, prepare
+
+    columns = ("side", "images/s", "images", "loads", "p50 wait s", "p95 wait s", "of the bound")
+    sides = ("samba-slots", "safetensors-all", "coserve", "coserve-plus")
+    setup: LiveSetup | None = None
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        for count, order in ((2, "skewed"), (2, "board"), (1, "skewed")):
+            devices, budgets = plan.devices[:count], plan.budgets[:count]
+            options = LiveOptions(
+                folder / "experts", plan.recipe, plan.requests, 1.0, plan.run_s, plan.executors, plan.threads,
+                devices=devices, budgets=budgets,
+            )  # fmt: skip
+            # Costs are of all devices, which the first of these has.
+            setup = replace(setup, options=options) if setup else prepare(options, Path(scratch), print)
+            cell = run_cell(setup, setup.trace(order), "cold", sides, 1, None, print)
+            rows = [
+                (
+                    side,
+                    *(row["images_per_s"] and row["images_per_s"]["median"], row["images"], row["loads"]),
+                    *(row["p50_wait_s"], row["p95_wait_s"], row["share_of_bound"]),
+                )
+                for side, row in ((side, cell.row(side)) for side in sides)
+            ]
+            memory = ", ".join(f"{size_text(size)} of {device}" for device, size in zip(devices, budgets, strict=True))
+            bound, costs = cell.bound, setup.costs
+            sizes = f"{plan.requests} images, all waiting; experts in {memory}; {plan.executors} executors of each."
+            limits = f"compute {bound.compute_s:.1f} s, loads {bound.load_s:.1f} s"
+            disk = f"the disk reads {size_text(costs.cold_bytes_per_s)}/s ({costs.read_method})"
+            notes = [f"{sizes} Bound: {bound.images_per_s:.1f} images/s ({limits}); {disk}."]
+            for row in costs.rows:
+                if row.device in devices:
+                    line = f"{row.k_s * 1e3:.2f} ms per image + {row.b_s * 1e3:.2f} ms per batch"
+                    notes.append(f"{row.device}, {row.architecture}: {line}, best from batches of {row.max_batch}.")
+            notes += [f"{side} failed: {failure}" for side, failure in cell.failures.items()]
+            keep(Table(f"{order}, {' and '.join(devices)}", columns, rows, notes))
+            if cell.failures:
+                raise RuntimeError(next(iter(cell.failures.values())))
+
+
+def run_online(plan: Plan, folder: Path, keep: Keep) -> None:
+    """Run images that arrive at 90 % of coserve's rate, with deadlines and without."""
+    from tests.bench.live.sides import LiveOptions, prepare
+    from tests.bench.online import live_rows
+
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        options = LiveOptions(
+            folder / "experts", plan.recipe, plan.online_requests, 1.0, plan.run_s, plan.executors, plan.threads,
+            devices=plan.devices, budgets=plan.budgets,
+        )  # fmt: skip
+        setup = prepare(options, Path(scratch), print)
+        saturated, rows = live_rows(setup, (0.9,), _DEADLINE_S, setup.run, "cold")
+    columns = tuple(rows[0])
+    rates = ", ".join(f"{arrivals} {rate:.1f}" for arrivals, rate in saturated.items())
+    notes = [f"coserve saturated, images/s: {rates}; deadline {_DEADLINE_S:g} s in the column unknown_share."]
+    keep(Table("Arrivals at 90 %", columns, [tuple(row.values()) for row in rows], notes))
+
+
+def run_demo_line(plan: Plan, folder: Path, keep: Keep) -> None:
+    """Run the demo's line, real daemon and cameras, on the devices together."""
+    from tools.bench.line import on_devices, run_line
+    from tools.camera.rendered import rendered_images
+    from tools.demo.prepare import prepare
+
+    demo = folder / "demo"
+    prepare(demo)
+    config, images = demo / "coserve.yaml", list(rendered_images(plan.boards, 11, "B", lot=None))
+    environ = on_devices(config, plan.devices)
+    rows: list[tuple[object, ...]] = []
+    for policy in ("samba", "coserve-plus"):
+        run = run_line(config, images, policy, {"COSERVE_POLICY": policy} | environ)
+        rows.append((policy, run.images, run.images_per_s, run.expert_switches, run.unknown))
+    columns = ("policy", "images", "images/s", "expert switches", "unknown")
+    keep(Table(f"The demo's line, {' and '.join(plan.devices)}", columns, rows))
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One stage. `measure` gets the plan, a folder and what keeps a table; it is stopped after `limit_s`."""
@@ -206,8 +288,11 @@ class Stage:
 
 
 STAGES: dict[str, Stage] = {
-    "tests": Stage(run_tests, 210),
-    "load": Stage(measure_loads, 180),
-    "compute": Stage(measure_batches, 180),
+    "tests": Stage(run_tests, 200),
+    "load": Stage(measure_loads, 150),
+    "compute": Stage(measure_batches, 200),
     "experts": Stage(make_files, 240),
+    "live": Stage(run_live, 330),
+    "online": Stage(run_online, 210),
+    "line": Stage(run_demo_line, 120),
 }

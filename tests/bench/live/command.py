@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from tools.terminal.console import console, errors, fail
-from tools.terminal.option_values import must_be_architecture, must_be_one_of
+from tools.terminal.option_values import DeviceNames, chosen_devices, must_be_architecture, must_be_one_of
 
 Name = TypeVar("Name", bound=str)
 #: Of the quick comparison: the values of ExpertRecipe, and images.
@@ -42,6 +42,7 @@ def bench_live(
     limit_s: Annotated[float, typer.Option(min=1.0, help="A run is stopped then.")] = 600.0,
     executors: Annotated[int, typer.Option(min=1, help="Executors of every side.")] = 2,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads of every side, over its executors.")] = 2,
+    device: DeviceNames = None,
     record: Annotated[Path | None, typer.Option("--trace", help="Record our policies' runs into this folder.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
@@ -67,7 +68,7 @@ def bench_live(
     if quick:
         recipe, requests = ExpertRecipe(*_QUICK_RECIPE), _QUICK_REQUESTS
         console.print("quick: fewer and smaller experts than the paper's; ratios are smaller than with large ones")
-    options = LiveOptions(folder, recipe, requests, memory, limit_s, executors, threads, window)
+    options = LiveOptions(folder, recipe, requests, memory, limit_s, executors, threads, window, chosen_devices(device))
     chosen_sides = chosen(sides, tuple(SIDES), "--sides") if sides else tuple(COMPARED)
     pairs = list(itertools.product(chosen(traces, ORDERS, "--traces"), chosen(disks, DISKS, "--disks")))
     cells: list[LiveCell] = []

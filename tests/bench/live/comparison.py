@@ -44,7 +44,10 @@ def live_bound(setup: LiveSetup, trace: ImageTrace, disk: Disk) -> LiveBound:
         Use(ArchitectureId(specs[name].layout), specs[name].weights_bytes, images)
         for name, images in trace.visits().items()
     ]
-    together, bytes_per_s = {"cpu": float(setup.options.executors)}, setup.costs.bytes_per_s(disk)
+    together, bytes_per_s = (
+        dict.fromkeys(setup.options.devices, float(setup.options.executors)),
+        setup.costs.bytes_per_s(disk),
+    )
     bound = bound_of(uses, setup.costs.rows, together, setup.memory_bytes, bytes_per_s)
     return LiveBound(bound.compute_s, bound.load_s, len(trace.images) / bound.seconds)
 
@@ -155,7 +158,7 @@ def live_figures(setup: LiveSetup, cells: list[LiveCell], sides: tuple[str, ...]
         "executors": options.executors,
         "threads": options.threads,
         "window": options.window,
-        "device": options.device,
+        "devices": dict(zip(options.devices, setup.budgets, strict=True)),
         "limit_s": options.limit_s,
         "libraries": VERSIONS,
         "disks": {disk: costs.bytes_per_s(disk) for disk in DISKS},
@@ -222,11 +225,13 @@ def _judged(is_met: bool, goal: float) -> str:
 def _show_conditions(setup: LiveSetup) -> None:
     options, costs, recipe = setup.options, setup.costs, setup.options.recipe
     total_bytes = sum(spec.weights_bytes for spec in setup.specs.values())
+    devices = " and ".join(options.devices)
     console.print(
         f"{recipe.classifiers} {recipe.classifier} and {recipe.detectors} {recipe.detector}, random weights,"
         f" float32, {size_text(total_bytes)}; memory for {size_text(setup.memory_bytes)} of them;"
-        f" {options.requests} images, all waiting; {options.executors} executors, {options.threads} threads on"
-        f" {os.cpu_count()} cores; batches of a server's queue from {options.window} requests, of -all sides from all\n"
+        f" {options.requests} images, all waiting; {options.executors} executors on {devices},"
+        f" {options.threads} threads on {os.cpu_count()} cores; batches of a server's queue from {options.window}"
+        " requests, of -all sides from all\n"
         f"cold disk: {size_text(costs.cold_bytes_per_s)}/s past the page cache ({costs.read_method});"
         f" paced disk: the same through a reader that sleeps, {size_text(PACED_BYTES_PER_S)}/s"
     )

@@ -18,13 +18,14 @@ from daemon.line.rulebook import Rulebook
 from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, device_of
 from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels
 from experts.spec import Answer
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared
-from experts.vision.slot import LayoutShelf, SlotPool
+from experts.vision.slot import SlotPool
 from routing_rules.compile import compile_rules
+from tests.bench.devices import bench_shelf
 from tests.bench.live.expert_files import goes_on, read_experts, reader_of
 from tests.bench.live.image_trace import BOARD_TYPE, LABELS
 from tests.bench.live.loading import Forward, ModelPool, accept_file, loader_of
@@ -51,28 +52,41 @@ class LiveEngine:
         self._routes = compile_rules(work.trace.rules(), "bench")
         self._specs = read_experts(work.catalog)
         side = side_of(work.side)
-        device, max_batch = PoolId(work.device), side.max_batch or max(row.max_batch for row in work.costs)
+        max_batch = side.max_batch or max(row.max_batch for row in work.costs)
         pool_facts, executor_facts = partition(
-            [PoolFacts(device, "cpu" if work.device == "cpu" else "gpu", work.memory_bytes, max_batch)],
-            [ExecutorFacts(ExecutorId(f"{device}/{number}"), device) for number in range(work.executors)],
+            [
+                PoolFacts(PoolId(name), "cpu" if name == "cpu" else "gpu", budget_bytes, max_batch)
+                for name, budget_bytes in zip(work.devices, work.budgets, strict=True)
+            ],
+            [
+                ExecutorFacts(ExecutorId(f"{name}/{number}"), PoolId(name))
+                for name in work.devices
+                for number in range(work.executors)
+            ],
             preset(side.scheduler),
         )
         pools, channels = self._pools(pool_facts), Channels()
-        forward = _with_verdicts_of_the_trace(infer if side.loading == "slots" else next(iter(pools.values())).forward)
-        threads = max(1, work.threads // len(executor_facts))
+        on_cpu = sum(device_of(each.pool) == "cpu" for each in executor_facts)
+        threads = max(1, work.threads // max(1, on_cpu))
         facts = expert_facts(self._specs.values(), self._routes, {})
         costs = tuple(replace(row, max_batch=min(row.max_batch, max_batch)) for row in work.costs)
+        if side.loading != "slots":  # other models are read from their files
+            costs = tuple(replace(row, ram_s=None) for row in costs)
         self.drive = Drive(
             Makeup(facts, pool_facts, executor_facts, side.scheduler, Tuning(), costs),
             Chains(Rulebook(self._routes).get, time.monotonic, time.time),
             self._specs,
             [
                 ExecutorThread(
-                    each, pools[each.pool].slot, self._read, forward, enter=lambda: torch.set_num_threads(threads)
+                    each,
+                    pools[each.pool].slot,
+                    self._read,
+                    _with_verdicts_of_the_trace(infer if side.loading == "slots" else pools[each.pool].forward),
+                    enter=lambda: torch.set_num_threads(threads),
                 )
                 for each in executor_facts
             ],
-            [PoolLoader(name, pool, channels) for name, pool in pools.items()],
+            [PoolLoader(name, pool, channels, pools) for name, pool in pools.items()],
             record=work.record,
         )
 
@@ -120,9 +134,12 @@ class LiveEngine:
     def _pools(self, pools: Sequence[PoolFacts]) -> dict[PoolId, Any]:
         work, reader = self._work, reader_of(self._work.disk)
         if (loading := side_of(work.side).loading) != "slots":
-            loader = loader_of(loading, reader, work.memory_bytes, work.threads_per_executor, work.device)
-            return {facts.pool: ModelPool(loader) for facts in pools}
-        shelf = LayoutShelf()
+            loaders = {
+                facts.pool: loader_of(loading, reader, facts.budget_bytes, work.threads_per_executor, facts.device)
+                for facts in pools
+            }
+            return {name: ModelPool(loader) for name, loader in loaders.items()}
+        shelf = bench_shelf()
         for spec in self._specs.values():
             accept_file(shelf, spec)
         return {facts.pool: SlotPool(facts.device, facts.budget_bytes, shelf, reader) for facts in pools}
@@ -150,8 +167,16 @@ def run_engine(work: SideInput) -> SideResult:
     stopped = len(finished) < len(images)
     ended_s = time.monotonic() if stopped else max(image.at_s for image in finished)
     loads = [switch for at_s, switch in list(engine.switches) if at_s >= began_s and switch.cause != "startup"]
+    executors = engine.drive.ask("status", {})["executors"]
     engine.drive.stop(_PATIENCE_S)
-    return _result(work, finished, loads, began_s, ended_s)
+    # The other devices take the work over: without a word the rate would be theirs.
+    lost = [
+        f"{each['name']} is out of service: {each['out_of_service']}"
+        for each in executors
+        if each.get("out_of_service")
+    ]
+    result = _result(work, finished, loads, began_s, ended_s)
+    return replace(result, failure="; ".join(lost)) if lost else result
 
 
 def _result(

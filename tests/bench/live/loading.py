@@ -17,23 +17,24 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
 from experts.errors import ExpertError
-from experts.memory import HostMemory
+from experts.memory import HostMemory, PinnedBudget
 from experts.reading import FileReader
 from experts.spec import Answer, ExpertId, ExpertSpec
-from experts.transfer import HostTransfer, SlotMemory
+from experts.transfer import SlotMemory
 from experts.vision.architectures import ARCHITECTURES
 from experts.vision.infer import classify_answers, infer, normalise, select_detections
 from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.networks import build_original, select_head
 from experts.vision.preprocess import Prepared
 from experts.vision.slot import LayoutShelf, Slot, SlotPool, file_identity
+from tests.bench.devices import bench_shelf
 from tests.bench.live.expert_files import ordinary_file
 
 Loading = Literal["slots", "kept", "ordinary", "openvino", "onnxruntime"]
@@ -50,21 +51,28 @@ class Loader(Protocol):
 
 
 def loader_of(loading: Loading, reader: FileReader, memory_bytes: int, threads: int, device: str) -> Loader:
-    """Return the loader of one process; `threads` are of each executor. Ways other than slots know only the CPU."""
+    """Return the loader of a device in one process; `threads` are of each executor.
+
+    Raises ValueError for the ways that know only the CPU: those of libraries and of the framework's own models.
+    """
     if loading == "slots":
         return SlotLoader(reader, memory_bytes, device)
+    if loading == "kept":
+        return KeptModules(reader, device)
+    if device != "cpu":
+        raise ValueError(f"{loading} computes on the CPU only here, not on {device}")
     if loading in ("openvino", "onnxruntime"):
         from tests.bench.live.libraries import LIBRARIES
 
         return LIBRARIES[loading].loader(reader, threads)
-    return KeptModules(reader) if loading == "kept" else OrdinaryModels(reader)
+    return OrdinaryModels(reader)
 
 
 class FileBuffers:
     """Reads whole files into page-aligned memory that is used again, so that reads pay for no fresh pages."""
 
-    def __init__(self, reader: FileReader) -> None:
-        self._reader = reader
+    def __init__(self, reader: FileReader, pin: PinnedBudget | None = None) -> None:
+        self._reader, self._pin = reader, pin
         self._free: defaultdict[int, list[HostMemory]] = defaultdict(list)
         self._lock = threading.Lock()
 
@@ -75,7 +83,7 @@ class FileBuffers:
             with self._lock:
                 free = self._free[size]
                 memory = free.pop() if free else None
-            memory = memory or HostMemory(size)
+            memory = memory or HostMemory(size, pin=self._pin)
             self._reader.read(descriptor, memory.view, 0)
         finally:
             os.close(descriptor)
@@ -90,7 +98,7 @@ class SlotLoader:
     """Our slots, behind the interface of the others."""
 
     def __init__(self, reader: FileReader, memory_bytes: int, device: str) -> None:
-        self._shelf = LayoutShelf()
+        self._shelf = bench_shelf()
         self._pool = SlotPool(device, memory_bytes, self._shelf, reader)
 
     def load(self, spec: ExpertSpec) -> Slot:
@@ -112,31 +120,47 @@ def accept_file(shelf: LayoutShelf, spec: ExpertSpec) -> None:
 
 
 class KeptModules:
-    """Modules of each layout that are used again, with the tensors of the expert's safetensors file in them."""
+    """Modules of each layout that are used again, with the tensors of the expert's safetensors file in them.
 
-    def __init__(self, reader: FileReader) -> None:
-        self._buffers = FileBuffers(reader)
+    On a GPU the file's bytes are copied in one piece from pinned memory into memory there that is used again, too.
+    """
+
+    def __init__(self, reader: FileReader, device: str) -> None:
         self._shelf = LayoutShelf()
-        self._transfer = HostTransfer()
-        self._kept: defaultdict[str, list[nn.Module]] = defaultdict(list)
+        self._transfer = bench_shelf().transfers(device)  # pyright: ignore[reportOptionalCall]
+        self._place = self._transfer.device
+        self._buffers = FileBuffers(reader, PinnedBudget() if self._place.type == "cuda" else None)
+        self._kept: defaultdict[str, list[Slot]] = defaultdict(list)
 
     def load(self, spec: ExpertSpec) -> Slot:
         layout, memory = self._shelf.get(spec), self._buffers.read(spec.file)
         kept = self._kept[spec.layout]
-        module = kept.pop() if kept else copy.deepcopy(layout.shell)
-        module.load_state_dict(tensors_of(memory, channels_last=layout.channels_last), assign=True)
-        return Slot(spec, layout, SlotMemory(memory.tensor, memory), module.eval(), self._transfer)
+        model = kept.pop() if kept else None
+        module = model.module if model else copy.deepcopy(layout.shell)
+        place = SlotMemory(memory.tensor, memory)
+        if self._place.type != "cpu":
+            buffer = model.buffer if model else torch.empty(memory.array.nbytes, dtype=torch.uint8, device=self._place)
+            buffer.copy_(memory.tensor, non_blocking=True)
+            torch.cuda.current_stream(self._place).synchronize()
+            self._buffers.give_back(memory)
+            place = SlotMemory(buffer)
+        module.load_state_dict(tensors_of(memory, place.buffer, channels_last=layout.channels_last), assign=True)
+        return Slot(spec, layout, place, module.eval().to(self._place), self._transfer)
 
     def give_up(self, model: Slot) -> None:
-        self._kept[model.spec.layout].append(model.module)
-        self._buffers.give_back(cast("HostMemory", model.place.memory))
+        self._kept[model.spec.layout].append(model)
+        if model.place.memory is not None:
+            self._buffers.give_back(model.place.memory)
 
     def answer(self, model: Slot, _spec: ExpertSpec, prepared: Sequence[Prepared]) -> Sequence[Answer]:
         return infer(model, prepared)
 
 
-def tensors_of(memory: HostMemory, *, channels_last: bool) -> Mapping[str, torch.Tensor]:
-    """Return the tensors of a safetensors file in memory, without a copy (github.com/huggingface/safetensors)."""
+def tensors_of(memory: HostMemory, buffer: torch.Tensor, *, channels_last: bool) -> Mapping[str, torch.Tensor]:
+    """Return the tensors of a safetensors file in memory, without a copy (github.com/huggingface/safetensors).
+
+    `buffer` has the same bytes, on the device of the tensors.
+    """
     begin = 8 + int.from_bytes(memory.view[:8], "little")
     header = json.loads(bytes(memory.view[8:begin]))
     dtypes = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -144,7 +168,7 @@ def tensors_of(memory: HostMemory, *, channels_last: bool) -> Mapping[str, torch
     for name, item in header.items():
         if item.get("dtype") in dtypes:  # others are no weights: metadata, and bytes between tensors
             first, end = item["data_offsets"]
-            stored = memory.tensor[begin + first : begin + end].view(TORCH_DTYPES[dtypes[item["dtype"]]])
+            stored = buffer[begin + first : begin + end].view(TORCH_DTYPES[dtypes[item["dtype"]]])
             tensor = stored.view(item["shape"])
             tensors[name] = tensor.permute(0, 3, 1, 2) if channels_last and tensor.dim() == 4 else tensor
     return tensors

@@ -111,7 +111,7 @@ def _inspector(serve: Any, work: SideInput) -> Any:
     specs = read_experts(work.catalog)
     largest_bytes = max(spec.weights_bytes for spec in specs.values())
     models = _models_of_a_replica(work, largest_bytes)
-    threads, disk, lock, device = work.threads_per_executor, work.disk, work.disk_lock, work.device
+    threads, disk, lock, device = work.threads_per_executor, work.disk, work.disk_lock, work.devices[0]
     loading, ongoing = side_of(work.side).loading, max(1, work.window // work.executors)
 
     class Inspector:

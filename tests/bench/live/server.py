@@ -79,7 +79,7 @@ class LruModels:
     def __init__(self, loader: Loader, budget_bytes: int) -> None:
         self.loads = 0
         self.loaded_bytes = 0
-        self._loader = loader
+        self.loader = loader
         self._free_bytes = budget_bytes
         self._entries: OrderedDict[ExpertId, _Entry] = OrderedDict()
         self._changed = threading.Condition()
@@ -102,7 +102,7 @@ class LruModels:
         try:
             if is_new:
                 try:
-                    entry.model = self._loader.load(spec)
+                    entry.model = self.loader.load(spec)
                 finally:
                     entry.ready.set()
             entry.ready.wait()
@@ -112,13 +112,14 @@ class LruModels:
                 entry.users -= 1
                 self._changed.notify_all()
 
-    def fill(self, specs: list[ExpertSpec]) -> None:
-        """Load experts in this order while they fit; these loads do not count."""
+    def fill(self, specs: list[ExpertSpec]) -> set[ExpertId]:
+        """Load experts in this order while they fit, and return them; these loads do not count."""
         for spec in specs:
             if spec.weights_bytes <= self._free_bytes:
                 with self.use(spec):
                     pass
         self.loads = self.loaded_bytes = 0
+        return set(self._entries)
 
     def _make_room(self, size_bytes: int) -> bool:
         for expert, entry in list(self._entries.items()):
@@ -126,7 +127,7 @@ class LruModels:
                 return True
             if entry.users == 0:
                 del self._entries[expert]
-                self._loader.give_up(entry.model)
+                self.loader.give_up(entry.model)
                 self._free_bytes += entry.spec.weights_bytes
         return self._free_bytes >= size_bytes
 
@@ -146,8 +147,14 @@ class Server:
         self._work = work
         self._specs = read_experts(work.catalog)
         reader = reader_of(work.disk)
-        self._loader = loader_of(side.loading, reader, work.memory_bytes, work.threads_per_executor, work.device)
-        self._models = LruModels(self._loader, work.memory_bytes)
+        loaders = {
+            device: loader_of(side.loading, reader, budget_bytes, work.threads_per_executor, device)
+            for device, budget_bytes in zip(work.devices, work.budgets, strict=True)
+        }
+        self._models = {
+            device: LruModels(loader, budget_bytes)
+            for (device, loader), budget_bytes in zip(loaders.items(), work.budgets, strict=True)
+        }
         max_batch = max(row.max_batch for row in work.costs)
         self._queue = RequestQueue(work.window if side.window == "limited" else side.window, max_batch)
         self._wanted = min(len(work.trace.images), work.enough_images or len(work.trace.images))
@@ -161,10 +168,15 @@ class Server:
         """Serve images as they arrive until all are finished, as many as are enough, or the limit is reached."""
         usage = self._work.trace.usage()
         by_usage = sorted(usage, key=lambda name: -usage[name])
-        self._models.fill([self._specs[ExpertId(name)] for name in by_usage])
+        left = [self._specs[ExpertId(name)] for name in by_usage]
+        for models in self._models.values():
+            filled = models.fill(left)
+            left = [spec for spec in left if spec.expert not in filled]
         self._began_s = time.monotonic()
-        with ThreadPoolExecutor(self._work.executors + 1) as threads:
-            ends = [threads.submit(self._arrive)] + [threads.submit(self._serve) for _ in range(self._work.executors)]
+        with ThreadPoolExecutor(self._work.executors * len(self._models) + 1) as threads:
+            ends = [threads.submit(self._arrive)]
+            for models in self._models.values():
+                ends += [threads.submit(self._serve, models) for _ in range(self._work.executors)]
             for end in ends:
                 end.result()
         finished = self._finished.values()
@@ -174,8 +186,8 @@ class Server:
             images=len(finished),
             seconds=max((each for each in self._end_times_s()), default=self._now_s()),
             stopped=is_stopped,
-            loads=self._models.loads,
-            loaded_bytes=self._models.loaded_bytes,
+            loads=sum(models.loads for models in self._models.values()),
+            loaded_bytes=sum(models.loaded_bytes for models in self._models.values()),
             waits_s=tuple(each.wait_s for each in finished),
             latencies_s=tuple(each.latency_s for each in finished),
             unknown=sum(each.unknown for each in finished),
@@ -202,7 +214,7 @@ class Server:
                 self._queue.waiting.append(Waiting(number, 0, ExpertId(image.classifier)))
                 self._changed.notify()
 
-    def _serve(self) -> None:
+    def _serve(self, models: LruModels) -> None:
         torch.set_num_threads(self._work.threads_per_executor)
         while True:
             with self._changed:
@@ -212,7 +224,7 @@ class Server:
                 return
             try:
                 if batch := [each for each in batch if not self._is_late(each)]:
-                    self._compute(batch)
+                    self._compute(batch, models)
             except BaseException:
                 self._has_failed = True
                 raise
@@ -225,13 +237,13 @@ class Server:
         self._finish(request.image, unknown=True)
         return True
 
-    def _compute(self, batch: list[Waiting]) -> None:
+    def _compute(self, batch: list[Waiting], models: LruModels) -> None:
         spec, images = self._specs[batch[0].expert], self._work.trace.images
-        with self._models.use(spec) as model:
+        with models.use(spec) as model:
             for each in batch:
                 self._waits_s.setdefault(each.image, self._now_s() - images[each.image].arrives_s)
             prepared = [prepare(self._work.payload(each.image), "image", None, spec) for each in batch]
-            self._loader.answer(model, spec, prepared)
+            models.loader.answer(model, spec, prepared)
         onward: list[Waiting] = []
         for each in batch:
             experts = images[each.image].experts

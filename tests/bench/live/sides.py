@@ -1,5 +1,6 @@
 """The parts that all runs of the live benchmark share, and a process of its own for each run."""
 
+import itertools
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from daemon.policy.presets import PRESETS
 from experts.memory import HostMemory
 from experts.reading import DirectReader
 from experts.spec import ArchitectureId, ExpertId, ExpertSpec
-from experts.vision.slot import LayoutShelf
+from tests.bench.devices import bench_shelf
 from tests.bench.live.expert_files import (
     PACED_BYTES_PER_S,
     Disk,
@@ -26,7 +27,7 @@ from tests.bench.live.libraries import LIBRARIES, CompileWork, compile_all, miss
 from tests.bench.live.loading import Loading
 from tests.bench.processes import OwnProcesses, RunError
 from tools.bench.loading import read_seconds
-from tools.profile.measure import Bench
+from tools.profile.measure import Bench, load_seconds
 from tools.profile.samples import Samples
 from tools.simulate.fit import fit_line, largest_useful_batch
 
@@ -93,6 +94,7 @@ _SEED = 17
 _BATCHES = (1, 2, 4, 8, 16)
 _BATCH_ROUNDS = 5
 _READ_FILES = 6
+_RAM_LOADS = 3
 #: Seconds of a side's process beside its run: the initial fill, a cluster's start.
 _AROUND_A_RUN_S = 240.0
 _COMPILE_S = 3600.0
@@ -110,7 +112,8 @@ def default_folder() -> Path:
 class LiveOptions:
     """Sizes that are the same for every side. `window`: the requests among which a server looks for a batch.
 
-    A side is stopped after `limit_s`; the rate is then over the images that it finished.
+    A side is stopped after `limit_s`; the rate is then over the images that it finished. Each of the `devices` has
+    `executors`, and `budgets` bytes for experts; without budgets as many as `memory_share` says.
     """
 
     folder: Path
@@ -121,7 +124,8 @@ class LiveOptions:
     executors: int = 2
     threads: int = 2
     window: int = 64
-    device: str = "cpu"
+    devices: tuple[str, ...] = ("cpu",)
+    budgets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +148,17 @@ class MachineCosts:
 class SideInput:
     """One run of one side. `pictures` are pairs: the JPEG that stops after its classifier, and the one that goes on.
 
-    `memory_bytes` is for experts, in all; `executors` and `threads` are of the whole side: a side with one executor
-    has all threads. After `limit_s`, or `enough_images`, the side is stopped and the images that it finished count.
-    `record` is a file for a trace of the scheduler's decisions, `disk_lock` a file that processes lock while they read
-    an expert.
+    `budgets` are bytes for experts of each device, `memory_bytes` all of them; `executors` are of each device,
+    `threads` of the CPU's together: a side with one executor has all threads. After `limit_s`, or `enough_images`, the
+    side is stopped and the images that it finished count. `record` is a file for a trace of the scheduler's decisions,
+    `disk_lock` a file that processes lock while they read an expert.
     """
 
     side: str
     trace: ImageTrace
     catalog: Path
     pictures: list[tuple[bytes, bytes]]
-    memory_bytes: int
+    budgets: tuple[int, ...]
     disk: Disk
     limit_s: float
     disk_lock: Path
@@ -165,7 +169,11 @@ class SideInput:
     record: Path | None = None
     window: int = 64
     enough_images: int | None = None
-    device: str = "cpu"
+    devices: tuple[str, ...] = ("cpu",)
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(self.budgets)
 
     @property
     def threads_per_executor(self) -> int:
@@ -216,10 +224,15 @@ class LiveSetup:
     processes: OwnProcesses
 
     @property
-    def memory_bytes(self) -> int:
-        """The budget of every side; never less than each executor needs for the largest expert."""
+    def budgets(self) -> tuple[int, ...]:
+        """The budget of each device, the same for every side; never less than each executor needs for any expert."""
         sizes = [spec.weights_bytes for spec in self.specs.values()]
-        return max(int(self.options.memory_share * sum(sizes)), max(sizes) * self.options.executors)
+        share_bytes = max(int(self.options.memory_share * sum(sizes)), max(sizes) * self.options.executors)
+        return self.options.budgets or (share_bytes,) * len(self.options.devices)
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(self.budgets)
 
     def trace(self, order: ImageOrder) -> ImageTrace:
         """Return the one trace of this order."""
@@ -234,7 +247,7 @@ class LiveSetup:
             trace=trace,
             catalog=self.catalog,
             pictures=self.pictures,
-            memory_bytes=self.memory_bytes,
+            budgets=self.budgets,
             disk=disk,
             limit_s=self.options.limit_s,
             disk_lock=self.scratch / "disk.lock",
@@ -244,7 +257,7 @@ class LiveSetup:
             window=self.options.window,
             # Others serve the popular experts first: only the whole trace shows how fast they are.
             enough_images=_ENOUGH_IMAGES if side_of(side).window == 1 else None,
-            device=self.options.device,
+            devices=self.options.devices,
         )
 
     def run(self, work: SideInput) -> SideResult:
@@ -299,20 +312,23 @@ class CostWork(NamedTuple):
 def _measure_costs(work: CostWork) -> MachineCosts:
     """Measure each architecture with one of its experts, all executors at once (CoServe §4.5), and the cold disk."""
     catalog, pictures, options = work
-    executors, threads, device = options.executors, options.threads, options.device
+    executors = options.executors
     specs = read_experts(catalog)
     samples = Samples(tuple(stops for stops, _ in pictures), "rendered parts")
-    shelf = LayoutShelf()
+    shelf = bench_shelf()
     bytes_per_s, method = _cold_read(list(specs.values()))
     rows: list[Performance] = []
     residuals: dict[str, float] = {}
-    for layout, spec in {spec.layout: spec for spec in specs.values()}.items():
-        with Bench(device, executors, max(1, threads // executors), shelf) as bench:
+    layouts = {spec.layout: spec for spec in specs.values()}
+    for device, (layout, spec) in itertools.product(options.devices, layouts.items()):
+        threads = max(1, options.threads // executors) if device == "cpu" else 1
+        with Bench(device, executors, threads, shelf) as bench:
             line = fit_line(bench.latencies_s(bench.slots(spec), samples, _BATCHES, _BATCH_ROUNDS).items())
-        residuals[layout] = line.residual
+        _, ram_s = load_seconds(device, spec, _RAM_LOADS, shelf)
+        residuals[f"{device} {layout}"] = line.residual
         max_batch = largest_useful_batch(line, max(_BATCHES))
         disk_s = spec.weights_bytes / bytes_per_s
-        rows.append(Performance(device, ArchitectureId(layout), line.k_s, line.b_s, max_batch, disk_s=disk_s))
+        rows.append(Performance(device, ArchitectureId(layout), line.k_s, line.b_s, max_batch, 0, disk_s, ram_s))
     return MachineCosts(tuple(rows), residuals, bytes_per_s, method)
 
 
