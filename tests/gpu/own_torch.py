@@ -4,7 +4,7 @@
     python3 tests/gpu/own_torch.py install build/gpu-wheels build/gpu-venv    # there; Python 3.12, pip is not needed
 
 The machine brings torch 2.11 or newer with torchvision, NumPy and Pillow. The rest is one archive of unpacked wheels:
-OpenCV's alone has 50 MB, and xz packs all of them together into less than that. Standard library only.
+OpenCV's alone has 62 MB, and xz packs all of them together into less than that. Standard library only.
 """
 
 import subprocess
@@ -38,8 +38,8 @@ PACKAGES = (
     *("rich", "safetensors", "shellingham", "simplejpeg", "sortedcontainers", "SQLAlchemy", "structlog", "tqdm"),
     *("typer", "typing-extensions", "typing-inspection", "tzdata", "ultralytics"),
 )
-#: Without the libraries of windows; the last version of less than 50 MB.
-OPENCV = "opencv-python-headless==4.10.0.84"
+#: The version of constraints.txt without the libraries of windows.
+OPENCV = "opencv-python-headless==4.14.0.94"
 _ARCHIVE = "packages.tar.xz"
 _BROUGHT = ("torch", "numpy", "PIL", "cv2")
 
