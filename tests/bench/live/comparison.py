@@ -17,7 +17,7 @@ from daemon.units import size_text
 from experts.spec import ArchitectureId, ExpertId
 from tests.bench.live.expert_files import DISKS, PACED_BYTES_PER_S, Disk
 from tests.bench.live.image_trace import ImageTrace
-from tests.bench.live.libraries import VERSIONS, missing_library
+from tests.bench.live.libraries import library_versions, missing_library
 from tests.bench.live.sides import ALONE, LADDER, PLUS, SAMBA, LiveSetup, SideResult, side_of
 from tests.bench.processes import RunError
 from tests.bench.tables import print_narrow, rounded
@@ -124,7 +124,7 @@ def run_cell(
 
     def run(side: str) -> SideResult | None:
         work = setup.side_input(side, trace, disk)
-        if record is not None and side_of(side).loading == "slots":
+        if record is not None and side_of(side).is_policy:
             record.mkdir(parents=True, exist_ok=True)
             number = len(list(record.glob(f"{trace.order}-{disk}-{side}-*.jsonl"))) + 1
             work = replace(work, record=(record / f"{trace.order}-{disk}-{side}-{number}.jsonl").resolve())
@@ -162,7 +162,7 @@ def live_figures(setup: LiveSetup, cells: list[LiveCell], sides: tuple[str, ...]
         "window": options.window,
         "device": options.device,
         "limit_s": options.limit_s,
-        "libraries": VERSIONS,
+        "libraries": library_versions(),
         "disks": {disk: costs.bytes_per_s(disk) for disk in DISKS},
         "measured": asdict(costs),
         "cells": [
