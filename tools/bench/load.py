@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
+from tools.terminal.console import AsJson, console, fail, print_json, print_table
 from tools.terminal.option_values import must_be_one_of
 
 if TYPE_CHECKING:
@@ -71,16 +71,14 @@ def _measure(names: list[str], dtype: str, rounds: int, folder: Path | None) -> 
     import torch
 
     from tools.bench.loading import LoadBench, make_expert
-    from tools.terminal.progress import Bars
 
     gpu = "cuda:0" if torch.cuda.is_available() else None
     methods: list[str] = []
     figures: list[LoadFigures] = []
-    with tempfile.TemporaryDirectory(prefix="coserve-bench-", dir=folder) as scratch, Bars(console=errors) as bar:
+    with tempfile.TemporaryDirectory(prefix="coserve-bench-", dir=folder) as scratch:
         for name in names:
-            task = bar.add_task(name, total=rounds + 1)
             bench = LoadBench(make_expert(Path(scratch), name, dtype), gpu)
-            figures += bench.measure(rounds, lambda task=task: bar.advance(task))
+            figures += bench.measure(rounds)
             methods.append(bench.direct.method)
     return {
         "machine": platform.platform(),

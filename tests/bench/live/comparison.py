@@ -141,7 +141,7 @@ def run_cell(
         {side: partial(run, side) for side in sides},
         rounds,
         on_run=lambda side: on_run(f"{trace.order}, {disk}: {side}"),
-        wanted=lambda side, _runs: side not in cell.failures,
+        is_wanted=lambda side, _runs: side not in cell.failures,
     )
     cell.runs = {side: [each for each in own if each is not None] for side, own in runs.items()}
     return cell
