@@ -161,7 +161,7 @@ def compare_network(
             {side: partial(_milliseconds, run) for side, run in runs.items()},
             rounds,
             on_run=lambda _side: None,
-            wanted=lambda side, ms: len(ms[side]) < 2 or median(ms[side]) <= _HOPELESS * median(ms["plain"]),
+            is_wanted=lambda side, ms: len(ms[side]) < 2 or median(ms[side]) <= _HOPELESS * median(ms["plain"]),
         )
         plain_ms = median(batches_ms["plain"])
         for side, milliseconds in batches_ms.items():

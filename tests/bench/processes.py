@@ -1,11 +1,12 @@
 """Runs of a benchmark in processes of their own: each begins with clean memory and everything imported."""
 
 import multiprocessing
-import traceback
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -28,24 +29,23 @@ class OwnProcesses:
     def call(self, function: Callable[[T], R], argument: T, timeout_s: float) -> R:
         """Return `function(argument)`, computed by a fresh process. Raises RunError."""
         ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_carry_out, args=(theirs, function, argument), daemon=False)
-        process.start()
-        theirs.close()
-        try:
-            if not ours.poll(timeout_s):
-                raise RunError(f"did not end within {timeout_s:.0f} s")
-            is_done, result = ours.recv()
-            process.join(_END_S)
-        except EOFError:
-            process.join(_END_S)
-            raise RunError(f"exit status {process.exitcode}") from None
-        finally:
-            if process.is_alive():
-                process.kill()
-                process.join()
-            ours.close()
-        if not is_done:
-            raise RunError(str(result)[-800:])
+        with NamedTemporaryFile(prefix="coserve-bench-") as output, ours:
+            process = self._context.Process(target=_carry_out, args=(theirs, output.name, function, argument))
+            process.start()
+            theirs.close()
+            try:
+                if not ours.poll(timeout_s):
+                    raise RunError(f"did not end within {timeout_s:.0f} s")
+                result = ours.recv()
+                process.join(_END_S)
+            except EOFError:
+                process.join(_END_S)
+                told = output.read().decode(errors="replace").strip()[-800:]
+                raise RunError(told or f"exit status {process.exitcode}") from None
+            finally:
+                if process.is_alive():
+                    process.kill()
+                    process.join()
         return result
 
 
@@ -55,13 +55,11 @@ def peak_bytes() -> int:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 
 
-def _carry_out(answer: Connection, function: Callable[[T], R], argument: T) -> None:
+def _carry_out(answer: Connection, output: str, function: Callable[[T], R], argument: T) -> None:
+    with Path(output).open("wb") as file:
+        for standard in (1, 2):
+            os.dup2(file.fileno(), standard)
     with suppress(OSError):
         # The peak of the process that this one was forked from is not its own.
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    try:
-        answer.send((True, function(argument)))
-    except SystemExit as error:
-        answer.send((False, str(error)))
-    except BaseException:  # noqa: BLE001  the process that asked must learn of it
-        answer.send((False, traceback.format_exc()))
+    answer.send(function(argument))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
+from tools.terminal.console import AsJson, console, fail, print_json, print_table
 from tools.terminal.option_values import DeviceNames, chosen_devices, must_be_one_of
 
 if TYPE_CHECKING:
@@ -82,17 +82,15 @@ def measure_loads(
     import torch
 
     from tools.bench.loading import LoadBench, make_expert
-    from tools.terminal.progress import Bars
 
     methods: list[str] = []
     figures: list[LoadFigures] = []
-    with tempfile.TemporaryDirectory(prefix="coserve-bench-", dir=folder) as scratch, Bars(console=errors) as bar:
+    with tempfile.TemporaryDirectory(prefix="coserve-bench-", dir=folder) as scratch:
         for name in names:
             expert = make_expert(Path(scratch), name, dtype)
             for device in devices:
-                task = bar.add_task(f"{name}, {device}", total=rounds + 1)
                 bench = LoadBench(expert, device, shelf)
-                figures += bench.measure(rounds, lambda task=task: bar.advance(task))
+                figures += bench.measure(rounds)
                 methods.append(bench.direct.method)
     return {
         "machine": platform.platform(),

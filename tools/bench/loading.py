@@ -151,10 +151,10 @@ class LoadBench:
             self._pair("ram", "slot, from RAM tier", self._load(cached, self._ram), "raw memory copy", self._copy()),
         ]
 
-    def measure(self, rounds: int, advance: Callable[[], None] = lambda: None) -> list[LoadFigures]:
+    def measure(self, rounds: int) -> list[LoadFigures]:
         """Measure so many rounds; one more runs first: it checks digests, builds the slot, imports lazy modules."""
         groups = {group[0].name: partial(_alternate, group) for group in self._groups}
-        turns = run_in_turn(groups, rounds + 1, on_run=lambda name: advance() if name == next(iter(groups)) else None)
+        turns = run_in_turn(groups, rounds + 1)
         seconds = {name: [turn[name] for turn in of_group[1:]] for of_group in turns.values() for name in of_group[0]}
         architecture, dtype = self._expert.spec.architecture, str(self._expert.dtype).removeprefix("torch.")
         return [figures_of(way, seconds, architecture, dtype, self._device) for group in self._groups for way in group]

@@ -11,7 +11,7 @@ Runs = dict[str, list[R]]
 
 
 class Spread(NamedTuple):
-    """The median of the rounds, and the lowest and highest of them."""
+    """Figures of all rounds."""
 
     median: float
     lowest: float
@@ -27,34 +27,27 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Return the ratio of each round in which both sides ran; drift of the machine meets both alike."""
+    """Return the ratio of each round in which both sides ran: drift of the machine meets both alike."""
     return [value / other for value, other in zip(values, base, strict=False)]
 
 
 def run_in_turn(
     sides: Mapping[str, Callable[[], R]],
     rounds: int,
-    *,
     on_run: Callable[[str], None] | None = None,
-    wanted: Callable[[str, Runs[R]], bool] = lambda _name, _runs: True,
+    is_wanted: Callable[[str, Runs[R]], bool] = lambda _name, _runs: True,
 ) -> Runs[R]:
-    """Run every side `rounds` times, interleaved; `on_run` hears the name of the next one, else a bar moves.
-
-    A side that is not `wanted` any more, such as one that failed or is hopelessly slow, is left out from then on.
-    """
+    """Run every side `rounds` times, interleaved; `on_run` hears the name of the next one, else a bar moves."""
     if on_run is None:
         from tools.terminal.progress import Bars
 
         with Bars(console=errors) as bar:
             task = bar.add_task("runs", total=rounds * len(sides))
-            return run_in_turn(
-                sides, rounds, on_run=lambda name: bar.update(task, description=name, advance=1), wanted=wanted
-            )
+            return run_in_turn(sides, rounds, lambda name: bar.update(task, description=name, advance=1), is_wanted)
     names, runs = list(sides), {name: list[R]() for name in sides}
-    for number in range(rounds):
-        first = number % len(names)
+    for first in (number % len(names) for number in range(rounds)):
         for name in names[first:] + names[:first]:
             on_run(name)
-            if wanted(name, runs):
+            if is_wanted(name, runs):
                 runs[name].append(sides[name]())
     return runs

@@ -16,7 +16,7 @@ from daemon.units import size_text
 from experts.spec import ArchitectureId, ExpertId
 from tests.bench.live.expert_files import DISKS, PACED_BYTES_PER_S, Disk
 from tests.bench.live.image_trace import ImageTrace
-from tests.bench.live.libraries import VERSIONS, missing_library
+from tests.bench.live.libraries import library_versions, missing_library
 from tests.bench.live.sides import ALONE, LADDER, PLUS, SAMBA, LiveSetup, SideResult, side_of
 from tests.bench.processes import RunError
 from tests.bench.tables import print_narrow, rounded
@@ -122,7 +122,7 @@ def run_cell(
 
     def run(side: str) -> SideResult | None:
         work = setup.side_input(side, trace, disk)
-        if record is not None and side_of(side).loading == "slots":
+        if record is not None and side_of(side).is_policy:
             record.mkdir(parents=True, exist_ok=True)
             number = len(list(record.glob(f"{trace.order}-{disk}-{side}-*.jsonl"))) + 1
             work = replace(work, record=(record / f"{trace.order}-{disk}-{side}-{number}.jsonl").resolve())
@@ -139,7 +139,7 @@ def run_cell(
         {side: partial(run, side) for side in sides},
         rounds,
         on_run=lambda side: on_run(f"{trace.order}, {disk}: {side}"),
-        wanted=lambda side, _runs: side not in cell.failures,
+        is_wanted=lambda side, _runs: side not in cell.failures,
     )
     cell.runs = {side: [each for each in own if each is not None] for side, own in runs.items()}
     return cell
@@ -160,7 +160,7 @@ def live_figures(setup: LiveSetup, cells: list[LiveCell], sides: tuple[str, ...]
         "window": options.window,
         "devices": dict(zip(options.devices, setup.budgets, strict=True)),
         "limit_s": options.limit_s,
-        "libraries": VERSIONS,
+        "libraries": library_versions(),
         "disks": {disk: costs.bytes_per_s(disk) for disk in DISKS},
         "measured": asdict(costs),
         "cells": [

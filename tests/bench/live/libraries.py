@@ -9,10 +9,12 @@ slots compute; batch sizes are dynamic.
 import json
 import platform
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +28,7 @@ from experts.vision.preprocess import Prepared
 from tests.bench.live.expert_files import read_experts
 from tests.bench.live.loading import FileBuffers, Loader, OrdinaryModels, answers_of, images_of
 
-#: Tested with these; ONNX is what both are given.
-VERSIONS = {"openvino": "2026.4.1", "onnxruntime": "1.32.0", "onnx": "1.23.2", "ray": "2.60.0"}
+_REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
 
 class CompiledModel(NamedTuple):
@@ -138,17 +139,21 @@ LIBRARIES = {
     "openvino": Library("openvino", ".blob", _compile_openvino, OpenVino),
     "onnxruntime": Library("onnxruntime", ".ort", _compile_onnxruntime, OnnxRuntime),
 }
+#: The packages that a side needs, by library; ONNX is the form in which both compilers get a model.
 _PACKAGES = {"openvino": ("openvino", "onnx"), "onnxruntime": ("onnxruntime", "onnx"), "ray": ("ray",)}
+
+
+def library_versions() -> dict[str, str | None]:
+    """Return the versions of the libraries that are installed, None for the others."""
+    return {name: None if missing_library(name) else version(name) for name in _PACKAGES}
 
 
 def missing_library(name: str) -> str | None:
     """Return what to install before a library can be a side, None if it is all there."""
     for package in _PACKAGES.get(name, ()):
-        try:
-            version(package)
-        except PackageNotFoundError:
-            wanted = "'ray[serve]==" + VERSIONS["ray"] + "'" if package == "ray" else f"{package}=={VERSIONS[package]}"
-            return f"{package} is not installed: pip install {wanted}"
+        if find_spec(package) is None:
+            wanted = next(line for line in _REQUIREMENTS.read_text().splitlines() if line.startswith(package))
+            return f"{package} is not installed: pip install '{wanted}'"
     return None
 
 
@@ -195,7 +200,9 @@ class _FirstOutput(nn.Module):
 def _export(model: nn.Module, spec: ExpertSpec, file: Path) -> None:
     images = torch.zeros(2, 3, spec.input_size, spec.input_size)
     batch = {0: "batch"}
-    with torch.inference_mode():
+    with torch.inference_mode(), warnings.catch_warnings():
+        # torch's newer exporter needs another package and gives the same network; tracing warns of YOLO's own checks.
+        warnings.simplefilter("ignore")
         torch.onnx.export(
             _FirstOutput(model, is_list=spec.task == "detect").eval(),
             (images,),

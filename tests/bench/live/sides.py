@@ -47,9 +47,13 @@ class Side:
     max_batch: int | None = None
 
     @property
+    def is_policy(self) -> bool:
+        return self.scheduler in PRESETS
+
+    @property
     def is_ours(self) -> bool:
         """Return True if a part of it is: our slots, or one of our policies."""
-        return self.loading == "slots" or self.scheduler in PRESETS
+        return self.loading == "slots" or self.is_policy
 
     @property
     def library(self) -> str:

@@ -2,8 +2,10 @@
 
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +14,14 @@ from PIL import Image
 from daemon.dispatch.trace import replay
 from daemon.policy.matrix import Performance
 from experts.reading import CachedReader, DirectReader
-from experts.spec import ExpertId
+from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.infer import infer
-from experts.vision.preprocess import prepare
+from experts.vision.preprocess import Prepared, prepare
 from experts.vision.slot import SlotPool
 from routing_rules.compile import compile_rules
+from tests.bench.live import libraries, server
 from tests.bench.live.command import chosen
-from tests.bench.live.comparison import LiveCell, live_bound, live_figures, show
+from tests.bench.live.comparison import LiveCell, live_bound, live_figures, run_cell, show
 from tests.bench.live.engine import run_engine
 from tests.bench.live.expert_files import (
     WIDTH_PX,
@@ -30,18 +33,22 @@ from tests.bench.live.expert_files import (
     read_experts,
 )
 from tests.bench.live.image_trace import BOARD_TYPE, PASS_RATE, ImageOrder, ImageTrace, make_trace, make_types
-from tests.bench.live.ordinary import ModulePool, OrdinaryFiles, answer, run_naive
+from tests.bench.live.libraries import CompileWork, compile_all, missing_library
+from tests.bench.live.loading import KeptModules, Loader, Loading, loader_of
+from tests.bench.live.server import LruModels, RequestQueue, Waiting, run_server
 from tests.bench.live.sides import (
-    NAIVE,
-    ORDINARY,
+    COMPARED,
+    SAMBA,
     SIDES,
     LiveOptions,
     LiveSetup,
     MachineCosts,
-    SideError,
     SideInput,
     SideResult,
+    run_side,
+    side_of,
 )
+from tests.bench.processes import OwnProcesses, RunError
 
 torch.set_num_threads(1)
 
@@ -60,9 +67,8 @@ def setup(catalog: Path, tmp_path: Path) -> LiveSetup:
     rows = tuple(Performance("cpu", spec.layout, 0.01, 0.01, 4, disk_s=0.05) for spec in specs.values())  # pyright: ignore[reportArgumentType]
     # After so long what hangs is ended.
     options = LiveOptions(tmp_path, RECIPE, requests=24, memory_share=0.8, limit_s=240.0)
-    return LiveSetup(
-        options, tmp_path, catalog, specs, make_pictures(PICTURES, 1), MachineCosts(rows, {}, 1e9, "direct")
-    )
+    costs = MachineCosts(rows, {}, 1e9, "direct")
+    return LiveSetup(options, tmp_path, catalog, specs, make_pictures(PICTURES, 1), costs, OwnProcesses())
 
 
 def a_trace(images: int, recipe: ExpertRecipe = RECIPE, order: ImageOrder = "skewed") -> ImageTrace:
@@ -122,28 +128,49 @@ def test_the_experts_are_made_once_and_every_file_has_bytes_of_its_own(catalog: 
 
 
 @pytest.mark.parametrize("expert", ["part-000", "solder-0"])
-def test_the_ordinary_model_and_the_slot_of_an_expert_answer_alike(catalog: Path, expert: str) -> None:
+@pytest.mark.parametrize("loading", ["ordinary", "kept", "openvino", "onnxruntime"])
+def test_every_way_to_load_an_expert_gives_the_answers_of_its_slot(
+    catalog: Path, loading: Loading, expert: str
+) -> None:
+    if missing_library(loading):
+        pytest.skip(f"{loading} is not installed")
+    compile_all(CompileWork(catalog, tuple({loading} & libraries.LIBRARIES.keys())))
     spec = replace(read_experts(catalog)[ExpertId(expert)], confidence_floor=0.0)
     pool = SlotPool("cpu", spec.weights_bytes)
     pool.load(spec)
-    model = OrdinaryFiles(DirectReader()).model(spec)
-    assert not model.training
+    loader = loader_of(loading, DirectReader(), spec.weights_bytes, 1, "cpu")
     prepared = [prepare(pair[0], "image", None, spec) for pair in make_pictures(2, seed=2)]
-    for ours, theirs in zip(infer(pool.slot(spec.expert), prepared), answer(model, spec, prepared), strict=True):
-        assert ours.confidence == pytest.approx(theirs.confidence, abs=1e-3)
+    for _ in range(2):  # the second time in memory, and in a module, that was there before
+        model = loader.load(spec)
+        for ours, theirs in zip(
+            infer(pool.slot(spec.expert), prepared), loader.answer(model, spec, prepared), strict=True
+        ):
+            assert ours.confidence == pytest.approx(theirs.confidence, abs=1e-3)
+        loader.give_up(model)
 
 
-@pytest.mark.parametrize("side", ["samba", "coserve", "coserve-plus", ORDINARY])
+def test_compiled_models_are_made_again_for_other_experts_only(catalog: Path) -> None:
+    if missing_library("onnxruntime"):
+        pytest.skip("onnxruntime is not installed")
+    work = CompileWork(catalog, ("onnxruntime",))
+    compile_all(work)
+    file = libraries.LIBRARIES["onnxruntime"].file(read_experts(catalog)[ExpertId("part-000")])
+    made = file.stat().st_mtime_ns
+    compile_all(work)
+    assert file.stat().st_mtime_ns == made
+    catalog.with_name("onnxruntime.json").write_text("another catalog")
+    compile_all(work)
+    assert file.stat().st_mtime_ns != made
+
+
+@pytest.mark.parametrize("side", ["coserve", "coserve-plus", "samba-scheduling"])
 def test_every_image_of_the_trace_ends_and_visits_the_experts_of_the_trace(
     side: str, setup: LiveSetup, tmp_path: Path
 ) -> None:
     record = tmp_path / "run.jsonl"
     work = an_input(setup, side, record=record)
     result = run_engine(work)
-    assert (result.images, result.stopped, result.unknown, result.failure) == (24, False, 0, "")
-    assert len(result.waits_s) == len(result.latencies_s) == 24
-    times_s = zip(sorted(result.waits_s), sorted(result.latencies_s), strict=True)
-    assert all(0 <= wait_s <= latency_s for wait_s, latency_s in times_s)
+    assert_all_ended(result)
     visits: dict[str, int] = {}
     for line in map(json.loads, record.read_text().splitlines()[1:]):
         if line["call"] == "next_action" and "batch" in (line["result"] or {}):
@@ -152,13 +179,113 @@ def test_every_image_of_the_trace_ends_and_visits_the_experts_of_the_trace(
     assert list(replay(record)) == []
 
 
-def test_naive_loads_for_every_step_of_every_image(setup: LiveSetup) -> None:
-    result = run_naive(an_input(setup, NAIVE, images=6))
-    assert (result.images, result.loads) == (6, a_trace(6).visits().total())
+def assert_all_ended(result: SideResult) -> None:
+    assert (result.images, result.stopped, result.unknown, result.failure) == (24, False, 0, "")
+    assert len(result.waits_s) == len(result.latencies_s) == 24
+    times_s = zip(sorted(result.waits_s), sorted(result.latencies_s), strict=True)
+    assert all(0 <= wait_s <= latency_s for wait_s, latency_s in times_s)
+    assert result.peak_bytes > 1e8
 
 
-def test_a_side_is_stopped_at_the_limit_and_its_finished_images_count(setup: LiveSetup) -> None:
-    result = run_engine(an_input(setup, ORDINARY, images=2000, limit_s=0.5))
+@pytest.mark.parametrize("side", [name for name, side in COMPARED.items() if side.scheduler == "server"])
+def test_a_server_serves_every_image_once_at_each_of_its_experts(
+    side: str, setup: LiveSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading = side_of(side).loading
+    if missing_library(loading):
+        pytest.skip(f"{loading} is not installed")
+    compile_all(CompileWork(setup.catalog, tuple({loading} & libraries.LIBRARIES.keys())))
+    visits: dict[str, int] = {}
+
+    def counting(*arguments: Any) -> Loader:
+        loader = loader_of(*arguments)
+        answer = loader.answer
+
+        def counted(model: Any, spec: ExpertSpec, prepared: Sequence[Prepared]) -> Sequence[Answer]:
+            visits[spec.expert] = visits.get(spec.expert, 0) + len(prepared)
+            return answer(model, spec, prepared)
+
+        loader.answer = counted
+        return loader
+
+    monkeypatch.setattr(server, "loader_of", counting)
+    work = an_input(setup, side)
+    assert_all_ended(run_server(work))
+    assert visits == work.trace.visits()
+
+
+def requests(experts: str) -> list[Waiting]:
+    return [Waiting(number, 0, ExpertId(name)) for number, name in enumerate(experts)]
+
+
+@pytest.mark.parametrize(
+    ("window", "batches"),
+    [(1, ["a", "b", "a", "bb", "aa"]), (4, ["aa", "bbb", "aa"]), (None, ["aaa", "bbb", "a"])],
+)
+def test_a_batch_is_of_the_oldest_requests_expert_within_the_window(window: int | None, batches: list[str]) -> None:
+    queue = RequestQueue(window, 3)
+    queue.waiting.extend(requests("ababbaa"))
+    taken: list[str] = []
+    while batch := queue.take():
+        taken.append("".join(each.expert for each in batch))
+        assert [each.image for each in batch] == sorted(each.image for each in batch)
+    assert taken == batches
+
+
+def test_the_next_steps_of_images_go_to_the_head_where_order_is_all() -> None:
+    for window, order in ((1, "ddab"), (4, "abdd")):
+        queue = RequestQueue(window, 3)
+        queue.waiting.extend(requests("ab"))
+        queue.put_next(requests("dd"))
+        assert "".join(each.expert for each in queue.waiting) == order
+
+
+def test_the_model_that_was_used_longest_ago_makes_room_but_never_one_in_use(catalog: Path) -> None:
+    first, second, third = (read_experts(catalog)[ExpertId(f"part-00{number}")] for number in range(3))
+    loader = KeptModules(CachedReader())
+    models = LruModels(loader, 2 * first.weights_bytes)
+    models.fill([first, second, third])
+    assert (models.loads, models.loaded_bytes) == (0, 0)
+    with models.use(first) as kept:
+        with models.use(third):
+            pass
+        with models.use(second):
+            pass
+        assert models.loads == 2
+        assert kept.spec == first
+    with models.use(first):
+        assert (models.loads, models.loaded_bytes) == (2, 2 * first.weights_bytes)
+
+
+def test_ray_serve_serves_every_image(setup: LiveSetup) -> None:
+    if missing_library("ray"):
+        pytest.skip("Ray Serve is not installed")
+    assert_all_ended(setup.run(an_input(setup, "ray-slots")))
+
+
+def test_a_side_whose_library_is_missing_says_which_and_fails_nothing(
+    setup: LiveSetup, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == "openvino" else name)
+    cell = run_cell(setup, a_trace(4), "cold", ("openvino", "coserve-plus"), 1, None, lambda _name: None)
+    show(setup, [cell], ("openvino", "coserve-plus"))
+    shown = capsys.readouterr()
+    assert "not installed" in shown.out
+    assert "openvino is not installed: pip install 'openvino==" in shown.err
+    assert [run.images for run in cell.runs["coserve-plus"]] == [4]
+
+
+def test_a_side_that_serves_in_order_is_stopped_once_its_rate_is_known(setup: LiveSetup) -> None:
+    result = run_server(an_input(setup, SAMBA, images=60, enough_images=6))
+    assert result.stopped
+    assert 6 <= result.images < 60
+    assert result.seconds == max(result.latencies_s)
+    enough = {side for side in SIDES if an_input(setup, side).enough_images}
+    assert enough == {SAMBA, "samba-slots"}
+
+
+def test_an_engine_is_stopped_at_the_limit_and_its_finished_images_count(setup: LiveSetup) -> None:
+    result = run_engine(an_input(setup, "samba-scheduling", images=2000, limit_s=0.5))
     assert result.stopped
     assert result.images < 2000
     assert result.seconds >= 0.5
@@ -166,8 +293,9 @@ def test_a_side_is_stopped_at_the_limit_and_its_finished_images_count(setup: Liv
 
 def test_images_arrive_at_their_times_and_late_ones_are_unknown(setup: LiveSetup) -> None:
     trace = a_trace(24).arriving(40.0, "poisson")
-    assert run_engine(an_input(setup, trace=trace)).seconds > trace.images[-1].arrives_s
-    assert run_engine(an_input(setup, ORDINARY, deadline_s=0.001)).unknown == 24
+    for side in ("coserve-plus", "samba-slots"):
+        assert run_side(an_input(setup, side, trace=trace)).seconds > trace.images[-1].arrives_s
+        assert run_side(an_input(setup, side, deadline_s=0.001)).unknown == 24
 
 
 def test_boards_arrive_at_once_and_the_rate_is_kept() -> None:
@@ -181,7 +309,7 @@ def test_boards_arrive_at_once_and_the_rate_is_kept() -> None:
 
 def test_a_side_runs_in_a_process_of_its_own_and_its_error_is_told(setup: LiveSetup, tmp_path: Path) -> None:
     assert setup.run(an_input(setup, images=4)).images == 4
-    with pytest.raises(SideError, match="there is no such"):
+    with pytest.raises(RunError, match="there is no such"):
         setup.run(an_input(setup, catalog=tmp_path / "there is no such catalog.yaml"))
 
 
@@ -199,43 +327,36 @@ def test_the_bound_is_the_slower_of_full_batches_and_bytes_that_must_move(setup:
     assert live_bound(everything_fits, trace, "cold").load_s == 0
 
 
-def test_the_report_has_medians_shares_and_ratios_and_names_sides_that_failed(setup: LiveSetup, capsys) -> None:
-    sides = ("coserve", "coserve-plus", ORDINARY, NAIVE)
+def test_the_report_has_spreads_gains_and_goals_and_names_sides_that_failed(setup: LiveSetup, capsys) -> None:
+    sides = ("coserve", "coserve-plus", SAMBA, "samba-slots", "samba-batching", "safetensors", "openvino")
     cell = LiveCell("skewed", "paced", live_bound(setup, a_trace(24), "cold"))
-    cell.runs["coserve"] = [a_result("coserve", seconds=seconds) for seconds in (1.0, 2.0, 4.0)]
-    cell.runs["coserve-plus"] = [a_result("coserve-plus", seconds=1.0)]
-    cell.runs[ORDINARY] = [a_result(ORDINARY, seconds=10.0, stopped=True)]
-    cell.failures[NAIVE] = "out of memory"
+    cell.runs["coserve-plus"] = [a_result("coserve-plus", seconds=seconds) for seconds in (1.0, 2.0, 0.5)]
+    cell.runs[SAMBA] = [a_result(SAMBA, seconds=seconds, stopped=True) for seconds in (10.0, 10.0, 20.0)]
+    cell.runs["samba-slots"] = [a_result("samba-slots", seconds=5.0) for _ in range(3)]
+    cell.runs["samba-batching"] = [a_result("samba-batching", seconds=4.0) for _ in range(3)]
+    cell.runs["safetensors"] = [a_result("safetensors", seconds=2.0) for _ in range(3)]
+    cell.failures["coserve"] = "out of memory"
     row = cell.row("coserve-plus")
-    assert row["images_per_s"] == 10.0
-    assert row["ratio_to"] == {"coserve": 2.0, ORDINARY: 10.0, NAIVE: None, "ray-serve": None}
+    assert row["images_per_s"] == {"median": 10.0, "lowest": 5.0, "highest": 20.0}
     assert row["share_of_bound"] == pytest.approx(10.0 / cell.bound.images_per_s)
-    assert cell.is_worth_another("coserve")
-    assert not cell.is_worth_another(NAIVE)
+    gains = cell.gains()
+    assert gains["added"]["together"] == (10.0, 5.0, 40.0)
+    assert gains["added"]["slots"] == gains["alone"]["slots"] == (2.0, 2.0, 4.0)
+    assert gains["alone"]["batching"] == (2.5, 2.5, 5.0)
+    assert gains["alone"]["scheduling"] is None
+    assert cell.best_other() == "safetensors"
     show(setup, [cell], sides)
     shown = capsys.readouterr()
-    assert all(text in shown.out for text in ("1.00*", "random weights", "530 MB/s"))
+    expected = ("1.0 (0.5–1.0)*", "2.00 (1.00–4.00) × safetensors", "goal 4 missed", "random weights", "530 MB/s")
+    assert all(text in shown.out for text in expected)
     assert "out of memory" in shown.err
     figures = json.loads(json.dumps(live_figures(setup, [cell], sides)))
-    assert figures["cells"][0]["sides"][1]["images_per_s"] == 10.0
-
-
-def test_only_sides_that_serve_images_as_they_come_are_judged_by_a_part_of_the_trace(setup: LiveSetup) -> None:
-    short = {side for side in SIDES if an_input(setup, side).limit_s == setup.options.limit_s}
-    assert short == {"samba", "samba-fifo", "samba-parallel", "coserve-none", "coserve-em", ORDINARY, NAIVE}
+    assert figures["cells"][0]["sides"][1]["images_per_s"]["median"] == 10.0
 
 
 def test_an_unknown_side_is_wrong_use(capsys) -> None:
     with pytest.raises(SystemExit) as left:
-        chosen("samba,kserve", SIDES, "--sides")
+        chosen("samba,kserve", tuple(SIDES), "--sides")
     assert left.value.code == 2
     assert "kserve" in capsys.readouterr().err
-    assert chosen("coserve-plus, samba", SIDES, "--sides") == ("samba", "coserve-plus")
-
-
-def test_ordinary_models_leave_when_they_are_evicted(catalog: Path) -> None:
-    first, second = (read_experts(catalog)[ExpertId(name)] for name in ("part-000", "part-001"))
-    pool = ModulePool(OrdinaryFiles(CachedReader()))
-    pool.load(first)
-    pool.load(second, evict=(first.expert,))
-    assert pool.resident() == (second.expert,)
+    assert chosen("coserve-plus, samba", tuple(SIDES), "--sides") == ("samba", "coserve-plus")
