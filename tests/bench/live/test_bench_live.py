@@ -121,6 +121,13 @@ def test_the_experts_are_made_once_and_every_file_has_bytes_of_its_own(catalog: 
     assert [file.stat().st_mtime_ns for file in files] == before
 
 
+def test_experts_can_be_stored_thin(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, classifiers=1, detectors=1, store="int8")
+    for spec in read_experts(make_experts(tmp_path, recipe)).values():
+        pool = SlotPool("cpu", spec.weights_bytes)
+        assert pool.load(spec).bytes == spec.read_bytes < spec.weights_bytes / 3.5
+
+
 @pytest.mark.parametrize("expert", ["part-000", "solder-0"])
 def test_the_ordinary_model_and_the_slot_of_an_expert_answer_alike(catalog: Path, expert: str) -> None:
     spec = replace(read_experts(catalog)[ExpertId(expert)], confidence_floor=0.0)

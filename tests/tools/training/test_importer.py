@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from torch import nn
+from typer.testing import CliRunner
 
 from experts.catalog import CatalogFile, resolve
 from experts.vision.frameworks import ultralytics
@@ -17,6 +18,7 @@ from experts.vision.preprocess import fit
 from experts.vision.slot import SlotPool
 from tests.experts.pictures import encoded
 from tests.experts.samples import PICTURES, a_model, labels
+from tools.cli.main import app
 from tools.experts.measure import images_below
 from tools.training.expert_file import CONFIDENCE_TOLERANCES, Form, ImportRefusedError
 from tools.training.fit import Schedule, fit_network, logits_of, new_network
@@ -296,6 +298,18 @@ def test_auto_without_pictures_and_forms_that_are_not_known_are_refused(tmp_path
     with pytest.raises(ImportRefusedError, match="no image that can be decoded"):
         import_file(file, a_target(tmp_path, form=Form(store="auto")), images=tmp_path / "empty")
     assert not (tmp_path / "experts").exists()
+
+
+def test_the_command_says_what_it_tried_and_leaves_nothing_of_an_empty_folder(tmp_path: Path):
+    words = ["import", str(a_state_dict(tmp_path)), "--architecture", "resnet18", "--classes", ",".join(CLASSES)]
+    words += ["--input-size", "96", "--out", str(tmp_path / "out"), "--dtype", "float32", "--store", "auto", "--images"]
+    (tmp_path / "empty").mkdir()
+    refused = CliRunner().invoke(app, [*words, str(tmp_path / "empty")])
+    assert (refused.exit_code, "no image that can be decoded" in refused.stderr) == (1, True)
+    assert not (tmp_path / "out").exists()
+    shown = " ".join(CliRunner().invoke(app, [*words, str(an_image_folder(tmp_path))]).stdout.split())
+    assert "stored as int8: 11.2 MB, same labels on" in shown
+    assert re.search(r"trained: (11\.2|22\.4|44\.7) MB, \S+trained.safetensors, float32( stored as \w+)?; on 3", shown)
 
 
 def test_a_trained_expert_names_the_same_labels_stored_as_bfloat16_and_int8(tmp_path: Path):
