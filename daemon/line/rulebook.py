@@ -115,7 +115,7 @@ def version_of(catalog: Catalog, expert: str, expert_version: str) -> ExpertVers
         sha256=spec.sha256,
         architecture=spec.architecture,
         classes=spec.classes,
-        bytes=spec.weights_bytes,
+        bytes=spec.read_bytes,
         dtype=metadata.get("dtype", "float32"),
         origin=metadata.get("origin", ""),
     )

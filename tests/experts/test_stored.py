@@ -96,18 +96,17 @@ def test_a_filled_slot_holds_what_the_safetensors_library_reads_times_its_scales
                     tensor_in(buffer, entry), weights.to(NUMBERS[dtype]), rtol=0, atol=0, msg=entry.name
                 )
             largest = float(original.float().abs().max())
-            assert float((weights - original.float()).abs().max()) <= 0.16 * largest  # the hardest clipping tried
+            assert float((weights - original.float()).abs().max()) <= largest / 250
 
 
-def test_rounding_to_int8_errs_by_half_a_step_of_its_channel_or_less_in_square():
+def test_rounding_to_int8_errs_by_half_a_step_of_its_channel_at_most():
     rows = torch.randn(64, 576, generator=torch.Generator().manual_seed(3)) * torch.logspace(-4, 2, 64)[:, None]
     block = Block("t", "F32", (64, 576), rows.view(-1).view(torch.uint8).numpy().tobytes())
     entries, slot_bytes = plan_entries([("t", "F32", (64, 576))])
     scales, values = thinned([block], plan_form(entries, slot_bytes, "int8"))
     restored = torch.frombuffer(bytearray(values.data), dtype=torch.int8).view(64, 576).float()
     restored *= torch.frombuffer(bytearray(scales.data), dtype=torch.float32)[:, None]
-    plain_step = rows.abs().amax(1) / 127
-    assert bool(((restored - rows).square().mean(1) <= plain_step.square() / 12 * 1.1).all())
+    assert bool(((restored - rows).abs() <= rows.abs().amax(1, keepdim=True) / 127 * 0.50001).all())
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "int8"])
@@ -172,6 +171,7 @@ def changed(spec: ExpertSpec, change) -> ExpertSpec:
 
 
 FIRST = "_scale.network.conv1.weight"
+NOT_FINITE = r"weights or scales in network\.conv1\.weight that are not finite numbers; .*import the expert again"
 
 
 def with_number(number: float):
@@ -194,15 +194,9 @@ def shortened(blocks: list[Block]) -> list[Block]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (
-            with_number(float("nan")),
-            r"weights or scales in network\.conv1\.weight that are not finite numbers; .*import",
-        ),
-        (
-            with_number(float("inf")),
-            r"weights or scales in network\.conv1\.weight that are not finite numbers; .*import",
-        ),
-        (with_number(3e38), r"weights or scales in network\.conv1\.weight that are not finite"),
+        (with_number(float("nan")), NOT_FINITE),
+        (with_number(float("inf")), NOT_FINITE),
+        (with_number(3e38), NOT_FINITE),
         (lambda blocks: [b for b in blocks if b.name != FIRST], r"import the expert again"),
         (shortened, r"import the expert again"),
         (reshaped, r"import the expert again"),

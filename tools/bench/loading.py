@@ -5,10 +5,11 @@ round the raw way and the slot's alternate several times. Shares and ratios are 
 over the rounds are reported.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,7 +27,7 @@ from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.networks import build_original
 from experts.vision.slot import LayoutShelf, SlotPool
 from tools.bench.rounds import ratios, run_in_turn
-from tools.training.expert_file import Form
+from tools.training.expert_file import STORES, Form
 from tools.training.importer import import_model
 from tools.training.proof import pattern_images
 
@@ -39,9 +40,13 @@ _ALTERNATIONS = 5
 
 @dataclass(frozen=True, slots=True)
 class ExpertFiles:
-    """One network's files: `spec.file` for slots, the state_dict as torch and as safetensors write it."""
+    """One network's files: `spec.file` for slots, the state_dict as torch and as safetensors write it.
+
+    `thin` are slots' files of the stored forms that are thinner than the dtype.
+    """
 
     spec: ExpertSpec
+    thin: tuple[ExpertSpec, ...]
     dtype: torch.dtype
     checkpoint: Path
     plain: Path
@@ -52,7 +57,7 @@ class LoadWay:
     """One way to an expert's weights. `run` moves them once and gives seconds.
 
     `raw` names the way that moves the same bytes over the same channel and does nothing else, `slot` the slot's way
-    from the same tier, where this is an ordinary one.
+    from the same tier, where this is an ordinary one or reads a thin file.
     """
 
     name: str
@@ -83,16 +88,29 @@ def make_expert(folder: Path, architecture: str, dtype: str) -> ExpertFiles:
     """Write a network with random values to the disk in all three forms."""
     torch.manual_seed(0)
     original = build_original(ARCHITECTURES[architecture], len(_LABELS))
-    form = Form(dtype=dtype, tolerance=1.0, origin="coserve bench load: random values")
+    form = Form(dtype=dtype, tolerance=math.inf, origin="coserve bench load: random values")
     name, images = f"{architecture}-{dtype}", pattern_images(1)
-    spec = import_model(
-        original, architecture, _LABELS, _INPUT_SIZE, folder, expert=name, images=images, form=form
-    ).spec
+    plain, *thin = (
+        import_model(
+            original,
+            architecture,
+            _LABELS,
+            _INPUT_SIZE,
+            folder,
+            expert=f"{name}-{store}",
+            images=images,
+            form=replace(form, store=store),
+        ).spec
+        for store in reversed(STORES)
+    )
+    specs = (plain, *(spec for spec in thin if spec.stored_as))
     state = {key: value.to(TORCH_DTYPES[dtype]) for key, value in original.state_dict().items()}
-    files = ExpertFiles(spec, TORCH_DTYPES[dtype], folder / f"{name}.pt", folder / f"{name}-plain.safetensors")
+    files = ExpertFiles(
+        plain, specs[1:], TORCH_DTYPES[dtype], folder / f"{name}.pt", folder / f"{name}-plain.safetensors"
+    )
     torch.save(state, files.checkpoint)
     save_file(state, files.plain)
-    for file in (spec.file, files.checkpoint, files.plain):
+    for file in (*(spec.file for spec in specs), files.checkpoint, files.plain):
         drop_cached(file)
     return files
 
@@ -114,7 +132,7 @@ def figures_of(
         ms=round(median(own) * 1e3, 2),
         gb_per_s=round(way.size_bytes / median(own) / 1e9, 2),
         share_of_raw=round(median(raw), 3) if raw else None,
-        slot_is_faster=round(median(slot), 1) if slot else None,
+        slot_is_faster=round(median(slot), 2) if slot else None,
     )
 
 
@@ -145,8 +163,10 @@ class LoadBench:
         # Ways of one group alternate.
         self._groups = [
             self._pair("disk", "slot, cold", self._load(self.direct), "raw read, cold", self._read(self.direct)),
+            *(self._thin(spec, "cold", "disk", self.direct) for spec in expert.thin),
             *self._ordinary("cold", "disk", drop_cached),
             self._pair("page cache", "slot, warm", self._load(cached), "raw read, warm", self._read(cached)),
+            *(self._thin(spec, "warm", "page cache", cached) for spec in expert.thin),
             *self._ordinary("warm", "page cache", Path.read_bytes),
             self._pair("ram", "slot, from RAM tier", self._load(cached, self._ram), "raw memory copy", self._copy()),
         ]
@@ -165,6 +185,15 @@ class LoadBench:
         return [
             LoadWay(raw, tier, run_raw, self._size_bytes),
             LoadWay(name, tier, run, self._size_bytes, raw=raw),
+        ]
+
+    def _thin(self, spec: ExpertSpec, state: str, tier: str, reader: FileReader) -> list[LoadWay]:
+        """Return the slot's way from a thin file, which it expands, and the reading of that file alone."""
+        name, raw = (f"{way}, {state}, {spec.stored_as}" for way in ("slot", "raw read"))
+        load, read = self._load(reader, spec=spec), self._read(reader, spec)
+        return [
+            LoadWay(raw, tier, read, spec.read_bytes),
+            LoadWay(name, tier, load, spec.read_bytes, raw=raw, slot=f"slot, {state}"),
         ]
 
     def _ordinary(self, state: str, tier: str, prepare: Callable[[Path], object]) -> list[list[LoadWay]]:
@@ -233,16 +262,19 @@ class LoadBench:
 
         return run
 
-    def _read(self, reader: FileReader) -> Callable[[], float]:
+    def _read(self, reader: FileReader, spec: ExpertSpec | None = None) -> Callable[[], float]:
         """Return the reading of the same bytes of the same file, by the same reader, into memory of the same kind."""
-        file = self._expert.spec.file
-        return lambda: read_seconds(reader, file, self._scratch.view, file.stat().st_size - self._size_bytes)
+        spec = spec or self._expert.spec
+        file, view = spec.file, self._scratch.view[: spec.read_bytes]
+        return lambda: read_seconds(reader, file, view, file.stat().st_size - spec.read_bytes)
 
     def _pool(self, device: str, reader: FileReader) -> SlotPool:
         return SlotPool(device, self._size_bytes, self._shelf, reader)
 
-    def _load(self, reader: FileReader, source: SlotPool | None = None) -> Callable[[], float]:
-        spec, pool = self._expert.spec, self._pool(self._device, reader)
+    def _load(
+        self, reader: FileReader, source: SlotPool | None = None, spec: ExpertSpec | None = None
+    ) -> Callable[[], float]:
+        spec, pool = spec or self._expert.spec, self._pool(self._device, reader)
 
         def run() -> float:
             begin_s = time.perf_counter()

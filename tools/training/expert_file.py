@@ -38,7 +38,7 @@ _MEMORY_FORMAT = "channels_last"
 #: Largest difference of a confidence, and of a box in pixels, between an expert and its original. Eight bits of
 #: mantissa round more; the report shows what that does to verdicts.
 CONFIDENCE_TOLERANCES: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.03, "float16": 5e-3, "int8": 0.05}
-BOX_TOLERANCES_PIXELS: Mapping[str, float] = {"float32": 0.5, "bfloat16": 2.0, "float16": 0.5, "int8": 3.0}
+BOX_TOLERANCES_PIXELS: Mapping[str, float] = {"float32": 0.5, "bfloat16": 2.0, "float16": 0.5, "thin": 8.0}
 #: A thin form is taken by `--store auto` if so many labels are the same and confidences are within so much; of a
 #: detector's, if the mean average precision of its boxes, measured against the original's, loses no more than so much.
 _SAME_LABELS, _NEAR_CONFIDENCE, _LOST_PRECISION = 0.999, 0.01, 0.005
@@ -131,15 +131,19 @@ class _Candidate:
     agreement: Agreement
 
     @property
-    def thinnest(self) -> str:
+    def form(self) -> str:
         """Return the form, of file and slot, that rounds most."""
         return self.spec.stored_as or self.dtype
 
+    def limits(self, tolerance: float | None) -> tuple[float, float]:
+        """Return the largest differences of a confidence and of a box that are accepted."""
+        boxes = BOX_TOLERANCES_PIXELS["thin" if self.spec.stored_as else self.dtype]
+        return CONFIDENCE_TOLERANCES[self.form] if tolerance is None else tolerance, boxes
+
     def agrees(self, tolerance: float | None) -> bool:
-        if tolerance == math.inf:
-            return True
-        limit = CONFIDENCE_TOLERANCES[self.thinnest] if tolerance is None else tolerance
-        return self.agreement.confidence <= limit and self.agreement.box_pixels <= BOX_TOLERANCES_PIXELS[self.thinnest]
+        confidence, box_pixels = self.limits(tolerance)
+        is_near = self.agreement.confidence <= confidence and self.agreement.box_pixels <= box_pixels
+        return tolerance == math.inf or is_near
 
     def agrees_nearly(self) -> bool:
         """Return True if `--store auto` may take it."""
@@ -265,12 +269,12 @@ def _try_speeds(job: ImportJob, candidates: Sequence[_Candidate], images: Sequen
 def _refuse_disagreement(job: ImportJob, candidate: _Candidate) -> None:
     if candidate.agrees(job.form.tolerance):
         return
-    agreement, dtype = candidate.agreement, candidate.thinnest
-    tolerance = job.form.tolerance if job.form.tolerance is not None else CONFIDENCE_TOLERANCES[dtype]
+    agreement = candidate.agreement
+    confidence, box_pixels = candidate.limits(job.form.tolerance)
     raise ImportRefusedError(
         f"{job.expert}: differs from the original by {agreement.confidence:.2g} in confidence and "
-        f"{agreement.box_pixels:.2g} pixels in boxes on {agreement.images} images; at most {tolerance:g} and "
-        f"{BOX_TOLERANCES_PIXELS[dtype]:g} are accepted" + ("; import it as float32" if dtype != "float32" else "")
+        f"{agreement.box_pixels:.2g} pixels in boxes on {agreement.images} images; at most {confidence:g} and "
+        f"{box_pixels:g} are accepted" + ("; import it as float32" if candidate.form != "float32" else "")
     )
 
 

@@ -57,6 +57,8 @@ class ExpertRecipe:
     classifier: str = "resnet101"
     detector: str = "yolo11m"
     input_size: int = 128
+    #: Form of the slots' files (`coserve import --store`).
+    store: str = "float32"
 
     @property
     def classifier_names(self) -> list[str]:
@@ -81,7 +83,7 @@ def make_experts(folder: Path, recipe: ExpertRecipe, on_expert: Callable[[str], 
     folder.mkdir(parents=True, exist_ok=True)
     recipe_file.unlink(missing_ok=True)
     entries: dict[str, dict[str, object]] = {}
-    form = Form(tolerance=math.inf, origin="coserve bench live: random values")
+    form = Form(tolerance=math.inf, origin="coserve bench live: random values", store=recipe.store)
     for architecture, names in ((recipe.classifier, recipe.classifier_names), (recipe.detector, recipe.detector_names)):
         torch.manual_seed(_SEED)
         original = build_original(ARCHITECTURES[architecture], len(LABELS))

@@ -127,6 +127,13 @@ def test_the_experts_are_made_once_and_every_file_has_bytes_of_its_own(catalog: 
     assert [file.stat().st_mtime_ns for file in files] == before
 
 
+def test_experts_can_be_stored_thin(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, classifiers=1, detectors=1, store="int8")
+    for spec in read_experts(make_experts(tmp_path, recipe)).values():
+        pool = SlotPool("cpu", spec.weights_bytes)
+        assert pool.load(spec).bytes == spec.read_bytes < spec.weights_bytes / 3.5
+
+
 @pytest.mark.parametrize("expert", ["part-000", "solder-0"])
 @pytest.mark.parametrize("loading", ["ordinary", "kept", "openvino", "onnxruntime"])
 def test_every_way_to_load_an_expert_gives_the_answers_of_its_slot(
@@ -242,7 +249,7 @@ def test_the_next_steps_of_images_go_to_the_head_where_order_is_all() -> None:
 
 def test_the_model_that_was_used_longest_ago_makes_room_but_never_one_in_use(catalog: Path) -> None:
     first, second, third = (read_experts(catalog)[ExpertId(f"part-00{number}")] for number in range(3))
-    loader = KeptModules(CachedReader())
+    loader = KeptModules(CachedReader(), "cpu")
     models = LruModels(loader, 2 * first.weights_bytes)
     models.fill([first, second, third])
     assert (models.loads, models.loaded_bytes) == (0, 0)

@@ -123,9 +123,9 @@ def test_a_catalog_and_weights_of_an_older_release_are_read(tmp_path: Path):
 
 
 def test_weights_of_a_newer_format_are_refused_by_name(tmp_path: Path):
-    newer = (FORMATS / "R0402.safetensors").read_bytes().replace(b'"coserve_format":"1"', b'"coserve_format":"2"')
+    newer = (FORMATS / "R0402.safetensors").read_bytes().replace(b'"coserve_format":"1"', b'"coserve_format":"3"')
     (tmp_path / "R0402.safetensors").write_bytes(newer)
-    with pytest.raises(WeightsError, match=r"format 2.*reads format 1"):
+    with pytest.raises(WeightsError, match=r"format 3.*reads formats 1 and 2"):
         read_header(tmp_path / "R0402.safetensors")
 
 

@@ -33,6 +33,10 @@ def test_every_way_is_measured_and_slots_stand_beside_raw_and_ordinary(tmp_path:
         assert figures[slot]["share_of_raw"] > 0
         assert figures[slot]["bytes"] < 25e6
     for state in ("cold", "warm"):
+        assert figures[f"slot, {state}, int8"]["bytes"] < 0.51 * figures[f"slot, {state}"]["bytes"]
+        assert figures[f"slot, {state}, int8"]["share_of_raw"] > 0
+        assert figures[f"slot, {state}, int8"]["slot_is_faster"] > 0
+        assert f"slot, {state}, bfloat16" not in figures, "no thinner than what the slot computes with"
         for way in (
             "torch.load + construct",
             "safetensors + construct",

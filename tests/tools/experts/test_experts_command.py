@@ -196,19 +196,21 @@ def test_verify_names_the_file_and_what_differs(line: Line, version_folders: tup
     assert "there is no expert R" in run(line, "verify", "R", status=1)
 
 
-def another(folder: Path, architecture: str, *labels: str) -> None:
+def another(folder: Path, architecture: str, *labels: str, store: str = "float32") -> None:
     """Write an expert P of this architecture with these labels: only its header and entry name them."""
     import numpy as np
     import torch
 
     from experts.catalog import write_catalog
     from experts.vision import frameworks
+    from tools.training.expert_file import Form
     from tools.training.importer import import_model
 
     torch.manual_seed(5)
     network = getattr(frameworks.torchvision().models, architecture)(num_classes=2)
     black = [np.zeros((32, 32, 3), np.uint8)]
-    report = import_model(network, architecture, labels, 32, folder, expert="P", images=black)
+    form = Form(store=store, tolerance=1.0)
+    report = import_model(network, architecture, labels, 32, folder, expert="P", images=black, form=form)
     write_catalog(folder / "catalog.yaml", {"P": report.entry})
 
 
@@ -243,6 +245,23 @@ def test_a_version_that_the_line_cannot_use_is_refused_and_leaves_nothing(
     assert reason in run(line, "put", "P", str(folder), status=1)
     assert run(line, "list")[0]["kept"] == []
     assert not (line.folder / "experts" / "versions").exists()
+
+
+def test_a_thin_version_goes_in_and_its_figures_are_shown(line: Line, tmp_path: Path):
+    thin = tmp_path / "thin"
+    thin.mkdir()
+    another(thin, "resnet18", "ok", "bad", store="int8")
+    version = put(line, thin)
+    run(line, "promote", "P", version)
+    stored = run(line, "show", "P")["entry"]["stored"]
+    assert (stored["form"], stored["images"], stored["on"]) == ("int8", 1, "pictures")
+    assert stored["slot_bytes"] > 3.5 * stored["bytes"]
+    shown = " ".join(output_of(line, "show", "P").split())
+    assert "stored as int8: 11.2 MB on the disk, 44.7 MB in memory; at import the same labels as the original" in shown
+    assert f"of 1 pictures, confidence within {stored['confidence']:.1e}" in shown
+    assert run(line, "verify", "P", "--forward")["ok"]
+    run(line, "rollback", "P")
+    assert run(line, "show", "P")["entry"]["stored"] is None
 
 
 def test_put_names_the_next_commands_in_one_way(line: Line, version_folders: tuple[Path, Path]):

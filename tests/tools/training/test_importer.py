@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from torch import nn
+from typer.testing import CliRunner
 
 from experts.catalog import CatalogFile, resolve
 from experts.vision.frameworks import ultralytics
@@ -17,7 +18,10 @@ from experts.vision.preprocess import fit
 from experts.vision.slot import SlotPool
 from tests.experts.pictures import encoded
 from tests.experts.samples import PICTURES, a_model, labels
+from tools.cli.main import app
+from tools.experts.measure import images_below
 from tools.training.expert_file import CONFIDENCE_TOLERANCES, Form, ImportRefusedError
+from tools.training.fit import Schedule, fit_network, logits_of, new_network
 from tools.training.importer import ImportTarget, import_file, import_model
 from tools.training.proof import pattern_images
 
@@ -237,6 +241,106 @@ def test_auto_keeps_the_fastest_dtype_that_agrees_and_shows_what_it_tried(tmp_pa
     assert f"-{report.dtype}-" in catalog["a"].layout
     assert report.agreement.labels_agree
     assert sorted(made.name for made in (tmp_path / "experts").iterdir()) == ["a.safetensors", "catalog.yaml"]
+
+
+@pytest.mark.parametrize(("architecture", "input_size"), [("resnet18", 96), ("yolo11n", 160)])
+def test_a_thin_file_is_written_proved_and_kept_with_its_figures(tmp_path: Path, architecture: str, input_size: int):
+    file = a_state_dict(tmp_path, architecture)
+    form = Form(store="int8", tolerance=float("inf"))
+    report = import_file(file, a_target(tmp_path, architecture, input_size, expert="a", form=form))
+    catalog, problems = the_catalog(tmp_path)
+    assert problems == []
+    assert (catalog["a"].stored_as, catalog["a"].stored_bytes) == ("int8", report.spec.stored_bytes)
+    assert catalog["a"].weights_bytes > 3.5 * catalog["a"].read_bytes
+    assert (tmp_path / "experts" / "a.safetensors").stat().st_size < catalog["a"].weights_bytes / 3.5
+    entries = tmp_path / "experts" / "catalog.yaml"
+    figures = yaml.safe_load(entries.read_text(encoding="utf-8"))["experts"]["a"]["stored"]
+    assert (figures["form"], figures["bytes"], figures["on"]) == ("int8", catalog["a"].read_bytes, "patterns")
+    assert figures["confidence"] == pytest.approx(report.agreement.confidence)
+    assert ("mean_precision" in figures) == (architecture == "yolo11n")
+    import_file(file, a_target(tmp_path, architecture, input_size, expert="a"))
+    plain, _ = the_catalog(tmp_path)
+    assert plain["a"].stored_as == ""
+    assert not yaml.safe_load(entries.read_text(encoding="utf-8"))["experts"]["a"].get("stored")
+
+
+def test_auto_keeps_the_thinnest_form_that_agrees_and_shows_what_it_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file, images = a_state_dict(tmp_path), an_image_folder(tmp_path)
+    target = a_target(tmp_path, expert="a", form=Form(store="auto"))
+    for near, expected in ((1.0, ["int8"]), (0.0, ["int8", "bfloat16"])):
+        monkeypatch.setattr("tools.training.expert_file._NEAR_CONFIDENCE", near)
+        monkeypatch.setattr("tools.training.expert_file._SAME_LABELS", 0.0)
+        report = import_file(file, target, images=images)
+        assert [trial.stored_as for trial in report.thin] == expected
+        assert [trial.agrees for trial in report.thin] == [near == 1.0] * len(expected)
+        assert report.spec.stored_as == ("int8" if near else "")
+        assert ("stored" in report.entry) == bool(near)
+        assert report.agreement.images == len(PICTURES)
+    assert sorted(made.name for made in (tmp_path / "experts").iterdir()) == ["a.safetensors", "catalog.yaml"]
+
+
+def test_auto_asks_for_a_detectors_boxes(tmp_path: Path):
+    form = Form(store="auto", tolerance=float("inf"))
+    report = import_model(a_model("yolov8n"), "yolov8n", CLASSES, 160, tmp_path, expert="d", images=PICTURES, form=form)
+    for trial in report.thin:
+        assert trial.agreement.mean_precision is not None
+        assert trial.agrees == (trial.agreement.mean_precision >= 0.995)
+    assert report.spec.stored_as == next((trial.stored_as for trial in report.thin if trial.agrees), "")
+
+
+def test_auto_without_pictures_and_forms_that_are_not_known_are_refused(tmp_path: Path):
+    file = a_state_dict(tmp_path)
+    assert "name a folder of them with --images" in refusal(file, a_target(tmp_path, form=Form(store="auto")))
+    assert "known are int8, bfloat16" in refusal(file, a_target(tmp_path, form=Form(store="int4")))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ImportRefusedError, match="no image that can be decoded"):
+        import_file(file, a_target(tmp_path, form=Form(store="auto")), images=tmp_path / "empty")
+    assert not (tmp_path / "experts").exists()
+
+
+def test_the_command_says_what_it_tried_and_leaves_nothing_of_an_empty_folder(tmp_path: Path):
+    words = ["import", str(a_state_dict(tmp_path)), "--architecture", "resnet18", "--classes", ",".join(CLASSES)]
+    words += ["--input-size", "96", "--out", str(tmp_path / "out"), "--dtype", "float32", "--store", "auto", "--images"]
+    (tmp_path / "empty").mkdir()
+    refused = CliRunner().invoke(app, [*words, str(tmp_path / "empty")])
+    assert (refused.exit_code, "no image that can be decoded" in refused.stderr) == (1, True)
+    assert not (tmp_path / "out").exists()
+    shown = " ".join(CliRunner().invoke(app, [*words, str(an_image_folder(tmp_path))]).stdout.split())
+    assert "stored as int8: 11.2 MB, same labels on" in shown
+    assert re.search(r"trained: (11\.2|22\.4|44\.7) MB, \S+trained.safetensors, float32( stored as \w+)?; on 3", shown)
+
+
+def test_a_trained_expert_names_the_same_labels_stored_as_bfloat16_and_int8(tmp_path: Path):
+    """Four shades in noise, learned in seconds; compared on images that it was not trained on."""
+    torch.manual_seed(1)
+    random = np.random.default_rng(1)
+    targets = np.arange(240) % 4
+    pictures = np.clip(random.normal(40 + 60 * targets[:, None, None, None], 12, (240, 32, 32, 3)), 0, 255)
+    pictures = pictures.astype(np.uint8)
+    network = fit_network(new_network("resnet18", 4), pictures[:120], targets[:120], Schedule(8))
+    right = int((logits_of(network, pictures[120:]).argmax(1).numpy() == targets[120:]).sum())
+    assert right > 110, "the training failed, and agreement would say little"
+    images = list(pictures[120:])
+    for store, most in (("bfloat16", 0.03), ("int8", 0.05)):
+        form = Form(store=store)
+        report = import_model(network, "resnet18", CLASSES[:4], 32, tmp_path, expert=store, images=images, form=form)
+        assert (report.spec.stored_as, report.agreement.same_labels) == (store, 120)
+        assert 0 < report.agreement.confidence < most
+
+
+def test_calibration_pictures_are_spread_over_the_labels_of_a_folder(tmp_path: Path):
+    payloads = [encoded(picture) for picture in PICTURES[:2]]
+    for number in range(60):
+        folder = tmp_path / ("bad" if number < 30 else "good")
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number:02}.png").write_bytes(payloads[number // 30])
+        (folder / f"{number:02}.json").write_text("{}", encoding="utf-8")
+    taken = [payload for payload, _ in images_below(tmp_path, 20)]
+    assert len(taken) == 20
+    assert 8 <= taken.count(payloads[0]) <= 12
+    assert len(list(images_below(tmp_path, 100))) == 60
 
 
 def test_importing_again_replaces_the_entry_and_keeps_the_rest(tmp_path: Path):
