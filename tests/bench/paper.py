@@ -69,7 +69,7 @@ def bench_paper(
     """Simulate the paper's tasks on its devices under all eight policies: loads as the paper's, and into slots.
 
     Prints images/s, loads and the share of the bound; the paper's ranges beside those that come out here; and how many
-    experts its rule and ours keep in a GPU's memory. Deterministic; about four minutes.
+    experts its rule and ours keep in a GPU's memory. Deterministic; four to six minutes.
 
     Example: coserve bench paper --tasks A1,A1-board --no-ranges
     """

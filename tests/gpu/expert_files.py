@@ -23,7 +23,7 @@ from tests.bench.live.expert_files import ExpertRecipe, make_experts, read_exper
 _RESERVE_BYTES = 4 << 30
 #: Files are made by so many threads; NumPy, sha256 and the disk release the interpreter lock.
 _THREADS = 4
-#: Weights of two files differ in their 12 lowest bits of 24, zeros excepted: pages are not alike, and outputs stay finite.
+#: Weights differ from file to file in 12 of 24 bits, the lowest (not zeros): pages differ, and outputs stay finite.
 _CHANGED_BITS = 12
 
 

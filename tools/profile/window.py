@@ -5,7 +5,7 @@ throughput grows as a line fitted to the windows before. The line is over the wi
 throughput that is linear in experts falls short of it, and windows that decay by 15 % never pass 100 experts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -51,14 +51,6 @@ def _ranked(speeds: dict[int, float]) -> list[int]:
     return sorted(speeds, key=lambda number: (-speeds[number], number))
 
 
-def expected_next(throughputs: Sequence[float]) -> float | None:
-    """Extrapolate the next throughput from a line through the first N (equation 2); None for fewer than two."""
-    if len(throughputs) < 2:
-        return None
-    k, b = np.polyfit(np.arange(1, len(throughputs) + 1), np.asarray(throughputs), 1)
-    return float(k * (len(throughputs) + 1) + b)
-
-
 def paper_choice(throughput: Throughput, max_experts: int, seed: int = 0) -> PaperChoice:
     """Slide the window until throughput falls short of the trend, then choose at random within that window.
 
@@ -68,10 +60,12 @@ def paper_choice(throughput: Throughput, max_experts: int, seed: int = 0) -> Pap
     tried: dict[int, float] = {}
     lowest, upper, width = 1, INITIAL_WINDOW, INITIAL_WINDOW
     while (count := min(max_experts, max(1, round(upper)))) not in tried:
-        expected = expected_next(tuple(tried.values()))
+        expected = 0.0
+        if len(tried) > 1:  # the line of equation 2, through all before
+            expected = float(np.polyval(np.polyfit(range(len(tried)), list(tried.values()), 1), len(tried)))
         lowest = max(tried, default=1)
         tried[count] = throughput(count)
-        if expected is not None and expected - tried[count] > MARGIN * expected:  # equation 3
+        if expected - tried[count] > MARGIN * expected:  # equation 3
             break
         width *= 1 - INITIAL_WINDOW / 100
         upper += width

@@ -36,11 +36,8 @@ class Bound:
 def task_bound(machine: SimulatedMachine, task: Task) -> Bound:
     """Return the bound of a task on a machine whose memory is full when the first image comes."""
     counts = Counter(expert for image in task.images for expert in image.chain)
-    uses = [
-        Use(facts.architecture, facts.weights_bytes, counts[facts.expert])
-        for facts in task.experts
-        if facts.expert in counts
-    ]
+    used = [facts for facts in task.experts if facts.expert in counts]
+    uses = [Use(facts.architecture, facts.weights_bytes, counts[facts.expert]) for facts in used]
     rows: list[Performance] = []
     together: dict[str, float] = {}
     for device, concurrency in machine.concurrency.items():
@@ -48,12 +45,11 @@ def task_bound(machine: SimulatedMachine, task: Task) -> Bound:
         if pools:
             executors = sum(facts.pool in {pool.pool for pool in pools} for facts in machine.executors)
             together[device] = max(1.0, min(concurrency, executors))
-            largest = max(facts.max_batch for facts in pools)
-            rows += [
-                replace(row, max_batch=min(row.max_batch, largest)) for row in machine.matrix if row.device == device
-            ]
+            most = max(facts.max_batch for facts in pools)
+            rows += [replace(row, max_batch=min(row.max_batch, most)) for row in machine.matrix if row.device == device]
+    disk, *_ = next(iter(machine.from_disk.values()))
     arrivals_s = max(image.arrived_s for image in task.images)
-    return bound_of(uses, rows, together, machine.memory_bytes, _disk_rate(machine, uses), arrivals_s)
+    return bound_of(uses, rows, together, machine.memory_bytes, disk.bytes_per_s, arrivals_s)
 
 
 def bound_of(
@@ -103,15 +99,3 @@ def _compute_s(uses: Sequence[Use], rows: Sequence[Performance], together: Mappi
         bounds=(0, None),
     )
     return float(solution.fun)
-
-
-def _disk_rate(machine: SimulatedMachine, uses: Sequence[Use]) -> float:
-    """Return the disk's bytes per second; of measured loads the fastest, for a bound must not be too slow."""
-    if machine.load_s is None:
-        return next(iter(machine.from_disk.values()))[0].bytes_per_s
-    return max(
-        use.weights_bytes / max(disk_s, 1e-9)
-        for (_, architecture), (disk_s, _) in machine.load_s.items()
-        for use in uses
-        if use.architecture == architecture
-    )

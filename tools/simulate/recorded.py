@@ -49,7 +49,14 @@ class Recorded:
         new_pools, new_executors = partition(pools, executors, preset(policy))
         devices = {facts.device for facts in pools if facts.pool != RAM}
         counts = {device: sum(facts.pool == device for facts in executors) for device in devices}
-        disk, link = TransferChannel("disk", _AS_MEASURED, 0.0), TransferChannel("link", _AS_MEASURED, 0.0)
+        rates = [
+            facts.weights_bytes / row.disk_s
+            for facts in self._makeup.experts
+            for row in self._matrix
+            if row.architecture == facts.architecture
+        ]
+        # Loads take their measured seconds; the fastest rate is for the bound, which must not be too slow.
+        disk, link = TransferChannel("disk", max(rates), 0.0), TransferChannel("link", _AS_MEASURED, 0.0)
         return SimulatedMachine(
             pools=new_pools,
             executors=new_executors,

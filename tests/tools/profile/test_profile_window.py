@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tools.profile.window import best_count, expected_next, paper_choice
+from tools.profile.window import best_count, paper_choice
 
 
 def test_the_papers_windows_shrink_by_a_decay_factor_of_its_own_figures():
@@ -97,8 +97,3 @@ def test_the_papers_number_always_fits(most: int, knee: int, seed: int):
     paper = paper_choice(lambda experts: float(min(experts, knee)), most, seed)
     assert 1 <= paper.experts <= most
     assert all(count <= most for count in paper.tried)
-
-
-def test_a_trend_needs_two_throughputs():
-    assert expected_next([3.0]) is None
-    assert expected_next([3.0, 5.0]) == pytest.approx(7.0)
