@@ -15,7 +15,7 @@ from tools.terminal.option_values import must_be_architecture, must_be_one_of
 Name = TypeVar("Name", bound=str)
 #: Of the quick comparison: the values of ExpertRecipe, and images.
 _QUICK_RECIPE = (16, 2, "resnet18", "yolov8n", 128)
-_QUICK_REQUESTS = 150
+_QUICK_REQUESTS = 100
 Folder = Annotated[Path | None, typer.Option("--dir", help="Where the experts are made once (~45 GB); a cache folder.")]
 
 
