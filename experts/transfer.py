@@ -25,12 +25,14 @@ from numpy.typing import NDArray
 from experts.memory import HostMemory, PinnedBudget
 from experts.reading import FileReader
 from experts.stored import StoredForm
+from experts.weights import PAGE_BYTES
 
 #: Two of these per loader thread and pool are in flight between file and GPU; large enough that neither side waits
 #: for calls.
 _STAGING_BYTES = 16 << 20
-#: A thin file is expanded behind its reading, which advances by this much.
-_READ_BYTES = 4 << 20
+#: A thin file is expanded behind its reading, which advances by half of what is left, one to four times this much: few
+#: reads keep a disk busy, and little is left to expand after the last one.
+_READ_BYTES = 2 << 20
 
 
 #: Reads the file's bytes from a position of its region on into memory.
@@ -379,10 +381,13 @@ def _read_and_expand(buffer: torch.Tensor, end: memoryview, form: StoredForm, re
 
     def read_all() -> None:
         try:
-            for begin in range(0, len(end), _READ_BYTES):
-                part = end[begin : begin + _READ_BYTES]
+            begin = 0
+            while begin < len(end):
+                half_bytes = (len(end) - begin) // (2 * PAGE_BYTES) * PAGE_BYTES
+                part = end[begin : begin + min(4 * _READ_BYTES, max(_READ_BYTES, half_bytes))]
                 read(part, begin)
-                arrivals.put(begin + len(part))
+                begin += len(part)
+                arrivals.put(begin)
         except BaseException as error:  # noqa: BLE001  # raised by the thread that waits for the bytes
             arrivals.put(error)
 
