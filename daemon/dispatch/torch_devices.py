@@ -21,7 +21,10 @@ class TorchDevices:
         return torch.cuda.device_count()
 
     def pool(self, facts: PoolFacts) -> SlotPool:
-        return SlotPool(facts.device, facts.budget_bytes, self._shelf)
+        pool = SlotPool(facts.device, facts.budget_bytes, self._shelf)
+        if not self.gpu_count():  # a GPU may copy experts from the CPU's pool, as files hold them
+            pool.pack_weights()
+        return pool
 
     def executor(
         self,
