@@ -66,6 +66,12 @@ class HostMemory:
         self._unpin()  # before the pages change, or the GPU would go on reading the old ones
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
+    def discard(self, begin: int, size_bytes: int) -> None:
+        """Give back the whole pages of a part. It reads zeros until it is filled again."""
+        first, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, (begin + size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < end:
+            self._mapping.madvise(mmap.MADV_DONTNEED, first, end - first)
+
     def _unpin(self) -> None:
         if self.pinned and self._pin is not None:
             _cuda().cudaHostUnregister(self.array.ctypes.data)

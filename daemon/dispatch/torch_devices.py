@@ -20,12 +20,16 @@ class TorchDevices:
 
     def __init__(self, devices: Mapping[str, Device]) -> None:
         self._shelf = shelf_of(devices)
+        self._is_one_device = len(devices) == 1
 
     def gpu_count(self) -> int:
         return torch.cuda.device_count()
 
     def pool(self, facts: PoolFacts) -> SlotPool:
-        return SlotPool(facts.device, facts.budget_bytes, self._shelf)
+        pool = SlotPool(facts.device, facts.budget_bytes, self._shelf)
+        if self._is_one_device:  # else a GPU may copy experts from the CPU's pool, as files hold them
+            pool.pack_weights()
+        return pool
 
     def executor(
         self,

@@ -63,12 +63,12 @@ def exclusive_lock(path: Path, guards: str, line: Path, *, stays: bool = True) -
         if os.fstat(fd).st_nlink:
             break
         os.close(fd)  # its owner removed it meanwhile: the next one is another file
-    _write(fd, f"{os.getpid()}\n{line}")
+    _write(fd, f"{os.getpid()}\n{line}\n")
     try:
         yield
     finally:
         if stays:
-            _write(fd, f"\n{line}")
+            _write(fd, f"\n{line}\n")
         else:
             path.unlink(missing_ok=True)
         os.close(fd)
@@ -80,10 +80,14 @@ def _write(fd: int, text: str) -> None:
 
 
 def owner(path: Path) -> tuple[int, str]:
-    """Return the process (0: none) and coserve.yaml in a lock file, which a power cut may fill with other bytes."""
+    """Return the process (0: none) and coserve.yaml in a lock file.
+
+    A power cut may fill it with other bytes, and a kill leaves a part of it, which names no coserve.yaml.
+    """
     try:
-        process, _, line = path.read_bytes().partition(b"\n")
+        process, begins, rest = path.read_bytes().partition(b"\n")
     except OSError:
         return 0, ""
-    is_path = line.startswith(b"/") and b"\0" not in line
-    return int(process) if process.isdigit() else 0, os.fsdecode(line) if is_path else ""
+    line, end, _ = rest.partition(b"\n")
+    is_path = bool(end) and line.startswith(b"/") and b"\0" not in line
+    return int(process) if begins and process.isdigit() else 0, os.fsdecode(line) if is_path else ""

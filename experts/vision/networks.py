@@ -80,23 +80,31 @@ class FusedConvolution(nn.Conv2d):
         )
         self.weight, self.bias = convolution.weight, convolution.bias
         self.activation = activation
+        #: The weights in oneDNN's blocks, if this network was packed.
+        self.packed: torch.Tensor | None = None
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # torch's name
-        if _fuses(input):
+    def forward(self, input: torch.Tensor, shortcut: torch.Tensor | None = None) -> torch.Tensor:  # noqa: A002  # torch's name
+        """Return the activated convolution, or relu(convolution + shortcut), as a residual block ends."""
+        fuses = _fuses(input)
+        if shortcut is not None:
+            if fuses and self.groups == 1:  # torch has no kernel for grouped ones in bfloat16
+                return _pointwise().binary(input, shortcut, *self._arguments(), "add", 1.0, "relu", [], "")
+            return relu(self(input) + shortcut, inplace=True)
+        if fuses:
             return _pointwise()(input, *self._arguments(), self.activation, [], "")
         output = super().forward(input)
         if self.activation == "none":
             return output
         return relu(output, inplace=True) if self.activation == "relu" else silu(output, inplace=True)
 
-    def added(self, images: torch.Tensor, shortcut: torch.Tensor) -> torch.Tensor:
-        """relu(convolution + other), as a residual block ends."""
-        if _fuses(images) and self.groups == 1:  # torch has no kernel for grouped ones in bfloat16
-            return _pointwise().binary(images, shortcut, *self._arguments(), "add", 1.0, "relu", [], "")
-        return relu(super().forward(images) + shortcut, inplace=True)
+    def pack(self, input_shape: Sequence[int]) -> None:
+        """Hold the weights in the blocks that the kernel reads for inputs of this shape (any batch size)."""
+        window = (self.padding, self.stride, self.dilation, self.groups)
+        self.packed = torch.ops.mkldnn._reorder_convolution_weight(self.weight, *window, input_shape)
 
     def _arguments(self) -> tuple[Any, ...]:
-        return self.weight, self.bias, self.padding, self.stride, self.dilation, self.groups
+        weight = self.weight if self.packed is None else self.packed
+        return weight, self.bias, self.padding, self.stride, self.dilation, self.groups
 
 
 class ResidualBlock(nn.Module):
@@ -118,7 +126,7 @@ class ResidualBlock(nn.Module):
         output = images
         for convolution in first:
             output = convolution(output)
-        return last.added(output, images if self.downsample is None else self.downsample(images))
+        return last(output, images if self.downsample is None else self.downsample(images))
 
 
 def fuse_residual_blocks(network: nn.Module) -> None:
@@ -140,13 +148,21 @@ def fuse_activations(module: nn.Module) -> None:
             part.conv, part.act = FusedConvolution(convolution, "swish"), nn.Identity()
 
 
+def fuse_remaining(module: nn.Module) -> None:
+    """Every other convolution, in place: nothing follows it that it could apply, but its weights can be packed."""
+    for part in list(module.modules()):
+        for name, child in list(part.named_children()):
+            if type(child) is nn.Conv2d:
+                part.register_module(name, FusedConvolution(child, "none"))
+
+
 def _fuses(images: torch.Tensor) -> bool:
-    return images.device.type == "cpu" and _has_kernels(images.dtype)
+    return images.device.type == "cpu" and runs_fused(images.dtype)
 
 
 @functools.cache
-def _has_kernels(dtype: torch.dtype) -> bool:
-    """Return True if this build of torch and this processor have them for these numbers."""
+def runs_fused(dtype: torch.dtype) -> bool:
+    """Return True if this build of torch and this processor have fused convolutions of these numbers."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_convolution_pointwise"):
         return False
     if dtype == torch.bfloat16:
@@ -284,6 +300,7 @@ def _adapt_resnet(network: nn.Module, _input_size: int) -> Classifier:
     classifier = Classifier(network)
     fold_batch_norms(classifier)
     fuse_residual_blocks(classifier.network)
+    fuse_remaining(classifier)
     return classifier
 
 
@@ -298,6 +315,7 @@ def _adapt_yolo(network: nn.Module, input_size: int) -> Detector:
     detector = Detector(network, input_size)
     fold_batch_norms(detector)
     fuse_activations(detector)
+    fuse_remaining(detector)
     return detector
 
 

@@ -23,6 +23,7 @@ from experts.spec import ExpertId, ExpertSpec, LayoutId
 from experts.transfer import DeviceTransfer, SlotMemory, transfer_for
 from experts.vision.graphs import GraphedNetwork, Recorders
 from experts.vision.layouts import Layout, build_layout
+from experts.vision.packing import PackingNetwork, can_pack
 from experts.weights import WeightsHeader, check_digest, describe_os_error, open_weights, read_header_from
 
 #: As many at a time are asked whether they are finite numbers.
@@ -105,6 +106,7 @@ class SlotPool:
         self.transfer = (self._shelf.transfers or transfer_for)(device)
         self._budget_bytes = budget_bytes
         self._reader = reader or CachedReader()
+        self._packs = False
         self._no_module = NoModule() if device == "ram" else None
         self._resident: dict[ExpertId, Slot] = {}
         self._filling: dict[ExpertId, Slot] = {}
@@ -112,6 +114,10 @@ class SlotPool:
         self._kept: list[Slot] = []
         self._vacant: list[Slot] = []
         self._lock = threading.Lock()
+
+    def pack_weights(self) -> None:
+        """Let networks pack the weights of experts that stay, if this is a CPU's pool, from which no pool copies."""
+        self._packs = self.device == "cpu"
 
     @property
     def budget_bytes(self) -> int:
@@ -154,6 +160,8 @@ class SlotPool:
                     self._kept.append(self._resident.pop(expert))
         slot = self._take(spec, self._shelf.get(spec))
         try:
+            if isinstance(slot.module, PackingNetwork):
+                slot.module.forget()
             copied = source is not None and self._copy(slot, spec, source)
             if not copied:
                 self._fill(slot, spec)
@@ -237,13 +245,20 @@ class SlotPool:
         except (RuntimeError, MemoryError, OSError) as error:
             message = f"{self.device} has no {layout.region_bytes} bytes left; lower the device's budget"
             raise ExpertError(spec.expert, message) from error
-        return Slot(spec, layout, place, self._no_module or layout.bind(place.buffer), self.transfer)
+        return Slot(spec, layout, place, self._no_module or self._bind(layout, place), self.transfer)
+
+    def _bind(self, layout: Layout, place: SlotMemory) -> nn.Module:
+        module, memory = layout.bind(place.buffer), place.memory
+        if not self._packs or memory is None or not can_pack(layout):
+            return module
+        begin = place.buffer.data_ptr()
+        return PackingNetwork(module, lambda weights: memory.discard(weights.data_ptr() - begin, weights.nbytes))
 
     def _trim(self, limit_bytes: int) -> None:
         """Take the memory of slots that are kept free, longest kept first, until all slots fit `limit_bytes`."""
         while self._kept and self._used_bytes() + self._kept_bytes() > limit_bytes:
             slot = self._kept.pop(0)
-            if isinstance(slot.module, GraphedNetwork):
+            if isinstance(slot.module, (GraphedNetwork, PackingNetwork)):
                 slot.module.forget()  # its next memory may be elsewhere; a replay would read what lies here by then
             self.transfer.vacate(slot.place)
             self._vacant.append(slot)

@@ -19,11 +19,15 @@ from tools.terminal.console import AsJson, console, errors, fail, print_json, pr
 from tools.terminal.option_values import DeviceNames, chosen_devices, must_be_one_of
 
 if TYPE_CHECKING:
-    from torch import nn
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
 
     from experts.spec import Answer, ExpertSpec
     from experts.vision.preprocess import Prepared
     from experts.vision.slot import LayoutShelf, Slot
+    from tests.bench.openvino_networks import OpenVinoNetwork
     from tools.profile.samples import Samples
     from tools.training.expert_file import ImportReport
 
@@ -40,6 +44,9 @@ _HOPELESS = 2.0
 class ComputeFigures:
     """One network, batch size and way to run it. `ratio` is over plain torch: above 1 is faster.
 
+    `part` is "answers", from pixels to answers, or "network", which is the network alone. `of_openvino` is the share of
+    OpenVINO's throughput with the same numbers.
+
     `same_labels` is the share of images with the same labels as plain torch's answer. `confidence` and `box_pixels`
     are the largest differences of all outputs, unsure ones too, that the import found.
     """
@@ -47,12 +54,14 @@ class ComputeFigures:
     device: str
     network: str
     batch: int
+    part: str
     side: str
     batch_ms: float
     ratio: float
     same_labels: float
     confidence: float = 0.0
     box_pixels: float = 0.0
+    of_openvino: float | None = None
 
 
 def register(app: typer.Typer) -> None:
@@ -71,9 +80,11 @@ def bench_compute(
     device: DeviceNames = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pixels to answers: our slots (folded, fused, channels-last) beside plain eager torch in float32, same run.
+    """Pixels to answers: our slots (folded, fused, packed) beside plain eager torch in float32, same run.
 
-    On a GPU also beside eager torch as one would write it there: channels-last, in the slot's dtype.
+    On a CPU beside OpenVINO as well, if it is installed (pip install openvino nncf), and the networks alone.
+
+    On a GPU beside eager torch as one would write it there: channels-last, in the slot's dtype.
     Weights are random, images are rendered parts. Then executors × threads, images per second.
 
     Example: coserve bench compute --networks resnet18 --batches 1,8
@@ -101,7 +112,7 @@ def bench_compute(
         task = bar.add_task("starting", total=(len(names) + 1) * len(devices))
         for where, name in itertools.product(devices, names):
             bar.update(task, description=f"{where}: {name}")
-            figures += compare_network(name, sizes, ways, rounds, samples, Path(folder), where)
+            figures += compare_network(name, sizes, ways, rounds, samples, Path(folder), where, threads=threads)
             bar.advance(task)
         bar.update(task, description="executors × threads")
         spec = random_expert(names[0], "float32", samples, Path(folder))
@@ -128,16 +139,20 @@ def compare_network(
     folder: Path,
     device: str = "cpu",
     shelf: "LayoutShelf | None" = None,
+    *,
+    threads: int = 1,
 ) -> list[ComputeFigures]:
     """Measure every side of one network on one device, interleaved, and return medians."""
+    import numpy as np
     import torch
 
     from experts.vision.graphs import WARM_UPS
     from experts.vision.infer import infer
     from experts.vision.layouts import TORCH_DTYPES
+    from tests.bench.openvino_networks import openvino_networks
 
     original, reports = _make(name, dtypes, samples, folder)
-    slots = {dtype: _slot(report.spec, device, shelf) for dtype, report in reports.items()}
+    slots = {dtype: _slot(report.spec, device, shelf, threads) for dtype, report in reports.items()}
     spec, place = next(iter(slots.values())).spec, next(iter(slots.values())).transfer.device
     eager = {"plain": original.to(place)}
     if device != "cpu":  # as one would write it for a GPU
@@ -147,29 +162,39 @@ def compare_network(
     figures: list[ComputeFigures] = []
     for batch in batches:
         prepared = samples.prepared(spec, batch)
-        runs: dict[str, Callable[[], list[Answer]]] = {
-            side: lambda network=network, prepared=prepared: plain_infer(network, spec, prepared)
-            for side, network in eager.items()
+        pixels = np.stack([image.pixels for image in prepared])
+        answers: dict[str, Callable[[], list[Answer]]] = {
+            side: partial(plain_infer, network, spec, prepared) for side, network in eager.items()
         }
-        for dtype, slot in slots.items():
-            runs[dtype] = lambda slot=slot, prepared=prepared: infer(slot, prepared)
-        for run in runs.values():
-            for _ in range(WARM_UPS + 1):
-                run()
-        answers = {side: run() for side, run in runs.items()}
-        batches_ms = run_in_turn(
-            {side: partial(_milliseconds, run) for side, run in runs.items()},
-            rounds,
-            on_run=lambda _side: None,
-            is_wanted=lambda side, ms: len(ms[side]) < 2 or median(ms[side]) <= _HOPELESS * median(ms["plain"]),
-        )
-        plain_ms = median(batches_ms["plain"])
-        for side, milliseconds in batches_ms.items():
-            same = share_of_same_labels(answers["plain"], answers[side])
-            batch_ms = median(milliseconds)
-            agreement = reports[side].agreement if side in reports else None
-            differences = (agreement.confidence, agreement.box_pixels) if agreement is not None else ()
-            figures.append(ComputeFigures(device, name, batch, side, batch_ms, plain_ms / batch_ms, same, *differences))
+        answers |= {dtype: partial(infer, slot, prepared) for dtype, slot in slots.items()}
+        networks = {side: _network_alone(network, pixels, spec) for side, network in eager.items()}
+        networks |= {dtype: _network_alone(slot.module, pixels, spec) for dtype, slot in slots.items()}
+        if device == "cpu":
+            for precision, compiled in openvino_networks(original, spec, pixels, threads).items():
+                answers[f"OpenVINO {precision}"] = partial(_openvino_infer, compiled, pixels, spec, prepared)
+                images = _normalised(pixels, spec).numpy()
+                networks[f"OpenVINO {precision}"] = partial(compiled.network, images)
+        given = {side: run() for side, run in answers.items()}
+        for part, runs in (("answers", answers), ("network", networks)):
+            for run in runs.values():
+                for _ in range(WARM_UPS + 1):
+                    run()
+            batches_ms = run_in_turn(
+                {side: partial(_milliseconds, run) for side, run in runs.items()},
+                rounds,
+                on_run=lambda _side: None,
+                is_wanted=lambda side, ms: len(ms[side]) < 2 or median(ms[side]) <= _HOPELESS * median(ms["plain"]),
+            )
+            medians = {side: median(milliseconds) for side, milliseconds in batches_ms.items()}
+            for side, batch_ms in medians.items():
+                same = share_of_same_labels(given["plain"], given[side])
+                agreement = reports[side].agreement if side in reports else None
+                differences = (agreement.confidence, agreement.box_pixels) if agreement is not None else (0.0, 0.0)
+                ratio, other_ms = medians["plain"] / batch_ms, medians.get(f"OpenVINO {side}")
+                share = None if other_ms is None else other_ms / batch_ms
+                figures.append(
+                    ComputeFigures(device, name, batch, part, side, batch_ms, ratio, same, *differences, share)
+                )
     return figures
 
 
@@ -186,24 +211,67 @@ def plain_infer(original: "nn.Module", spec: "ExpertSpec", prepared: "Sequence[P
     import numpy as np
     import torch
 
-    from experts.vision.infer import classify_answers
-
     weight = next(parameter for parameter in original.parameters() if parameter.dim() == 4)
     mean, std = (torch.tensor(values, device=weight.device).view(1, 3, 1, 1) for values in (spec.mean, spec.std))
     with torch.inference_mode():
         pixels = torch.from_numpy(np.stack([image.pixels for image in prepared])).to(weight.device).permute(0, 3, 1, 2)
         images = ((pixels.float() / 255 - mean) / std).to(weight.dtype)
-        is_last = weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
-        output = original(images.contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format))
-        if spec.task == "classify":
-            return classify_answers(output.cpu(), spec)
-        from experts.vision.frameworks import ultralytics
+        output = original(images.contiguous(memory_format=_memory_format(weight)))
+        return _original_answers(output if spec.task == "classify" else output[0], spec, prepared)
 
-        ultralytics()
-        from ultralytics.utils.nms import non_max_suppression
 
-        rows = non_max_suppression(output[0].float(), spec.confidence_floor, spec.nms_iou, max_det=spec.max_detections)
-        return [_answer(torch.Tensor(boxes).tolist(), image, spec) for boxes, image in zip(rows, prepared, strict=True)]
+def _memory_format(weight: "Tensor") -> "torch.memory_format":
+    import torch
+
+    is_last = weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+    return torch.channels_last if is_last else torch.contiguous_format
+
+
+def _normalised(pixels: "NDArray[np.uint8]", spec: "ExpertSpec") -> "Tensor":
+    import torch
+
+    from experts.vision.infer import normalise
+
+    return normalise(torch.from_numpy(pixels), spec, torch.float32, channels_last=False)
+
+
+def _original_answers(output: "Tensor", spec: "ExpertSpec", prepared: "Sequence[Prepared]") -> "list[Answer]":
+    """Return the answers to a framework's own output, a detector's after the framework's own suppression."""
+    import torch
+
+    from experts.vision.frameworks import ultralytics
+    from experts.vision.infer import classify_answers
+
+    if spec.task == "classify":
+        return classify_answers(output.cpu(), spec)
+    ultralytics()
+    from ultralytics.utils.nms import non_max_suppression
+
+    rows = non_max_suppression(output.float(), spec.confidence_floor, spec.nms_iou, max_det=spec.max_detections)
+    return [_answer(torch.Tensor(boxes).tolist(), image, spec) for boxes, image in zip(rows, prepared, strict=True)]
+
+
+def _openvino_infer(
+    compiled: "OpenVinoNetwork", pixels: "NDArray[np.uint8]", spec: "ExpertSpec", prepared: "Sequence[Prepared]"
+) -> "list[Answer]":
+    return _original_answers(compiled.from_pixels(pixels), spec, prepared)
+
+
+def _network_alone(network: "nn.Module", pixels: "NDArray[np.uint8]", spec: "ExpertSpec") -> Callable[[], object]:
+    """Return a run of a network, its input ready in its dtype, device and memory format."""
+    import torch
+
+    weight = next(parameter for parameter in network.parameters() if parameter.dim() == 4)
+    place = next(parameter.device for parameter in network.parameters() if parameter.device.type != "meta")
+    images = _normalised(pixels, spec).to(place, weight.dtype, memory_format=_memory_format(weight))
+    synchronise = torch.cuda.synchronize if place.type == "cuda" else lambda: None
+
+    def run() -> None:
+        with torch.inference_mode():
+            network(images)
+        synchronise()
+
+    return run
 
 
 def share_of_same_labels(expected: "Sequence[Answer]", answers: "Sequence[Answer]") -> float:
@@ -274,10 +342,11 @@ def _labels(answer: "Answer") -> tuple[str | None, ...]:
     return tuple(sorted(box.label for box in answer.detections)) if answer.detections else (answer.label,)
 
 
-def _slot(spec: "ExpertSpec", device: str, shelf: "LayoutShelf | None") -> "Slot":
+def _slot(spec: "ExpertSpec", device: str, shelf: "LayoutShelf | None", threads: int) -> "Slot":
     from experts.vision.slot import SlotPool
 
     pool = SlotPool(device, spec.weights_bytes, shelf)
+    pool.pack_weights()
     pool.load(spec)
     return pool.slot(spec.expert)
 
@@ -295,17 +364,23 @@ def _answer(boxes: list[list[float]], image: "Prepared", spec: "ExpertSpec") -> 
 
 
 def _show(result: dict[str, Any]) -> None:
+    from tests.bench.openvino_networks import missing_packages
+
     cpu = result["cpu"]
-    formats = ("{}", "{}", "{}", "{}", "{:.1f}", "{:.2f}", "{:.0%}", "{:.0e}", "{:.0e}")
+    formats = ("{}", "{}", "{}", "{}", "{}", "{:.1f}", "{:.2f}", "{:.0%}", "{:.0e}", "{:.0e}", "{:.2f}")
     rows = [
-        [text.format(value) for text, value in zip(formats, figures.values(), strict=True)]
+        ["" if value is None else text.format(value) for text, value in zip(formats, figures.values(), strict=True)]
         for figures in result["sides"]
     ]
-    columns = ("device", "network", "batch", "side", "ms", "ratio", "labels", "conf.", "px")
-    print_table(f"Pixels to answers, {result['threads']} thread(s), random weights", columns, rows)
+    columns = ("device", "network", "batch", "part", "side", "ms", "ratio", "labels", "conf.", "px", "of OpenVINO")
+    print_table(
+        f"Pixels to answers, and the network alone, {result['threads']} thread(s), random weights", columns, rows
+    )
     for device, tried in result["pairs"].items():
         pairs = ", ".join(f"{pair['executors']} × {pair['threads']}: {pair['images_per_s']:.1f}" for pair in tried)
         console.print(f"{device}, executors × threads, images/s: {pairs}")
+    if missing := missing_packages():
+        console.print(f"not compared with all of OpenVINO: pip install {' '.join(missing)}", markup=False)
     kind = f"target {TARGET} over plain on ResNets" if cpu["bfloat16"] else "without bfloat16 instructions"
     console.print(
         f"{cpu['model']}, {cpu['cores']} cores, {cpu['capability']}, {kind}; {result['images']}", markup=False

@@ -142,7 +142,10 @@ class LiveEngine:
         shelf = bench_shelf()
         for spec in self._specs.values():
             accept_file(shelf, spec)
-        return {facts.pool: SlotPool(facts.device, facts.budget_bytes, shelf, reader) for facts in pools}
+        made = {facts.pool: SlotPool(facts.device, facts.budget_bytes, shelf, reader) for facts in pools}
+        for pool in made.values() if len({facts.device for facts in pools}) == 1 else ():
+            pool.pack_weights()  # as the daemon does (torch_devices.py)
+        return made
 
 
 def run_engine(work: SideInput) -> SideResult:

@@ -26,7 +26,7 @@ def test_a_convolution_and_its_activation_are_what_they_were_apart(dtype: torch.
         torch.testing.assert_close(FusedConvolution(plain, "none")(images), plain(images), **close)
         torch.testing.assert_close(FusedConvolution(plain, "relu")(images), relu(plain(images)), **close)
         torch.testing.assert_close(FusedConvolution(plain, "swish")(images), silu(plain(images)), **close)
-        added = FusedConvolution(plain, "none").added(images, shortcut)
+        added = FusedConvolution(plain, "none")(images, shortcut)
         torch.testing.assert_close(added, relu(plain(images) + shortcut), **close)
 
 

@@ -1,0 +1,90 @@
+"""Networks of a CPU whose convolutions get weights in the blocks that oneDNN's kernels read.
+
+Given weights as files hold them, torch has oneDNN rearrange them for every batch, which takes a fifth of a single
+image's time. Packing them once takes as long as two or three batches save, so it is done at the third batch after a
+load: an expert that comes and goes is not packed. Answers are the same to the bit. The blocks depend on the processor,
+on the sides of the input and on the executor's threads, and take up to a hundredth more memory than the file says.
+"""
+
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from experts.vision.layouts import Layout
+from experts.vision.networks import FusedConvolution, runs_fused
+
+#: Batches since a load that run as they are, before the weights are packed.
+BATCHES_BEFORE = 2
+#: An executor waits so long for the others' batches before it packs; after that, one of them may hang, and so many
+#: batches go on with plain weights.
+_PATIENCE_S, _LATER_BATCHES = 5.0, 1000
+
+
+def can_pack(layout: Layout) -> bool:
+    """Return True if this processor computes with packed weights of this layout."""
+    return layout.channels_last and runs_fused(layout.dtype)
+
+
+class PackingNetwork(nn.Module):
+    """The network of one slot. `discard(weights)` gives back memory of the slot that is not needed while it is packed.
+
+    Executors may share it. No batch runs while it is packed, nor when a load calls `forget`.
+    """
+
+    def __init__(self, network: nn.Module, discard: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()
+        self.network = network
+        self._discard = discard
+        self._convolutions = [part for part in network.modules() if isinstance(part, FusedConvolution)]
+        self._inputs: dict[FusedConvolution, torch.Size] = {}
+        self._idle = threading.Condition()
+        self._running = 0
+        self._batches = 0
+
+    def forget(self) -> None:
+        """Give packed weights back: the slot is to hold other ones."""
+        for part in self._convolutions:
+            part.packed = None
+        self._batches = 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        with self._idle:
+            self._batches += 1
+            if not self._inputs:
+                return self._run_first(images)
+            if self._batches > BATCHES_BEFORE and not self._idle.wait_for(self._is_packed_or_idle, _PATIENCE_S):
+                self._batches = -_LATER_BATCHES
+            elif self._batches > BATCHES_BEFORE and self._convolutions[0].packed is None:
+                self._pack()
+            self._running += 1
+        try:
+            return self.network(images)
+        finally:
+            with self._idle:
+                self._running -= 1
+                self._idle.notify_all()
+
+    def _is_packed_or_idle(self) -> bool:
+        return self._convolutions[0].packed is not None or not self._running
+
+    def _run_first(self, images: torch.Tensor) -> torch.Tensor:
+        """Run the slot's first batch, alone, and note the shapes that convolutions are given."""
+        inputs = dict[FusedConvolution, torch.Size]()
+        hooks = [
+            part.register_forward_pre_hook(lambda part, given: inputs.__setitem__(part, given[0].shape))
+            for part in self._convolutions
+        ]
+        try:
+            output = self.network(images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._inputs = inputs
+        return output
+
+    def _pack(self) -> None:
+        for part, shape in self._inputs.items():
+            part.pack(shape)
+            self._discard(part.weight)

@@ -1,0 +1,153 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from daemon.config.settings import Device
+from daemon.dispatch.torch_devices import TorchDevices
+from daemon.policy.request import PoolFacts, PoolId
+from experts.spec import ExpertSpec
+from experts.vision.infer import infer
+from experts.vision.networks import runs_fused
+from experts.vision.packing import BATCHES_BEFORE
+from experts.vision.preprocess import fit
+from experts.vision.slot import Slot, SlotPool
+from tests.experts.pictures import a_picture
+from tests.experts.samples import an_expert_file
+
+pytestmark = pytest.mark.skipif(not runs_fused(torch.float32), reason="this processor has no fused convolutions")
+
+BUDGET_BYTES = 120 << 20
+
+
+def a_packing_pool(budget_bytes: int = BUDGET_BYTES) -> SlotPool:
+    pool = SlotPool("cpu", budget_bytes)
+    pool.pack_weights()
+    return pool
+
+
+def answers(pool: SlotPool, spec: ExpertSpec, batch: int = 2):
+    images = [fit(a_picture(seed=seed), spec.task, spec.input_size) for seed in range(batch)]
+    return infer(pool.slot(spec.expert), images)
+
+
+def plain_answers(spec: ExpertSpec, batch: int = 2):
+    pool = SlotPool("cpu", BUDGET_BYTES)
+    pool.load(spec)
+    return answers(pool, spec, batch)
+
+
+def packed_bytes(slot: Slot) -> int:
+    packed = [getattr(part, "packed", None) for part in slot.module.modules()]
+    return sum(torch.ops.mkldnn._nbytes(weights) for weights in packed if weights is not None)
+
+
+@pytest.mark.parametrize("stored_as", ["", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("architecture", ["resnet18", "resnet50", "yolo11n", "yolo26n"])
+def test_packed_experts_answer_as_plain_ones_to_the_bit(tmp_path: Path, architecture: str, dtype: str, stored_as: str):
+    spec = an_expert_file(tmp_path, "e", architecture, dtype=dtype, stored_as=stored_as)
+    pool = a_packing_pool()
+    pool.load(spec)
+    expected = {batch: plain_answers(spec, batch) for batch in (1, 3)}
+    for batch in (1, 3, 3, 1, 3):
+        assert answers(pool, spec, batch) == expected[batch]
+    assert (packed_bytes(pool.slot(spec.expert)) > 0) == runs_fused(getattr(torch, dtype))
+
+
+def test_weights_are_packed_at_the_third_batch_since_a_load_and_plain_ones_make_room_for_them(tmp_path: Path):
+    spec = an_expert_file(tmp_path, architecture="resnet50", input_size=224)
+    pool = a_packing_pool()
+    for _ in range(2):
+        pool.load(spec, pool.resident())
+        slot = pool.slot(spec.expert)
+        for _ in range(BATCHES_BEFORE):
+            answers(pool, spec)
+            assert packed_bytes(slot) == 0
+        answers(pool, spec)
+        assert 0.9 * spec.weights_bytes < packed_bytes(slot) < 1.01 * spec.weights_bytes
+        assert int(slot.buffer.count_nonzero()) < 0.1 * slot.size_bytes, "pages that were given back read zeros"
+
+
+def test_a_slot_serves_one_expert_after_another_also_after_it_gave_its_memory_back(tmp_path: Path):
+    specs = [
+        an_expert_file(tmp_path, f"{name}-{seed}", name, seed=seed)
+        for seed in (1, 2)
+        for name in ("resnet18", "yolo11n")
+    ]
+    plain = {spec.expert: plain_answers(spec) for spec in specs}
+    pool = a_packing_pool(max(spec.weights_bytes for spec in specs))  # room for one: layouts take turns
+    for spec in specs * 2:
+        pool.load(spec, pool.resident())
+        pool.check()
+        for _ in range(BATCHES_BEFORE + 2):
+            assert answers(pool, spec) == plain[spec.expert]
+    slot = pool.slot(specs[-1].expert)
+    pool.unload(specs[-1].expert)
+    pool.resize(0)
+    assert packed_bytes(slot) == 0
+
+
+def test_executors_that_share_a_slot_agree_while_it_is_packed_again_and_again(tmp_path: Path):
+    specs = [an_expert_file(tmp_path, f"e{seed}", "yolo11n", seed=seed) for seed in (1, 2)]
+    plain = {spec.expert: plain_answers(spec) for spec in specs}
+    pool = a_packing_pool(specs[0].weights_bytes)
+    with ThreadPoolExecutor(3) as executors:
+        for spec in specs * 4:
+            pool.load(spec, pool.resident())
+            given = executors.map(lambda _, spec=spec: answers(pool, spec), range(9))
+            assert all(answer == plain[spec.expert] for answer in given)
+            assert packed_bytes(pool.slot(spec.expert)) > 0
+
+
+def test_a_pool_that_others_may_copy_from_packs_nothing(tmp_path: Path):
+    spec = an_expert_file(tmp_path)
+    pool, host = SlotPool("cpu", BUDGET_BYTES), SlotPool("ram", BUDGET_BYTES)
+    host.pack_weights()
+    for each in (pool, host):
+        each.load(spec)
+    for _ in range(BATCHES_BEFORE + 1):
+        answers(pool, spec)
+    assert packed_bytes(pool.slot(spec.expert)) == 0
+    copy = SlotPool("cpu", BUDGET_BYTES)
+    assert copy.load(spec, source=host).tier == "ram"
+    assert answers(copy, spec) == plain_answers(spec)
+
+
+@pytest.mark.parametrize("names", [("cpu",), ("cpu", "cuda:0")])
+def test_the_daemon_packs_where_no_gpu_copies_from_the_cpu(tmp_path: Path, names: tuple[str, ...]):
+    spec = an_expert_file(tmp_path)
+    devices = TorchDevices({name: Device(expert_memory=BUDGET_BYTES) for name in names})
+    pool = devices.pool(PoolFacts(PoolId("cpu"), "cpu", BUDGET_BYTES, 8))
+    pool.load(spec)
+    for _ in range(BATCHES_BEFORE + 1):
+        answers(pool, spec)
+    assert (packed_bytes(pool.slot(spec.expert)) > 0) == (len(names) == 1)
+
+
+def test_a_batch_that_hangs_in_the_slot_keeps_others_from_packing_not_from_answering(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("experts.vision.packing._PATIENCE_S", 0.05)
+    spec, begun, released = an_expert_file(tmp_path), threading.Event(), threading.Event()
+    pool = a_packing_pool()
+    pool.load(spec)
+    expected = answers(pool, spec)
+
+    def hang(*_: object) -> None:
+        begun.set()
+        released.wait(60)
+
+    slot = pool.slot(spec.expert)
+    with ThreadPoolExecutor(1) as executor:
+        hook = slot.module.get_submodule("network.network.layer1").register_forward_pre_hook(hang)
+        hanging = executor.submit(answers, pool, spec)
+        assert begun.wait(60)
+        hook.remove()
+        for _ in range(BATCHES_BEFORE + 2):
+            assert answers(pool, spec) == expected
+        assert packed_bytes(slot) == 0
+        released.set()
+        assert hanging.result() == expected
