@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from experts.spec import ExpertSpec
+from tests.bench.live.libraries import FirstOutput
 
 #: As OpenVINO is told, by our names. Eight bits need the package `nncf`, which quantises weights and activations.
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
@@ -48,7 +49,7 @@ def openvino_networks(
         precisions.remove("bfloat16")
     networks: dict[str, OpenVinoNetwork] = {}
     for precision in precisions:
-        model = _converted(openvino, original, pixels.shape)
+        model = _converted(openvino, original, spec, pixels.shape)
         if precision == "int8":
             model = _quantised(model, spec, pixels)
         settings = {
@@ -63,11 +64,12 @@ def openvino_networks(
     return networks
 
 
-def _converted(openvino: Any, original: nn.Module, shape: Sequence[int]) -> Any:
+def _converted(openvino: Any, original: nn.Module, spec: ExpertSpec, shape: Sequence[int]) -> Any:
     count, side = shape[0], shape[1]
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # tracing warns of YOLO's own checks
-        model = openvino.convert_model(original, example_input=torch.zeros(count, 3, side, side))
+        network = FirstOutput(original, is_list=spec.task == "detect")
+        model = openvino.convert_model(network, example_input=torch.zeros(count, 3, side, side))
     model.reshape([count, 3, side, side])
     return model
 

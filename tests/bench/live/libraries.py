@@ -185,7 +185,7 @@ def compile_all(work: CompileWork) -> None:
         onnx.unlink()
 
 
-class _FirstOutput(nn.Module):
+class FirstOutput(nn.Module):
     """A detector answers with several tensors, of which the boxes come first."""
 
     def __init__(self, model: nn.Module, *, is_list: bool) -> None:
@@ -204,7 +204,7 @@ def _export(model: nn.Module, spec: ExpertSpec, file: Path) -> None:
         # torch's newer exporter needs another package and gives the same network; tracing warns of YOLO's own checks.
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            _FirstOutput(model, is_list=spec.task == "detect").eval(),
+            FirstOutput(model, is_list=spec.task == "detect").eval(),
             (images,),
             str(file),
             dynamo=False,
