@@ -69,7 +69,9 @@ def _converted(openvino: Any, original: nn.Module, spec: ExpertSpec, shape: Sequ
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # tracing warns of YOLO's own checks
         network = FirstOutput(original, is_list=spec.task == "detect")
-        model = openvino.convert_model(network, example_input=torch.zeros(count, 3, side, side))
+        images = torch.zeros(count, 3, side, side)
+        network(images)  # YOLO's head notes its anchors at the first batch of a size, which must not be traced
+        model = openvino.convert_model(network, example_input=images)
     model.reshape([count, 3, side, side])
     return model
 
