@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from daemon.policy.actions import NOTHING, Load, Resize, Run, Unload, Wait
 from daemon.policy.discipline import Discipline, Want
-from daemon.policy.late.age import Deadlines
+from daemon.policy.late.balance import Pace
+from daemon.policy.late.deadlines import Deadlines
 from daemon.policy.late.demand import DemandTable
-from daemon.policy.late.pace import Pace
 from daemon.policy.matrix import Matrix, Performance
 from daemon.policy.operate import Operator
 from daemon.policy.paper.queues import ExecutorQueues
@@ -89,7 +89,6 @@ class Scheduler:
             del self._queued[request.request_id]
             self._deadlines.discard(request)
         self._residency.ledgers[self._residency.executors[executor].pool].use(expert)
-        self._discipline.moved(expert)
         run = Run(executor, expert, batch)
         self._running[executor] = run
         return run

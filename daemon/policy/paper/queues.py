@@ -87,6 +87,7 @@ class ExecutorQueues:
             del self._groups[request.request_id]
         self._counts[expert] -= len(batch)
         self._order.used(pool, expert)
+        self._tier.moved(expert)
         if self._ended_last is queue:
             self._ended_last = None
         return batch
