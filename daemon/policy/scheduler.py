@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from daemon.policy.actions import NOTHING, Load, Resize, Run, Unload, Wait
-from daemon.policy.discipline import Discipline, Want
+from daemon.policy.discipline import Discipline, Evict, Want
 from daemon.policy.late.balance import Pace
 from daemon.policy.late.deadlines import Deadlines
 from daemon.policy.late.demand import DemandTable
@@ -109,9 +109,18 @@ class Scheduler:
         is_full = copying >= max_loads and ledger.loading_count - copying >= max_loads
         if is_full or ledger.budget_bytes != self._residency.targets_bytes[pool]:
             return self._wait(now)
+        #: Bytes for which there was no room, by what a load may evict: as many again need not be looked for.
+        refused_bytes: dict[Evict, int] = {}
         for want in self._wants(pool, now):
+            if ledger.holds(want.expert) or want.expert not in self._residency.experts:
+                continue
+            need_bytes = self._residency.bytes_of(want.expert)
+            if need_bytes >= refused_bytes.get(want.evict, need_bytes + 1):
+                continue
             load = self._plan(pool, want)
-            if load is not None:
+            if load is None:
+                refused_bytes[want.evict] = need_bytes
+            else:
                 self._begin(load, want)
                 return load
         return self._wait(now)
@@ -360,8 +369,6 @@ class Scheduler:
         Mark the experts that must become idle for an urgent one.
         """
         ledger, expert = self._residency.ledgers[pool], want.expert
-        if ledger.holds(expert) or expert not in self._residency.experts:
-            return None
         need_bytes = self._residency.bytes_of(expert)
         evict = ledger.plan_room(need_bytes, self._discipline.victims(pool, want.evict))
         if evict is not None:

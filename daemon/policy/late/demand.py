@@ -3,13 +3,12 @@
 See docs/how-it-schedules.md.
 """
 
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from daemon.policy.discipline import Evict, Want
 from daemon.policy.late.balance import Balance, Pace
 from daemon.policy.late.deadlines import Deadlines
-from daemon.policy.late.groups import Group, Groups, Shelf
+from daemon.policy.late.groups import Group, Groups
 from daemon.policy.presets import Preset, Tuning
 from daemon.policy.request import ExecutorId, PoolId, Request
 from daemon.policy.residency import SHARE_UNITS, Residency
@@ -20,13 +19,13 @@ LOOK_PAST = 4
 #: Expected requests for which an expert without queued requests may replace another.
 WORTH_EVICTING = 0.5
 #: Seconds of waiting that a full batch is worth when an executor chooses.
-FULL_BATCH_S = float(os.environ.get("TAU", "8.0"))
-#: Loads for due groups that every other load allows: such a load may evict an expert that others wait for.
-DUE_LOADS = float(os.environ.get("DUE", "0.35"))
+FULL_BATCH_S = 12.0
+#: Share of the loads that may evict an expert that others wait for, so that none waits for ever.
+DUE_SHARE = 0.1
 
 
 class DemandTable:
-    """Groups by expert. The group whose request is the oldest is read first; executors also count full batches."""
+    """Groups by expert. The group that has waited longest is read first; executors also count full batches."""
 
     def __init__(self, residency: Residency, deadlines: Deadlines, pace: Pace, preset: Preset, tuning: Tuning) -> None:
         self._residency = residency
@@ -35,7 +34,7 @@ class DemandTable:
         self._makes_room = preset.makes_room
         self._max_wait_s = tuning.max_wait_s
         self._margin_s = tuning.deadline_margin_s
-        self._groups = Groups(residency, foresight=preset.foresight)
+        self._groups = Groups(residency, foresight=preset.foresight, max_lead_s=2 * tuning.max_wait_s)
         self._balance = Balance(residency, self._groups, pace, balances=preset.balances)
         #: Pools that should load an expert and cannot, because every resident is wanted.
         self._blocked = dict.fromkeys(residency.pools, False)
@@ -85,12 +84,10 @@ class DemandTable:
                 yield from self._due(pool, now, staged=True)
         if ledger.loading_count - copying >= self._in_flight:
             return
-        if may_be_due and not shelf.is_ram and not os.environ.get("LAST"):
-            yield from self._due(pool, now)
         beside_gpu = residency.has_gpu and not shelf.is_gpu and not shelf.is_ram
         if has_room:
             yield from self._reads(pool, now, room_bytes, is_idle=is_idle, expected=not beside_gpu)
-        if may_be_due and not shelf.is_ram and os.environ.get("LAST"):
+        if may_be_due and not shelf.is_ram:
             yield from self._due(pool, now)
         self._blocked[pool] = bool(groups.absent) or (bool(groups.expected) and not beside_gpu)
         if beside_gpu and is_idle:
@@ -99,7 +96,7 @@ class DemandTable:
                 yield Want(largest, "demand", "unwanted")
 
     def granted(self, want: Want, pool: PoolId) -> None:
-        change = -1.0 if want.aged else DUE_LOADS
+        change = -1.0 if want.is_due else DUE_SHARE
         self._due_loads[pool] = min(1.0, self._due_loads[pool] + change)
 
     def victims(self, pool: PoolId, evict: Evict) -> Iterable[ExpertId]:
@@ -137,28 +134,23 @@ class DemandTable:
         CPU.
         """
         shelf, draining = self._groups.shelves[pool], self._residency.draining[pool]
-        if self._makes_room and self._blocked[pool] and self._balance.disk_binds():
-            homes = (home for expert, home in shelf.ready.items() if expert not in draining)
-            least = min(homes, key=lambda home: (home.spare, home.group.demand, home.group.age()), default=None)
-            best = None if least is None else least.group
-        else:
-            best = self._longest_waiting(shelf, draining)
-        return best if best is not None and self._balance.pays(pool, best) else None
-
-    def _longest_waiting(self, shelf: Shelf, draining: Mapping[ExpertId, None]) -> Group | None:
+        makes_room = self._makes_room and self._blocked[pool] and self._balance.disk_binds()
         full_s = FULL_BATCH_S if shelf.is_gpu or not self._balance.has_gpu else -FULL_BATCH_S
         has_deadlines = bool(self._deadlines)
-        best, best_s, best_is_spare = None, 0.0, False
+        best: Group | None = None
+        best_rank = (True, 0.0)
         for expert, (group, bound, spare, _, _, _) in shelf.ready.items():
+            if draining and expert in draining:
+                continue
             count = len(group.requests)
-            rank_s = self._urgent_s(group) if has_deadlines else group.since_s
-            rank_s -= full_s * count / bound if count < bound else full_s
-            if best is not None and (spare, rank_s) >= (best_is_spare, best_s):
-                if (spare, rank_s) > (best_is_spare, best_s) or group.age() > best.age():
-                    continue
-            if expert not in draining:
-                best, best_s, best_is_spare = group, rank_s, spare
-        return best
+            if makes_room:
+                rank = (spare, count * SHARE_UNITS + group.promised)
+            else:
+                since_s = self._urgent_s(group) if has_deadlines else group.since_s
+                rank = (spare, since_s - (full_s * count / bound if count < bound else full_s))
+            if best is None or rank < best_rank or (rank == best_rank and group.age() < best.age()):
+                best, best_rank = group, rank
+        return best if best is not None and self._balance.pays(pool, best) else None
 
     def _urgent_s(self, group: Group) -> float:
         """Return since when the group waits, or `max_wait` before its nearest deadline if that is earlier."""
@@ -221,5 +213,5 @@ class DemandTable:
             if self._urgent_s(group) + self._max_wait_s > now:
                 return
             if self._may_come(pool, group, None, now):
-                yield Want(group.expert, "demand", "any", aged=True)
+                yield Want(group.expert, "demand", "any", is_due=True)
                 return

@@ -23,8 +23,9 @@ class Group:
     requests: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict[RequestId, Request])
     running: int = 0
     promised: int = 0
-    #: When the oldest request arrived or the last batch began, whichever is later.
+    #: When the oldest request arrived; at most `max_lead_s` before the last batch, so that no flood delays others.
     since_s: float = 0.0
+    #: The pools that hold the expert.
     homes: "tuple[tuple[Shelf, Home], ...]" = ()
     on_gpu: bool = False
     on_cpu: bool = False
@@ -101,9 +102,11 @@ class Waiting:
 class Groups:
     """All groups, the places of their experts, and the sums that decisions need. `settle` before each decision."""
 
-    def __init__(self, residency: Residency, *, foresight: bool) -> None:
+    def __init__(self, residency: Residency, *, foresight: bool, max_lead_s: float) -> None:
         self._residency = residency
         self._foresight = foresight
+        #: A group counts as waiting at most so long before its last batch.
+        self._max_lead_s = max_lead_s
         self._groups: dict[ExpertId, Group] = {}
         devices = {facts.processor: facts.device for facts in residency.pools.values() if facts.processor != "ram"}
         #: The device whose disk loads the backlog of reads is counted in.
@@ -134,7 +137,7 @@ class Groups:
     def add(self, request: Request) -> None:
         group = self[request.expert]
         if not group.requests:
-            group.since_s = max(group.since_s, request.arrived_s)
+            group.since_s = request.arrived_s
             group.requests[request.request_id] = request
             self._filled(group)
         else:
@@ -155,7 +158,9 @@ class Groups:
         while group.requests and len(batch) < limit:
             batch.append(group.requests.popitem(last=False)[1])
         group.running += len(batch)
-        group.since_s = now
+        oldest = next(iter(group.requests.values()), None)
+        if oldest is not None:
+            group.since_s = max(oldest.arrived_s, now - self._max_lead_s)
         self._count(group, -len(batch))
         self._left(group)
         return tuple(batch)
@@ -338,16 +343,18 @@ class Groups:
             return []
         return nsmallest(count, (group for group in self if group.staged and group.demand), key=_by_demand)
 
-    def most_copyable(self, count: int, more_than: int) -> list[Group]:
-        """Return the groups with the most requests, `more_than` so many, that only the CPU can run."""
-        found = (
+    def most_copyable(self, count: int, more_than: int) -> Iterator[Group]:
+        """Yield the groups with the most requests, `more_than` so many, that only the CPU can run."""
+        found = [
             home.group
             for shelf in self.shelves.values()
             if not shelf.is_gpu
             for home in shelf.ready.values()
             if len(home.group.requests) > more_than and home.group.copyable
-        )
-        return nsmallest(count, found, key=lambda group: (-len(group.requests), _by_demand(group)))
+        ]
+        if found:
+            yield min(found, key=_by_requests)
+            yield from nsmallest(count, found, key=_by_requests)[1:]
 
     def victims(self, pool: PoolId, *, wanted: bool) -> Iterator[ExpertId]:
         """Yield the residents of `pool` without demand, then those with demand if `wanted`: the least wanted first.
@@ -400,3 +407,7 @@ class Groups:
 
 def _by_demand(group: Group) -> tuple[int, float, ExpertId]:
     return -group.demand, group.since_s, group.expert
+
+
+def _by_requests(group: Group) -> tuple[int, float, ExpertId]:
+    return -len(group.requests), group.since_s, group.expert
