@@ -7,7 +7,7 @@ may not wait longer marks the experts that must become idle for it, and `next_ac
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from daemon.policy.actions import NOTHING, Load, Resize, Run, Unload, Wait
+from daemon.policy.actions import NOTHING, Load, PoolSnapshot, Resize, Run, Snapshot, Unload, Wait
 from daemon.policy.discipline import Discipline, Evict, Want
 from daemon.policy.late.balance import Pace
 from daemon.policy.late.deadlines import Deadlines
@@ -15,12 +15,10 @@ from daemon.policy.late.demand import DemandTable
 from daemon.policy.matrix import Matrix, Performance
 from daemon.policy.operate import Operator
 from daemon.policy.paper.queues import ExecutorQueues
-from daemon.policy.predict import LeastTimes
-from daemon.policy.prefetch import initial_fill
+from daemon.policy.predict import LeastTimes, initial_fill
 from daemon.policy.presets import Preset, Tuning
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request, RequestId
 from daemon.policy.residency import Failure, Residency
-from daemon.policy.snapshot import PoolSnapshot, Snapshot
 from experts.spec import ExpertId
 
 
@@ -64,7 +62,8 @@ class Scheduler:
                 return reason
             self._residency.failures.pop(expert, None)
         self._queued[request.request_id] = request
-        self._deadlines.add(request)
+        if request.deadline_s is not None:
+            self._deadlines.add(request)
         self._discipline.add(request)
         return None
 
@@ -87,7 +86,8 @@ class Scheduler:
         expert = batch[0].expert
         for request in batch:
             del self._queued[request.request_id]
-            self._deadlines.discard(request)
+            if request.deadline_s is not None:
+                self._deadlines.discard(request)
         self._residency.ledgers[self._residency.executors[executor].pool].use(expert)
         run = Run(executor, expert, batch)
         self._running[executor] = run
@@ -427,11 +427,8 @@ class Scheduler:
 
     def _wait(self, now: float) -> Wait:
         """Return a wait until age, a deadline or a retry changes something; a report may come earlier."""
-        turn_s, late_s, forgiven_s = (
-            self._discipline.next_turn_s(now),
-            self._deadlines.next_s(),
-            self._residency.next_forgiven_s(),
-        )
-        if turn_s is None and late_s is None and forgiven_s is None:
-            return NOTHING
-        return Wait(min(time_s for time_s in (turn_s, late_s, forgiven_s) if time_s is not None))
+        until_s = self._discipline.next_turn_s(now)
+        for time_s in (self._deadlines.next_s(), self._residency.next_forgiven_s()):
+            if time_s is not None and (until_s is None or time_s < until_s):
+                until_s = time_s
+        return NOTHING if until_s is None else Wait(until_s)

@@ -1,7 +1,7 @@
-"""`coserve bench ablation`: what each idea of `coserve-plus` brings, simulated: each switched off, on every scenario."""
+"""`coserve bench ablation`: what each idea of `coserve-plus` brings, simulated: each switched off everywhere."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from daemon.policy.presets import WITHOUT
-from tests.bench.live.image_trace import Arrivals, ImageOrder, make_trace, make_types
+from tests.bench.live.image_trace import PASS_RATE, Arrivals, ImageOrder, make_trace, make_types
 from tests.bench.simulated_arrivals import arriving, at_once
 from tests.bench.tables import print_narrow
 from tools.simulate.bound import bound_s
@@ -20,9 +20,8 @@ from tools.simulate.report import quantile
 from tools.simulate.world import Loading, Task, machine_of, task_of
 from tools.terminal.option_values import must_be_policies
 
-_EXPERT_BYTES, _CLASSIFIERS, _DETECTORS, _IMAGES = 178_000_000, 60, 4, 600
-_SCENARIOS = (("numa", "A1"), ("uma", "A1"), ("numa", "A1-board"), ("uma", "A1-board"))
-_ONE = "one processor"
+_LIVE, _BYTES = {"c": "resnet101", "d": "yolo11m"}, {"resnet101": 170_600_000, "yolo11m": 80_500_000}
+_SCENARIOS = tuple((name, task) for name in ("numa", "uma", "one", "live") for task in ("A1", "A1-board"))
 _SEED = 7
 
 
@@ -45,45 +44,51 @@ class Cell:
     longest_wait_s: float
 
 
-def one_processor(order: ImageOrder) -> tuple[DeviceFile, Task]:
-    """Return the live benchmark's shape: two executors, memory for a tenth of the experts, K 30 ms, B 20 ms."""
-    types = make_types([f"c{n:02}" for n in range(_CLASSIFIERS)], [f"d{n}" for n in range(_DETECTORS)])
-    trace = make_trace(types, order, _IMAGES, 1, _SEED)
+def live_shape(order: ImageOrder) -> tuple[DeviceFile, Task]:
+    """Return the live benchmark's machine and task: costs as measured with both executors busy."""
+    types = make_types([f"c{n:02}" for n in range(60)], [f"d{n}" for n in range(4)])
+    trace = make_trace(types, order, 600, 1, _SEED)
     usage: dict[str, float] = {each.classifier: each.usage for each in types}
     for each in types:
         if each.detector:
-            usage[each.detector] = usage.get(each.detector, 0.0) + 0.8 * each.usage
+            usage[each.detector] = usage.get(each.detector, 0.0) + PASS_RATE * each.usage
     then = {each.classifier: each.detector for each in types}
-    cost = {"k_s": 0.03, "b_s": 0.02}
-    device = {
-        "name": _ONE,
-        "channels": {"disk": {"bytes_per_s": 530e6, "fixed_s": 0.9}},
-        "processors": {
-            "cpu": {
-                "memory_bytes": (_CLASSIFIERS + _DETECTORS) * _EXPERT_BYTES // 10,
-                "executors": 2,
-                "concurrency": 2.0,
-                "max_batch": 8,
-                "architectures": {"any": cost},
-            }
-        },
-    }
-    task = {
-        "name": order,
-        "experts": [
-            {"id": name, "architecture": "any", "bytes": _EXPERT_BYTES, "usage": share, "then": then.get(name)}
-            for name, share in usage.items()
-        ],
-        "requests": [(0.0, image.classifier, image.detector if image.goes_on else None) for image in trace.images],
-    }
-    return DeviceFile.model_validate(device), task_of(TaskFile.model_validate(task))
+    experts = [
+        {"id": name, "architecture": _LIVE[name[0]], "bytes": _BYTES[_LIVE[name[0]]], "usage": share}
+        | {"then": then.get(name)}
+        for name, share in usage.items()
+    ]
+    requests = [(0.0, image.classifier, image.detector if image.goes_on else None) for image in trace.images]
+    costs = {"resnet101": {"k_s": 0.0367, "b_s": 0.0282}, "yolo11m": {"k_s": 0.021, "b_s": 0.0322}}
+    total_bytes = sum(_BYTES[_LIVE[name[0]]] for name in usage)
+    device = _one_processor("live", total_bytes // 10, 2.0, costs)
+    return device, task_of(TaskFile.model_validate({"name": order, "experts": experts, "requests": requests}))
 
 
-def scenario(folder: Path, name: str, task: str) -> tuple[DeviceFile, Task]:
-    """Return a device and a task by name. Raises FileError."""
-    if name == _ONE:
-        return one_processor("board" if task == "board" else "skewed")
-    return read_device(folder / f"device-{name}.json"), task_of(read_task(folder / f"task-{task}.json.gz"))
+def _one_processor(name: str, memory_bytes: int, concurrency: float, costs: Mapping[str, object]) -> DeviceFile:
+    processor = {"memory_bytes": memory_bytes, "executors": 2, "concurrency": concurrency, "max_batch": 8}
+    return DeviceFile.model_validate(
+        {
+            "name": name,
+            "channels": {"disk": {"bytes_per_s": 530e6, "fixed_s": 0.9}},
+            "processors": {"cpu": processor | {"architectures": costs}},
+        }
+    )
+
+
+def scenario(folder: Path, name: str, task_name: str) -> tuple[DeviceFile, Task]:
+    """Return a device and a task by name. "one": a processor with two executors and memory for a tenth of the experts.
+
+    Raises FileError.
+    """
+    if name == "live":
+        return live_shape("board" if "board" in task_name else "skewed")
+    task = task_of(read_task(folder / f"task-{task_name}.json.gz"))
+    if name == "one":
+        cost = {"k_s": 0.03, "b_s": 0.02}
+        costs = {facts.architecture: cost for facts in task.experts}
+        return _one_processor("one", sum(each.weights_bytes for each in task.experts) // 10, 1.0, costs), at_once(task)
+    return read_device(folder / f"device-{name}.json"), task
 
 
 Job = tuple[Path, str, str, Loading, str, float | None, Arrivals | None]
@@ -114,7 +119,7 @@ def measure(job: Job) -> Cell:
 
 def jobs(folder: Path, policies: Sequence[str]) -> Iterator[Job]:
     """Yield every cell: all images waiting (or one every 4 ms) and online, both ways of loading."""
-    for name, task in (*_SCENARIOS, (_ONE, "skewed"), (_ONE, "board")):
+    for name, task in _SCENARIOS:
         for loading in ("slots", "ordinary"):
             for policy in policies:
                 yield folder, name, task, loading, policy, None, None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from daemon.policy.ranking import LongRanking, Ranking
+from daemon.policy.late.ranking import Ranking
 from daemon.policy.request import Request, RequestId
 from experts.spec import ExpertId
 
@@ -15,7 +15,7 @@ class Deadlines:
 
     def __init__(self, least_s: Callable[[ExpertId], float]) -> None:
         self._least_s = least_s
-        self._requests: dict[ExpertId, LongRanking[RequestId]] = {}
+        self._requests: dict[ExpertId, Ranking[RequestId]] = {}
         self._known: dict[RequestId, Request] = {}
         self._latest_start: Ranking[ExpertId] = Ranking()
 
@@ -26,7 +26,7 @@ class Deadlines:
         if request.deadline_s is None:
             return
         self._known[request.request_id] = request
-        group = self._requests.setdefault(request.expert, LongRanking())
+        group = self._requests.setdefault(request.expert, Ranking())
         group.put(request.request_id, (request.deadline_s, request.request_id))
         self.refresh(request.expert)
 

@@ -112,11 +112,13 @@ class DemandTable:
 
     def next_turn_s(self, now: float) -> float | None:
         """Return when the next group becomes due."""
-        times_s = [group.since_s + self._max_wait_s for group in self._groups.first_waiting()]
         latest_s = self._deadlines.next_s()
-        if latest_s is not None:
-            times_s.append(latest_s - self._margin_s)
-        return min((time_s for time_s in times_s if time_s > now), default=None)
+        turn_s = None if latest_s is None or latest_s - self._margin_s <= now else latest_s - self._margin_s
+        for waiting in (self._groups.absent, self._groups.staged):
+            due_s = waiting.first_s() + self._max_wait_s if waiting else now
+            if due_s > now and (turn_s is None or due_s < turn_s):
+                turn_s = due_s
+        return turn_s
 
     def rebuild(self) -> None:
         self._groups.rebuild()

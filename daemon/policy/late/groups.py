@@ -7,7 +7,6 @@ many more arrivals than loads and batches.
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import nsmallest
 from typing import NamedTuple
 
 from daemon.policy.request import PoolId, Request, RequestId
@@ -88,6 +87,10 @@ class Waiting:
             self._groups = {group.expert: group for group in sorted(self._groups.values(), key=Group.age)}
             self._sorted = True
         return iter(self._groups.values())
+
+    def first_s(self) -> float:
+        """Return since when the first group waits. StopIteration if there is none."""
+        return next(iter(self)).since_s
 
     def add(self, group: Group, *, is_newest: bool = False) -> None:
         self._groups[group.expert] = group
@@ -329,10 +332,6 @@ class Groups:
             return iter(self.staged)
         return iter(self.absent) if not self.staged else iter(sorted([*self.absent, *self.staged], key=Group.age))
 
-    def first_waiting(self) -> list[Group]:
-        """Return the group that has waited longest for a read, and the one for a copy."""
-        return [next(iter(waiting)) for waiting in (self.absent, self.staged) if waiting]
-
     def most_expected(self) -> list[Group]:
         return sorted(self.expected.values(), key=_by_demand)
 
@@ -341,7 +340,7 @@ class Groups:
         ram = next((shelf for shelf in self.shelves.values() if shelf.is_ram), None)
         if ram is None:
             return []
-        return nsmallest(count, (group for group in self if group.staged and group.demand), key=_by_demand)
+        return sorted((group for group in self if group.staged and group.demand), key=_by_demand)[:count]
 
     def most_copyable(self, count: int, more_than: int) -> Iterator[Group]:
         """Yield the groups with the most requests, `more_than` so many, that only the CPU can run."""
@@ -354,7 +353,7 @@ class Groups:
         ]
         if found:
             yield min(found, key=_by_requests)
-            yield from nsmallest(count, found, key=_by_requests)[1:]
+            yield from sorted(found, key=_by_requests)[1:count]
 
     def victims(self, pool: PoolId, *, wanted: bool) -> Iterator[ExpertId]:
         """Yield the residents of `pool` without demand, then those with demand if `wanted`: the least wanted first.
@@ -372,37 +371,43 @@ class Groups:
     def check(self) -> None:
         """Raise AssertionError if a sum or a list disagrees with the requests and the ledgers."""
         self.settle()
-        promised: dict[ExpertId, int] = {}
-        for group in self if self._foresight else ():
-            for subsequent, units in self._residency.then_units.get(group.expert, ()):
-                sent = (len(group.requests) + group.running) * units
-                promised[subsequent] = promised.get(subsequent, 0) + sent
-        for group in self:
-            expert = group.expert
-            if group.promised != promised.get(expert, 0) or group.running < 0:
-                raise AssertionError(f"{expert}: demand {group.promised}, recounted {promised.get(expert, 0)}")
-            waits = bool(group.requests)
-            if (group in list(self.absent)) != (waits and group.absent):
-                raise AssertionError(f"{expert}: its place among the absent is wrong")
-            if (expert in self.expected) != (group.absent and not waits and group.promised > 0):
-                raise AssertionError(f"{expert}: its place among the expected is wrong")
-            for pool, shelf in self.shelves.items():
-                runs_here = waits and self._residency.can_run(pool, expert) and not shelf.is_ram
-                if (expert in shelf.ready) != runs_here:
-                    raise AssertionError(f"{expert}: its place on the shelf of {pool} is wrong")
-        for waiting in (self.absent, self.staged):
-            if [group.age() for group in waiting] != sorted(group.age() for group in waiting):
-                raise AssertionError("groups that wait for memory are out of order")
+        sums = {
+            "queued": (self.queued, sum(len(group.requests) for group in self)),
+            "queued for GPUs": (self.gpu_queued, sum(len(group.requests) for group in self if group.on_gpu)),
+            "queued for CPUs": (self.cpu_queued, sum(len(group.requests) for group in self if group.copyable)),
+        }
         for pool, shelf in self.shelves.items():
             unwanted = sum(
                 self._residency.ledgers[pool].bytes_of(expert) for expert in self.victims(pool, wanted=False)
             )
-            if shelf.unwanted_bytes != unwanted:
-                raise AssertionError(f"pool {pool}: {shelf.unwanted_bytes} bytes are unwanted, recounted {unwanted}")
-        if self.queued != sum(len(group.requests) for group in self):
-            raise AssertionError("the backlog is not the sum of its groups")
-        if self.gpu_queued != sum(len(group.requests) for group in self if group.on_gpu):
-            raise AssertionError("the backlog of the GPUs is not the sum of their groups")
+            sums[f"unwanted bytes of {pool}"] = (shelf.unwanted_bytes, unwanted)
+        sent: dict[ExpertId, int] = {}
+        for group in self if self._foresight else ():
+            for subsequent, units in self._residency.then_units.get(group.expert, ()):
+                sent[subsequent] = sent.get(subsequent, 0) + (len(group.requests) + group.running) * units
+        for group in self:
+            sums[f"promised to {group.expert}"] = (group.promised, sent.get(group.expert, 0))
+            self._check_place(group)
+        for name, (kept, counted) in sums.items():
+            if kept != counted:
+                raise AssertionError(f"{name}: {kept}, recounted {counted}")
+        for waiting in (self.absent, self.staged):
+            if [group.age() for group in waiting] != sorted(group.age() for group in waiting):
+                raise AssertionError("groups that wait for memory are out of order")
+
+    def _check_place(self, group: Group) -> None:
+        expert, waits = group.expert, bool(group.requests)
+        places = [
+            (group in list(self.absent), waits and group.absent),
+            (group in list(self.staged), waits and group.staged),
+            (expert in self.expected, group.absent and not waits and group.promised > 0),
+        ]
+        for pool, shelf in self.shelves.items():
+            can_run = self._residency.can_run(pool, expert)
+            places += [(expert in shelf.ready, waits and can_run and not shelf.is_ram)]
+            places += [(expert in shelf.residents, can_run)]
+        if any(is_there != should_be for is_there, should_be in places):
+            raise AssertionError(f"{expert}: a list of groups is wrong: {places}")
 
 
 def _by_demand(group: Group) -> tuple[int, float, ExpertId]:
