@@ -1,5 +1,6 @@
 """`coserve bench ablation`: what each idea of `coserve-plus` brings, simulated: each switched off everywhere."""
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,11 +18,12 @@ from tools.simulate.bound import bound_s
 from tools.simulate.engine import simulate
 from tools.simulate.files import DeviceFile, TaskFile, read_device, read_task
 from tools.simulate.report import quantile
-from tools.simulate.world import Loading, Task, machine_of, task_of
+from tools.simulate.world import Loading, SimulatedMachine, Task, machine_of, task_of
+from tools.terminal.console import fail
 from tools.terminal.option_values import must_be_policies
 
 _LIVE, _BYTES = {"c": "resnet101", "d": "yolo11m"}, {"resnet101": 170_600_000, "yolo11m": 80_500_000}
-_SCENARIOS = tuple((name, task) for name in ("numa", "uma", "one", "live") for task in ("A1", "A1-board"))
+_MACHINES = ("numa", "uma", "one", "live")
 _SEED = 7
 
 
@@ -29,7 +31,8 @@ _SEED = 7
 class Cell:
     """One policy in one scenario. `load` is a share of `coserve`'s throughput with all images waiting; None: all wait.
 
-    `wait` is from an image's arrival to the start of its first batch, `latency` to its answer; seconds.
+    `share_of_attainable` is of `attainable_s`; a wait is from an image's arrival to the start of its first batch, a
+    latency to its answer, in seconds.
     """
 
     scenario: str
@@ -39,6 +42,7 @@ class Cell:
     policy: str
     images_per_s: float
     share_of_bound: float
+    share_of_attainable: float
     loads: int
     p95_latency_s: float
     longest_wait_s: float
@@ -86,9 +90,24 @@ def scenario(folder: Path, name: str, task_name: str) -> tuple[DeviceFile, Task]
     task = task_of(read_task(folder / f"task-{task_name}.json.gz"))
     if name == "one":
         cost = {"k_s": 0.03, "b_s": 0.02}
-        costs = {facts.architecture: cost for facts in task.experts}
+        costs = {str(facts.architecture): cost for facts in task.experts}
         return _one_processor("one", sum(each.weights_bytes for each in task.experts) // 10, 1.0, costs), at_once(task)
     return read_device(folder / f"device-{name}.json"), task
+
+
+def attainable_s(machine: SimulatedMachine, task: Task) -> float:
+    """Return seconds below which no policy can finish, given the memory for experts and the arrivals.
+
+    At any time no more is resident than the pools hold: experts with images after that time are read after it.
+    """
+    disk = next(iter(machine.from_disk.values()))[0]
+    last_s = {expert: image.arrived_s for image in task.images for expert in image.chain}
+    sizes = {facts.expert: facts.weights_bytes for facts in task.experts}
+    needed_bytes, least_s = -sum(facts.budget_bytes for facts in machine.pools), bound_s(machine, task)
+    for expert in sorted(last_s, key=last_s.__getitem__, reverse=True):
+        needed_bytes += sizes[expert]
+        least_s = max(least_s, last_s[expert] + needed_bytes / disk.bytes_per_s)
+    return least_s
 
 
 Job = tuple[Path, str, str, Loading, str, float | None, Arrivals | None]
@@ -111,15 +130,16 @@ def measure(job: Job) -> Cell:
         policy,
         round(done.images / done.makespan_s, 3),
         round(bound_s(machine, task) / done.makespan_s, 4),
+        round(attainable_s(machine, task) / done.makespan_s, 4),
         done.loads,
         round(quantile(done.latencies_s, 0.95), 3),
         round(max(done.waits_s), 3),
     )
 
 
-def jobs(folder: Path, policies: Sequence[str]) -> Iterator[Job]:
+def jobs(folder: Path, machines: Sequence[str], policies: Sequence[str]) -> Iterator[Job]:
     """Yield every cell: all images waiting (or one every 4 ms) and online, both ways of loading."""
-    for name, task in _SCENARIOS:
+    for name, task in itertools.product(machines, ("A1", "A1-board")):
         for loading in ("slots", "ordinary"):
             for policy in policies:
                 yield folder, name, task, loading, policy, None, None
@@ -135,6 +155,7 @@ def register(app: typer.Typer) -> None:
     def bench_ablation(
         folder: Annotated[Path, typer.Option("--dir", help="Folder of device-*.json and task-*.json.gz.")],
         policy: Annotated[list[str] | None, typer.Option(help="Policies; repeat.")] = None,
+        machine: Annotated[list[str] | None, typer.Option(help="numa, uma, one, live; repeat.")] = None,
         processes: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 2,
         json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
     ) -> None:
@@ -144,8 +165,11 @@ def register(app: typer.Typer) -> None:
         """
         names = policy or ["coserve", "coserve-plus", *(f"coserve-plus-without-{idea}" for idea in WITHOUT)]
         must_be_policies(names)
+        machines = machine or list(_MACHINES)
+        if unknown := [name for name in machines if name not in _MACHINES]:
+            fail(f"--machine {unknown[0]}: expected one of {', '.join(_MACHINES)}", status=2)
         with ProcessPoolExecutor(processes) as pool:
-            cells = list(pool.map(measure, jobs(folder, names)))
+            cells = list(pool.map(measure, jobs(folder, machines, names)))
         for title, columns, rows in tables(cells):
             print_narrow(title, columns, rows)
         if json_file is not None:
@@ -166,10 +190,15 @@ def tables(cells: Sequence[Cell]) -> Iterator[tuple[str, list[str], list[list[ob
             row: list[object] = [policy.removeprefix("coserve-plus-")]
             for cell in (cell for cell in mine if cell.policy == policy):
                 if cell.load is None:
-                    row += [f"{cell.images_per_s:.2f}", cell.loads, f"{cell.share_of_bound:.3f}"]
+                    row += [
+                        f"{cell.images_per_s:.2f}",
+                        cell.loads,
+                        f"{cell.share_of_bound:.3f}",
+                        f"{cell.share_of_attainable:.3f}",
+                    ]
                 else:
                     row += [f"{cell.p95_latency_s:.1f}", f"{cell.longest_wait_s:.1f}", f"{cell.images_per_s:.1f}"]
             rows.append(row)
-        columns = ["policy", "images/s", "loads", "bound"]
+        columns = ["policy", "images/s", "loads", "bound", "attain"]
         columns += [f"{column}" for load in ("90 %", "150 %") for column in (f"{load} p95 s", "longest", "images/s")]
         yield f"{scenario_name}, loads as {loading}", columns, rows
