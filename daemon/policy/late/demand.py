@@ -31,7 +31,9 @@ class DemandTable:
         self._residency = residency
         self._deadlines = deadlines
         self._in_flight = preset.loads_in_flight
-        self._makes_room = preset.makes_room
+        processors = {facts.processor for facts in residency.pools.values()}
+        # Where a GPU and a CPU share the work, small batches cost more than the memory gains.
+        self._makes_room = preset.makes_room and not {"gpu", "cpu"} <= processors
         self._max_wait_s = tuning.max_wait_s
         self._margin_s = tuning.deadline_margin_s
         self._groups = Groups(residency, foresight=preset.foresight, max_lead_s=2 * tuning.max_wait_s)
