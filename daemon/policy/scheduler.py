@@ -95,35 +95,27 @@ class Scheduler:
 
     def next_load(self, pool: PoolId, now: float) -> Load | Unload | Resize | Wait:
         """Return the next change of the residents of `pool`; the caller must report the end of a `Load`."""
-        ledger = self._residency.ledgers.get(pool)
+        residency = self._residency
+        ledger = residency.ledgers.get(pool)
         if ledger is None:
             return NOTHING
-        self._residency.forgive(now)
-        self._residency.draining[pool].clear()
-        change = self._operator.next_change(pool)
-        if change is not None:
-            for expert in change.experts if isinstance(change, Unload) else ():
-                self._moved(expert)
-            return change
-        copying, max_loads = self._residency.copying[pool], self._preset.loads_in_flight
-        is_full = copying >= max_loads and ledger.loading_count - copying >= max_loads
-        if is_full or ledger.budget_bytes != self._residency.targets_bytes[pool]:
+        residency.forgive(now)
+        residency.draining[pool].clear()
+        if residency.leaving[pool] or ledger.budget_bytes != residency.targets_bytes[pool]:
+            change = self._operator.next_change(pool)
+            if change is not None:
+                for expert in change.experts if isinstance(change, Unload) else ():
+                    self._moved(expert)
+                return change
+            if ledger.budget_bytes != residency.targets_bytes[pool]:
+                return self._wait(now)
+        copying, max_loads = residency.copying[pool], self._preset.loads_in_flight
+        if copying >= max_loads and ledger.loading_count - copying >= max_loads:
             return self._wait(now)
-        #: Bytes for which there was no room, by what a load may evict: as many again need not be looked for.
-        refused_bytes: dict[Evict, int] = {}
-        for want in self._wants(pool, now):
-            if ledger.holds(want.expert) or want.expert not in self._residency.experts:
-                continue
-            need_bytes = self._residency.bytes_of(want.expert)
-            if need_bytes >= refused_bytes.get(want.evict, need_bytes + 1):
-                continue
-            load = self._plan(pool, want)
-            if load is None:
-                refused_bytes[want.evict] = need_bytes
-            else:
-                self._begin(load, want)
-                return load
-        return self._wait(now)
+        wants = self._discipline.wants(pool, now)
+        if self._fill.get(pool) or ledger.pinned:
+            wants = self._wants_of_all(pool, wants)
+        return self._first_load(pool, wants) or self._wait(now)
 
     # Reports
 
@@ -345,12 +337,6 @@ class Scheduler:
         resident = bool(self._residency.homes(expert)) or self._residency.is_coming(expert)
         return self._measured.least_s(facts.architecture, resident=resident)
 
-    def _wants(self, pool: PoolId, now: float) -> Iterable[Want]:
-        wants = self._discipline.wants(pool, now)
-        if self._fill.get(pool) or self._residency.ledgers[pool].pinned:
-            return self._wants_of_all(pool, wants)
-        return wants
-
     def _wants_of_all(self, pool: PoolId, wants: Iterable[Want]) -> Iterator[Want]:
         """Yield pinned experts first, then those with images; the initial fill comes last."""
         yield from self._operator.wants(pool)
@@ -362,6 +348,24 @@ class Scheduler:
                 is_somewhere = self._residency.homes(expert) or self._residency.is_coming(expert)
                 if not is_somewhere and not self._residency.is_refused(pool, expert):
                     yield Want(expert, "startup", "none")
+
+    def _first_load(self, pool: PoolId, wants: Iterable[Want]) -> Load | None:
+        """Begin and return the first load for which there is room."""
+        residency, ledger = self._residency, self._residency.ledgers[pool]
+        # Bytes for which there was no room, by what a load may evict: as many again need not be looked for.
+        refused_bytes: dict[Evict, int] = {}
+        for want in wants:
+            if ledger.holds(want.expert) or want.expert not in residency.experts:
+                continue
+            need_bytes = residency.bytes_of(want.expert)
+            if need_bytes >= refused_bytes.get(want.evict, need_bytes + 1):
+                continue
+            load = self._plan(pool, want)
+            if load is not None:
+                self._begin(load, want)
+                return load
+            refused_bytes[want.evict] = need_bytes
+        return None
 
     def _plan(self, pool: PoolId, want: Want) -> Load | None:
         """Return the load of `want` with its evictions, or None.
