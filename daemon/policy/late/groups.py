@@ -24,6 +24,8 @@ class Group:
     promised: int = 0
     #: When the oldest request arrived; at most `max_lead_s` before the last batch, so that no flood delays others.
     since_s: float = 0.0
+    #: The oldest request of that time: it orders groups that wait equally long, also after it has left.
+    since_id: int = 0
     #: The pools that hold the expert.
     homes: "tuple[tuple[Shelf, Home], ...]" = ()
     on_gpu: bool = False
@@ -42,8 +44,8 @@ class Group:
         return len(self.requests) * SHARE_UNITS + self.promised
 
     def age(self) -> tuple[float, int]:
-        """Rank by waiting, the longest first. StopIteration if no request waits."""
-        return self.since_s, next(iter(self.requests))
+        """Rank by waiting, the longest first."""
+        return self.since_s, self.since_id
 
 
 class Home(NamedTuple):
@@ -140,7 +142,7 @@ class Groups:
     def add(self, request: Request) -> None:
         group = self[request.expert]
         if not group.requests:
-            group.since_s = request.arrived_s
+            group.since_s, group.since_id = request.arrived_s, request.request_id
             group.requests[request.request_id] = request
             self._filled(group)
         else:
@@ -164,6 +166,7 @@ class Groups:
         oldest = next(iter(group.requests.values()), None)
         if oldest is not None:
             group.since_s = max(oldest.arrived_s, now - self._max_lead_s)
+            group.since_id = oldest.request_id
         self._count(group, -len(batch))
         self._left(group)
         return tuple(batch)
@@ -256,7 +259,12 @@ class Groups:
         for expert, group in old.items():
             if group.requests or group.running:
                 self._groups[expert] = Group(
-                    expert, group.requests, group.running, since_s=group.since_s, read_s=self._disk_s(expert)
+                    expert,
+                    group.requests,
+                    group.running,
+                    since_s=group.since_s,
+                    since_id=group.since_id,
+                    read_s=self._disk_s(expert),
                 )
         for group in tuple(self._groups.values()):
             self.queued += len(group.requests)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from daemon.policy.actions import Wait
+from daemon.policy.actions import Load, Wait
 from daemon.policy.late.demand import FULL_BATCH_S
 from daemon.policy.presets import Tuning
 from daemon.policy.request import ExecutorId
@@ -148,6 +148,17 @@ def test_what_cannot_make_its_deadline_costs_no_compute():
     line.run()
     assert {request.request_id for request in line.expired} == set(range(4, 12))
     assert len(line.ran) == 4
+
+
+def test_groups_that_wait_equally_long_keep_their_order_when_their_oldest_request_expires():
+    scheduler = a_scheduler(ABCD)
+    for request in (a_request(1, "a", 0.0, deadline_s=2.0), a_request(2, "b"), a_request(3, "a")):
+        scheduler.arrive(request, 0.0)
+    assert [request.request_id for request in scheduler.expire(3.0)] == [1]
+    scheduler.check()
+    load = scheduler.next_load(CPU, 3.0)
+    assert isinstance(load, Load)
+    assert load.expert == "a"
 
 
 def test_two_pools_never_load_the_same_expert_for_the_same_images():
