@@ -9,10 +9,10 @@ from typing import Any
 
 from daemon.dispatch.flow import ImageFlow
 from daemon.dispatch.running_work import ExecutorHealth
+from daemon.policy.actions import Snapshot
 from daemon.policy.operate import OperationRefusedError
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, device_of
 from daemon.policy.scheduler import Scheduler
-from daemon.policy.snapshot import Snapshot
 from daemon.units import MAX_BYTES
 from daemon.wire.control import ControlError
 from experts.spec import ExpertId, ExpertSpec

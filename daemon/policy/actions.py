@@ -1,4 +1,4 @@
-"""Actions that a policy returns: values that a driver carries out and reports back on."""
+"""Values that a driver gets: actions, which it carries out and reports back on, and the state as it is."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -58,3 +58,23 @@ class Wait:
 
 #: Nothing until the next report.
 NOTHING = Wait()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSnapshot:
+    pool: PoolId
+    resident: tuple[ExpertId, ...]
+    loading: tuple[ExpertId, ...]
+    pinned: tuple[ExpertId, ...]
+    used_bytes: int
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One moment's state. `queued` counts waiting requests by expert, `running` names each busy executor's expert."""
+
+    pools: tuple[PoolSnapshot, ...]
+    queued: dict[ExpertId, int]
+    running: dict[ExecutorId, ExpertId]
+    failed: dict[ExpertId, str]

@@ -14,12 +14,12 @@ Evict = Literal["none", "unwanted", "any"]
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """An expert that should come into a pool. `aged`: its requests have waited long enough to pull it forward."""
+    """An expert that should come into a pool. `is_due`: its requests have waited for `max_wait_s`."""
 
     expert: ExpertId
     cause: Cause
     evict: Evict
-    aged: bool = False
+    is_due: bool = False
 
 
 class Discipline(Protocol):

@@ -1,8 +1,8 @@
-"""Facts known before an image runs: usage and successors from the rules, least times from measurements."""
+"""Facts known before an image runs: usage and successors from the rules, the first fill, least measured times."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from daemon.policy.request import ExpertFacts
+from daemon.policy.request import ExpertFacts, PoolFacts, PoolId
 from experts.spec import ArchitectureId, ExpertId, ExpertSpec
 from routing_rules.routes import Routes
 
@@ -26,6 +26,25 @@ def expert_facts(
         for spec in specs
     ]
     return tuple(sorted(facts, key=lambda each: (-each.usage, each.expert)))
+
+
+def initial_fill(experts: Iterable[ExpertFacts], pools: Sequence[PoolFacts]) -> dict[PoolId, tuple[ExpertId, ...]]:
+    """Return experts by descending usage probability, round robin over pools until the budgets are full (CoServe §4.1).
+
+    An expert that fits its pool no more goes to the next that has room; experts that no rule uses stay out.
+    """
+    free_bytes = {pool.pool: pool.budget_bytes for pool in pools}
+    fill: dict[PoolId, list[ExpertId]] = {pool.pool: [] for pool in pools}
+    order = [pool.pool for pool in pools]
+    used = [facts for facts in experts if facts.usage > 0.0]
+    for facts in sorted(used, key=lambda each: (-each.usage, each.expert)):
+        for turn, pool in enumerate(order):
+            if facts.weights_bytes <= free_bytes[pool]:
+                free_bytes[pool] -= facts.weights_bytes
+                fill[pool].append(facts.expert)
+                order = order[turn + 1 :] + order[: turn + 1]
+                break
+    return {pool: tuple(experts_of_pool) for pool, experts_of_pool in fill.items()}
 
 
 class LeastTimes:

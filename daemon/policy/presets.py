@@ -39,8 +39,6 @@ class Preset:
     makes_room: bool = False
     #: Between a GPU and a CPU by their backlogs; else each takes the fullest batch of what it has.
     balances: bool = False
-    #: Share of batches, and of loads, that requests past `max_wait_s` may pull forward.
-    age_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,6 @@ _LATE = Preset(
     foresight=True,
     makes_room=True,
     balances=True,
-    age_share=0.35,
 )
 #: Late binding without one idea each: `coserve-plus-without-foresight` measures the gain of foresight.
 WITHOUT: dict[str, Preset] = {
@@ -82,7 +79,6 @@ WITHOUT: dict[str, Preset] = {
     "copies": replace(_LATE, across_devices=False),
     "making-room": replace(_LATE, makes_room=False),
     "balance": replace(_LATE, balances=False),
-    "age": replace(_LATE, age_share=0.0),
 }
 PRESETS: dict[str, Preset] = {
     policy.name: policy

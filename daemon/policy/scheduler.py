@@ -7,20 +7,18 @@ may not wait longer marks the experts that must become idle for it, and `next_ac
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from daemon.policy.actions import NOTHING, Load, Resize, Run, Unload, Wait
-from daemon.policy.discipline import Discipline, Want
-from daemon.policy.late.age import Deadlines
+from daemon.policy.actions import NOTHING, Load, PoolSnapshot, Resize, Run, Snapshot, Unload, Wait
+from daemon.policy.discipline import Discipline, Evict, Want
+from daemon.policy.late.balance import Pace
+from daemon.policy.late.deadlines import Deadlines
 from daemon.policy.late.demand import DemandTable
-from daemon.policy.late.pace import Pace
 from daemon.policy.matrix import Matrix, Performance
 from daemon.policy.operate import Operator
 from daemon.policy.paper.queues import ExecutorQueues
-from daemon.policy.predict import LeastTimes
-from daemon.policy.prefetch import initial_fill
+from daemon.policy.predict import LeastTimes, initial_fill
 from daemon.policy.presets import Preset, Tuning
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request, RequestId
 from daemon.policy.residency import Failure, Residency
-from daemon.policy.snapshot import PoolSnapshot, Snapshot
 from experts.spec import ExpertId
 
 
@@ -64,7 +62,8 @@ class Scheduler:
                 return reason
             self._residency.failures.pop(expert, None)
         self._queued[request.request_id] = request
-        self._deadlines.add(request)
+        if request.deadline_s is not None:
+            self._deadlines.add(request)
         self._discipline.add(request)
         return None
 
@@ -87,35 +86,36 @@ class Scheduler:
         expert = batch[0].expert
         for request in batch:
             del self._queued[request.request_id]
-            self._deadlines.discard(request)
+            if request.deadline_s is not None:
+                self._deadlines.discard(request)
         self._residency.ledgers[self._residency.executors[executor].pool].use(expert)
-        self._discipline.moved(expert)
         run = Run(executor, expert, batch)
         self._running[executor] = run
         return run
 
     def next_load(self, pool: PoolId, now: float) -> Load | Unload | Resize | Wait:
         """Return the next change of the residents of `pool`; the caller must report the end of a `Load`."""
-        ledger = self._residency.ledgers.get(pool)
+        residency = self._residency
+        ledger = residency.ledgers.get(pool)
         if ledger is None:
             return NOTHING
-        self._residency.forgive(now)
-        self._residency.draining[pool].clear()
-        change = self._operator.next_change(pool)
-        if change is not None:
-            for expert in change.experts if isinstance(change, Unload) else ():
-                self._moved(expert)
-            return change
-        copying, max_loads = self._residency.copying[pool], self._preset.loads_in_flight
-        is_full = copying >= max_loads and ledger.loading_count - copying >= max_loads
-        if is_full or ledger.budget_bytes != self._residency.targets_bytes[pool]:
+        residency.forgive(now)
+        residency.draining[pool].clear()
+        if residency.leaving[pool] or ledger.budget_bytes != residency.targets_bytes[pool]:
+            change = self._operator.next_change(pool)
+            if change is not None:
+                for expert in change.experts if isinstance(change, Unload) else ():
+                    self._moved(expert)
+                return change
+            if ledger.budget_bytes != residency.targets_bytes[pool]:
+                return self._wait(now)
+        copying, max_loads = residency.copying[pool], self._preset.loads_in_flight
+        if copying >= max_loads and ledger.loading_count - copying >= max_loads:
             return self._wait(now)
-        for want in self._wants(pool, now):
-            load = self._plan(pool, want)
-            if load is not None:
-                self._begin(load, want)
-                return load
-        return self._wait(now)
+        wants = self._discipline.wants(pool, now)
+        if self._fill.get(pool) or ledger.pinned:
+            wants = self._wants_of_all(pool, wants)
+        return self._first_load(pool, wants) or self._wait(now)
 
     # Reports
 
@@ -337,12 +337,6 @@ class Scheduler:
         resident = bool(self._residency.homes(expert)) or self._residency.is_coming(expert)
         return self._measured.least_s(facts.architecture, resident=resident)
 
-    def _wants(self, pool: PoolId, now: float) -> Iterable[Want]:
-        wants = self._discipline.wants(pool, now)
-        if self._fill.get(pool) or self._residency.ledgers[pool].pinned:
-            return self._wants_of_all(pool, wants)
-        return wants
-
     def _wants_of_all(self, pool: PoolId, wants: Iterable[Want]) -> Iterator[Want]:
         """Yield pinned experts first, then those with images; the initial fill comes last."""
         yield from self._operator.wants(pool)
@@ -355,14 +349,30 @@ class Scheduler:
                 if not is_somewhere and not self._residency.is_refused(pool, expert):
                     yield Want(expert, "startup", "none")
 
+    def _first_load(self, pool: PoolId, wants: Iterable[Want]) -> Load | None:
+        """Begin and return the first load for which there is room."""
+        residency, ledger = self._residency, self._residency.ledgers[pool]
+        # Bytes for which there was no room, by what a load may evict: as many again need not be looked for.
+        refused_bytes: dict[Evict, int] = {}
+        for want in wants:
+            if ledger.holds(want.expert) or want.expert not in residency.experts:
+                continue
+            need_bytes = residency.bytes_of(want.expert)
+            if need_bytes >= refused_bytes.get(want.evict, need_bytes + 1):
+                continue
+            load = self._plan(pool, want)
+            if load is not None:
+                self._begin(load, want)
+                return load
+            refused_bytes[want.evict] = need_bytes
+        return None
+
     def _plan(self, pool: PoolId, want: Want) -> Load | None:
         """Return the load of `want` with its evictions, or None.
 
         Mark the experts that must become idle for an urgent one.
         """
         ledger, expert = self._residency.ledgers[pool], want.expert
-        if ledger.holds(expert) or expert not in self._residency.experts:
-            return None
         need_bytes = self._residency.bytes_of(expert)
         evict = ledger.plan_room(need_bytes, self._discipline.victims(pool, want.evict))
         if evict is not None:
@@ -421,11 +431,8 @@ class Scheduler:
 
     def _wait(self, now: float) -> Wait:
         """Return a wait until age, a deadline or a retry changes something; a report may come earlier."""
-        turn_s, late_s, forgiven_s = (
-            self._discipline.next_turn_s(now),
-            self._deadlines.next_s(),
-            self._residency.next_forgiven_s(),
-        )
-        if turn_s is None and late_s is None and forgiven_s is None:
-            return NOTHING
-        return Wait(min(time_s for time_s in (turn_s, late_s, forgiven_s) if time_s is not None))
+        until_s = self._discipline.next_turn_s(now)
+        for time_s in (self._deadlines.next_s(), self._residency.next_forgiven_s()):
+            if time_s is not None and (until_s is None or time_s < until_s):
+                until_s = time_s
+        return NOTHING if until_s is None else Wait(until_s)

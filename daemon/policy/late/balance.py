@@ -3,14 +3,36 @@
 Beside a GPU a CPU is slow but free: it should always have work, and never be the last one that images wait for.
 """
 
-from daemon.policy.late.groups import Groups
-from daemon.policy.late.pace import Pace
-from daemon.policy.request import PoolId
+from collections.abc import Sequence
+
+from daemon.policy.late.groups import Group, Groups
+from daemon.policy.request import ExecutorFacts, PoolId
 from daemon.policy.residency import Residency
 from experts.spec import ExpertId
 
 #: A group of more than this many full CPU batches is worth a place on a GPU although the CPU has its expert.
 TAKEOVER_BATCHES = 2
+#: Weight of the newest batch.
+_NEWEST = 0.05
+
+
+class Pace:
+    """A running mean of seconds per image and executor; executors of one device slow each other, which this sees."""
+
+    def __init__(self, executors: Sequence[ExecutorFacts]) -> None:
+        self._executors: dict[PoolId, int] = {}
+        for facts in executors:
+            self._executors[facts.pool] = self._executors.get(facts.pool, 0) + 1
+        self._image_s: dict[PoolId, float] = {}
+
+    def ran(self, pool: PoolId, images: int, seconds: float) -> None:
+        each_s = seconds / max(1, images)
+        before = self._image_s.get(pool, each_s)
+        self._image_s[pool] = before + _NEWEST * (each_s - before)
+
+    def images_per_s(self) -> float:
+        """Return the rate of all pools together, if all were busy; 0 before the first batch has ended."""
+        return sum(self._executors[pool] / each_s for pool, each_s in self._image_s.items() if each_s > 0.0)
 
 
 class Balance:
@@ -18,35 +40,36 @@ class Balance:
 
     def __init__(self, residency: Residency, groups: Groups, pace: Pace, *, balances: bool) -> None:
         self._balances = balances
+        self.has_gpu = balances and residency.has_gpu
         self._residency = residency
         self._groups = groups
         self._pace = pace
         self._gpu = next((facts.device for facts in residency.pools.values() if facts.processor == "gpu"), None)
         cpus = [facts for facts in residency.pools.values() if facts.processor == "cpu"]
         self._cpu = cpus[0].device if cpus else None
-        self._takeover = TAKEOVER_BATCHES * max((facts.max_batch for facts in cpus), default=0)
+        self.takeover = TAKEOVER_BATCHES * max((facts.max_batch for facts in cpus), default=0)
 
     def disk_binds(self) -> bool:
         """Return True if reading missing experts takes longer than the queued work: then memory must be freed early."""
         images_per_s = self._pace.images_per_s()
-        return images_per_s > 0.0 and self._groups.read_s * images_per_s > self._groups.queued
+        return images_per_s > 0.0 and self._groups.absent.read_s * images_per_s > self._groups.queued
 
-    def pays(self, pool: PoolId, expert: ExpertId) -> bool:
+    def pays(self, pool: PoolId, group: Group) -> bool:
         """Return True if a CPU should run a group that a GPU has too: only if the GPU would come to it later."""
         is_gpu = self._residency.pools[pool].processor == "gpu"
-        if not self._balances or self._gpu is None or is_gpu or not self._groups.place(expert).on_gpu:
+        if not self._balances or self._gpu is None or is_gpu or not group.on_gpu:
             return True
-        images = min(len(self._groups[expert].requests), self._residency.max_batch(pool, expert))
-        return self._gpu_backlog_s(expert) > self._batch_s(pool, expert, images)
+        images = min(len(group.requests), self._residency.max_batch(pool, group.expert))
+        return self._gpu_backlog_s(group.expert) > self._batch_s(pool, group.expert, images)
 
-    def outgrown(self, expert: ExpertId) -> bool:
+    def outgrown(self, group: Group) -> bool:
         """Return True if a group that only the CPU has should go to a GPU: the CPU needs longer than the GPU queue."""
-        if self._gpu is None or self._cpu is None or len(self._groups[expert].requests) <= self._takeover:
+        if self._gpu is None or self._cpu is None or len(group.requests) <= self.takeover:
             return False
         if not self._balances:
             return True
-        row = self._residency.matrix.of(self._cpu, self._residency.experts[expert].architecture)
-        return self._groups.cpu_queued * row.k_s > self._gpu_backlog_s(expert)
+        row = self._residency.matrix.of(self._cpu, self._residency.experts[group.expert].architecture)
+        return self._groups.cpu_queued * row.k_s > self._gpu_backlog_s(group.expert)
 
     def to_help(self, pool: PoolId) -> ExpertId | None:
         """Return the largest group that only GPUs have, if an idle CPU would finish a batch of it before they begin."""
@@ -54,14 +77,15 @@ class Balance:
         if not self._balances:
             return None
         candidates = (
-            expert
+            home.group
             for shelf in groups.shelves.values()
             if shelf.is_gpu
-            for expert in shelf.fullest.ordered()
-            if not groups.place(expert).on_cpu and residency.takes(pool, expert)
+            for home in shelf.ready.values()
+            if not home.group.on_cpu and residency.takes(pool, home.group.expert)
         )
-        largest = max(candidates, key=lambda expert: len(groups[expert].requests), default=None)
-        if largest is None or self._gpu is None or len(groups[largest].requests) <= self._takeover:
+        group = max(candidates, key=lambda group: (len(group.requests), [-each for each in group.age()]), default=None)
+        largest = None if group is None else group.expert
+        if largest is None or self._gpu is None or len(groups[largest].requests) <= self.takeover:
             return None
         read_s = residency.matrix.of(residency.pools[pool].device, residency.experts[largest].architecture).disk_s
         batch_s = self._batch_s(pool, largest, residency.max_batch(pool, largest))

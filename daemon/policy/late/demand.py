@@ -6,81 +6,62 @@ See docs/how-it-schedules.md.
 from collections.abc import Iterable, Iterator
 
 from daemon.policy.discipline import Evict, Want
-from daemon.policy.late.age import Deadlines, UrgentShare
-from daemon.policy.late.balance import Balance
-from daemon.policy.late.groups import Groups
-from daemon.policy.late.pace import Pace
+from daemon.policy.late.balance import Balance, Pace
+from daemon.policy.late.deadlines import Deadlines
+from daemon.policy.late.groups import Group, Groups
 from daemon.policy.presets import Preset, Tuning
-from daemon.policy.ranking import Ranking
 from daemon.policy.request import ExecutorId, PoolId, Request
 from daemon.policy.residency import SHARE_UNITS, Residency
 from experts.spec import ExpertId
 
-#: Loads that do not fit now are passed over for less wanted ones, up to this many.
+#: Loads that do not fit now are passed over for others, up to this many.
 LOOK_PAST = 4
 #: Expected requests for which an expert without queued requests may replace another.
 WORTH_EVICTING = 0.5
+#: Seconds of waiting that a full batch is worth when an executor chooses.
+FULL_BATCH_S = 12.0
+#: Share of the loads that may evict an expert that others wait for, so that none waits for ever.
+DUE_SHARE = 0.1
 
 
 class DemandTable:
-    """Groups by expert. A request that waited `tuning.max_wait_s`, or is near its deadline, pulls its group forward."""
+    """Groups by expert. The group that has waited longest is read first; executors also count full batches."""
 
     def __init__(self, residency: Residency, deadlines: Deadlines, pace: Pace, preset: Preset, tuning: Tuning) -> None:
         self._residency = residency
         self._deadlines = deadlines
         self._in_flight = preset.loads_in_flight
-        self._makes_room = preset.makes_room
+        processors = {facts.processor for facts in residency.pools.values()}
+        # Where a GPU and a CPU share the work, small batches cost more than the memory gains.
+        self._makes_room = preset.makes_room and not {"gpu", "cpu"} <= processors
+        self._max_wait_s = tuning.max_wait_s
         self._margin_s = tuning.deadline_margin_s
-        self._groups = Groups(
-            residency,
-            deadlines,
-            foresight=preset.foresight,
-            balances=preset.balances,
-            max_wait_s=tuning.max_wait_s,
-            margin_s=tuning.deadline_margin_s,
-        )
+        self._groups = Groups(residency, foresight=preset.foresight, max_lead_s=2 * tuning.max_wait_s)
         self._balance = Balance(residency, self._groups, pace, balances=preset.balances)
         #: Pools that should load an expert and cannot, because every resident is wanted.
         self._blocked = dict.fromkeys(residency.pools, False)
-        self._batch_share = {pool: UrgentShare(preset.age_share) for pool in residency.pools}
-        self._load_share = {pool: UrgentShare(preset.age_share) for pool in residency.pools}
-        #: The residency's `room_changes` when the groups were last updated.
-        self._room_changes = residency.room_changes
-        #: The last answer to `next_turn_s`, while nothing changed and its time has not come.
-        self._next_turn_s: float | None = None
-        self._turn_is_known = False
+        #: Loads that due groups may still cause in each pool.
+        self._due_loads = dict.fromkeys(residency.pools, 1.0)
 
     # Requests
 
     def add(self, request: Request) -> None:
-        self._groups[request.expert].requests[request.request_id] = request
-        self._groups.note(request.expert)
-        self._groups.promise(request.expert, 1)
+        self._groups.add(request)
 
     def discard(self, request: Request) -> None:
-        del self._groups[request.expert].requests[request.request_id]
-        self._groups.note(request.expert)
-        self._groups.promise(request.expert, -1)
+        self._groups.discard(request)
 
     def take(self, executor: ExecutorId, now: float) -> tuple[Request, ...]:
         pool = self._residency.executors[executor].pool
-        self._settle()
-        expert = self._choose(pool, now)
-        if expert is None:
+        group = self._choose(pool)
+        if group is None:
             return ()
-        group = self._groups[expert]
-        bound = self._residency.max_batch(pool, expert)
-        near = self._deadlines.nearest(expert, now + self._margin_s, bound)
-        batch = [group.requests.pop(request.request_id) for request in near]
-        while group.requests and len(batch) < bound:
-            batch.append(group.requests.popitem(last=False)[1])
-        group.running += len(batch)
-        self._groups.note(expert)
-        return tuple(batch)
+        bound = self._residency.max_batch(pool, group.expert)
+        near = self._deadlines.nearest(group.expert, now + self._margin_s, bound)
+        return self._groups.take(group, near, bound, now)
 
     def ended(self, _executor: ExecutorId, expert: ExpertId, count: int) -> None:
-        self._groups[expert].running -= count
-        self._groups.promise(expert, -count)
+        self._groups.ended(expert, count)
 
     def moved(self, expert: ExpertId) -> None:
         self._groups.moved(expert)
@@ -88,67 +69,58 @@ class DemandTable:
     # Memory
 
     def wants(self, pool: PoolId, now: float) -> Iterator[Want]:
-        self._settle()
-        shelf, ledger = self._groups.shelves[pool], self._residency.ledgers[pool]
-        copying = self._residency.copying[pool]
-        room_bytes = ledger.free_bytes + shelf.keep.unwanted_bytes
-        self._blocked[pool] = False
-        may_age = self._load_share[pool].can_spend()
+        groups, residency = self._groups, self._residency
+        groups.settle()
+        shelf, ledger = groups.shelves[pool], residency.ledgers[pool]
+        copying = residency.copying[pool]
+        room_bytes = ledger.free_bytes + shelf.unwanted_bytes
         # Nothing to run and no load under way: the residents are kept only for requests that have not arrived.
-        is_idle = not shelf.is_ram and ledger.loading_count == 0 and shelf.fullest.first() is None
+        is_idle = not shelf.is_ram and ledger.loading_count == 0 and not shelf.ready
+        has_room = is_idle or room_bytes >= residency.least_bytes
+        may_be_due = self._due_loads[pool] >= 1.0
+        self._blocked[pool] = False
         if shelf.is_gpu and copying < self._in_flight:
-            if is_idle or room_bytes >= self._residency.least_bytes:
+            if has_room:
                 yield from self._copies(pool, room_bytes, now, is_idle=is_idle)
-            if may_age:
-                yield from self._aged(pool, now, staged=True)
+            if may_be_due:
+                yield from self._due(pool, now, staged=True)
         if ledger.loading_count - copying >= self._in_flight:
             return
-        if may_age and not shelf.is_ram:
-            yield from self._aged(pool, now)
-        beside_gpu = self._residency.has_gpu and not shelf.is_gpu and not shelf.is_ram
-        ranking = self._groups.wanted.least_wanted if beside_gpu else self._groups.wanted.reads
-        if is_idle or room_bytes >= self._residency.least_bytes:
-            yield from self._reads(pool, ranking, now, room_bytes, is_idle=is_idle)
-        self._blocked[pool] = ranking.first() is not None
+        beside_gpu = residency.has_gpu and not shelf.is_gpu and not shelf.is_ram
+        if has_room:
+            yield from self._reads(pool, now, room_bytes, is_idle=is_idle, expected=not beside_gpu)
+        if may_be_due and not shelf.is_ram:
+            yield from self._due(pool, now)
+        self._blocked[pool] = bool(groups.absent) or (bool(groups.expected) and not beside_gpu)
         if beside_gpu and is_idle:
             largest = self._balance.to_help(pool)
             if largest is not None:
                 yield Want(largest, "demand", "unwanted")
 
     def granted(self, want: Want, pool: PoolId) -> None:
-        if want.aged:
-            self._load_share[pool].spend()
-        else:
-            self._load_share[pool].earn()
+        change = -1.0 if want.is_due else DUE_SHARE
+        self._due_loads[pool] = min(1.0, self._due_loads[pool] + change)
 
     def victims(self, pool: PoolId, evict: Evict) -> Iterable[ExpertId]:
-        self._settle()
-        keep = self._groups.shelves[pool].keep
-        match evict:
-            case "none":
-                return ()
-            case "unwanted":
-                return keep.unwanted()
-            case "any":
-                return keep.ordered()
+        return () if evict == "none" else self._groups.victims(pool, wanted=evict == "any")
 
-    # Looking in
+    # Reading the state
 
     def requests_of(self, expert: ExpertId) -> tuple[Request, ...]:
-        group = self._groups.find(expert)
-        return () if group is None else tuple(group.requests.values())
+        return tuple(self._groups[expert].requests.values())
 
     def queued(self) -> dict[ExpertId, int]:
-        return {expert: len(group.requests) for expert, group in self._groups.items() if group.requests}
+        return {group.expert: len(group.requests) for group in self._groups if group.requests}
 
     def next_turn_s(self, now: float) -> float | None:
-        self._settle()
-        if not self._turn_is_known or (self._next_turn_s is not None and self._next_turn_s <= now):
-            self._turn_is_known = True
-            rankings = [self._groups.wanted.turns, *(shelf.turn for shelf in self._groups.shelves.values())]
-            heads = [head for head in (ranking.first() for ranking in rankings) if head is not None]
-            self._next_turn_s = min((float(rank[0]) for _, rank in heads if float(rank[0]) > now), default=None)
-        return self._next_turn_s
+        """Return when the next group becomes due."""
+        latest_s = self._deadlines.next_s()
+        turn_s = None if latest_s is None or latest_s - self._margin_s <= now else latest_s - self._margin_s
+        for waiting in (self._groups.absent, self._groups.staged):
+            due_s = waiting.first_s() + self._max_wait_s if waiting else now
+            if due_s > now and (turn_s is None or due_s < turn_s):
+                turn_s = due_s
+        return turn_s
 
     def rebuild(self) -> None:
         self._groups.rebuild()
@@ -158,92 +130,92 @@ class DemandTable:
 
     # Choosing
 
-    def _settle(self) -> None:
-        if self._room_changes != self._residency.room_changes:
-            self._room_changes = self._residency.room_changes
-            self._groups.room_changed()
-        if self._groups.settle():
-            self._turn_is_known = False
+    def _choose(self, pool: PoolId) -> Group | None:
+        """Return the group that has waited longest, where a full batch counts as much as `FULL_BATCH_S` of waiting.
 
-    def _choose(self, pool: PoolId, now: float) -> ExpertId | None:
-        """Return the fullest group, or one that is due, at its bounded share of the turns.
-
-        The fullest group never counts as due: in an overload it has the oldest request of all. If the disk is the
-        bottleneck and no expert can be loaded, return the group that is finished soonest: its memory is needed.
+        If the disk is the bottleneck and no expert can be loaded, return the group that is finished soonest: its
+        memory is needed. Beside a GPU the CPU prefers small batches: a full one gains the GPU more than it gains the
+        CPU.
         """
-        shelf, share = self._groups.shelves[pool], self._batch_share[pool]
+        shelf, draining = self._groups.shelves[pool], self._residency.draining[pool]
         makes_room = self._makes_room and self._blocked[pool] and self._balance.disk_binds()
-        fullest = self._first_steady(pool, shelf.smallest if makes_room else shelf.fullest)
-        if fullest is None or not self._balance.pays(pool, fullest):
-            return None
-        if share.can_spend():
-            due = self._first_steady(pool, shelf.turn, fullest)
-            turn = None if due is None else shelf.turn.rank(due)
-            if turn is not None and float(turn[0]) <= now:
-                share.spend()
-                return due
-        share.earn()
-        return fullest
+        full_s = FULL_BATCH_S if shelf.is_gpu or not self._balance.has_gpu else -FULL_BATCH_S
+        has_deadlines = bool(self._deadlines)
+        best: Group | None = None
+        best_rank = (True, 0.0)
+        for expert, (group, bound, spare, _, _, _) in shelf.ready.items():
+            if draining and expert in draining:
+                continue
+            count = len(group.requests)
+            if makes_room:
+                rank = (spare, count * SHARE_UNITS + group.promised)
+            else:
+                since_s = self._urgent_s(group) if has_deadlines else group.since_s
+                rank = (spare, since_s - (full_s * count / bound if count < bound else full_s))
+            if best is None or rank < best_rank or (rank == best_rank and group.age() < best.age()):
+                best, best_rank = group, rank
+        return best if best is not None and self._balance.pays(pool, best) else None
 
-    def _first_steady(
-        self, pool: PoolId, ranking: Ranking[ExpertId], besides: ExpertId | None = None
-    ) -> ExpertId | None:
-        """Return the first of `ranking` that need not become idle, other than `besides`."""
-        draining = self._residency.draining[pool]
-        return next((expert for expert in ranking.ordered() if expert not in draining and expert != besides), None)
+    def _urgent_s(self, group: Group) -> float:
+        """Return since when the group waits, or `max_wait` before its nearest deadline if that is earlier."""
+        latest_s = self._deadlines.latest_start_s(group.expert)
+        since_s = group.since_s
+        return since_s if latest_s is None else min(since_s, latest_s - self._margin_s - self._max_wait_s)
 
-    def _reads(
-        self, pool: PoolId, ranking: Ranking[ExpertId], now: float, room_bytes: int, *, is_idle: bool
-    ) -> Iterator[Want]:
-        """Yield the groups whose expert is nowhere, in the order of `ranking`."""
+    def _reads(self, pool: PoolId, now: float, room_bytes: int, *, is_idle: bool, expected: bool) -> Iterator[Want]:
+        """Yield the groups whose expert is nowhere, the oldest request first, then those that are `expected`."""
         looked_past = 0
-        for expert in ranking.ordered():
+        for group in self._groups.absent:
             if looked_past >= LOOK_PAST:
                 return
-            if not self._residency.takes(pool, expert) or self._residency.has_failed(expert, now):
+            if not self._may_come(pool, group, None if is_idle else room_bytes, now):
+                looked_past += self._may_come(pool, group, None, now)
                 continue
-            group = self._groups[expert]
-            if is_idle and not group.requests and self._groups.queued:
-                continue  # requests that preliminaries will send can wait until one of them has begun
             looked_past += 1
-            if is_idle and group.requests:
-                yield Want(expert, "demand", "any")
-            elif self._residency.bytes_of(expert) <= room_bytes:
-                likely = bool(group.requests) or group.promised >= WORTH_EVICTING * SHARE_UNITS
-                yield Want(expert, "demand" if group.requests else "prefetch", "unwanted" if likely else "none")
+            yield Want(group.expert, "demand", "any" if is_idle else "unwanted")
+        if not expected or (is_idle and self._groups.queued):
+            return  # requests that preliminaries will send can wait until one of them has begun
+        for group in self._groups.most_expected():
+            if looked_past >= LOOK_PAST:
+                return
+            looked_past += self._may_come(pool, group, None, now)
+            if self._may_come(pool, group, room_bytes, now):
+                likely = group.promised >= WORTH_EVICTING * SHARE_UNITS
+                yield Want(group.expert, "prefetch", "unwanted" if likely else "none")
 
     def _copies(self, pool: PoolId, room_bytes: int, now: float, *, is_idle: bool) -> Iterator[Want]:
         """Yield experts that only host memory has: all staged ones; of the CPU's, those it outgrew, or any if idle."""
-        for place, expert in enumerate(self._groups.wanted.staged.ordered()):
-            if place == LOOK_PAST:
-                break
-            has_requests = bool(self._groups[expert].requests)
-            makes_place = is_idle and has_requests
-            if self._may_come(pool, expert, None if makes_place else room_bytes, now):
-                cause = "demand" if has_requests else "prefetch"
-                yield Want(expert, cause, "any" if makes_place else "unwanted")
-        has_work = self._groups.shelves[pool].fullest.first() is not None
-        for place, expert in enumerate(self._groups.wanted.copies.ordered()):
-            is_worth = self._balance.outgrown(expert) or (
-                not has_work and self._residency.source_for(pool, expert) is not None
+        for group in self._groups.most_staged(LOOK_PAST):
+            makes_place = is_idle and bool(group.requests)
+            if self._may_come(pool, group, None if makes_place else room_bytes, now):
+                cause = "demand" if group.requests else "prefetch"
+                yield Want(group.expert, cause, "any" if makes_place else "unwanted")
+        has_work = bool(self._groups.shelves[pool].ready)
+        for group in self._groups.most_copyable(LOOK_PAST, self._balance.takeover if has_work else 0):
+            is_worth = self._balance.outgrown(group) or (
+                not has_work and self._residency.source_for(pool, group.expert) is not None
             )
-            if place == LOOK_PAST or not is_worth:
+            if not is_worth:
                 return
-            if self._may_come(pool, expert, room_bytes, now):
-                yield Want(expert, "demand", "unwanted")
+            if self._may_come(pool, group, room_bytes, now):
+                yield Want(group.expert, "demand", "unwanted")
 
-    def _may_come(self, pool: PoolId, expert: ExpertId, room_bytes: int | None, now: float) -> bool:
-        """Return True if `pool` may load `expert` into `room_bytes`; None: others are evicted for it."""
-        residency = self._residency
+    def _may_come(self, pool: PoolId, group: Group, room_bytes: int | None, now: float) -> bool:
+        """Return True if `pool` may load the group's expert into `room_bytes`; None: others are evicted for it."""
+        residency, expert = self._residency, group.expert
         fits = room_bytes is None or residency.bytes_of(expert) <= room_bytes
         return fits and residency.takes(pool, expert) and not residency.has_failed(expert, now)
 
-    def _aged(self, pool: PoolId, now: float, *, staged: bool = False) -> Iterator[Want]:
-        """Yield the most urgent group that waits for memory."""
-        ranked = self._groups.wanted
-        for expert in ranked.by_turn(now):
-            if staged and expert not in ranked.staged:
-                continue
-            if self._residency.takes(pool, expert) and not self._residency.has_failed(expert, now):
-                yield Want(expert, "demand", "any", aged=True)
+    def _due(self, pool: PoolId, now: float, *, staged: bool = False) -> Iterator[Want]:
+        """Yield the most urgent group that waits for memory and is due, by its oldest request or by a deadline."""
+        latest_s = self._deadlines.next_s()
+        if latest_s is not None and latest_s - self._margin_s <= now:
+            waiting = sorted(self._groups.waiting(staged=staged), key=self._urgent_s)
+        else:
+            waiting = self._groups.waiting(staged=staged)
+        for group in waiting:
+            if self._urgent_s(group) + self._max_wait_s > now:
+                return
+            if self._may_come(pool, group, None, now):
+                yield Want(group.expert, "demand", "any", is_due=True)
                 return

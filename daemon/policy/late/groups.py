@@ -1,273 +1,426 @@
-"""Queued requests by expert, and every index that decisions look into (`coserve-plus`).
+"""Queued requests by expert, and the pools that hold it (`coserve-plus`).
 
-Changes are noted, and indexed again only before a decision, so that an arrival costs the same however many requests
-are queued.
+An arrival changes one group and a few sums; decisions look through the groups that they may choose, since there are
+many more arrivals than loads and batches.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from daemon.policy.evict import LeastWanted
-from daemon.policy.late.age import Deadlines
-from daemon.policy.prefetch import Wanted
-from daemon.policy.ranking import Ranking
 from daemon.policy.request import PoolId, Request, RequestId
 from daemon.policy.residency import SHARE_UNITS, Residency
 from experts.spec import ExpertId
 
 
-@dataclass(slots=True)
-class ExpertDemand:
+@dataclass(slots=True, eq=False)
+class Group:
     """Queued requests of one expert, oldest first. `promised`: what preliminaries will send, in SHARE_UNITS."""
 
+    expert: ExpertId
     requests: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict[RequestId, Request])
     running: int = 0
     promised: int = 0
-    #: As last indexed: queued images; those of them that wait for a GPU, and for the CPU alone; seconds of disk until
-    #: the expert is somewhere.
-    queued: int = 0
-    gpu_queued: int = 0
-    cpu_queued: int = 0
+    #: When the oldest request arrived; at most `max_lead_s` before the last batch, so that no flood delays others.
+    since_s: float = 0.0
+    #: The oldest request of that time: it orders groups that wait equally long, also after it has left.
+    since_id: int = 0
+    #: The pools that hold the expert.
+    homes: "tuple[tuple[Shelf, Home], ...]" = ()
+    on_gpu: bool = False
+    on_cpu: bool = False
+    #: In no memory from which it can be run or copied, nor on its way to one.
+    absent: bool = True
+    #: In the RAM tier only.
+    staged: bool = False
+    #: On the CPU, and neither on a GPU nor on its way to one.
+    copyable: bool = False
+    #: Seconds of a load from disk.
     read_s: float = 0.0
 
     @property
     def demand(self) -> int:
         return len(self.requests) * SHARE_UNITS + self.promised
 
+    def age(self) -> tuple[float, int]:
+        """Rank by waiting, the longest first."""
+        return self.since_s, self.since_id
+
+
+class Home(NamedTuple):
+    """A group in a pool that holds its expert and runs it in batches of at most `bound`.
+
+    `spare`: a GPU has it too, this copy serves only to help out; `elsewhere`: it is cheap to bring back.
+    """
+
+    group: Group
+    bound: int
+    spare: bool
+    elsewhere: bool
+    usage: float
+    weights_bytes: int
+
 
 @dataclass(slots=True)
 class Shelf:
-    """The groups whose expert is resident in one pool, ranked for each kind of decision."""
+    """The residents of one pool, and those with requests. `unwanted_bytes`: of residents without demand."""
 
     is_gpu: bool
     is_ram: bool
-    #: By the next batch, by age, and by what is left to do.
-    fullest: Ranking[ExpertId] = field(default_factory=Ranking[ExpertId])
-    turn: Ranking[ExpertId] = field(default_factory=Ranking[ExpertId])
-    smallest: Ranking[ExpertId] = field(default_factory=Ranking[ExpertId])
-    keep: LeastWanted = field(default_factory=LeastWanted)
-
-    def withdraw(self, expert: ExpertId) -> None:
-        """Take `expert` out of the rankings: it has no requests here."""
-        self.fullest.discard(expert)
-        self.turn.discard(expert)
-        self.smallest.discard(expert)
+    residents: dict[ExpertId, Home] = field(default_factory=dict[ExpertId, Home])
+    ready: dict[ExpertId, Home] = field(default_factory=dict[ExpertId, Home])
+    unwanted_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertPlace:
-    """The pools that hold an expert; computed again only when it moves."""
+class Waiting:
+    """Groups with requests that no executor can run now, the longest waiting first."""
 
-    shelves: tuple[tuple[PoolId, Shelf], ...]
-    on_gpu: bool
-    on_cpu: bool
-    #: In some memory of the host, the RAM tier or the CPU's pool.
-    on_host: bool
-    #: In the RAM tier only, and no GPU takes it from there.
-    out_of_reach: bool
-    coming: bool
-    coming_gpu: bool
+    def __init__(self) -> None:
+        self._groups: dict[ExpertId, Group] = {}
+        self._sorted = True
+        self.read_s = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def __iter__(self) -> Iterator[Group]:
+        if not self._sorted:
+            self._groups = {group.expert: group for group in sorted(self._groups.values(), key=Group.age)}
+            self._sorted = True
+        return iter(self._groups.values())
+
+    def first_s(self) -> float:
+        """Return since when the first group waits. StopIteration if there is none."""
+        return next(iter(self)).since_s
+
+    def add(self, group: Group, *, is_newest: bool = False) -> None:
+        self._groups[group.expert] = group
+        self._sorted = self._sorted and is_newest
+        self.read_s += group.read_s
+
+    def remove(self, group: Group) -> None:
+        if self._groups.pop(group.expert, None) is not None:
+            self.read_s = self.read_s - group.read_s if self._groups else 0.0
 
 
 class Groups:
-    """All groups, the places of their experts, and the shelves. `settle` before looking into an index."""
+    """All groups, the places of their experts, and the sums that decisions need. `settle` before each decision."""
 
-    def __init__(
-        self,
-        residency: Residency,
-        deadlines: Deadlines,
-        *,
-        foresight: bool,
-        balances: bool,
-        max_wait_s: float,
-        margin_s: float,
-    ) -> None:
+    def __init__(self, residency: Residency, *, foresight: bool, max_lead_s: float) -> None:
         self._residency = residency
-        self._deadlines = deadlines
         self._foresight = foresight
-        self._balances = balances
-        self._max_wait_s = max_wait_s
-        self._margin_s = margin_s
-        self._groups: dict[ExpertId, ExpertDemand] = {}
-        self._places: dict[ExpertId, ExpertPlace] = {}
-        self._changed: dict[ExpertId, None] = {}
+        #: A group counts as waiting at most so long before its last batch.
+        self._max_lead_s = max_lead_s
+        self._groups: dict[ExpertId, Group] = {}
         devices = {facts.processor: facts.device for facts in residency.pools.values() if facts.processor != "ram"}
         #: The device whose disk loads the backlog of reads is counted in.
         self._reader = devices.get("gpu") or devices.get("cpu")
         self.shelves = {
             pool: Shelf(facts.processor == "gpu", facts.processor == "ram") for pool, facts in residency.pools.items()
         }
-        self.wanted = Wanted()
+        self.absent, self.staged = Waiting(), Waiting()
+        #: Groups without requests whose preliminaries will send some: of experts that are absent, or staged.
+        self.expected: dict[ExpertId, Group] = {}
         self.queued = self.gpu_queued = self.cpu_queued = 0
-        self.read_s = 0.0
+        #: The residency's `room_changes` when the groups were last updated.
+        self._room_changes = residency.room_changes
 
-    def __getitem__(self, expert: ExpertId) -> ExpertDemand:
+    def __getitem__(self, expert: ExpertId) -> Group:
         group = self._groups.get(expert)
         if group is None:
-            group = self._groups[expert] = ExpertDemand()
+            group = self._groups[expert] = Group(expert)
+            group.read_s = self._disk_s(expert)
+            self._place(group)
         return group
 
-    def find(self, expert: ExpertId) -> ExpertDemand | None:
-        return self._groups.get(expert)
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self._groups.values())
 
-    def items(self) -> Iterator[tuple[ExpertId, ExpertDemand]]:
-        return iter(self._groups.items())
+    # Requests
 
-    def note(self, expert: ExpertId) -> None:
-        """Note that the group of `expert` has changed."""
-        self._changed[expert] = None
+    def add(self, request: Request) -> None:
+        group = self[request.expert]
+        if not group.requests:
+            group.since_s, group.since_id = request.arrived_s, request.request_id
+            group.requests[request.request_id] = request
+            self._filled(group)
+        else:
+            group.requests[request.request_id] = request
+        self._count(group, 1)
+        self._promise(group.expert, 1)
 
-    def promise(self, expert: ExpertId, count: int) -> None:
+    def discard(self, request: Request) -> None:
+        group = self._groups[request.expert]
+        del group.requests[request.request_id]
+        self._count(group, -1)
+        self._left(group)
+        self._promise(group.expert, -1)
+
+    def take(self, group: Group, first: Sequence[Request], limit: int, now: float) -> tuple[Request, ...]:
+        """Remove and return a batch of at most `limit` requests of `group`: `first` of them, then the oldest."""
+        batch = [group.requests.pop(request.request_id) for request in first]
+        while group.requests and len(batch) < limit:
+            batch.append(group.requests.popitem(last=False)[1])
+        group.running += len(batch)
+        oldest = next(iter(group.requests.values()), None)
+        if oldest is not None:
+            group.since_s = max(oldest.arrived_s, now - self._max_lead_s)
+            group.since_id = oldest.request_id
+        self._count(group, -len(batch))
+        self._left(group)
+        return tuple(batch)
+
+    def ended(self, expert: ExpertId, count: int) -> None:
+        self[expert].running -= count
+        self._promise(expert, -count)
+
+    def _promise(self, expert: ExpertId, count: int) -> None:
         """Promise to its subsequent experts their shares of `count` more requests of `expert`."""
-        if self._foresight:
-            for subsequent, units in self._residency.then_units.get(expert, ()):
-                self[subsequent].promised += count * units
-                self._changed[subsequent] = None
+        if not self._foresight:
+            return
+        for subsequent, units in self._residency.then_units.get(expert, ()):
+            group = self[subsequent]
+            before = group.promised
+            group.promised = before + count * units
+            if not group.requests and (not before) != (not group.promised):
+                self._want(group, wanted=not before)
+
+    def _count(self, group: Group, count: int) -> None:
+        self.queued += count
+        if group.on_gpu:
+            self.gpu_queued += count
+        elif group.copyable:
+            self.cpu_queued += count
+
+    def _filled(self, group: Group) -> None:
+        """Note that `group` has requests, and had none before."""
+        if not group.promised:
+            self._want(group, wanted=True)
+        self.expected.pop(group.expert, None)
+        for shelf, home in group.homes:
+            if not shelf.is_ram:
+                shelf.ready[group.expert] = home
+        if group.absent:
+            self.absent.add(group, is_newest=True)
+        elif group.staged:
+            self.staged.add(group, is_newest=True)
+
+    def _left(self, group: Group) -> None:
+        """Note that requests have left `group`."""
+        if group.requests:
+            return
+        for shelf, _ in group.homes:
+            shelf.ready.pop(group.expert, None)
+        self.absent.remove(group)
+        self.staged.remove(group)
+        if not group.promised:
+            self._want(group, wanted=False)
+        elif group.absent:
+            self.expected[group.expert] = group
+
+    def _want(self, group: Group, *, wanted: bool) -> None:
+        """Note that the demand of `group` is no longer zero, or is zero again."""
+        for shelf, home in group.homes:
+            if not home.spare:
+                shelf.unwanted_bytes -= home.weights_bytes if wanted else -home.weights_bytes
+        if not group.requests:
+            if wanted and group.absent:
+                self.expected[group.expert] = group
+            else:
+                self.expected.pop(group.expert, None)
+
+    # Places
 
     def moved(self, expert: ExpertId) -> None:
-        self._places.pop(expert, None)
-        self._changed[expert] = None
+        group = self._groups.get(expert)
+        if group is None:
+            self[expert]
+        else:
+            self._place(group)
 
-    def room_changed(self) -> None:
-        """Look again at the residents of the RAM tier: GPUs may take other experts than before."""
-        for pool, shelf in self.shelves.items():
-            for expert in self._residency.ledgers[pool].resident if shelf.is_ram else ():
-                self.moved(expert)
-
-    def place(self, expert: ExpertId) -> ExpertPlace:
-        place = self._places.get(expert)
-        if place is None:
-            place = self._places[expert] = self._find(expert)
-        return place
-
-    def settle(self) -> bool:
-        """Update every index for the experts that changed; return True if there were any."""
-        if not self._changed:
-            return False
-        changed, self._changed = self._changed, {}
-        for expert in changed:
-            self._index(expert, self[expert], self.place(expert))
-        return True
-
-    def turn_s(self, expert: ExpertId, group: ExpertDemand) -> float | None:
-        """Return when the group becomes urgent: by the age of its oldest request, or by a deadline."""
-        head = next(iter(group.requests.values()), None)
-        if head is None:
-            return None
-        latest_s = self._deadlines.latest_start_s(expert)
-        waited_s = head.arrived_s + self._max_wait_s
-        return waited_s if latest_s is None else min(waited_s, latest_s - self._margin_s)
+    def settle(self) -> None:
+        """Look again at the residents of the RAM tier where budgets, pins or refusals have changed."""
+        if self._room_changes != self._residency.room_changes:
+            self._room_changes = self._residency.room_changes
+            for pool, shelf in self.shelves.items():
+                for expert in self._residency.ledgers[pool].resident if shelf.is_ram else ():
+                    self.moved(expert)
 
     def rebuild(self) -> None:
         """Compute everything again that is derived from the facts: they have changed."""
-        self.wanted.clear()
+        self.absent, self.staged, self.expected = Waiting(), Waiting(), {}
         for shelf in self.shelves.values():
-            shelf.fullest.clear()
-            shelf.turn.clear()
-            shelf.smallest.clear()
-            shelf.keep.clear()
-        self._groups = {expert: group for expert, group in self._groups.items() if group.requests or group.running}
-        for group in self._groups.values():
-            group.promised = group.queued = group.gpu_queued = group.cpu_queued = 0
-            group.read_s = 0.0
+            shelf.residents.clear()
+            shelf.ready.clear()
+            shelf.unwanted_bytes = 0
         self.queued = self.gpu_queued = self.cpu_queued = 0
-        self.read_s = 0.0
-        self._places.clear()
-        for expert, group in list(self._groups.items()):
-            self.promise(expert, len(group.requests) + group.running)
-        self._changed.update(dict.fromkeys(self._groups))
+        old, self._groups = self._groups, {}
+        for expert, group in old.items():
+            if group.requests or group.running:
+                self._groups[expert] = Group(
+                    expert,
+                    group.requests,
+                    group.running,
+                    since_s=group.since_s,
+                    since_id=group.since_id,
+                    read_s=self._disk_s(expert),
+                )
+        for group in tuple(self._groups.values()):
+            self.queued += len(group.requests)
+            self._place(group)
         for ledger in self._residency.ledgers.values():
-            self._changed.update(dict.fromkeys(ledger.resident))
+            for expert in ledger.resident:
+                self[expert]
+        for group in tuple(self._groups.values()):
+            self._promise(group.expert, len(group.requests) + group.running)
 
-    def check(self) -> None:
-        self.settle()
-        promised: dict[ExpertId, int] = {}
-        for expert, group in self._groups.items():
-            for subsequent, units in self._residency.then_units.get(expert, ()) if self._foresight else ():
-                sent = (len(group.requests) + group.running) * units
-                promised[subsequent] = promised.get(subsequent, 0) + sent
-        for expert, group in self._groups.items():
-            if group.promised != promised.get(expert, 0) or group.running < 0:
-                raise AssertionError(f"{expert}: demand {group.promised}, recounted {promised.get(expert, 0)}")
-            for pool, shelf in self.shelves.items():
-                runs_here = bool(group.requests) and self._residency.can_run(pool, expert) and not shelf.is_ram
-                if (expert in shelf.fullest) != runs_here:
-                    raise AssertionError(f"{expert}: its place on the shelf of {pool} is wrong")
-                turn = shelf.turn.rank(expert)
-                if turn is not None and turn[0] != self.turn_s(expert, group):
-                    raise AssertionError(f"{expert}: its turn on {pool} is out of date")
-        if self.queued != sum(len(group.requests) for group in self._groups.values()):
-            raise AssertionError("the backlog is not the sum of its groups")
+    def _place(self, group: Group) -> None:
+        """Find the pools that hold the group's expert, and correct every sum and list that depends on them."""
+        residency, expert, queued = self._residency, group.expert, len(group.requests)
+        wanted = queued > 0 or group.promised > 0
+        for shelf, home in group.homes:
+            del shelf.residents[expert]
+            shelf.ready.pop(expert, None)
+            if home.spare or not wanted:
+                shelf.unwanted_bytes -= home.weights_bytes
+        self.absent.remove(group)
+        self.staged.remove(group)
+        self.expected.pop(expert, None)
+        self._count(group, -queued)
 
-    def _find(self, expert: ExpertId) -> ExpertPlace:
-        residency = self._residency
-        shelves = tuple((pool, shelf) for pool, shelf in self.shelves.items() if residency.can_run(pool, expert))
-        for pool, shelf in self.shelves.items():
-            if not residency.can_run(pool, expert):
-                shelf.withdraw(expert)
-                shelf.keep.forget(expert)
-        in_ram = bool(shelves) and all(shelf.is_ram for _, shelf in shelves)
-        return ExpertPlace(
-            shelves,
-            on_gpu=any(shelf.is_gpu for _, shelf in shelves),
-            on_cpu=any(not shelf.is_gpu and not shelf.is_ram for _, shelf in shelves),
-            on_host=any(not shelf.is_gpu for _, shelf in shelves),
-            out_of_reach=in_ram and not residency.is_taken(expert, "gpu"),
-            coming=residency.is_coming(expert),
-            coming_gpu=residency.has_gpu and residency.is_coming(expert, "gpu"),
-        )
-
-    def _index(self, expert: ExpertId, group: ExpertDemand, place: ExpertPlace) -> None:
-        queued, demand, residency = len(group.requests), group.demand, self._residency
-        turn_s = self.turn_s(expert, group)
-        head = next(iter(group.requests.values())) if queued else None
-        since = (head.arrived_s, head.request_id) if head is not None else (float("inf"), 0)
-        nowhere = (not place.shelves or place.out_of_reach) and not place.coming
-        self._total(expert, group, place, nowhere=nowhere)
-        for pool, shelf in place.shelves:
-            spare = not shelf.is_gpu and place.on_gpu  # a GPU has it too: this copy serves only to help out
-            elsewhere = spare or (shelf.is_gpu and place.on_host)
-            demand_here = 0 if spare else demand
-            shelf.keep.put(
-                expert, demand_here, residency.usage(expert), residency.bytes_of(expert), elsewhere=elsewhere
+        shelves = [(pool, shelf) for pool, shelf in self.shelves.items() if residency.can_run(pool, expert)]
+        on_gpu = group.on_gpu = any(shelf.is_gpu for _, shelf in shelves)
+        group.on_cpu = any(not shelf.is_gpu and not shelf.is_ram for _, shelf in shelves)
+        on_host = any(not shelf.is_gpu for _, shelf in shelves)
+        usage, weights_bytes = residency.usage(expert), residency.bytes_of(expert)
+        group.homes = tuple(
+            (
+                shelf,
+                Home(
+                    group,
+                    residency.max_batch(pool, expert),
+                    not shelf.is_gpu and on_gpu,
+                    on_host if shelf.is_gpu else on_gpu,
+                    usage,
+                    weights_bytes,
+                ),
             )
-            if shelf.is_ram:
-                continue
-            if head is None or turn_s is None:
-                shelf.withdraw(expert)
-                continue
-            images = min(queued, residency.max_batch(pool, expert))
-            # Beside a GPU the CPU takes the smallest batches: a full one gains the GPU more than it gains the CPU.
-            is_beside = self._balances and residency.has_gpu and not shelf.is_gpu
-            shelf.fullest.put(expert, (spare, images if is_beside else -images, *since))
-            shelf.smallest.put(expert, (spare, demand, *since))
-            shelf.turn.put(expert, (turn_s, head.request_id))
-        self.wanted.put(
-            expert,
-            demand=demand,
-            queued=queued,
-            since=since,
-            turn_s=turn_s,
-            nowhere=nowhere,
-            staged=place.on_host and not place.on_gpu and not place.on_cpu and not place.coming and not nowhere,
-            copyable=place.on_cpu and not place.on_gpu and not place.coming_gpu,
+            for pool, shelf in shelves
         )
+        in_ram = bool(shelves) and not on_gpu and not group.on_cpu
+        coming = residency.is_coming(expert)
+        group.absent = not coming and (not shelves or (in_ram and not residency.is_taken(expert, "gpu")))
+        group.staged = in_ram and not coming and not group.absent
+        group.copyable = group.on_cpu and not on_gpu and not (coming and residency.is_coming(expert, "gpu"))
 
-    def _total(self, expert: ExpertId, group: ExpertDemand, place: ExpertPlace, *, nowhere: bool) -> None:
-        """Update the sums over all groups."""
-        queued = len(group.requests)
-        gpu_queued = queued if place.on_gpu else 0
-        cpu_queued = queued if place.on_cpu and not place.on_gpu and not place.coming_gpu else 0
-        read_s = self._disk_s(expert) if nowhere and queued else 0.0
-        self.queued += queued - group.queued
-        self.gpu_queued += gpu_queued - group.gpu_queued
-        self.cpu_queued += cpu_queued - group.cpu_queued
-        self.read_s += read_s - group.read_s
-        group.queued, group.gpu_queued, group.cpu_queued, group.read_s = queued, gpu_queued, cpu_queued, read_s
+        self._count(group, queued)
+        for shelf, home in group.homes:
+            shelf.residents[expert] = home
+            if queued and not shelf.is_ram:
+                shelf.ready[expert] = home
+            if home.spare or not wanted:
+                shelf.unwanted_bytes += weights_bytes
+        if queued and (group.absent or group.staged):
+            (self.absent if group.absent else self.staged).add(group)
+        elif group.promised and group.absent:
+            self.expected[expert] = group
 
     def _disk_s(self, expert: ExpertId) -> float:
         facts = self._residency.experts.get(expert)
         if facts is None or self._reader is None:
             return 0.0
         return self._residency.matrix.of(self._reader, facts.architecture).disk_s
+
+    # Choices
+
+    def waiting(self, *, staged: bool) -> Iterator[Group]:
+        """Yield the groups that wait for memory, or only those in the RAM tier, the oldest first."""
+        if staged or not self.absent:
+            return iter(self.staged)
+        return iter(self.absent) if not self.staged else iter(sorted([*self.absent, *self.staged], key=Group.age))
+
+    def most_expected(self) -> list[Group]:
+        return sorted(self.expected.values(), key=_by_demand)
+
+    def most_staged(self, count: int) -> list[Group]:
+        """Return the staged groups with the most demand."""
+        ram = next((shelf for shelf in self.shelves.values() if shelf.is_ram), None)
+        if ram is None:
+            return []
+        return sorted((group for group in self if group.staged and group.demand), key=_by_demand)[:count]
+
+    def most_copyable(self, count: int, more_than: int) -> Iterator[Group]:
+        """Yield the groups with the most requests, `more_than` so many, that only the CPU can run."""
+        found = [
+            home.group
+            for shelf in self.shelves.values()
+            if not shelf.is_gpu
+            for home in shelf.ready.values()
+            if len(home.group.requests) > more_than and home.group.copyable
+        ]
+        if found:
+            yield min(found, key=_by_requests)
+            yield from sorted(found, key=_by_requests)[1:count]
+
+    def victims(self, pool: PoolId, *, wanted: bool) -> Iterator[ExpertId]:
+        """Yield the residents of `pool` without demand, then those with demand if `wanted`: the least wanted first.
+
+        Among equals those that another pool has too, cheap to bring back, then by ascending usage probability.
+        """
+        ranks = [
+            (0 if home.spare else home.group.demand, not home.elsewhere, home.usage, expert)
+            for expert, home in self.shelves[pool].residents.items()
+            if wanted or home.spare or not (home.group.requests or home.group.promised)
+        ]
+        ranks.sort()
+        return (expert for *_, expert in ranks)
+
+    def check(self) -> None:
+        """Raise AssertionError if a sum or a list disagrees with the requests and the ledgers."""
+        self.settle()
+        sums = {
+            "queued": (self.queued, sum(len(group.requests) for group in self)),
+            "queued for GPUs": (self.gpu_queued, sum(len(group.requests) for group in self if group.on_gpu)),
+            "queued for CPUs": (self.cpu_queued, sum(len(group.requests) for group in self if group.copyable)),
+        }
+        for pool, shelf in self.shelves.items():
+            unwanted = sum(
+                self._residency.ledgers[pool].bytes_of(expert) for expert in self.victims(pool, wanted=False)
+            )
+            sums[f"unwanted bytes of {pool}"] = (shelf.unwanted_bytes, unwanted)
+        sent: dict[ExpertId, int] = {}
+        for group in self if self._foresight else ():
+            for subsequent, units in self._residency.then_units.get(group.expert, ()):
+                sent[subsequent] = sent.get(subsequent, 0) + (len(group.requests) + group.running) * units
+        for group in self:
+            sums[f"promised to {group.expert}"] = (group.promised, sent.get(group.expert, 0))
+            self._check_place(group)
+        for name, (kept, counted) in sums.items():
+            if kept != counted:
+                raise AssertionError(f"{name}: {kept}, recounted {counted}")
+        for waiting in (self.absent, self.staged):
+            if [group.age() for group in waiting] != sorted(group.age() for group in waiting):
+                raise AssertionError("groups that wait for memory are out of order")
+
+    def _check_place(self, group: Group) -> None:
+        expert, waits = group.expert, bool(group.requests)
+        places = [
+            (group in list(self.absent), waits and group.absent),
+            (group in list(self.staged), waits and group.staged),
+            (expert in self.expected, group.absent and not waits and group.promised > 0),
+        ]
+        for pool, shelf in self.shelves.items():
+            can_run = self._residency.can_run(pool, expert)
+            places += [(expert in shelf.ready, waits and can_run and not shelf.is_ram)]
+            places += [(expert in shelf.residents, can_run)]
+        if any(is_there != should_be for is_there, should_be in places):
+            raise AssertionError(f"{expert}: a list of groups is wrong: {places}")
+
+
+def _by_demand(group: Group) -> tuple[int, float, ExpertId]:
+    return -group.demand, group.since_s, group.expert
+
+
+def _by_requests(group: Group) -> tuple[int, float, ExpertId]:
+    return -len(group.requests), group.since_s, group.expert

@@ -7,10 +7,10 @@ figure 7: a switch is part of serving the request).
 from collections.abc import Iterable
 
 from daemon.policy.discipline import Evict, Want
-from daemon.policy.evict import ORDERS
 from daemon.policy.paper.arrange import JOIN, Queue, QueuedGroup
 from daemon.policy.paper.assign import ASSIGN, Candidates
 from daemon.policy.paper.cost import Costs
+from daemon.policy.paper.evict import ORDERS
 from daemon.policy.paper.tier import RamTier
 from daemon.policy.presets import Preset
 from daemon.policy.request import RAM, ExecutorId, PoolId, Request, RequestId
@@ -87,6 +87,7 @@ class ExecutorQueues:
             del self._groups[request.request_id]
         self._counts[expert] -= len(batch)
         self._order.used(pool, expert)
+        self._tier.moved(expert)
         if self._ended_last is queue:
             self._ended_last = None
         return batch

@@ -1,11 +1,8 @@
-"""Age as a deadline, not an order: requests that are due, and the share of capacity that they may take.
-
-See docs/how-it-schedules.md.
-"""
+"""Requests with a deadline: the nearest first, and those that can no longer meet it."""
 
 from collections.abc import Callable
 
-from daemon.policy.ranking import LongRanking, Ranking
+from daemon.policy.late.ranking import Ranking
 from daemon.policy.request import Request, RequestId
 from experts.spec import ExpertId
 
@@ -18,15 +15,18 @@ class Deadlines:
 
     def __init__(self, least_s: Callable[[ExpertId], float]) -> None:
         self._least_s = least_s
-        self._requests: dict[ExpertId, LongRanking[RequestId]] = {}
+        self._requests: dict[ExpertId, Ranking[RequestId]] = {}
         self._known: dict[RequestId, Request] = {}
         self._latest_start: Ranking[ExpertId] = Ranking()
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
 
     def add(self, request: Request) -> None:
         if request.deadline_s is None:
             return
         self._known[request.request_id] = request
-        group = self._requests.setdefault(request.expert, LongRanking())
+        group = self._requests.setdefault(request.expert, Ranking())
         group.put(request.request_id, (request.deadline_s, request.request_id))
         self.refresh(request.expert)
 
@@ -81,20 +81,3 @@ class Deadlines:
         group = self._requests.get(expert)
         first = None if group is None else group.first()
         return None if first is None else self._known[first[0]]
-
-
-class UrgentShare:
-    """A bounded share of the turns: each ordinary turn earns `share` of an urgent turn, which costs 1."""
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._credit = 1.0
-
-    def can_spend(self) -> bool:
-        return self._credit >= 1.0
-
-    def earn(self) -> None:
-        self._credit = min(1.0, self._credit + self._share)
-
-    def spend(self) -> None:
-        self._credit -= 1.0

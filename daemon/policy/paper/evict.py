@@ -1,10 +1,9 @@
-"""Orders of eviction: by use, by age, in the paper's two stages, or unwanted first (`coserve-plus`)."""
+"""Orders of eviction: by use, by age, or in the paper's two stages."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from daemon.policy.ranking import Ranking
 from daemon.policy.request import PoolId
 from daemon.policy.residency import Residency
 from experts.spec import ExpertId
@@ -100,43 +99,3 @@ ORDERS: dict[Literal["lru", "fifo", "two stages"], type[FirstInFirstOut]] = {
     "fifo": FirstInFirstOut,
     "two stages": TwoStages,
 }
-
-
-class LeastWanted:
-    """Residents without demand by ascending usage probability, then those with demand, the least wanted first."""
-
-    def __init__(self) -> None:
-        self._ranking: Ranking[ExpertId] = Ranking()
-        self._spare_bytes: dict[ExpertId, int] = {}
-        #: Bytes of the residents without demand.
-        self.unwanted_bytes = 0
-
-    def put(self, expert: ExpertId, demand: int, usage: float, weights_bytes: int, *, elsewhere: bool = False) -> None:
-        """Rank `expert`. `elsewhere`: another pool has it too, so that it is cheap to bring back."""
-        self._ranking.put(expert, (demand, not elsewhere, usage, expert))
-        self._count(expert, 0 if demand else weights_bytes)
-
-    def forget(self, expert: ExpertId) -> None:
-        self._ranking.discard(expert)
-        self._count(expert, 0)
-
-    def clear(self) -> None:
-        self._ranking.clear()
-        self._spare_bytes.clear()
-        self.unwanted_bytes = 0
-
-    def unwanted(self) -> Iterable[ExpertId]:
-        for expert in self._ranking.ordered():
-            rank = self._ranking.rank(expert)
-            if rank is None or rank[0] != 0:
-                return
-            yield expert
-
-    def ordered(self) -> Iterable[ExpertId]:
-        return self._ranking.ordered()
-
-    def _count(self, expert: ExpertId, spare_bytes: int) -> None:
-        before = self._spare_bytes.pop(expert, 0)
-        if spare_bytes:
-            self._spare_bytes[expert] = spare_bytes
-        self.unwanted_bytes += spare_bytes - before

@@ -1,7 +1,6 @@
-"""Priority queues whose items may change rank or leave at any time."""
+"""A priority queue whose items may change rank or leave at any time."""
 
 import heapq
-from bisect import bisect_left, insort_left
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -12,59 +11,6 @@ Rank = tuple[float | str, ...]
 
 
 class Ranking(Generic[K]):
-    """Items by ascending rank, for hundreds of experts: a sorted list, whose first items cost nothing to look at."""
-
-    __slots__ = ("_current", "_sorted")
-
-    def __init__(self) -> None:
-        self._sorted: list[tuple[Rank, K]] = []
-        self._current: dict[K, Rank] = {}
-
-    def __contains__(self, item: K) -> bool:
-        return item in self._current
-
-    def put(self, item: K, rank: Rank) -> None:
-        """Add `item`, or move it to `rank`. Ranks must differ, as those that end in the item's name do."""
-        current = self._current.get(item)
-        if current is not None:
-            if current == rank:
-                return
-            del self._sorted[bisect_left(self._sorted, (current,))]
-        self._current[item] = rank
-        insort_left(self._sorted, (rank, item))
-
-    def place(self, item: K, rank: Rank | None) -> None:
-        """Put `item` at `rank`; None: take it out."""
-        if rank is None:
-            self.discard(item)
-        else:
-            self.put(item, rank)
-
-    def discard(self, item: K) -> None:
-        current = self._current.pop(item, None)
-        if current is not None:
-            del self._sorted[bisect_left(self._sorted, (current,))]
-
-    def clear(self) -> None:
-        self._sorted.clear()
-        self._current.clear()
-
-    def rank(self, item: K) -> Rank | None:
-        return self._current.get(item)
-
-    def first(self) -> tuple[K, Rank] | None:
-        """Return the item of least rank with its rank; None if there is none."""
-        if not self._sorted:
-            return None
-        rank, item = self._sorted[0]
-        return item, rank
-
-    def ordered(self) -> Iterator[K]:
-        """Yield items by ascending rank; the ranking must not change meanwhile."""
-        return (item for _, item in self._sorted)
-
-
-class LongRanking(Generic[K]):
     """Ranks any number of items, in a heap. `put` and `discard` cost O(log n), stale entries are skipped lazily."""
 
     __slots__ = ("_current", "_heap", "_serial")
@@ -85,6 +31,13 @@ class LongRanking(Generic[K]):
         if len(self._heap) > 2 * len(self._current) + 64:
             self._heap = [(rank_of_key, serial, key) for key, (rank_of_key, serial) in self._current.items()]
             heapq.heapify(self._heap)
+
+    def place(self, item: K, rank: Rank | None) -> None:
+        """Put `item` at `rank`; None: take it out."""
+        if rank is None:
+            self.discard(item)
+        else:
+            self.put(item, rank)
 
     def discard(self, item: K) -> None:
         self._current.pop(item, None)

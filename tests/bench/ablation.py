@@ -1,0 +1,204 @@
+"""`coserve bench ablation`: what each idea of `coserve-plus` brings, simulated: each switched off everywhere."""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from daemon.policy.presets import WITHOUT
+from tests.bench.live.image_trace import PASS_RATE, Arrivals, ImageOrder, make_trace, make_types
+from tests.bench.simulated_arrivals import arriving, at_once
+from tests.bench.tables import print_narrow
+from tools.simulate.bound import bound_s
+from tools.simulate.engine import simulate
+from tools.simulate.files import DeviceFile, TaskFile, read_device, read_task
+from tools.simulate.report import quantile
+from tools.simulate.world import Loading, SimulatedMachine, Task, machine_of, task_of
+from tools.terminal.console import fail
+from tools.terminal.option_values import must_be_policies
+
+_LIVE, _BYTES = {"c": "resnet101", "d": "yolo11m"}, {"resnet101": 170_600_000, "yolo11m": 80_500_000}
+_MACHINES = ("numa", "uma", "one", "live")
+_SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One policy in one scenario. `load` is a share of `coserve`'s throughput with all images waiting; None: all wait.
+
+    `share_of_attainable` is of `attainable_s`; a wait is from an image's arrival to the start of its first batch, a
+    latency to its answer, in seconds.
+    """
+
+    scenario: str
+    loading: Loading
+    load: float | None
+    arrivals: Arrivals | None
+    policy: str
+    images_per_s: float
+    share_of_bound: float
+    share_of_attainable: float
+    loads: int
+    p95_latency_s: float
+    longest_wait_s: float
+
+
+def live_shape(order: ImageOrder) -> tuple[DeviceFile, Task]:
+    """Return the live benchmark's machine and task: costs as measured with both executors busy."""
+    types = make_types([f"c{n:02}" for n in range(60)], [f"d{n}" for n in range(4)])
+    trace = make_trace(types, order, 600, 1, _SEED)
+    usage: dict[str, float] = {each.classifier: each.usage for each in types}
+    for each in types:
+        if each.detector:
+            usage[each.detector] = usage.get(each.detector, 0.0) + PASS_RATE * each.usage
+    then = {each.classifier: each.detector for each in types}
+    experts = [
+        {"id": name, "architecture": _LIVE[name[0]], "bytes": _BYTES[_LIVE[name[0]]], "usage": share}
+        | {"then": then.get(name)}
+        for name, share in usage.items()
+    ]
+    requests = [(0.0, image.classifier, image.detector if image.goes_on else None) for image in trace.images]
+    costs = {"resnet101": {"k_s": 0.0367, "b_s": 0.0282}, "yolo11m": {"k_s": 0.021, "b_s": 0.0322}}
+    total_bytes = sum(_BYTES[_LIVE[name[0]]] for name in usage)
+    device = _one_processor("live", total_bytes // 10, 2.0, costs)
+    return device, task_of(TaskFile.model_validate({"name": order, "experts": experts, "requests": requests}))
+
+
+def _one_processor(name: str, memory_bytes: int, concurrency: float, costs: Mapping[str, object]) -> DeviceFile:
+    processor = {"memory_bytes": memory_bytes, "executors": 2, "concurrency": concurrency, "max_batch": 8}
+    return DeviceFile.model_validate(
+        {
+            "name": name,
+            "channels": {"disk": {"bytes_per_s": 530e6, "fixed_s": 0.9}},
+            "processors": {"cpu": processor | {"architectures": costs}},
+        }
+    )
+
+
+def scenario(folder: Path, name: str, task_name: str) -> tuple[DeviceFile, Task]:
+    """Return a device and a task by name. "one": a processor with two executors and memory for a tenth of the experts.
+
+    Raises FileError.
+    """
+    if name == "live":
+        return live_shape("board" if "board" in task_name else "skewed")
+    task = task_of(read_task(folder / f"task-{task_name}.json.gz"))
+    if name == "one":
+        cost = {"k_s": 0.03, "b_s": 0.02}
+        costs = {str(facts.architecture): cost for facts in task.experts}
+        return _one_processor("one", sum(each.weights_bytes for each in task.experts) // 10, 1.0, costs), at_once(task)
+    return read_device(folder / f"device-{name}.json"), task
+
+
+def attainable_s(machine: SimulatedMachine, task: Task) -> float:
+    """Return seconds below which no policy can finish, given the memory for experts and the arrivals.
+
+    At any time no more is resident than the pools hold: experts with images after that time are read after it.
+    """
+    disk = next(iter(machine.from_disk.values()))[0]
+    last_s = {expert: image.arrived_s for image in task.images for expert in image.chain}
+    sizes = {facts.expert: facts.weights_bytes for facts in task.experts}
+    needed_bytes, least_s = -sum(facts.budget_bytes for facts in machine.pools), bound_s(machine, task)
+    for expert in sorted(last_s, key=last_s.__getitem__, reverse=True):
+        needed_bytes += sizes[expert]
+        least_s = max(least_s, last_s[expert] + needed_bytes / disk.bytes_per_s)
+    return least_s
+
+
+Job = tuple[Path, str, str, Loading, str, float | None, Arrivals | None]
+
+
+def measure(job: Job) -> Cell:
+    """Simulate one cell. Loads are shares of what `coserve` with the same way of loading does when all images wait."""
+    folder, name, task_name, loading, policy, load, arrivals = job
+    device, task = scenario(folder, name, task_name)
+    if load is not None and arrivals is not None:
+        full = simulate(machine_of(device, task, "coserve", loading), at_once(task), "coserve")
+        task = arriving(task, load * full.images / full.makespan_s, arrivals)
+    machine = machine_of(device, task, policy, loading)
+    done = simulate(machine, task, policy)
+    return Cell(
+        f"{name}, {task_name}",
+        loading,
+        load,
+        arrivals,
+        policy,
+        round(done.images / done.makespan_s, 3),
+        round(bound_s(machine, task) / done.makespan_s, 4),
+        round(attainable_s(machine, task) / done.makespan_s, 4),
+        done.loads,
+        round(quantile(done.latencies_s, 0.95), 3),
+        round(max(done.waits_s), 3),
+    )
+
+
+def jobs(folder: Path, machines: Sequence[str], policies: Sequence[str]) -> Iterator[Job]:
+    """Yield every cell: all images waiting (or one every 4 ms) and online, both ways of loading."""
+    for name, task in itertools.product(machines, ("A1", "A1-board")):
+        for loading in ("slots", "ordinary"):
+            for policy in policies:
+                yield folder, name, task, loading, policy, None, None
+                arrivals: Arrivals = "bursty" if "board" in task else "poisson"
+                for load in (0.9, 1.5):
+                    yield folder, name, task, loading, policy, load, arrivals
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command to `app`."""
+
+    @app.command("ablation")
+    def bench_ablation(
+        folder: Annotated[Path, typer.Option("--dir", help="Folder of device-*.json and task-*.json.gz.")],
+        policy: Annotated[list[str] | None, typer.Option(help="Policies; repeat.")] = None,
+        machine: Annotated[list[str] | None, typer.Option(help="numa, uma, one, live; repeat.")] = None,
+        processes: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 2,
+        json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    ) -> None:
+        """Simulate coserve-plus without each of its ideas: throughput with all images waiting, waits online.
+
+        Example: coserve bench ablation --dir scenarios
+        """
+        names = policy or ["coserve", "coserve-plus", *(f"coserve-plus-without-{idea}" for idea in WITHOUT)]
+        must_be_policies(names)
+        machines = machine or list(_MACHINES)
+        if unknown := [name for name in machines if name not in _MACHINES]:
+            fail(f"--machine {unknown[0]}: expected one of {', '.join(_MACHINES)}", status=2)
+        with ProcessPoolExecutor(processes) as pool:
+            cells = list(pool.map(measure, jobs(folder, machines, names)))
+        for title, columns, rows in tables(cells):
+            print_narrow(title, columns, rows)
+        if json_file is not None:
+            json_file.write_text(json.dumps([cell_row(cell) for cell in cells], indent=1) + "\n", encoding="utf-8")
+
+
+def cell_row(cell: Cell) -> dict[str, object]:
+    """Return a cell for programs."""
+    return {name: getattr(cell, name) for name in Cell.__slots__}
+
+
+def tables(cells: Sequence[Cell]) -> Iterator[tuple[str, list[str], list[list[object]]]]:
+    """Yield a table for each scenario and way of loading: a row for each policy."""
+    for scenario_name, loading in dict.fromkeys((cell.scenario, cell.loading) for cell in cells):
+        mine = [cell for cell in cells if (cell.scenario, cell.loading) == (scenario_name, loading)]
+        rows: list[list[object]] = []
+        for policy in dict.fromkeys(cell.policy for cell in mine):
+            row: list[object] = [policy.removeprefix("coserve-plus-")]
+            for cell in (cell for cell in mine if cell.policy == policy):
+                if cell.load is None:
+                    row += [
+                        f"{cell.images_per_s:.2f}",
+                        cell.loads,
+                        f"{cell.share_of_bound:.3f}",
+                        f"{cell.share_of_attainable:.3f}",
+                    ]
+                else:
+                    row += [f"{cell.p95_latency_s:.1f}", f"{cell.longest_wait_s:.1f}", f"{cell.images_per_s:.1f}"]
+            rows.append(row)
+        columns = ["policy", "images/s", "loads", "bound", "attain"]
+        columns += [f"{column}" for load in ("90 %", "150 %") for column in (f"{load} p95 s", "longest", "images/s")]
+        yield f"{scenario_name}, loads as {loading}", columns, rows
