@@ -12,6 +12,7 @@ import typer
 
 from daemon.policy.presets import WITHOUT
 from tests.bench.live.image_trace import PASS_RATE, Arrivals, ImageOrder, make_trace, make_types
+from tests.bench.paper import SCENARIOS
 from tests.bench.simulated_arrivals import arriving, at_once
 from tests.bench.tables import print_narrow
 from tools.simulate.bound import bound_s
@@ -153,7 +154,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("ablation")
     def bench_ablation(
-        folder: Annotated[Path, typer.Option("--dir", help="Folder of device-*.json and task-*.json.gz.")],
+        folder: Annotated[Path, typer.Option("--dir", help="Folder of device-*.json and task-*.json.gz.")] = SCENARIOS,
         policy: Annotated[list[str] | None, typer.Option(help="Policies; repeat.")] = None,
         machine: Annotated[list[str] | None, typer.Option(help="numa, uma, one, live; repeat.")] = None,
         processes: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 2,
@@ -161,7 +162,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Simulate coserve-plus without each of its ideas: throughput with all images waiting, waits online.
 
-        Example: coserve bench ablation --dir scenarios
+        Example: coserve bench ablation --machine numa
         """
         names = policy or ["coserve", "coserve-plus", *(f"coserve-plus-without-{idea}" for idea in WITHOUT)]
         must_be_policies(names)

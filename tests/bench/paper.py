@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tools.simulate.report import Row
     from tools.simulate.world import Task
 
-_SCENARIOS = Path(__file__).parent / "scenarios"
+SCENARIOS = Path(__file__).parent / "scenarios"
 DEVICES = {"numa": "12 GB GPU, SATA disk", "uma": "24 GB unified memory, NVMe"}
 TASKS = ("A1", "A2", "B1", "B2")
 #: Task A1 in the order of a board's placement list, which is not one of the paper's tasks.
@@ -116,7 +116,7 @@ def _scenario(device: str, task: str) -> "tuple[DeviceFile, Task]":
     from tools.simulate.files import read_device, read_task
     from tools.simulate.world import task_of
 
-    return read_device(_SCENARIOS / f"device-{device}.json"), task_of(read_task(_SCENARIOS / f"task-{task}.json.gz"))
+    return read_device(SCENARIOS / f"device-{device}.json"), task_of(read_task(SCENARIOS / f"task-{task}.json.gz"))
 
 
 @cache
