@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tools.bench.rounds import run_in_turn
-from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
+from tools.terminal.console import AsJson, console, errors, fail, print_json
 from tools.terminal.option_values import DeviceNames, chosen_devices, must_be_one_of
 
 if TYPE_CHECKING:
