@@ -369,11 +369,11 @@ def _show(result: dict[str, Any]) -> None:
     cpu = result["cpu"]
     formats = ("{}", "{}", "{}", "{}", "{}", "{:.1f}", "{:.2f}", "{:.0%}", "{:.0e}", "{:.0e}", "{:.2f}")
     rows = [
-        ["" if value is None else text.format(value) for text, value in zip(formats, figures.values(), strict=True)]
+        [None if value is None else text.format(value) for text, value in zip(formats, figures.values(), strict=True)]
         for figures in result["sides"]
     ]
     columns = ("device", "network", "batch", "part", "side", "ms", "ratio", "labels", "conf.", "px", "of OpenVINO")
-    print_table(
+    print_narrow(
         f"Pixels to answers, and the network alone, {result['threads']} thread(s), random weights", columns, rows
     )
     for device, tried in result["pairs"].items():
