@@ -104,7 +104,7 @@ def _traces(*, quick: bool) -> str:
 
 
 def chosen(text: str, choices: Sequence[Name], option: str) -> tuple[Name, ...]:
-    """Return the names in `text`, with commas between; Leaves with status 2 if one is not known."""
+    """Return the names in `text`, with commas between. Leaves with status 2 if one is not known."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         must_be_one_of(option, name, choices)
