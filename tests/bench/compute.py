@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tests.bench.tables import print_narrow
 from tools.bench.rounds import run_in_turn
 from tools.terminal.console import AsJson, console, errors, fail, print_json
 from tools.terminal.option_values import DeviceNames, chosen_devices, must_be_one_of
