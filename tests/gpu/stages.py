@@ -15,6 +15,7 @@ from daemon.line.profile import this_machine
 from daemon.units import size_text
 from tests import ROOT
 from tests.bench.live.expert_files import ExpertRecipe
+from tests.bench.live.image_trace import ImageOrder
 from tests.gpu.expert_files import make_expert_files
 from tests.gpu.page import Table
 from tools.setup.doctor.gpu import find_driver
@@ -214,7 +215,7 @@ def run_live(plan: Plan, folder: Path, keep: Keep) -> None:
     from tests.bench.live.sides import LiveOptions, LiveSetup, prepare
 
     columns = ("side", "images/s", "images", "loads", "p50 wait s", "p95 wait s", "of the bound")
-    cells = (
+    cells: tuple[tuple[int, ImageOrder, tuple[str, ...]], ...] = (
         (2, "skewed", ("samba-slots", "safetensors-all", "coserve", "coserve-plus")),
         (2, "board", ("coserve", "coserve-plus")),
         (1, "skewed", ("coserve-plus",)),
