@@ -45,7 +45,10 @@ _BROUGHT = ("torch", "numpy", "PIL", "cv2")
 
 
 def collect(folder: Path, *, opencv: bool) -> None:
-    """Write the archive into `folder`, with OpenCV where the machine has none. Raises RuntimeError if it has more than `MAX_BYTES`."""
+    """Write the archive into `folder`, with OpenCV where the machine has none.
+
+    Raises RuntimeError if it has more than `MAX_BYTES`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         wheels, packages = Path(scratch) / "wheels", Path(scratch) / "packages"
