@@ -55,9 +55,9 @@ build/gpu-venv/.installed: tests/gpu/own_torch.py $(wildcard build/gpu-wheels/*)
 	$(PYTHON) tests/gpu/own_torch.py install build/gpu-wheels build/gpu-venv
 	@touch $@
 
-# What a machine without a network needs beside its own torch, as one file in build/gpu-wheels; a few minutes.
+# What a machine without a network needs beside its own torch, as one file in build/gpu-wheels; NO_OPENCV=1 where it has OpenCV.
 gpu-wheels: $(INSTALLED)
-	$(BIN)/python tests/gpu/own_torch.py collect build/gpu-wheels
+	$(BIN)/python tests/gpu/own_torch.py collect build/gpu-wheels $(if $(NO_OPENCV),--no-opencv)
 
 # Images a second of the demo's line, with CoServe's policy and without.
 bench: $(INSTALLED)

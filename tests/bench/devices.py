@@ -5,6 +5,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,8 @@ class SimulatedGpu(StagedTransfer):
     """Slots in host memory that are filled over late streams; `on_work` comes before each copy and each batch."""
 
     def __init__(self, on_work: Callable[[], object]) -> None:
-        super().__init__("cpu", partial(StreamLane, on_work=on_work), None)
+        lane: Any = partial(StreamLane, on_work=on_work)  # has the methods of CudaLane
+        super().__init__("cpu", lane, None)
         self._on_work = on_work
 
     def upload(self, batch: NDArray[np.uint8]) -> torch.Tensor:

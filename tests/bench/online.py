@@ -163,19 +163,21 @@ def live_rows(
     deadline_s: float,
     run: "Callable[[SideInput], SideResult]",
     disk: "Disk" = "paced",
+    kinds: "Sequence[Arrivals]" = tuple(_ORDERS),
+    policies: Sequence[str] = POLICIES,
 ) -> "tuple[dict[Arrivals, float], Rows]":
     """Return coserve's saturated throughput by kind of arrivals, and rows: each of a run without deadlines and one
     with. The rows have the columns of `OnlineRow`; `finished` is the share of images that ended.
     """
     rows: Rows = []
     saturated: dict[Arrivals, float] = {}
-    for arrivals, order in _ORDERS.items():
-        waiting = setup.trace(order)
+    for arrivals in kinds:
+        waiting = setup.trace(_ORDERS[arrivals])
         saturated[arrivals] = run(setup.side_input("coserve", waiting, disk)).images_per_s
         for share in shares:
             trace = waiting.arriving(share * saturated[arrivals], arrivals)
             limit_s = trace.images[-1].arrives_s + setup.options.limit_s
-            for policy in POLICIES:
+            for policy in policies:
                 side = "samba-slots" if policy == "samba" else policy
                 work = replace(setup.side_input(side, trace, disk), limit_s=limit_s, enough_images=None)
                 free, limited = run(work), run(replace(work, deadline_s=deadline_s))

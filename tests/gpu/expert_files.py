@@ -81,4 +81,4 @@ def _vary(spec: ExpertSpec, file: Path, seed: int) -> str:
     with replacing(file) as part:
         data.tofile(part)
     drop_cached(file)
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(data.data).hexdigest()

@@ -44,8 +44,11 @@ _ARCHIVE = "packages.tar.xz"
 _BROUGHT = ("torch", "numpy", "PIL", "cv2")
 
 
-def collect(folder: Path) -> None:
-    """Write the archive into `folder`. Raises RuntimeError if it has more than `MAX_BYTES`."""
+def collect(folder: Path, *, opencv: bool) -> None:
+    """Write the archive into `folder`, with OpenCV where the machine has none.
+
+    Raises RuntimeError if it has more than `MAX_BYTES`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         wheels, packages = Path(scratch) / "wheels", Path(scratch) / "packages"
@@ -53,7 +56,8 @@ def collect(folder: Path) -> None:
         command += ["--implementation", "cp", "--python-version", ".".join(map(str, _PYTHON)), "-d", str(wheels)]
         command += [f"--platform={platform}" for platform in _PLATFORMS]
         subprocess.run([*command, "-c", str(ROOT / "constraints.txt"), *PACKAGES], check=True)
-        subprocess.run([*command, OPENCV], check=True)
+        if opencv:
+            subprocess.run([*command, OPENCV], check=True)
         for wheel in wheels.glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(packages)  # noqa: S202  a wheel that pip has just downloaded
@@ -62,7 +66,7 @@ def collect(folder: Path) -> None:
     size_bytes = (folder / _ARCHIVE).stat().st_size
     if size_bytes > MAX_BYTES:
         raise RuntimeError(f"{size_bytes / 1e6:.1f} MB are more than {MAX_BYTES / 1e6:.0f}: collect less")
-    print(f"{folder / _ARCHIVE}: {len(PACKAGES) + 1} packages, {size_bytes / 1e6:.1f} MB")
+    print(f"{folder / _ARCHIVE}: {len(PACKAGES) + opencv} packages, {size_bytes / 1e6:.1f} MB")
 
 
 def install(wheels: Path, folder: Path) -> None:
@@ -102,7 +106,7 @@ def install(wheels: Path, folder: Path) -> None:
 if __name__ == "__main__":
     try:
         if sys.argv[1] == "collect":
-            collect(Path(sys.argv[2]))
+            collect(Path(sys.argv[2]), opencv="--no-opencv" not in sys.argv)
         else:
             install(Path(sys.argv[2]), Path(sys.argv[3]))
     except (RuntimeError, OSError, subprocess.CalledProcessError) as problem:

@@ -37,7 +37,7 @@ class Table:
 
     title: str
     columns: Sequence[str]
-    rows: list[Sequence[Any]]
+    rows: Sequence[Sequence[Any]]
     notes: list[str] = field(default_factory=list[str])
 
 

@@ -1,5 +1,6 @@
 """The stages of `make gpu`: each measures one thing and keeps its tables as it goes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,13 +8,15 @@ import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from daemon.line.profile import this_machine
 from daemon.units import size_text
 from tests import ROOT
 from tests.bench.live.expert_files import ExpertRecipe
+from tests.bench.live.image_trace import ImageOrder
+from tests.gpu.expert_files import make_expert_files
 from tests.gpu.page import Table
 from tools.setup.doctor.gpu import find_driver
 
@@ -38,13 +41,13 @@ class Plan:
     batches: tuple[int, ...] = (1, 8, 32)
     rounds: int = 3
     making_s: float = 200.0
-    requests: int = 1200
-    online_requests: int = 600
+    requests: int = 800
+    online_requests: int = 300
     tests: tuple[str, ...] = ("tests/experts",)
     boards: int = 6
     executors: int = 2
     threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
-    run_s: float = 60.0
+    run_s: float = 40.0
 
     @property
     def gpu(self) -> str:
@@ -189,8 +192,6 @@ def measure_batches(plan: Plan, folder: Path, keep: Keep) -> None:
 
 def make_files(plan: Plan, folder: Path, keep: Keep) -> None:
     """Make the experts."""
-    from tests.gpu.expert_files import make_expert_files
-
     began_s = time.monotonic()
     catalog, distinct = make_expert_files(folder / "experts", plan.recipe, plan.making_s)
     count = plan.recipe.classifiers + plan.recipe.detectors
@@ -201,16 +202,28 @@ def make_files(plan: Plan, folder: Path, keep: Keep) -> None:
     keep(Table("Experts of random weights", ("experts", "files of their own", "GB", "s"), rows, notes))
 
 
+def _make_missing(plan: Plan, folder: Path) -> None:
+    """Make the experts where the stage `experts` has not: on a machine that was given back, say."""
+    marker = folder / "experts" / "recipe.json"
+    if not marker.is_file() or json.loads(marker.read_text(encoding="utf-8")) != asdict(plan.recipe):
+        make_expert_files(folder / "experts", plan.recipe, plan.making_s)
+
+
 def run_live(plan: Plan, folder: Path, keep: Keep) -> None:
     """Run sides of the live benchmark on the GPU alone and together with the CPU."""
     from tests.bench.live.comparison import run_cell
     from tests.bench.live.sides import LiveOptions, LiveSetup, prepare
 
     columns = ("side", "images/s", "images", "loads", "p50 wait s", "p95 wait s", "of the bound")
-    sides = ("samba-slots", "safetensors-all", "coserve", "coserve-plus")
+    cells: tuple[tuple[int, ImageOrder, tuple[str, ...]], ...] = (
+        (2, "skewed", ("samba-slots", "safetensors-all", "coserve", "coserve-plus")),
+        (2, "board", ("coserve", "coserve-plus")),
+        (1, "skewed", ("coserve-plus",)),
+    )
     setup: LiveSetup | None = None
+    _make_missing(plan, folder)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        for count, order in ((2, "skewed"), (2, "board"), (1, "skewed")):
+        for count, order, sides in cells:
             devices, budgets = plan.devices[:count], plan.budgets[:count]
             options = LiveOptions(
                 folder / "experts", plan.recipe, plan.requests, 1.0, plan.run_s, plan.executors, plan.threads,
@@ -248,13 +261,16 @@ def run_online(plan: Plan, folder: Path, keep: Keep) -> None:
     from tests.bench.live.sides import LiveOptions, prepare
     from tests.bench.online import live_rows
 
+    _make_missing(plan, folder)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         options = LiveOptions(
             folder / "experts", plan.recipe, plan.online_requests, 1.0, plan.run_s, plan.executors, plan.threads,
             devices=plan.devices, budgets=plan.budgets,
         )  # fmt: skip
         setup = prepare(options, Path(scratch), print)
-        saturated, rows = live_rows(setup, (0.9,), _DEADLINE_S, setup.run, "cold")
+        saturated, rows = live_rows(
+            setup, (0.9,), _DEADLINE_S, setup.run, "cold", ("poisson",), ("coserve", "coserve-plus")
+        )
     columns = tuple(rows[0])
     rates = ", ".join(f"{arrivals} {rate:.1f}" for arrivals, rate in saturated.items())
     notes = [f"coserve saturated, images/s: {rates}; deadline {_DEADLINE_S:g} s in the column unknown_share."]
@@ -292,7 +308,7 @@ STAGES: dict[str, Stage] = {
     "load": Stage(measure_loads, 150),
     "compute": Stage(measure_batches, 200),
     "experts": Stage(make_files, 240),
-    "live": Stage(run_live, 330),
+    "live": Stage(run_live, 400),
     "online": Stage(run_online, 210),
-    "line": Stage(run_demo_line, 120),
+    "line": Stage(run_demo_line, 100),
 }
