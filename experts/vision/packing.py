@@ -8,6 +8,7 @@ on the sides of the input and on the executor's threads, and take up to a hundre
 
 import threading
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import nn
@@ -72,10 +73,11 @@ class PackingNetwork(nn.Module):
     def _run_first(self, images: torch.Tensor) -> torch.Tensor:
         """Run the slot's first batch, alone, and note the shapes that convolutions are given."""
         inputs = dict[FusedConvolution, torch.Size]()
-        hooks = [
-            part.register_forward_pre_hook(lambda part, given: inputs.__setitem__(part, given[0].shape))
-            for part in self._convolutions
-        ]
+
+        def note(part: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+            inputs[cast("FusedConvolution", part)] = given[0].shape
+
+        hooks = [part.register_forward_pre_hook(note) for part in self._convolutions]
         try:
             output = self.network(images)
         finally:

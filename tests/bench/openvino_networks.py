@@ -77,7 +77,7 @@ def _converted(openvino: Any, original: nn.Module, spec: ExpertSpec, shape: Sequ
 
 
 def _quantised(model: Any, spec: ExpertSpec, pixels: NDArray[np.uint8]) -> Any:
-    images = (pixels.astype(np.float32) / 255 - np.float32(spec.mean)) / np.float32(spec.std)
+    images = (pixels.astype(np.float32) / 255 - np.array(spec.mean, np.float32)) / np.array(spec.std, np.float32)
     with redirect_stdout(StringIO()):  # it draws progress bars and names its own version
         nncf: Any = import_module("nncf")
         logging.getLogger("nncf").setLevel(logging.ERROR)

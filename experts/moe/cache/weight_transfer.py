@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from experts.ledger import Ledger
-from experts.memory import HostMemory
+from experts.memory import HostMemory, PinnedBudget
 from experts.moe.gating import ExpertKey
 from experts.moe.weights.expert_store import ExpertStore
 from experts.spec import ExpertId
@@ -30,7 +30,7 @@ def weight_transfer_for(store: ExpertStore, device: str, ram_bytes: int | None =
         return WeightTransfer(store, transfer)
     if ram_bytes is None:
         ram_bytes = min(len(store.arch.expert_keys) * store.expert_bytes, psutil.virtual_memory().available // 2)
-    tier = PinnedTier(store, ram_bytes, HostTransfer(pin=True))
+    tier = PinnedTier(store, ram_bytes, HostTransfer(pin=PinnedBudget()))
     return DeviceWeightTransfer(store, transfer, tier, CudaCopyStreams(transfer.device))
 
 
