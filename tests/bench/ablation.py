@@ -15,7 +15,7 @@ from tests.bench.live.image_trace import PASS_RATE, Arrivals, ImageOrder, make_t
 from tests.bench.paper import SCENARIOS
 from tests.bench.simulated_arrivals import arriving, at_once
 from tests.bench.tables import print_narrow
-from tools.simulate.bound import bound_s
+from tools.simulate.bound import task_bound
 from tools.simulate.engine import simulate
 from tools.simulate.files import DeviceFile, TaskFile, read_device, read_task
 from tools.simulate.report import quantile
@@ -104,7 +104,7 @@ def attainable_s(machine: SimulatedMachine, task: Task) -> float:
     disk = next(iter(machine.from_disk.values()))[0]
     last_s = {expert: image.arrived_s for image in task.images for expert in image.chain}
     sizes = {facts.expert: facts.weights_bytes for facts in task.experts}
-    needed_bytes, least_s = -sum(facts.budget_bytes for facts in machine.pools), bound_s(machine, task)
+    needed_bytes, least_s = -sum(facts.budget_bytes for facts in machine.pools), task_bound(machine, task).seconds
     for expert in sorted(last_s, key=last_s.__getitem__, reverse=True):
         needed_bytes += sizes[expert]
         least_s = max(least_s, last_s[expert] + needed_bytes / disk.bytes_per_s)
@@ -130,7 +130,7 @@ def measure(job: Job) -> Cell:
         arrivals,
         policy,
         round(done.images / done.makespan_s, 3),
-        round(bound_s(machine, task) / done.makespan_s, 4),
+        round(task_bound(machine, task).seconds / done.makespan_s, 4),
         round(attainable_s(machine, task) / done.makespan_s, 4),
         done.loads,
         round(quantile(done.latencies_s, 0.95), 3),
