@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from tests.bench.ablation import attainable_s
 from tests.tools.simulate.test_simulate import a_device, a_task
 from tools.cli.main import app
-from tools.simulate.bound import bound_s
+from tools.simulate.bound import task_bound
 from tools.simulate.files import DeviceFile, TaskFile
 from tools.simulate.world import machine_of, task_of
 
@@ -26,7 +26,7 @@ def test_experts_whose_images_come_late_are_read_late() -> None:
     assert missing_bytes > 0
     disk = machine.from_disk["cpu"][0]
     assert attainable_s(machine, task) >= 1000.0 + missing_bytes / disk.bytes_per_s
-    assert attainable_s(machine, task) > bound_s(machine, task)
+    assert attainable_s(machine, task) > task_bound(machine, task).seconds
 
 
 def test_each_policy_has_a_row_for_each_scenario_way_of_loading_and_load(tmp_path: Path) -> None:

@@ -18,12 +18,16 @@ from tools.profile.samples import Samples
 def test_slots_and_plain_torch_give_the_same_answers(tmp_path: Path, network: str):
     samples = Samples(tuple(a_jpeg(seed) for seed in range(3)), "pictures")
     sides = compare_network(network, [1, 2], ["float32", "bfloat16"], 1, samples, tmp_path)
-    assert [(side.batch, side.side) for side in sides] == [
-        (batch, side) for batch in (1, 2) for side in ("plain", "float32", "bfloat16")
+    assert [(side.batch, side.part, side.side) for side in sides if "OpenVINO" not in side.side] == [
+        (batch, part, side)
+        for batch in (1, 2)
+        for part in ("answers", "network")
+        for side in ("plain", "float32", "bfloat16")
     ]
-    plain_ms = {side.batch: side.batch_ms for side in sides if side.side == "plain"}
+    plain_ms = {(side.batch, side.part): side.batch_ms for side in sides if side.side == "plain"}
     for side in sides:
-        assert side.ratio == pytest.approx(plain_ms[side.batch] / side.batch_ms)
+        assert side.ratio == pytest.approx(plain_ms[side.batch, side.part] / side.batch_ms)
+        assert (side.of_openvino is None) == (f"OpenVINO {side.side}" not in {each.side for each in sides})
         if side.side == "float32":
             assert side.same_labels == 1.0
             assert side.confidence < 1e-3
@@ -41,8 +45,8 @@ def test_the_command_prints_figures_for_programs():
     result = run("--networks", "resnet18", "--batches", "1", "--dtypes", "float32", "--rounds", "1", "--json")
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
-    assert [side["side"] for side in figures["sides"]] == ["plain", "float32"]
-    plain, slot = figures["sides"]
+    plain, slot = [side for side in figures["sides"] if side["part"] == "answers" and "OpenVINO" not in side["side"]]
+    assert (plain["side"], slot["side"]) == ("plain", "float32")
     assert slot["ratio"] == pytest.approx(plain["batch_ms"] / slot["batch_ms"])
     assert {pair["executors"] * pair["threads"] for pair in figures["pairs"]["cpu"]} == {cores()}
     speeds = [pair["images_per_s"] for pair in figures["pairs"]["cpu"]]
