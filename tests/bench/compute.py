@@ -158,7 +158,8 @@ def compare_network(
     eager = {"plain": original.to(place)}
     if device != "cpu":  # as one would write it for a GPU
         for dtype in dtypes:
-            network = copy.deepcopy(original).to(TORCH_DTYPES[dtype]).to(memory_format=torch.channels_last)
+            network = copy.deepcopy(original).to(TORCH_DTYPES[dtype])
+            network = network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]  # torch's stub lacks it
             eager[f"eager {dtype}"] = network
     figures: list[ComputeFigures] = []
     for batch in batches:
