@@ -82,9 +82,13 @@ class FusedConvolution(nn.Conv2d):
         self.activation = activation
         #: The weights in oneDNN's blocks, if this network was packed.
         self.packed: torch.Tensor | None = None
+        #: Of the first batch; None before it.
+        self.input_shape: torch.Size | None = None
 
     def forward(self, input: torch.Tensor, shortcut: torch.Tensor | None = None) -> torch.Tensor:  # noqa: A002  # torch's name
         """Return the activated convolution, or relu(convolution + shortcut), as a residual block ends."""
+        if self.input_shape is None:
+            self.input_shape = input.shape
         fuses = _fuses(input)
         if shortcut is not None:
             if fuses and self.groups == 1:  # torch has no kernel for grouped ones in bfloat16
@@ -97,10 +101,10 @@ class FusedConvolution(nn.Conv2d):
             return output
         return relu(output, inplace=True) if self.activation == "relu" else silu(output, inplace=True)
 
-    def pack(self, input_shape: Sequence[int]) -> None:
-        """Hold the weights in the blocks that the kernel reads for inputs of this shape (any batch size)."""
+    def pack(self) -> None:
+        """Hold the weights in the blocks that the kernel reads for inputs as the first batch had (any batch size)."""
         window = (self.padding, self.stride, self.dilation, self.groups)
-        self.packed = torch.ops.mkldnn._reorder_convolution_weight(self.weight, *window, input_shape)
+        self.packed = torch.ops.mkldnn._reorder_convolution_weight(self.weight, *window, self.input_shape)
 
     def _arguments(self) -> tuple[Any, ...]:
         weight = self.weight if self.packed is None else self.packed

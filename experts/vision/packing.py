@@ -6,9 +6,10 @@ load: an expert that comes and goes is not packed. Answers are the same to the b
 on the sides of the input and on the executor's threads, and take up to a hundredth more memory than the file says.
 """
 
+import ctypes
 import threading
 from collections.abc import Callable
-from typing import cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ BATCHES_BEFORE = 2
 #: An executor waits so long for the others' batches before it packs; after that, one of them may hang, and so many
 #: batches go on with plain weights.
 _PATIENCE_S, _LATER_BATCHES = 5.0, 1000
+_LIBC: Any = ctypes.CDLL(None)
 
 
 def can_pack(layout: Layout) -> bool:
@@ -39,22 +41,22 @@ class PackingNetwork(nn.Module):
         self.network = network
         self._discard = discard
         self._convolutions = [part for part in network.modules() if isinstance(part, FusedConvolution)]
-        self._inputs: dict[FusedConvolution, torch.Size] = {}
         self._idle = threading.Condition()
         self._running = 0
         self._batches = 0
 
     def forget(self) -> None:
         """Give packed weights back: the slot is to hold other ones."""
+        was_packed = any(part.packed is not None for part in self._convolutions)
         for part in self._convolutions:
             part.packed = None
         self._batches = 0
+        if was_packed:
+            _LIBC.malloc_trim(0)  # else glibc keeps them for the executor that packed, and each keeps as many
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         with self._idle:
             self._batches += 1
-            if not self._inputs:
-                return self._run_first(images)
             if self._batches > BATCHES_BEFORE and not self._idle.wait_for(self._is_packed_or_idle, _PATIENCE_S):
                 self._batches = -_LATER_BATCHES
             elif self._batches > BATCHES_BEFORE and self._convolutions[0].packed is None:
@@ -70,23 +72,8 @@ class PackingNetwork(nn.Module):
     def _is_packed_or_idle(self) -> bool:
         return self._convolutions[0].packed is not None or not self._running
 
-    def _run_first(self, images: torch.Tensor) -> torch.Tensor:
-        """Run the slot's first batch, alone, and note the shapes that convolutions are given."""
-        inputs = dict[FusedConvolution, torch.Size]()
-
-        def note(part: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-            inputs[cast("FusedConvolution", part)] = given[0].shape
-
-        hooks = [part.register_forward_pre_hook(note) for part in self._convolutions]
-        try:
-            output = self.network(images)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        self._inputs = inputs
-        return output
-
     def _pack(self) -> None:
-        for part, shape in self._inputs.items():
-            part.pack(shape)
-            self._discard(part.weight)
+        for part in self._convolutions:
+            if part.input_shape is not None:
+                part.pack()
+                self._discard(part.weight)
