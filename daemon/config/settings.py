@@ -338,8 +338,13 @@ def _contradictions(config: Config, devices_written: Sequence[str]) -> Iterator[
         if device.host_cache is not None and (name == "cpu" or device.memory == "shared"):
             message = f"the experts of {name} are in RAM already: leave host_cache out, or raise expert_memory"
             yield ("devices", name, "host_cache"), message
-        if device.memory == "shared" and (name == "cpu" or not device.expert_memory):
-            message = "a GPU that shares the CPU's memory says so, and how much of it its experts get: expert_memory"
+        if device.pinned_memory is not None and (name == "cpu" or device.memory == "shared"):
+            message = f"nothing is copied to {name} from pinned memory: leave pinned_memory out"
+            yield ("devices", name, "pinned_memory"), message
+        if device.memory == "shared" and name == "cpu":
+            yield ("devices", name, "memory"), "`shared` is for a GPU that computes in the CPU's memory: leave it out"
+        elif device.memory == "shared" and not device.expert_memory and device.profile is not None:
+            message = "a GPU that shares the CPU's memory says how much of it its experts get: write expert_memory"
             yield ("devices", name, "memory"), message
     for name, model in config.models.items():
         if model.device in config.devices or model.device not in devices_written:

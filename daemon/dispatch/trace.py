@@ -8,10 +8,10 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import structlog
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from pydantic_core import to_json
 
 from daemon.policy.actions import Load
@@ -25,15 +25,16 @@ from experts.spec import ExpertId
 #: Version of the format; a reader refuses others. 2: with the performance matrix, and pools as the policy divides them.
 FORMAT = 2
 
+_Took = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 #: Arguments of each recorded call.
 _ARGUMENTS: dict[str, Any] = {
     "arrive": tuple[Request, float],
     "expire": tuple[float],
     "next_action": tuple[ExecutorId, float],
     "next_load": tuple[PoolId, float],
-    "load_done": tuple[Load, float],
+    "load_done": tuple[Load, _Took],
     "load_failed": tuple[Load, str, float] | tuple[Load, str, float, bool],
-    "batch_done": tuple[ExecutorId, float],
+    "batch_done": tuple[ExecutorId, _Took],
     "batch_failed": tuple[ExecutorId],
     "batch_hung": tuple[ExecutorId],
     "hung_batch_ended": tuple[PoolId, ExpertId],
@@ -146,7 +147,9 @@ def read_makeup(path: Path) -> Makeup:
             line = json.loads(file.readline())
         version = line["trace"]
         if version == FORMAT:
-            return TypeAdapter(Makeup).validate_python(line["makeup"])
+            makeup = TypeAdapter(Makeup).validate_python(line["makeup"])
+            preset(makeup.policy)
+            return makeup
     except (ValueError, KeyError, TypeError) as error:
         raise TraceError(f"{path}:1: not a trace: {error}") from error
     raise TraceError(f"{path}:1: a trace of format {version}, and this version reads {FORMAT}: record the run again")

@@ -197,6 +197,7 @@ def test_a_host_cache_is_for_gpus(tmp_path: Path) -> None:
     [
         ("cuda:0: {expert_memory: 1GB, memory: shared, host_cache: 1GB}", "the experts of cuda:0 are in RAM already"),
         ("cuda:0: {memory: shared, profile: here.yaml}", "how much of it its experts get"),
+        ("cuda:0: {expert_memory: 1GB, memory: shared, pinned_memory: 1GB}", "nothing is copied to cuda:0"),
         ("cuda:0: {expert_memory: 1GB, memory: unified}", "expected 'own' or 'shared'"),
     ],
 )
@@ -204,6 +205,17 @@ def test_a_gpu_that_shares_the_hosts_memory_names_its_part_and_caches_nothing(
     tmp_path: Path, device: str, problem: str
 ) -> None:
     assert problem in problems_of(tmp_path, MINIMAL + f"  {device}\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("memory: shared", "coserve.yaml:4:39: `shared` is for a GPU that computes in the CPU's memory"),
+        ("pinned_memory: 1GB", "coserve.yaml:4:46: nothing is copied to cpu from pinned memory"),
+    ],
+)
+def test_settings_of_gpus_are_refused_for_the_cpu(tmp_path: Path, setting: str, problem: str) -> None:
+    assert problem in problems_of(tmp_path, MINIMAL.replace("250MB", f"250MB, {setting}"))
 
 
 def test_changed_added_and_removed_settings_are_named_by_key(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`coserve simulate --trace`: a recorded run, predicted from its own arrivals, chains and costs."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,3 +79,21 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path):
     assert CliRunner().invoke(app, ["simulate", "--trace", str(tmp_path / "no.txt")]).exit_code == 2
     with pytest.raises(TraceError, match="not a trace"):
         read_recorded(tmp_path / "no.txt")
+
+
+@pytest.mark.parametrize(
+    ("find", "replacement", "reason"),
+    [
+        ('"policy":"samba"', '"policy":"gone"', ":1: not a trace: policy 'gone' is unknown"),
+        (r'"batch_done","args":\["cpu/0",[^\]]*', '"batch_done","args":["cpu/0",0.0', "greater than 0"),
+    ],
+)
+def test_a_trace_of_a_policy_that_is_gone_or_without_times_is_refused(
+    tmp_path: Path, find: str, replacement: str, reason: str
+):
+    record(tmp_path / "trace", "samba")
+    text, count = re.subn(find, replacement, (tmp_path / "trace").read_text(), count=1)
+    assert count == 1
+    (tmp_path / "trace").write_text(text)
+    with pytest.raises(TraceError, match=reason):
+        read_recorded(tmp_path / "trace")
