@@ -332,20 +332,8 @@ def _absolute_endpoints(
 def _contradictions(config: Config, devices_written: Sequence[str]) -> Iterator[tuple[KeyPath, str]]:
     """Yield contradictions that no other file can resolve; a device that was taken out as wrong is reported already."""
     for name, device in config.devices.items():
-        if not device.expert_memory and device.profile is None:
-            missing = "missing key `expert_memory` (or a `profile` that has it): bytes for experts, such as 2GB"
-            yield ("devices", name), missing
-        if device.host_cache is not None and (name == "cpu" or device.memory == "shared"):
-            message = f"the experts of {name} are in RAM already: leave host_cache out, or raise expert_memory"
-            yield ("devices", name, "host_cache"), message
-        if device.pinned_memory is not None and (name == "cpu" or device.memory == "shared"):
-            message = f"nothing is copied to {name} from pinned memory: leave pinned_memory out"
-            yield ("devices", name, "pinned_memory"), message
-        if device.memory == "shared" and name == "cpu":
-            yield ("devices", name, "memory"), "`shared` is for a GPU that computes in the CPU's memory: leave it out"
-        elif device.memory == "shared" and not device.expert_memory and device.profile is not None:
-            message = "a GPU that shares the CPU's memory says how much of it its experts get: write expert_memory"
-            yield ("devices", name, "memory"), message
+        for keys, message in _device_mistakes(name, device):
+            yield ("devices", name, *keys), message
     for name, model in config.models.items():
         if model.device in config.devices or model.device not in devices_written:
             for key, message in _model_mistakes(model, config.devices):
@@ -355,6 +343,23 @@ def _contradictions(config: Config, devices_written: Sequence[str]) -> Iterator[
     yield from _shift_mistakes(config.plant)
     if (config.security.server_key is None) != (config.security.allowed_clients is None):
         yield ("security",), "CURVE needs both server_key and allowed_clients"
+
+
+def _device_mistakes(name: str, device: Device) -> Iterator[tuple[KeyPath, str]]:
+    if not device.expert_memory and device.profile is None:
+        missing = "missing key `expert_memory` (or a `profile` that has it): bytes for experts, such as 2GB"
+        yield (), missing
+    if device.host_cache is not None and (name == "cpu" or device.memory == "shared"):
+        message = f"the experts of {name} are in RAM already: leave host_cache out, or raise expert_memory"
+        yield ("host_cache",), message
+    if device.pinned_memory is not None and (name == "cpu" or device.memory == "shared"):
+        message = f"nothing is copied to {name} from pinned memory: leave pinned_memory out"
+        yield ("pinned_memory",), message
+    if device.memory == "shared" and name == "cpu":
+        yield ("memory",), "`shared` is for a GPU that computes in the CPU's memory: leave it out"
+    elif device.memory == "shared" and not device.expert_memory and device.profile is not None:
+        message = "a GPU that shares the CPU's memory says how much of it its experts get: write expert_memory"
+        yield ("memory",), message
 
 
 def _shift_mistakes(plant: Plant) -> Iterator[tuple[KeyPath, str]]:
