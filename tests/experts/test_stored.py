@@ -30,7 +30,7 @@ SHAPES = [(64, 3, 3, 64), (7, 1, 1, 333), (16, 96), (1, 2048), (16, 3, 3, 3), (5
 
 
 def transfers() -> list[DeviceTransfer]:
-    return [HostTransfer(), StagedTransfer("cpu", LateLane, pin=False)]
+    return [HostTransfer(), StagedTransfer("cpu", LateLane, None)]
 
 
 def some_tensors(shapes: list[tuple[int, ...]], dtype: str, seed: int) -> list[torch.Tensor]:
@@ -243,3 +243,13 @@ def test_the_catalog_knows_the_bytes_of_the_slot_and_of_the_file(tmp_path: Path)
         assert problems == []
         assert catalog["d"] == spec
         assert json.loads(spec.settings)["dtype"] == dtype
+        figures = {"form": form, "bytes": spec.stored_bytes, "slot_bytes": spec.weights_bytes}
+        figures |= {"on": "pictures", "images": 3, "same_labels": 3, "confidence": 0.001}
+        for wrong in ({}, {"form": "int4"}, {"bytes": 1}, {"slot_bytes": -1}):
+            said = {"experts": {"d": entry | {"stored": figures | wrong}}}
+            catalog, problems = resolve(CatalogFile.model_validate(said), tmp_path)
+            reason = f"d.safetensors holds its weights as {form}, {spec.stored_bytes} bytes for a slot"
+            assert [place for place, message in problems if reason in message] == [("experts", "d", "stored")][
+                : len(wrong)
+            ]
+            assert ("d" in catalog) == (not wrong)

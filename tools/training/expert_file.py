@@ -166,6 +166,7 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
     if len(unfit) == len(dtypes):
         raise ImportRefusedError(f"{job.expert}: {unfit[dtypes[0]]}")
     head = END_TO_END_HEAD if is_end_to_end(original) else PLAIN_HEAD
+    _remove_abandoned(job)
     places: list[Path] = []
     thin: list[StoreTrial] = []
 
@@ -205,6 +206,15 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
         entry["stored"] = figures | {"on": "pictures" if job.has_pictures else "patterns"} | asdict(best.agreement)
     spec, reasons = replace(best.spec, file=file), tuple(unfit.values())
     return ImportReport(job.expert, file, entry, spec, best.agreement, best.dtype, trials, reasons, tuple(thin))
+
+
+def _remove_abandoned(job: ImportJob) -> None:
+    """Remove candidates of this expert whose process was killed."""
+    name = re.compile(rf"\.+{re.escape(job.expert)}\.(\d+)\.\w+\.\w+\.candidate(\.part)?")
+    for place in job.out.glob(".*"):
+        match = name.fullmatch(place.name)
+        if match is not None and not Path("/proc", match[1]).exists():
+            place.unlink(missing_ok=True)
 
 
 def _thinner(store: str, dtype: str) -> str:

@@ -1,5 +1,6 @@
 import os
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -355,3 +356,17 @@ def test_importing_again_replaces_the_entry_and_keeps_the_rest(tmp_path: Path):
 
 def test_patterns_in_place_of_images_are_the_same_each_time():
     assert all(np.array_equal(one, other) for one, other in zip(pattern_images(), pattern_images(), strict=True))
+
+
+def test_an_import_removes_what_a_killed_one_of_the_same_expert_left(tmp_path: Path):
+    out = tmp_path / "experts"
+    out.mkdir()
+    (killed,) = (process for process in [subprocess.Popen(["true"])] if process.wait() == 0)
+    left = [out / f".r.1.{killed.pid}.float32.int8.candidate", out / f".r.1.{os.getppid()}.float32.int8.candidate"]
+    gone = [out / f".r.{killed.pid}.float32.int8.candidate", out / f"..r.{killed.pid}.bfloat16.int8.candidate.part"]
+    working = out / f".r.{os.getppid()}.float32.int8.candidate"
+    for file in (*left, *gone, working):
+        file.write_bytes(b"weights")
+    import_file(a_state_dict(tmp_path), a_target(tmp_path, expert="r"))
+    hidden = {file for file in out.iterdir() if file.name.startswith(".")}
+    assert hidden == {*left, working}
