@@ -27,7 +27,7 @@ class TorchDevices:
 
     def pool(self, facts: PoolFacts) -> SlotPool:
         pool = SlotPool(facts.device, facts.budget_bytes, self._shelf)
-        if self._is_one_device:  # else a GPU may copy experts from the CPU's pool, as files hold them
+        if self._is_one_device:  # else a GPU may copy experts from the CPU's pool, and cannot use packed weights
             pool.pack_weights()
         return pool
 
@@ -46,8 +46,8 @@ class TorchDevices:
 
 
 def shelf_of(devices: Mapping[str, Device]) -> LayoutShelf:
-    """Return what the pools of `devices` share, with their budgets: pinned memory, and half of each executor's share
-    of the activation memory for recordings (the batches that are not recorded need the other half).
+    """Return what the pools of `devices` share, with the budgets of pinned memory and of recordings: half of an
+    executor's share of the activation memory, since batches that are not recorded need the other half.
     """
     pinned = [device.pinned_memory for name, device in devices.items() if name != "cpu"]
     limits = [limit for limit in pinned if limit is not None]

@@ -61,7 +61,7 @@ class Slot:
 @dataclass(slots=True)
 class LayoutShelf:
     """Objects that the pools of one process share: layouts by name, built once each, the files whose sha256 was right,
-    the recorders of batches, where a device can record, and what makes a device's transfer instead of `transfer_for`.
+    the recorders of batches, where a device can record, and a function to use instead of `transfer_for`.
     """
 
     verified: dict[Path, tuple[object, ...]] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class SlotPool:
         self._lock = threading.Lock()
 
     def pack_weights(self) -> None:
-        """Let networks pack the weights of experts that stay, if this is a CPU's pool, from which no pool copies."""
+        """Let networks pack weights of experts that stay, if this is a CPU's pool; no pool may copy from it then."""
         self._packs = self.device == "cpu"
 
     @property

@@ -25,7 +25,7 @@ from tests.bench.live.loading import Loader, loader_of
 from tests.bench.live.sides import SideInput, SideResult, side_of
 from tests.bench.processes import peak_bytes
 
-#: Of a thread that computes, as of our executors: beside other work of the machine all sides get the same share.
+#: Niceness of threads that compute, the same as our executors': beside other work all sides get the same share.
 _NICENESS = 5
 
 
