@@ -70,7 +70,7 @@ class FigureFiles:
         self._unfinished(stage).replace(self._folder / f"{stage}.json")
 
     def read(self, stage: str) -> StageFigures | None:
-        """Return the figures of the last run that ended; of one that did not, where there is no other; or None."""
+        """Return the figures of the last run that ended, else of one that did not end, else None."""
         for file in (self._folder / f"{stage}.json", self._unfinished(stage)):
             if file.is_file():
                 values = json.loads(file.read_text(encoding="utf-8"))

@@ -45,7 +45,7 @@ def bench_line(
 ) -> None:
     """Images per second of the demo line under each policy, real daemons and cameras, in one command.
 
-    With `--device`, each of these devices has the demo's memory for experts and executors.
+    With `--device`, each of these devices gets the demo's memory for experts and its executors.
 
     Example: coserve bench line --dir demo
     """

@@ -172,7 +172,7 @@ def run_engine(work: SideInput) -> SideResult:
     loads = [switch for at_s, switch in list(engine.switches) if at_s >= began_s and switch.cause != "startup"]
     executors = engine.drive.ask("status", {})["executors"]
     engine.drive.stop(_PATIENCE_S)
-    # The other devices take the work over: without a word the rate would be theirs.
+    # Other devices take over the work of a lost one, and the rate is then theirs: the result must say so.
     lost = [
         f"{each['name']} is out of service: {each['out_of_service']}"
         for each in executors

@@ -1,7 +1,7 @@
 """A server as a good engineer writes one without a scheduler: one queue, threads that take batches, an LRU of models.
 
-A batch is of one expert: what stands at the queue's head one behind the other, or the oldest request with all others
-of its expert among the next `window` requests. A thread takes the oldest work there is, loads its model if it is not
+A batch is of one expert: the requests for it at the queue's head, or the oldest request with all others of its expert
+among the next `window` requests. A thread takes the oldest work there is, loads its model if it is not
 there, and computes; meanwhile the other threads do the same. Threads share the queue, the models and the disk.
 """
 

@@ -52,12 +52,12 @@ class Side:
 
     @property
     def is_ours(self) -> bool:
-        """Return True if a part of it is: our slots, or one of our policies."""
+        """Return True if it uses our slots or one of our policies."""
         return self.loading == "slots" or self.is_policy
 
     @property
     def library(self) -> str:
-        """The library that must be installed for it."""
+        """Return the library that must be installed for it."""
         return "ray" if self.scheduler == "ray" else self.loading
 
 
