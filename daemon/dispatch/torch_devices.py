@@ -20,16 +20,12 @@ class TorchDevices:
 
     def __init__(self, devices: Mapping[str, Device]) -> None:
         self._shelf = shelf_of(devices)
-        self._is_one_device = len(devices) == 1
 
     def gpu_count(self) -> int:
         return torch.cuda.device_count()
 
     def pool(self, facts: PoolFacts) -> SlotPool:
-        pool = SlotPool(facts.device, facts.budget_bytes, self._shelf)
-        if self._is_one_device:  # else a GPU may copy experts from the CPU's pool, and cannot use packed weights
-            pool.pack_weights()
-        return pool
+        return SlotPool(facts.device, facts.budget_bytes, self._shelf)
 
     def executor(
         self,
@@ -59,7 +55,9 @@ def shelf_of(devices: Mapping[str, Device]) -> LayoutShelf:
     }
     shared = {name for name, device in devices.items() if device.memory == "shared"}
     return LayoutShelf(
-        recorders=Recorders(limits=recorded), transfers=lambda name: transfer_for(name, pin, shared=name in shared)
+        recorders=Recorders(limits=recorded),
+        transfers=lambda name: transfer_for(name, pin, shared=name in shared),
+        packs=[*devices] == ["cpu"],
     )
 
 

@@ -139,13 +139,10 @@ class LiveEngine:
                 for facts in pools
             }
             return {name: ModelPool(loader) for name, loader in loaders.items()}
-        shelf = bench_shelf()
+        shelf = bench_shelf(packs={facts.device for facts in pools} == {"cpu"})
         for spec in self._specs.values():
             accept_file(shelf, spec)
-        made = {facts.pool: SlotPool(facts.device, facts.budget_bytes, shelf, reader) for facts in pools}
-        for pool in made.values() if len({facts.device for facts in pools}) == 1 else ():
-            pool.pack_weights()  # as the daemon does (torch_devices.py)
-        return made
+        return {facts.pool: SlotPool(facts.device, facts.budget_bytes, shelf, reader) for facts in pools}
 
 
 def run_engine(work: SideInput) -> SideResult:

@@ -319,7 +319,7 @@ def _measure_costs(work: CostWork) -> MachineCosts:
     executors = options.executors
     specs = read_experts(catalog)
     samples = Samples(tuple(stops for stops, _ in pictures), "rendered parts")
-    shelf = bench_shelf()
+    shelf = bench_shelf(packs=[*options.devices] == ["cpu"])
     bytes_per_s, method = _cold_read(list(specs.values()))
     rows: list[Performance] = []
     residuals: dict[str, float] = {}
