@@ -44,7 +44,7 @@ rooms: $(INSTALLED)
 system-tools:
 	.ci/system-tools
 
-# Where there are build/gpu-wheels, `make gpu` uses the torch of PYTHON, which is then 3.12, and needs no network.
+# With build/gpu-wheels, `make gpu` uses the torch of PYTHON, which must be 3.12, and needs no network.
 GPU_ENV := $(if $(wildcard build/gpu-wheels),build/gpu-venv/.installed,$(INSTALLED))
 
 # What this machine's GPU does, as docs/gpu.md: `make gpu STAGES="load compute"`, `make gpu DRY_RUN=build/dry-run.md`.
@@ -131,4 +131,4 @@ clean:
 
 # What there is to make.
 help:
-	@awk '/^# /{ said = said ? said : substr($$0, 3); next } /^[a-z-]+:/{ sub(":.*", ""); if (said) printf "%-15s %s\n", $$0, said } { said = "" }' Makefile
+	@awk '/^$$/{ said = "" } /^# /{ said = said ? said : substr($$0, 3); next } /^[a-z-]+:/{ sub(":.*", ""); if (said) printf "%-15s %s\n", $$0, said } { said = "" }' Makefile

@@ -41,11 +41,11 @@ class Normalisation(BaseModel):
 
 
 class StoredFigures(BaseModel):
-    """Stored form of a thin file, bytes that it and its slot take, and how its answers differ from the original's.
+    """Stored form of a thin file, bytes of the file's region and of its slot, and how much its answers differ.
 
-    They were compared on so many `images`, pictures or generated patterns, at import: images with the same labels,
-    largest differences of a confidence and of a box in pixels, a detector's mean average precision against the
-    original's boxes.
+    The import compared them with the original's on `images` pictures or generated patterns: `same_labels` of them have
+    the same labels, `confidence` and `box_pixels` are the largest differences, `mean_precision` is a detector's mean
+    average precision with the original's boxes as the truth.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -78,7 +78,7 @@ class CatalogEntry(BaseModel):
     max_detections: Annotated[int, Field(ge=1, le=3000)] = 300
     #: How sure it was on images held out from training, by answered label or `all` (experts/drift.py).
     confidences: dict[Label, Counts] = {}
-    #: Of weights that are stored thinner than they are computed.
+    #: Figures of weights that are stored thinner than they are computed.
     stored: StoredFigures | None = None
 
 

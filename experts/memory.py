@@ -16,7 +16,7 @@ import torch
 
 
 class PinnedBudget:
-    """Bytes of host memory that a process may pin, `limit_bytes` at most; None: as many as CUDA does. Thread-safe."""
+    """Bytes of host memory that a process may pin, `limit_bytes` at most; None: no limit. Thread-safe."""
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         self.limit_bytes, self.used_bytes = limit_bytes, 0
@@ -34,8 +34,8 @@ class PinnedBudget:
 class HostMemory:
     """`size_bytes` of memory at one address for good. `vacate` gives the pages back, `occupy` takes new ones.
 
-    Pinned while occupied, and mapped for GPUs, if `pin` is given and has as many bytes left. `pin_error` is CUDA's
-    number for why it refused to pin them; else 0.
+    It is pinned and mapped for GPUs while it is occupied, if `pin` is given and has as many bytes left. `pin_error` is
+    the number of CUDA's error if it refused to pin it; else 0.
     """
 
     def __init__(self, size_bytes: int, *, pin: PinnedBudget | None = None) -> None:
@@ -67,7 +67,7 @@ class HostMemory:
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
     def discard(self, begin: int, size_bytes: int) -> None:
-        """Give back the whole pages of a part. It reads zeros until it is filled again."""
+        """Give back the whole pages within a part, which read as zeros until they are filled again."""
         first, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, (begin + size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < end:
             self._mapping.madvise(mmap.MADV_DONTNEED, first, end - first)

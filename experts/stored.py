@@ -3,8 +3,8 @@
 A thin file holds the tensors that stay as they are computed (biases, small tensors), then scales, then the others in
 the order of the slot, as bfloat16 or as int8 with one float32 scale per output channel. It is read into the end of the
 slot's own memory and expanded from the slot's start on, tensor by tensor: a tensor is never larger in the file than in
-the slot, so that the expansion stays behind the bytes that it has still to read. The last few tensors are nearer to
-themselves than that, and are copied aside first, as are the tensors that stay and the scales.
+the slot, so that the expansion stays behind the bytes that it has still to read. The last few tensors would overwrite
+their own stored bytes, which are therefore copied aside first, as are the tensors that stay and the scales.
 """
 
 import math
@@ -76,7 +76,7 @@ class StoredForm:
 
 
 def _matrices(memory: torch.Tensor) -> Callable[[Entry, int, int], torch.Tensor]:
-    """Return a function that views a tensor in `memory` at an offset as rows, with one torch call, as loads wait."""
+    """Return a function that views a tensor in `memory` at an offset as rows: one torch call, as loads wait for it."""
     typed: dict[str, torch.Tensor] = {}
 
     def matrix(entry: Entry, begin: int, rows: int) -> torch.Tensor:
@@ -100,7 +100,7 @@ def _expand(target: torch.Tensor, data: torch.Tensor, scales: torch.Tensor | Non
 
 
 def plan_form(slot: Sequence[Entry], slot_bytes: int, form: str) -> StoredForm:
-    """Return how files of `form` fill slots of these entries; the form "" is as the slot computes."""
+    """Return how files of `form` fill slots of these entries; the form "" is what the slot computes with."""
     thin_dtype = THIN_DTYPES.get(form)
     if thin_dtype is None:
         return StoredForm(tuple(slot), slot_bytes)

@@ -34,8 +34,7 @@ _STAGING_BYTES = 16 << 20
 #: reads keep a disk busy, and little is left to expand after the last one.
 _READ_BYTES = 2 << 20
 
-
-#: Reads the file's bytes from a position of its region on into memory.
+#: A function that reads a file's bytes into memory, from a position of its region on.
 _Read = Callable[[memoryview, int], None]
 #: A call, and how many bytes of the region must have arrived before it.
 _Expansion = tuple[int, Callable[[], object]]
@@ -217,7 +216,7 @@ class CudaTransfer(StagedTransfer):
 class MappedTransfer(HostTransfer):
     """Slots in host memory that a GPU has mapped, where both have one memory: filled as the CPU's, without staging.
 
-    No copy has to be waited for: the host's writes have ended before `fill` returns, and a kernel that is launched
+    Nothing waits for copies: the host's writes have ended before `fill` returns, and a kernel that is launched
     afterwards sees them.
     """
 
@@ -246,7 +245,7 @@ class MappedTransfer(HostTransfer):
 
 
 class _CudaView:
-    """An array of mapped host memory, as torch takes memory of a GPU over without a copy."""
+    """An array of mapped host memory, described so that torch takes it for a GPU's memory, without a copy."""
 
     def __init__(self, array: NDArray[np.uint8]) -> None:
         self._array = array
@@ -300,8 +299,8 @@ class Staging:
         self._pages = pages
         self._parts: dict[tuple[int, int], tuple[torch.Tensor, memoryview]] = {}
 
-    def fill(self, pieces: Sequence[torch.Tensor], read: "_Read", expansion: "Iterable[_Expansion]" = ()) -> None:
-        """Fill the pieces, and do what each part of the expansion says once its bytes have been copied."""
+    def fill(self, pieces: Sequence[torch.Tensor], read: _Read, expansion: Iterable[_Expansion] = ()) -> None:
+        """Fill the pieces, and make each call of the expansion once its bytes have been copied."""
         waiting = deque(expansion)
         self._lane.begin()
         position = 0

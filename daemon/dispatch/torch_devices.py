@@ -20,16 +20,12 @@ class TorchDevices:
 
     def __init__(self, devices: Mapping[str, Device]) -> None:
         self._shelf = shelf_of(devices)
-        self._is_one_device = len(devices) == 1
 
     def gpu_count(self) -> int:
         return torch.cuda.device_count()
 
     def pool(self, facts: PoolFacts) -> SlotPool:
-        pool = SlotPool(facts.device, facts.budget_bytes, self._shelf)
-        if self._is_one_device:  # else a GPU may copy experts from the CPU's pool, as files hold them
-            pool.pack_weights()
-        return pool
+        return SlotPool(facts.device, facts.budget_bytes, self._shelf)
 
     def executor(
         self,
@@ -46,8 +42,8 @@ class TorchDevices:
 
 
 def shelf_of(devices: Mapping[str, Device]) -> LayoutShelf:
-    """Return what the pools of `devices` share, with their budgets: pinned memory, and half of each executor's share
-    of the activation memory for recordings (the batches that are not recorded need the other half).
+    """Return what the pools of `devices` share, with the budgets of pinned memory and of recordings: half of an
+    executor's share of the activation memory, since batches that are not recorded need the other half.
     """
     pinned = [device.pinned_memory for name, device in devices.items() if name != "cpu"]
     limits = [limit for limit in pinned if limit is not None]
@@ -59,7 +55,9 @@ def shelf_of(devices: Mapping[str, Device]) -> LayoutShelf:
     }
     shared = {name for name, device in devices.items() if device.memory == "shared"}
     return LayoutShelf(
-        recorders=Recorders(limits=recorded), transfers=lambda name: transfer_for(name, pin, shared=name in shared)
+        recorders=Recorders(limits=recorded),
+        transfers=lambda name: transfer_for(name, pin, shared=name in shared),
+        packs=[*devices] == ["cpu"],
     )
 
 

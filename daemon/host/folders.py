@@ -82,7 +82,7 @@ def _write(fd: int, text: str) -> None:
 def owner(path: Path) -> tuple[int, str]:
     """Return the process (0: none) and coserve.yaml in a lock file.
 
-    A power cut may fill it with other bytes, and a kill leaves a part of it, which names no coserve.yaml.
+    A power cut may fill it with other bytes, and a kill may leave a part of it: such a file names no coserve.yaml.
     """
     try:
         process, begins, rest = path.read_bytes().partition(b"\n")

@@ -1,4 +1,4 @@
-"""Values that a driver gets: actions, which it carries out and reports back on, and the state as it is."""
+"""Values that a driver gets: actions, which it carries out and reports back on, and snapshots of the state."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -14,7 +14,7 @@ Evict = Literal["none", "unwanted", "any"]
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """An expert that should come into a pool. `is_due`: its requests have waited for `max_wait_s`."""
+    """An expert that should come into a pool. `is_due`: a request waited for `max_wait_s`, or its deadline is near."""
 
     expert: ExpertId
     cause: Cause

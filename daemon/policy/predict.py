@@ -1,4 +1,4 @@
-"""Facts known before an image runs: usage and successors from the rules, the first fill, least measured times."""
+"""Facts known before an image runs: usage and successors from the rules, the initial fill, least measured times."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -31,7 +31,7 @@ def expert_facts(
 def initial_fill(experts: Iterable[ExpertFacts], pools: Sequence[PoolFacts]) -> dict[PoolId, tuple[ExpertId, ...]]:
     """Return experts by descending usage probability, round robin over pools until the budgets are full (CoServe §4.1).
 
-    An expert that fits its pool no more goes to the next that has room; experts that no rule uses stay out.
+    An expert that no longer fits its pool goes to the next that has room; experts that no rule uses stay out.
     """
     free_bytes = {pool.pool: pool.budget_bytes for pool in pools}
     fill: dict[PoolId, list[ExpertId]] = {pool.pool: [] for pool in pools}

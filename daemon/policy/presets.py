@@ -37,13 +37,13 @@ class Preset:
     across_devices: bool = True
     #: Where the disk binds and memory is full, small groups are finished first so that their experts can be evicted.
     makes_room: bool = False
-    #: Between a GPU and a CPU by their backlogs; else each takes the fullest batch of what it has.
+    #: A GPU and a CPU divide groups by their backlogs, and the CPU prefers small batches; else both choose alike.
     balances: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Seconds: how long a request waits before it is urgent, how near a deadline is, when a failed load is retried."""
+    """Seconds: a request's wait before its group is due, how near a deadline is, when a failed load is retried."""
 
     max_wait_s: float = 20.0
     deadline_margin_s: float = 1.0

@@ -352,7 +352,7 @@ class Scheduler:
     def _first_load(self, pool: PoolId, wants: Iterable[Want]) -> Load | None:
         """Begin and return the first load for which there is room."""
         residency, ledger = self._residency, self._residency.ledgers[pool]
-        # Bytes for which there was no room, by what a load may evict: as many again need not be looked for.
+        # Bytes for which there was no room, by what a load may evict: there is none for as many or more either.
         refused_bytes: dict[Evict, int] = {}
         for want in wants:
             if ledger.holds(want.expert) or want.expert not in residency.experts:
@@ -430,7 +430,7 @@ class Scheduler:
         return self._residency.why_never(expert)
 
     def _wait(self, now: float) -> Wait:
-        """Return a wait until age, a deadline or a retry changes something; a report may come earlier."""
+        """Return a wait until a due group, a deadline or a retry changes something; a report may come earlier."""
         until_s = self._discipline.next_turn_s(now)
         for time_s in (self._deadlines.next_s(), self._residency.next_forgiven_s()):
             if time_s is not None and (until_s is None or time_s < until_s):

@@ -153,7 +153,7 @@ def fuse_activations(module: nn.Module) -> None:
 
 
 def fuse_remaining(module: nn.Module) -> None:
-    """Every other convolution, in place: nothing follows it that it could apply, but its weights can be packed."""
+    """Replace every other convolution, in place: no activation can be fused into it, but its weights can be packed."""
     for part in list(module.modules()):
         for name, child in list(part.named_children()):
             if type(child) is nn.Conv2d:

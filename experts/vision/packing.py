@@ -3,7 +3,7 @@
 Given weights as files hold them, torch has oneDNN rearrange them for every batch, which takes a fifth of a single
 image's time. Packing them once takes as long as two or three batches save, so it is done at the third batch after a
 load: an expert that comes and goes is not packed. Answers are the same to the bit. The blocks depend on the processor,
-on the sides of the input and on the executor's threads, and take up to a hundredth more memory than the file says.
+on the sides of the input and on the executor's threads, and take up to 1 % more memory than the file says.
 """
 
 import ctypes
@@ -19,8 +19,8 @@ from experts.vision.networks import FusedConvolution, runs_fused
 
 #: Batches since a load that run as they are, before the weights are packed.
 BATCHES_BEFORE = 2
-#: An executor waits so long for the others' batches before it packs; after that, one of them may hang, and so many
-#: batches go on with plain weights.
+#: Seconds for which an executor waits for the others' batches before it packs. If one of them takes longer, it may
+#: hang, and so many batches run with plain weights before the next try.
 _PATIENCE_S, _LATER_BATCHES = 5.0, 1000
 _LIBC: Any = ctypes.CDLL(None)
 
@@ -31,9 +31,9 @@ def can_pack(layout: Layout) -> bool:
 
 
 class PackingNetwork(nn.Module):
-    """The network of one slot. `discard(weights)` gives back memory of the slot that is not needed while it is packed.
+    """The network of one slot. `discard(weights)` gives back the memory of weights whose packed copy is in use.
 
-    Executors may share it. No batch runs while it is packed, nor when a load calls `forget`.
+    Executors may share it. No batch runs while the weights are being packed, nor when a load calls `forget`.
     """
 
     def __init__(self, network: nn.Module, discard: Callable[[torch.Tensor], None]) -> None:

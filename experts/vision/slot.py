@@ -61,12 +61,15 @@ class Slot:
 @dataclass(slots=True)
 class LayoutShelf:
     """Objects that the pools of one process share: layouts by name, built once each, the files whose sha256 was right,
-    the recorders of batches, where a device can record, and what makes a device's transfer instead of `transfer_for`.
+    the recorders of batches, where a device can record, and a function to use instead of `transfer_for`.
+
+    `packs` is True if the CPU's networks pack weights (packing.py): if no pool copies experts from the CPU's.
     """
 
     verified: dict[Path, tuple[object, ...]] = field(default_factory=dict)
     recorders: Recorders = field(default_factory=Recorders)
     transfers: Callable[[str], DeviceTransfer] | None = None
+    packs: bool = False
     _layouts: dict[LayoutId, Layout] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -106,7 +109,7 @@ class SlotPool:
         self.transfer = (self._shelf.transfers or transfer_for)(device)
         self._budget_bytes = budget_bytes
         self._reader = reader or CachedReader()
-        self._packs = False
+        self._packs = device == "cpu" and self._shelf.packs
         self._no_module = NoModule() if device == "ram" else None
         self._resident: dict[ExpertId, Slot] = {}
         self._filling: dict[ExpertId, Slot] = {}
@@ -114,10 +117,6 @@ class SlotPool:
         self._kept: list[Slot] = []
         self._vacant: list[Slot] = []
         self._lock = threading.Lock()
-
-    def pack_weights(self) -> None:
-        """Let networks pack the weights of experts that stay, if this is a CPU's pool, from which no pool copies."""
-        self._packs = self.device == "cpu"
 
     @property
     def budget_bytes(self) -> int:

@@ -1,10 +1,10 @@
-"""`coserve bench ablation`: what each idea of `coserve-plus` brings, simulated: each switched off everywhere."""
+"""`coserve bench ablation`: `coserve-plus` simulated without each of its ideas, in every scenario."""
 
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -115,7 +115,7 @@ Job = tuple[Path, str, str, Loading, str, float | None, Arrivals | None]
 
 
 def measure(job: Job) -> Cell:
-    """Simulate one cell. Loads are shares of what `coserve` with the same way of loading does when all images wait."""
+    """Simulate one cell. `load` is a share of `coserve`'s rate with the same way of loading when all images wait."""
     folder, name, task_name, loading, policy, load, arrivals = job
     device, task = scenario(folder, name, task_name)
     if load is not None and arrivals is not None:
@@ -174,12 +174,7 @@ def register(app: typer.Typer) -> None:
         for title, columns, rows in tables(cells):
             print_narrow(title, columns, rows)
         if json_file is not None:
-            json_file.write_text(json.dumps([cell_row(cell) for cell in cells], indent=1) + "\n", encoding="utf-8")
-
-
-def cell_row(cell: Cell) -> dict[str, object]:
-    """Return a cell for programs."""
-    return {name: getattr(cell, name) for name in Cell.__slots__}
+            json_file.write_text(json.dumps([asdict(cell) for cell in cells], indent=1) + "\n", encoding="utf-8")
 
 
 def tables(cells: Sequence[Cell]) -> Iterator[tuple[str, list[str], list[list[object]]]]:
@@ -201,5 +196,5 @@ def tables(cells: Sequence[Cell]) -> Iterator[tuple[str, list[str], list[list[ob
                     row += [f"{cell.p95_latency_s:.1f}", f"{cell.longest_wait_s:.1f}", f"{cell.images_per_s:.1f}"]
             rows.append(row)
         columns = ["policy", "images/s", "loads", "bound", "attain"]
-        columns += [f"{column}" for load in ("90 %", "150 %") for column in (f"{load} p95 s", "longest", "images/s")]
+        columns += [column for load in ("90 %", "150 %") for column in (f"{load} p95 s", "longest", "images/s")]
         yield f"{scenario_name}, loads as {loading}", columns, rows

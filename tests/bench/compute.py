@@ -117,7 +117,7 @@ def bench_compute(
             bar.advance(task)
         bar.update(task, description="executors × threads")
         spec = random_expert(names[0], "float32", samples, Path(folder))
-        pairs = {where: try_pairs(where, spec, samples, ProfileEffort(), LayoutShelf()) for where in devices}
+        pairs = {where: try_pairs(where, spec, samples, ProfileEffort(), LayoutShelf(packs=True)) for where in devices}
     result = {
         "cpu": cpu_facts(),
         "threads": threads,
@@ -153,7 +153,7 @@ def compare_network(
     from tests.bench.openvino_networks import openvino_networks
 
     original, reports = _make(name, dtypes, samples, folder)
-    slots = {dtype: _slot(report.spec, device, shelf, threads) for dtype, report in reports.items()}
+    slots = {dtype: _slot(report.spec, device, shelf) for dtype, report in reports.items()}
     spec, place = next(iter(slots.values())).spec, next(iter(slots.values())).transfer.device
     eager = {"plain": original.to(place)}
     if device != "cpu":  # as one would write it for a GPU
@@ -344,11 +344,10 @@ def _labels(answer: "Answer") -> tuple[str | None, ...]:
     return tuple(sorted(box.label for box in answer.detections)) if answer.detections else (answer.label,)
 
 
-def _slot(spec: "ExpertSpec", device: str, shelf: "LayoutShelf | None", threads: int) -> "Slot":
-    from experts.vision.slot import SlotPool
+def _slot(spec: "ExpertSpec", device: str, shelf: "LayoutShelf | None") -> "Slot":
+    from experts.vision.slot import LayoutShelf, SlotPool
 
-    pool = SlotPool(device, spec.weights_bytes, shelf)
-    pool.pack_weights()
+    pool = SlotPool(device, spec.weights_bytes, shelf or LayoutShelf(packs=True))
     pool.load(spec)
     return pool.slot(spec.expert)
 

@@ -32,8 +32,11 @@ class SimulatedGpu(StagedTransfer):
         return super().upload(batch)
 
 
-def bench_shelf() -> LayoutShelf:
-    """Return what the pools of a benchmark share, on this machine's devices and on simulated ones."""
+def bench_shelf(*, packs: bool = False) -> LayoutShelf:
+    """Return what the pools of a benchmark share, on this machine's devices and on simulated ones.
+
+    `packs` as on a line (LayoutShelf): True where no pool copies from the CPU's.
+    """
     work = iter(range(_LAST_WORK))
 
     def next_work() -> None:
@@ -46,4 +49,4 @@ def bench_shelf() -> LayoutShelf:
             return SimulatedGpu(next_work if kind == "lost" else lambda: None)
         return transfer_for(name)
 
-    return LayoutShelf(transfers=transfer)
+    return LayoutShelf(transfers=transfer, packs=packs)

@@ -18,7 +18,7 @@ from torch import nn
 from experts.spec import ExpertSpec
 from tests.bench.live.libraries import FirstOutput
 
-#: As OpenVINO is told, by our names. Eight bits need the package `nncf`, which quantises weights and activations.
+#: OpenVINO's names of precisions, by ours. Eight bits need the package `nncf`, which quantises weights and activations.
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
 
 
@@ -31,7 +31,7 @@ class OpenVinoNetwork:
 
 
 def missing_packages() -> list[str]:
-    """Return what is not installed of what the rows of OpenVINO need."""
+    """Return the packages that OpenVINO's rows need and that are not installed."""
     return [name for name in ("openvino", "nncf") if find_spec(name) is None]
 
 

@@ -66,10 +66,10 @@ def bench_paper(
     ranges: Annotated[bool, typer.Option(help="Also the paper's ranges, and its rule for a GPU's memory.")] = True,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
-    """Simulate the paper's tasks on its devices under all eight policies: loads as the paper's, and into slots.
+    """Simulate the paper's tasks on its devices under all eight policies, with loads as in the paper and into slots.
 
-    Prints images/s, loads and the share of the bound; the paper's ranges beside those that come out here; and how many
-    experts its rule and ours keep in a GPU's memory. Deterministic; four to six minutes.
+    Print images/s, loads and the share of the bound; the paper's ranges beside the simulated ones; and how many experts
+    its rule and ours keep in a GPU's memory. Deterministic; four to six minutes.
 
     Example: coserve bench paper --tasks A1,A1-board --no-ranges
     """
@@ -89,7 +89,7 @@ def bench_paper(
     if ranges:
         by_world = {loading: list(paper_claims(loading)) for loading in WORLDS}
         print_narrow(
-            "The paper's ranges (§2, §5.2, §5.3), and those here with the cases that are within",
+            "The paper's ranges (§2, §5.2, §5.3), and the simulated ones with the cases within",
             ("figure", "paper", *WORLDS.values()),
             [
                 [claims[0].figure, _range(claims[0].low, claims[0].high), *(claim.here() for claim in claims)]

@@ -16,7 +16,7 @@ _END_S = 20.0
 
 
 class RunError(Exception):
-    """A run's process failed; the text is the end of what it said."""
+    """A run's process failed; the text is the end of its output."""
 
 
 class OwnProcesses:

@@ -19,11 +19,11 @@ from experts.spec import ExpertId, ExpertSpec
 from experts.weights import file_sha256, read_header
 from tests.bench.live.expert_files import ExpertRecipe, make_experts, read_experts
 
-#: Stays free on the disk, for what runs beside.
+#: Bytes of the disk that stay free for other programs.
 _RESERVE_BYTES = 4 << 30
 #: Files are made by so many threads; NumPy, sha256 and the disk release the interpreter lock.
 _THREADS = 4
-#: Weights differ from file to file in 12 of 24 bits, the lowest (not zeros): pages differ, and outputs stay finite.
+#: Weights differ from file to file in the lowest 12 of 24 bits (zeros stay): pages differ, and outputs stay finite.
 _CHANGED_BITS = 12
 
 

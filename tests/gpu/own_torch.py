@@ -38,7 +38,7 @@ PACKAGES = (
     *("rich", "safetensors", "shellingham", "simplejpeg", "sortedcontainers", "SQLAlchemy", "structlog", "tqdm"),
     *("typer", "typing-extensions", "typing-inspection", "tzdata", "ultralytics"),
 )
-#: The version of constraints.txt without the libraries of windows.
+#: The version in constraints.txt, built without libraries for windows on a screen.
 OPENCV = "opencv-python-headless==4.14.0.94"
 _ARCHIVE = "packages.tar.xz"
 _BROUGHT = ("torch", "numpy", "PIL", "cv2")
@@ -65,7 +65,7 @@ def collect(folder: Path, *, opencv: bool) -> None:
             archive.add(packages, ".")
     size_bytes = (folder / _ARCHIVE).stat().st_size
     if size_bytes > MAX_BYTES:
-        raise RuntimeError(f"{size_bytes / 1e6:.1f} MB are more than {MAX_BYTES / 1e6:.0f}: collect less")
+        raise RuntimeError(f"{size_bytes / 1e6:.1f} MB are more than {MAX_BYTES / 1e6:.0f}: try NO_OPENCV=1")
     print(f"{folder / _ARCHIVE}: {len(PACKAGES) + opencv} packages, {size_bytes / 1e6:.1f} MB")
 
 

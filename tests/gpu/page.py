@@ -21,14 +21,14 @@ make gpu DRY_RUN=build/dry-run.md     # the same steps, tiny, on a simulated GPU
 
 The machine needs Python 3.11 or newer, an NVIDIA driver, 24 GB of RAM and a disk with 16 GB or more; all 360 expert
 files take 66 GB, and where the disk has less, several experts read the same file. On a machine without a network that
-has Python 3.12 with torch 2.11 or newer, torchvision and numpy, run `make gpu-wheels` on a Linux PC with a network
-first and copy the tree with `build/gpu-wheels` (60 MB at most) there. `make gpu` then uses that machine's torch.
+has Python 3.12 with torch 2.11 or newer, torchvision, NumPy and Pillow, run `make gpu-wheels` on a Linux PC with a
+network first and copy the tree with `build/gpu-wheels` (60 MB at most) there. `make gpu` then uses the machine's torch.
 
-A stage keeps its figures in `build/gpu/figures/STAGE.json`, so that stages may run on different days, and the
-figures may be copied from a machine that is given back. If the GPU disappears, the stage ends with an error that says
+A stage keeps its figures in `build/gpu/figures/STAGE.json`, so that stages may run on different days, and figures can
+be copied from a machine that is rented for a while. If the GPU disappears, the stage ends with an error that says
 so, and the page keeps what was measured before.
 """
-NOT_MEASURED = "**No GPU has been measured yet**: nothing below would be more than a guess.\n"
+NOT_MEASURED = "**No GPU has been measured yet**, so that this page has no figures.\n"
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class FigureFiles:
         self._unfinished(stage).replace(self._folder / f"{stage}.json")
 
     def read(self, stage: str) -> StageFigures | None:
-        """Return the figures of the last run that ended; of one that did not, where there is no other; or None."""
+        """Return the figures of the last run that ended, else of one that did not end, else None."""
         for file in (self._folder / f"{stage}.json", self._unfinished(stage)):
             if file.is_file():
                 values = json.loads(file.read_text(encoding="utf-8"))

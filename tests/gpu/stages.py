@@ -203,7 +203,7 @@ def make_files(plan: Plan, folder: Path, keep: Keep) -> None:
 
 
 def _make_missing(plan: Plan, folder: Path) -> None:
-    """Make the experts where the stage `experts` has not: on a machine that was given back, say."""
+    """Make the experts if the stage `experts` has not made them on this machine."""
     marker = folder / "experts" / "recipe.json"
     if not marker.is_file() or json.loads(marker.read_text(encoding="utf-8")) != asdict(plan.recipe):
         make_expert_files(folder / "experts", plan.recipe, plan.making_s)

@@ -1,4 +1,4 @@
-"""`make gpu` on a simulated GPU: stages keep and replace their figures, and a GPU that is lost leaves nothing half."""
+"""`make gpu` on a simulated GPU: stages keep and replace their figures, and a lost GPU leaves nothing half-written."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -16,7 +16,7 @@ import typer
 
 from tools.bench.rounds import run_in_turn, spread
 from tools.terminal.console import AsJson, console, fail, print_json, print_table
-from tools.terminal.option_values import DeviceNames, chosen_devices, must_be_policies
+from tools.terminal.option_values import chosen_devices, must_be_policies
 
 if TYPE_CHECKING:
     from coserve_client import CameraImage
@@ -40,12 +40,12 @@ def bench_line(
     boards: Annotated[int, typer.Option(min=1, help="Boards published in each run.")] = 6,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each policy, interleaved; the median counts.")] = 3,
     policies: Annotated[list[str] | None, typer.Option("--policy", help="Policies to compare (repeat).")] = None,
-    device: DeviceNames = None,
+    device: Annotated[list[str] | None, typer.Option(help="cpu, cuda:0; repeat. Default: the configuration's.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Images per second of the demo line under each policy, real daemons and cameras, in one command.
 
-    With `--device`, each of these devices has the demo's memory for experts and executors.
+    With `--device`, each of these devices gets the demo's memory for experts and its executors.
 
     Example: coserve bench line --dir demo
     """

@@ -20,7 +20,7 @@ _NOTES = (
     "random weights; medians; shares and ratios within a round",
     "a file's sha256 is checked at its first load only: later loads are measured",
     "ordinary ways end with load_state_dict; slot is ×: how many times faster the slot is, cold or warm alike",
-    "a slot from a thin file: of raw compares with a read of that file alone, slot is × its time with the plain slot's",
+    "slots from thin files: of raw compares with a read of that file alone, slot is × with a slot from the plain file",
 )
 _COLD_READS = {
     "direct": "cold slot and raw reads go past the page cache (O_DIRECT); ordinary ones after it was dropped",

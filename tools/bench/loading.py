@@ -85,7 +85,7 @@ class LoadFigures:
 
 
 def make_expert(folder: Path, architecture: str, dtype: str) -> ExpertFiles:
-    """Write a network with random values to the disk in all three forms."""
+    """Write a network with random values to the disk in all forms."""
     torch.manual_seed(0)
     original = build_original(ARCHITECTURES[architecture], len(_LABELS))
     form = Form(dtype=dtype, tolerance=math.inf, origin="coserve bench load: random values")

@@ -11,7 +11,7 @@ Runs = dict[str, list[R]]
 
 
 class Spread(NamedTuple):
-    """Figures of all rounds."""
+    """The median of a figure over all rounds, and its range."""
 
     median: float
     lowest: float
@@ -37,7 +37,7 @@ def run_in_turn(
     on_run: Callable[[str], None] | None = None,
     is_wanted: Callable[[str, Runs[R]], bool] = lambda _name, _runs: True,
 ) -> Runs[R]:
-    """Run every side `rounds` times, interleaved; `on_run` hears the name of the next one, else a bar moves."""
+    """Run every side that `is_wanted` once a round, interleaved; `on_run` gets its name before, else a bar shows it."""
     if on_run is None:
         from tools.terminal.progress import Bars
 

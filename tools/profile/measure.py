@@ -19,6 +19,7 @@ from experts.reading import drop_cached
 from experts.spec import ExpertSpec, LayoutId
 from experts.vision.graphs import WARM_UPS, GraphedNetwork
 from experts.vision.infer import infer
+from experts.vision.packing import BATCHES_BEFORE, PackingNetwork
 from experts.vision.slot import LayoutShelf, Slot, SlotPool
 from tools.profile.samples import Samples
 from tools.simulate.fit import LatencyLine, fit_line, largest_useful_batch
@@ -170,7 +171,9 @@ def measure_layout(
 
 
 def warm_ups(slot: Slot) -> int:
-    """Runs of a batch size before it is timed: kernels are chosen, memory is taken, and recorded where that is done."""
+    """Runs of a size before it is timed: kernels are chosen, memory taken, weights packed and batches recorded."""
+    if isinstance(slot.module, PackingNetwork):
+        return BATCHES_BEFORE + 1
     return WARM_UPS + 1 if isinstance(slot.module, GraphedNetwork) else 1
 
 

@@ -22,7 +22,7 @@ class Samples:
 
 
 def read_samples(folder: Path) -> Samples:
-    """The first images below a folder, by name. Raises ValueError if none can be decoded."""
+    """Return images below a folder, spread evenly over their names. Raises ValueError if none can be decoded."""
     payloads = tuple(payload for payload, _ in images_below(folder))
     if not payloads:
         raise ValueError(f"{folder} holds no image that can be decoded; name another folder, or none")

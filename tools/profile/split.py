@@ -48,7 +48,7 @@ class Plan:
         return max(sum(facts.weights_bytes for facts in self.experts[:experts]), self.largest_expert_bytes)
 
     def division(self, experts: int) -> tuple[int, int]:
-        """Return the bytes for experts and for batches where so many are kept: what full batches leave, experts get."""
+        """Return the bytes for experts, among them what full batches leave, and for batches if so many are kept."""
         batches_bytes = min(self.memory_bytes - self.budget_bytes(experts), self.full_batches_bytes)
         return self.memory_bytes - batches_bytes, batches_bytes
 
@@ -79,9 +79,9 @@ class Split:
 
 
 def search_split(plan: Plan) -> Split:
-    """Choose between the limited processor's number, below which batches gain nothing, and all that fit.
+    """Choose between the number that leaves full batches their memory (fewer would bring nothing) and all that fit.
 
-    Both are among the numbers tried, and so the choice is never worse than either. One expert must fit.
+    Both are among the numbers tried, so that the choice is never worse than either. One expert must fit.
     """
     images = sample_images(plan, _SAMPLE_IMAGES)
 

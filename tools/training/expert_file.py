@@ -39,8 +39,8 @@ _MEMORY_FORMAT = "channels_last"
 #: mantissa round more; the report shows what that does to verdicts.
 CONFIDENCE_TOLERANCES: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.03, "float16": 5e-3, "int8": 0.05}
 BOX_TOLERANCES_PIXELS: Mapping[str, float] = {"float32": 0.5, "bfloat16": 2.0, "float16": 0.5, "thin": 8.0}
-#: A thin form is taken by `--store auto` if so many labels are the same and confidences are within so much; of a
-#: detector's, if the mean average precision of its boxes, measured against the original's, loses no more than so much.
+#: `--store auto` takes a classifier's thin form by its share of equal labels and the largest difference of confidence,
+#: a detector's by the mean average precision that its boxes lose, with the original's boxes as the truth.
 _SAME_LABELS, _NEAR_CONFIDENCE, _LOST_PRECISION = 0.999, 0.01, 0.005
 
 
@@ -218,7 +218,7 @@ def _remove_abandoned(job: ImportJob) -> None:
 
 
 def _thinner(store: str, dtype: str) -> str:
-    """Return the thin form of a file, or "" if the slot's own is as thin."""
+    """Return the stored form `store`, or "" if it is not thinner than the slot's dtype."""
     return store if _BITS[store] < _BITS[dtype] else ""
 
 

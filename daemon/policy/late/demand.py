@@ -14,13 +14,13 @@ from daemon.policy.request import ExecutorId, PoolId, Request
 from daemon.policy.residency import SHARE_UNITS, Residency
 from experts.spec import ExpertId
 
-#: Loads that do not fit now are passed over for others, up to this many.
+#: Loads that do not fit now are passed over for others, at most so many of them.
 LOOK_PAST = 4
 #: Expected requests for which an expert without queued requests may replace another.
 WORTH_EVICTING = 0.5
 #: Seconds of waiting that a full batch is worth when an executor chooses.
 FULL_BATCH_S = 12.0
-#: Share of the loads that may evict an expert that others wait for, so that none waits for ever.
+#: Loads for due groups per ordinary load: they may evict an expert that others wait for.
 DUE_SHARE = 0.1
 
 
@@ -38,7 +38,7 @@ class DemandTable:
         self._margin_s = tuning.deadline_margin_s
         self._groups = Groups(residency, foresight=preset.foresight, max_lead_s=2 * tuning.max_wait_s)
         self._balance = Balance(residency, self._groups, pace, balances=preset.balances)
-        #: Pools that should load an expert and cannot, because every resident is wanted.
+        #: True for pools that should load an expert and cannot, because every resident is wanted.
         self._blocked = dict.fromkeys(residency.pools, False)
         #: Loads that due groups may still cause in each pool.
         self._due_loads = dict.fromkeys(residency.pools, 1.0)
@@ -113,7 +113,7 @@ class DemandTable:
         return {group.expert: len(group.requests) for group in self._groups if group.requests}
 
     def next_turn_s(self, now: float) -> float | None:
-        """Return when the next group becomes due."""
+        """Return when the next group that waits for memory becomes due, or the next deadline is near."""
         latest_s = self._deadlines.next_s()
         turn_s = None if latest_s is None or latest_s - self._margin_s <= now else latest_s - self._margin_s
         for waiting in (self._groups.absent, self._groups.staged):

@@ -1,7 +1,7 @@
-"""Queued requests by expert, and the pools that hold it (`coserve-plus`).
+"""Groups: the queued requests of each expert, and the pools that hold it (`coserve-plus`).
 
-An arrival changes one group and a few sums; decisions look through the groups that they may choose, since there are
-many more arrivals than loads and batches.
+An arrival changes one group and a few sums; decisions look through the groups that they may choose, since arrivals
+are many more than loads and batches.
 """
 
 from collections import OrderedDict
@@ -22,19 +22,19 @@ class Group:
     requests: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict[RequestId, Request])
     running: int = 0
     promised: int = 0
-    #: When the oldest request arrived; at most `max_lead_s` before the last batch, so that no flood delays others.
+    #: When the oldest request arrived; at the earliest `max_lead_s` before the last batch, lest a flood delay others.
     since_s: float = 0.0
-    #: The oldest request of that time: it orders groups that wait equally long, also after it has left.
+    #: The oldest request at that time. It orders groups that wait equally long, also after it has left.
     since_id: int = 0
     #: The pools that hold the expert.
     homes: "tuple[tuple[Shelf, Home], ...]" = ()
     on_gpu: bool = False
     on_cpu: bool = False
-    #: In no memory from which it can be run or copied, nor on its way to one.
+    #: True if no memory holds the expert from which it can be run or copied, and none is loading it.
     absent: bool = True
-    #: In the RAM tier only.
+    #: True if only the RAM tier holds it.
     staged: bool = False
-    #: On the CPU, and neither on a GPU nor on its way to one.
+    #: True if the CPU holds it, and no GPU holds or loads it.
     copyable: bool = False
     #: Seconds of a load from disk.
     read_s: float = 0.0
@@ -51,7 +51,7 @@ class Group:
 class Home(NamedTuple):
     """A group in a pool that holds its expert and runs it in batches of at most `bound`.
 
-    `spare`: a GPU has it too, this copy serves only to help out; `elsewhere`: it is cheap to bring back.
+    `spare`: a GPU has the expert too, and this copy only helps out; `elsewhere`: another pool can give it back cheaply.
     """
 
     group: Group
@@ -64,7 +64,7 @@ class Home(NamedTuple):
 
 @dataclass(slots=True)
 class Shelf:
-    """The residents of one pool, and those with requests. `unwanted_bytes`: of residents without demand."""
+    """The residents of one pool; `ready` are those with requests. `unwanted_bytes`: of residents without demand."""
 
     is_gpu: bool
     is_ram: bool
@@ -110,7 +110,7 @@ class Groups:
     def __init__(self, residency: Residency, *, foresight: bool, max_lead_s: float) -> None:
         self._residency = residency
         self._foresight = foresight
-        #: A group counts as waiting at most so long before its last batch.
+        #: When a batch of a group starts, the wait of what is left counts as no longer than this.
         self._max_lead_s = max_lead_s
         self._groups: dict[ExpertId, Group] = {}
         devices = {facts.processor: facts.device for facts in residency.pools.values() if facts.processor != "ram"}
@@ -344,14 +344,14 @@ class Groups:
         return sorted(self.expected.values(), key=_by_demand)
 
     def most_staged(self, count: int) -> list[Group]:
-        """Return the staged groups with the most demand."""
+        """Return at most `count` staged groups, those with the most demand first."""
         ram = next((shelf for shelf in self.shelves.values() if shelf.is_ram), None)
         if ram is None:
             return []
         return sorted((group for group in self if group.staged and group.demand), key=_by_demand)[:count]
 
     def most_copyable(self, count: int, more_than: int) -> Iterator[Group]:
-        """Yield the groups with the most requests, `more_than` so many, that only the CPU can run."""
+        """Yield at most `count` groups that only the CPU can run, with over `more_than` requests, the largest first."""
         found = [
             home.group
             for shelf in self.shelves.values()

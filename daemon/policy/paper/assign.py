@@ -15,10 +15,10 @@ from experts.spec import ExpertId
 def partition(
     pools: Sequence[PoolFacts], executors: Sequence[ExecutorFacts], preset: Preset
 ) -> tuple[tuple[PoolFacts, ...], tuple[ExecutorFacts, ...]]:
-    """Return the pools and executors that a preset makes of a machine's devices, a GPU's first; the RAM tier stays one.
+    """Return the pools and executors that a preset makes of a machine's devices; the RAM tier stays one pool.
 
-    Where each executor has its own pool, the device's memory is cut into equal shares and a pool is named as its
-    executor is. A machine that was partitioned before stays as it is.
+    A GPU's executors come first. Where each executor has its own pool, the device's memory is cut into equal shares and
+    a pool is named as its executor is. A machine that was partitioned before stays as it is.
     """
     gpus = {facts.pool for facts in pools if facts.processor == "gpu"}
     ordered = sorted(executors, key=lambda facts: facts.pool not in gpus)

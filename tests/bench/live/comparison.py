@@ -117,7 +117,7 @@ def run_cell(
     record: Path | None,
     on_run: Callable[[str], None],
 ) -> LiveCell:
-    """Run every side in turn, round after round; `on_run` hears the name of the next run."""
+    """Run every side in turn, round after round; `on_run` gets the name of each run before it starts."""
     cell = LiveCell(trace.order, disk, live_bound(setup, trace, disk))
 
     def run(side: str) -> SideResult | None:

@@ -139,13 +139,10 @@ class LiveEngine:
                 for facts in pools
             }
             return {name: ModelPool(loader) for name, loader in loaders.items()}
-        shelf = bench_shelf()
+        shelf = bench_shelf(packs={facts.device for facts in pools} == {"cpu"})
         for spec in self._specs.values():
             accept_file(shelf, spec)
-        made = {facts.pool: SlotPool(facts.device, facts.budget_bytes, shelf, reader) for facts in pools}
-        for pool in made.values() if len({facts.device for facts in pools}) == 1 else ():
-            pool.pack_weights()  # as the daemon does (torch_devices.py)
-        return made
+        return {facts.pool: SlotPool(facts.device, facts.budget_bytes, shelf, reader) for facts in pools}
 
 
 def run_engine(work: SideInput) -> SideResult:
@@ -172,7 +169,7 @@ def run_engine(work: SideInput) -> SideResult:
     loads = [switch for at_s, switch in list(engine.switches) if at_s >= began_s and switch.cause != "startup"]
     executors = engine.drive.ask("status", {})["executors"]
     engine.drive.stop(_PATIENCE_S)
-    # The other devices take the work over: without a word the rate would be theirs.
+    # Other devices take over the work of a lost one, and the rate is then theirs: the result must say so.
     lost = [
         f"{each['name']} is out of service: {each['out_of_service']}"
         for each in executors

@@ -186,7 +186,7 @@ def compile_all(work: CompileWork) -> None:
 
 
 class FirstOutput(nn.Module):
-    """A detector answers with several tensors, of which the boxes come first."""
+    """A model with the first of its outputs only, which has a detector's boxes."""
 
     def __init__(self, model: nn.Module, *, is_list: bool) -> None:
         super().__init__()

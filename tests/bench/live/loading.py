@@ -98,7 +98,7 @@ class SlotLoader:
     """Our slots, behind the interface of the others."""
 
     def __init__(self, reader: FileReader, memory_bytes: int, device: str) -> None:
-        self._shelf = bench_shelf()
+        self._shelf = bench_shelf(packs=True)
         self._pool = SlotPool(device, memory_bytes, self._shelf, reader)
 
     def load(self, spec: ExpertSpec) -> Slot:

@@ -1,7 +1,7 @@
 """A server as a good engineer writes one without a scheduler: one queue, threads that take batches, an LRU of models.
 
-A batch is of one expert: what stands at the queue's head one behind the other, or the oldest request with all others
-of its expert among the next `window` requests. A thread takes the oldest work there is, loads its model if it is not
+A batch is of one expert: the requests for it at the queue's head, or the oldest request with all others of its expert
+among the next `window` requests. A thread takes the oldest work there is, loads its model if it is not
 there, and computes; meanwhile the other threads do the same. Threads share the queue, the models and the disk.
 """
 
@@ -25,7 +25,7 @@ from tests.bench.live.loading import Loader, loader_of
 from tests.bench.live.sides import SideInput, SideResult, side_of
 from tests.bench.processes import peak_bytes
 
-#: Of a thread that computes, as of our executors: beside other work of the machine all sides get the same share.
+#: Niceness of threads that compute, the same as our executors': beside other work all sides get the same share.
 _NICENESS = 5
 
 

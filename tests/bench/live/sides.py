@@ -52,12 +52,12 @@ class Side:
 
     @property
     def is_ours(self) -> bool:
-        """Return True if a part of it is: our slots, or one of our policies."""
+        """Return True if it uses our slots or one of our policies."""
         return self.loading == "slots" or self.is_policy
 
     @property
     def library(self) -> str:
-        """The library that must be installed for it."""
+        """Return the library that must be installed for it."""
         return "ray" if self.scheduler == "ray" else self.loading
 
 
@@ -319,7 +319,7 @@ def _measure_costs(work: CostWork) -> MachineCosts:
     executors = options.executors
     specs = read_experts(catalog)
     samples = Samples(tuple(stops for stops, _ in pictures), "rendered parts")
-    shelf = bench_shelf()
+    shelf = bench_shelf(packs=[*options.devices] == ["cpu"])
     bytes_per_s, method = _cold_read(list(specs.values()))
     rows: list[Performance] = []
     residuals: dict[str, float] = {}

@@ -14,7 +14,7 @@ from experts.vision.infer import infer
 from experts.vision.networks import runs_fused
 from experts.vision.packing import BATCHES_BEFORE
 from experts.vision.preprocess import fit
-from experts.vision.slot import Slot, SlotPool
+from experts.vision.slot import LayoutShelf, Slot, SlotPool
 from tests.experts.pictures import a_picture
 from tests.experts.samples import an_expert_file
 
@@ -24,9 +24,7 @@ BUDGET_BYTES = 120 << 20
 
 
 def a_packing_pool(budget_bytes: int = BUDGET_BYTES) -> SlotPool:
-    pool = SlotPool("cpu", budget_bytes)
-    pool.pack_weights()
-    return pool
+    return SlotPool("cpu", budget_bytes, LayoutShelf(packs=True))
 
 
 def answers(pool: SlotPool, spec: ExpertSpec, batch: int = 2):
@@ -120,8 +118,7 @@ def test_executors_that_share_a_slot_agree_while_it_is_packed_again_and_again(tm
 
 def test_a_pool_that_others_may_copy_from_packs_nothing(tmp_path: Path):
     spec = an_expert_file(tmp_path)
-    pool, host = SlotPool("cpu", BUDGET_BYTES), SlotPool("ram", BUDGET_BYTES)
-    host.pack_weights()
+    pool, host = SlotPool("cpu", BUDGET_BYTES), SlotPool("ram", BUDGET_BYTES, LayoutShelf(packs=True))
     for each in (pool, host):
         each.load(spec)
     for _ in range(BATCHES_BEFORE + 1):
