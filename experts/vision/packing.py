@@ -73,7 +73,10 @@ class PackingNetwork(nn.Module):
         return self._convolutions[0].packed is not None or not self._running
 
     def _pack(self) -> None:
-        for part in self._convolutions:
-            if part.input_shape is not None:
-                part.pack()
-                self._discard(part.weight)
+        try:
+            for part in self._convolutions:
+                if part.input_shape is not None:
+                    part.pack()
+                    self._discard(part.weight)
+        except RuntimeError:  # no memory is left: the others stay plain
+            self._batches = -_LATER_BATCHES

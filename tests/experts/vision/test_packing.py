@@ -11,7 +11,7 @@ from daemon.dispatch.torch_devices import TorchDevices
 from daemon.policy.request import PoolFacts, PoolId
 from experts.spec import ExpertSpec
 from experts.vision.infer import infer
-from experts.vision.networks import runs_fused
+from experts.vision.networks import FusedConvolution, runs_fused
 from experts.vision.packing import BATCHES_BEFORE
 from experts.vision.preprocess import fit
 from experts.vision.slot import LayoutShelf, Slot, SlotPool
@@ -167,3 +167,22 @@ def test_a_batch_that_hangs_in_the_slot_keeps_others_from_packing_not_from_answe
         assert packed_bytes(slot) == 0
         released.set()
         assert hanging.result() == expected
+
+
+@pytest.mark.parametrize("packed", [0, 3])
+def test_an_expert_answers_where_memory_for_packing_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: int
+):
+    spec, pack, packing = an_expert_file(tmp_path), FusedConvolution.pack, iter(range(packed))
+
+    def pack_some(part: FusedConvolution) -> None:
+        if next(packing, None) is None:
+            raise RuntimeError("can't allocate memory")
+        pack(part)
+
+    monkeypatch.setattr(FusedConvolution, "pack", pack_some)
+    pool = a_packing_pool()
+    pool.load(spec)
+    for _ in range(BATCHES_BEFORE + 3):
+        assert answers(pool, spec) == plain_answers(spec)
+    assert (packed_bytes(pool.slot(spec.expert)) > 0) == (packed > 0)
