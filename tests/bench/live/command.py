@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 def bench_live(
     folder: Folder = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small experts and few images: five minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small experts and few images: about six minutes.")] = False,
     sides: Annotated[str | None, typer.Option(help="Some sides, with commas between; see docs/benchmarks.md.")] = None,
     traces: Annotated[
         str | None, typer.Option(help="skewed (by usage), board (placement order), or both; quick: skewed.")
