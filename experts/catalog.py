@@ -197,9 +197,9 @@ def _header_mistakes(
     if metadata.get("input_size") != str(entry.input_size):
         yield "input_size", f"{entry.file} was made for {metadata.get('input_size')} pixels, not {entry.input_size}"
         return
-    said, held = entry.stored, (header.stored_as, header.region_bytes, header.slot_bytes)
-    if said is not None and (said.form, said.bytes, said.slot_bytes) != held:
-        how = f"as {held[0] or 'computed'}, {held[1]} bytes for a slot of {held[2]}"
+    figures, of_file = entry.stored, (header.stored_as, header.region_bytes, header.slot_bytes)
+    if figures is not None and (figures.form, figures.bytes, figures.slot_bytes) != of_file:
+        how = f"as {of_file[0] or 'computed'}, {of_file[1]} bytes for a slot of {of_file[2]}"
         yield "stored", f"{entry.file} holds its weights {how}; import the expert again, or delete `stored`"
         return
     form = (metadata.get("dtype", ""), metadata.get("memory_format", ""), metadata.get("head", ""))

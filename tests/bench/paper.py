@@ -175,8 +175,8 @@ def paper_claims(loading: Loading) -> Iterator[Claim]:
                 for name in TASKS
                 if name.startswith(board)
             }
-            found = (max(each, key=lambda count: each[count]) for each in trials.values())
-            yield claim(f"GPU executors, board {board}", fastest, fastest, found)
+            best_counts = (max(each, key=lambda count: each[count]) for each in trials.values())
+            yield claim(f"GPU executors, board {board}", fastest, fastest, best_counts)
         for path, low, share in zip(("disk", "host memory"), (0.9, 0.6), _load_shares(device, loading), strict=True):
             yield claim(f"load from {path}, part of latency", low, 1.0, [share])
         if device == "numa":

@@ -40,8 +40,8 @@ class OwnProcesses:
                 process.join(_END_S)
             except EOFError:
                 process.join(_END_S)
-                told = output.read().decode(errors="replace").strip()[-800:]
-                raise RunError(told or f"exit status {process.exitcode}") from None
+                text = output.read().decode(errors="replace").strip()[-800:]
+                raise RunError(text or f"exit status {process.exitcode}") from None
             finally:
                 if process.is_alive():
                     process.kill()

@@ -21,7 +21,7 @@ Throughput = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class PaperChoice:
-    """What the paper's rule keeps: a number at random within its last `window`; `tried` are all windows' upper ends."""
+    """Choice of the paper's rule: a number at random within its last `window`; `tried` are all windows' upper ends."""
 
     experts: int
     images_per_s: float

@@ -62,8 +62,8 @@ def import_file(file: Path, target: ImportTarget, *, images: Path | None = None,
     check_request(kind, target.input_size, expert, form, has_pictures=images is not None)
     pictures = pattern_images()
     if images is not None:
-        found = images_below(images, SAMPLES if form.store == "float32" else _CALIBRATION_SAMPLES)
-        pictures = [to_square(image, kind.task, target.input_size) for _, image in found]
+        files = images_below(images, SAMPLES if form.store == "float32" else _CALIBRATION_SAMPLES)
+        pictures = [to_square(image, kind.task, target.input_size) for _, image in files]
     if not pictures:
         raise ImportRefusedError(f"{images}: holds no image that can be decoded; name another folder, or none")
     job = ImportJob(kind, target.classes or (), target.input_size, target.out, expert, form, images is not None)

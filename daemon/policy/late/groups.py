@@ -220,7 +220,7 @@ class Groups:
             self.expected[group.expert] = group
 
     def _want(self, group: Group, *, wanted: bool) -> None:
-        """Note that the demand of `group` is no longer zero, or is zero again."""
+        """Count the group's bytes and place it anew: its demand is no longer zero, or is zero again."""
         for shelf, home in group.homes:
             if not home.spare:
                 shelf.unwanted_bytes -= home.weights_bytes if wanted else -home.weights_bytes
@@ -352,16 +352,16 @@ class Groups:
 
     def most_copyable(self, count: int, more_than: int) -> Iterator[Group]:
         """Yield at most `count` groups that only the CPU can run, with over `more_than` requests, the largest first."""
-        found = [
+        groups = [
             home.group
             for shelf in self.shelves.values()
             if not shelf.is_gpu
             for home in shelf.ready.values()
             if len(home.group.requests) > more_than and home.group.copyable
         ]
-        if found:
-            yield min(found, key=_by_requests)
-            yield from sorted(found, key=_by_requests)[1:count]
+        if groups:
+            yield min(groups, key=_by_requests)
+            yield from sorted(groups, key=_by_requests)[1:count]
 
     def victims(self, pool: PoolId, *, wanted: bool) -> Iterator[ExpertId]:
         """Yield the residents of `pool` without demand, then those with demand if `wanted`: the least wanted first.

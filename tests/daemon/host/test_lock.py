@@ -31,7 +31,7 @@ def test_nobody_else_can_take_the_lock(tmp_path: Path) -> None:
 
 
 def test_a_lock_file_that_a_kill_left_half_written_names_no_line(tmp_path: Path) -> None:
-    """The half of a path may exist, as a folder: it is nobody's coserve.yaml."""
+    """Half of a path may be the path of a folder, which is no coserve.yaml."""
     path = tmp_path / "inspection.db.lock"
     with exclusive_lock(path, "the database", tmp_path / "coserve.yaml"):
         whole = path.read_bytes()
