@@ -4,17 +4,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: gpu gpu-wheels demo test test-fast test-contract check house rooms promises system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
+.PHONY: gpu gpu-wheels demo demo-plant test test-fast test-contract check house rooms promises system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
 
 # A line with trained experts, judged images and its pages: the first thing to look at.
 demo: $(INSTALLED)
 	$(BIN)/coserve demo --dir demo
 
 # A file's tests stay together; the demo, which trains, begins. WORKERS=0 runs one after the other in one process.
+# Compiled modules are kept whatever the environment says: the tests start hundreds of processes.
 WORKERS ?= 2
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40
 
-# All tests that need no hour of their own; about twenty minutes.
+# Three lines, their hub with PostgreSQL (make system-tools) and its pages, until Ctrl-C.
+demo-plant: $(INSTALLED)
+	$(BIN)/coserve plant demo --dir demo-plant
+
+# All tests that need no hour of their own; under an hour on two cores, of which the demo trains for twenty minutes.
 test: $(INSTALLED)
 	$(PYTEST)
 
@@ -127,7 +132,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 # Remove what was installed, made and measured.
 clean:
-	rm -rf $(VENV) demo build
+	rm -rf $(VENV) demo demo-plant build
 
 # What there is to make.
 help:

@@ -11,6 +11,7 @@ import structlog
 import zmq
 from sqlalchemy.exc import SQLAlchemyError
 
+from daemon.cluster.remote_devices import ClusterDevices
 from daemon.config.settings import Config, Model, StartSettings, at_their_keys
 from daemon.delivery.deliveries import Deliveries
 from daemon.dispatch.channels import Channels
@@ -29,16 +30,10 @@ from daemon.intake.text_requests import TextIntake
 from daemon.language.models import LanguageModels, OpenModelWith
 from daemon.language.text_rows import TextRows
 from daemon.line.devices import Measurements, pools_and_executors
-from daemon.line.line import (
-    Line,
-    compile_kept_rules,
-    curve_keys,
-    settings_problems,
-    start_problems,
-    warn_of_weights,
-)
+from daemon.line.line import Line, compile_kept_rules, curve_keys, settings_problems, start_problems, warn_of_weights
 from daemon.line.rulebook import Catalogs, Rulebook
 from daemon.line.shared_devices import images_config
+from daemon.monitor.alarms import Alarms
 from daemon.monitor.gauges import Gauges
 from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics
@@ -51,6 +46,7 @@ from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import device_of
 from daemon.records import Accepted, AcceptedText, BatchDone, ExpertSwitch, Outcome, Published, QueueSample, TextOutcome
+from daemon.shadow.shadows import Shadows
 from daemon.storage.claims import claim
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.reader import ResultsReader
@@ -63,6 +59,7 @@ from daemon.storage.results_stream import GeneratedToken, ResultsStream
 from daemon.storage.retention import RetentionThread
 from daemon.storage.suspect_images import DecodeMarks, examine
 from daemon.storage.writer import Writer
+from daemon.units import count_text
 from daemon.wire.access import Access
 from daemon.wire.control import ControlServer
 from daemon.wire.endpoints import Gate
@@ -110,6 +107,7 @@ class Reports:
     texts: TextRows
     language: LanguageModels
     results: ResultsStream
+    alarms: Alarms
 
     # From the writer
 
@@ -120,6 +118,7 @@ class Reports:
     def published(self, messages: list[Published]) -> None:
         self.metrics.published(messages)
         self.results.publish(messages)
+        self.alarms.published(messages)
 
     def done(self, images: list[tuple[str, int]]) -> None:
         self._leave_backlog(images)
@@ -187,6 +186,8 @@ class App:
         self._log: Any = structlog.get_logger("app")
         _raise_problems(path, settings_problems(config))
         devices = devices or _torch_devices(line.config)  # imports torch, so after the mistakes that need no device
+        self._cluster = ClusterDevices(path, config, devices) if config.cluster.address else None
+        devices = self._cluster or devices
         _raise_problems(path, start_problems(line, devices.gpu_count()))
         for warning in line.warnings:
             self._log.warning("profile_incomplete", problem=warning)
@@ -203,6 +204,7 @@ class App:
         self._backlog = Backlog(backlog_limits(config.limits))
         self._open_storage(config, tell)
         self._recover()
+        self._shadows = Shadows(config.catalog, path, self._writer)
         self._drive = self._make_drive(images_config(config), line.measured, devices)
         self._language = LanguageModels(config, self._drive, list(self._pools.values()), open_model or _served_model)
         self._admission = Admission(
@@ -229,6 +231,7 @@ class App:
         )
         self._children = Children()
         self._deliveries = Deliveries(config, self._path)
+        self._alarms = Alarms(self._rulebook, self._reader, config.alarms if config.consumers else None)
         self._make_sockets(config)
         self._make_operations(config)
         self._reports = Reports(
@@ -241,6 +244,7 @@ class App:
             texts=self._texts,
             language=self._language,
             results=self._results,
+            alarms=self._alarms,
         )
         self._metrics.registry.register(Gauges(self.operations.facts))
 
@@ -254,6 +258,7 @@ class App:
             config.database,
             keep=config.retention.keep,
             good_examples=config.retention.good_examples,
+            sample=config.retention.sample,
             expert_version=self._catalogs.version,
             tell=tell,
             record=EpochRecord(config.journal),
@@ -268,7 +273,7 @@ class App:
     def _claims(self) -> SpaceClaims:
         """Return the space that accepted images still need."""
         kept = self._config.retention
-        may_stay_bytes = self._backlog.bytes if kept.keep or kept.good_examples else 0
+        may_stay_bytes = self._backlog.bytes if kept.keep or kept.good_examples or kept.sample else 0
         arriving_bytes = self._admission.bytes_in_memory
         return SpaceClaims(self._backlog.images, may_stay_bytes, self._writer.to_copy_bytes, arriving_bytes)
 
@@ -303,7 +308,7 @@ class App:
         return as_start_error(
             Drive,
             makeup,
-            Chains(self._rulebook.get, time.monotonic, time.time),
+            Chains(self._rulebook.get, time.monotonic, time.time, self._shadows.offer),
             self._catalogs.current,
             [
                 devices.executor(
@@ -316,7 +321,11 @@ class App:
                 )
                 for each in executors
             ],
-            [PoolLoader(name, pool, channels, pools) for name, pool in pools.items()],
+            # What comes from this disk to another PC takes the network's time, and not the disk's.
+            [
+                PoolLoader(each.pool, pools[each.pool], Channels() if each.is_remote else channels, pools)
+                for each in facts
+            ],
             usage=measured.usage,
             record=config.record,
             last_batch_id=self._recovery.last_batch_id,
@@ -383,12 +392,15 @@ class App:
             access=self._access,
             timeline=self._timeline,
             rejections=self._rejections,
+            alarms=self._alarms,
             probe=self.probe,
             children=self._children,
             deliveries=self._deliveries,
+            shadows=self._shadows,
             settings=StartSettings(self._path),
             identity=self._identity,
             catalogs=self._catalogs,
+            prefetch=self._cluster.prefetch if self._cluster else lambda _before, _after: None,
         )
         self._control = ControlServer(
             self._context, config.endpoints.control, self.operations.handlers(), self._handles.control
@@ -430,6 +442,7 @@ class App:
             self.operations.started(self._path, self._note)
             warn_of_weights(self._catalogs.current)
             self._bad_images.start()
+            self._alarms.start(self._recovery.last_seq)
             self._retention.start()
             self._database_watch.start()
             self._accept_again()
@@ -439,7 +452,11 @@ class App:
             self._intake.start()
             pages = [self._http.child()] if isinstance(self._http, WebPages) else []
             consumers = self._deliveries.children(self._recovery.last_seq)
-            self._children.start(pages + consumers)  # after intake: nothing of theirs holds images up
+            cluster = self._cluster.children() if self._cluster else []
+            self._children.start(cluster + pages + consumers)  # after intake: nothing of theirs holds images up
+            self._shadows.read()
+            if self._cluster:
+                self._cluster.start(self._drive)
             self._drive.start(self._reports)
             self._language.start(self._reports)
             self._language.generate(self._texts_to_make)
@@ -493,13 +510,17 @@ class App:
         was_running = self._drive.is_alive
         are_decoders_idle = self._drive.stop(running_batches_s) and was_running
         self._language.stop(running_batches_s)
+        self._shadows.stop()
         self._bad_images.stop(_BAD_IMAGES_S)
         self._retention.stop()
         self._writer.stop()
         self._end_run()
         self._database_watch.stop()
+        self._alarms.stop()
         self._results.stop()
         self._children.stop()
+        if self._cluster:
+            self._cluster.stop()
         self._control.stop()
         if self._http:
             self._http.stop()
@@ -526,7 +547,8 @@ class App:
         config = self._config
         pages = f" pages {reachable(self._http_url)}," if isinstance(self._http, WebPages) else ""
         return (
-            f"{len(self._rulebook.current.recipes)} board types, {len(self._catalogs.current)} experts,"
+            f"{count_text(len(self._rulebook.current.recipes), 'board type')},"
+            f" {count_text(len(self._catalogs.current), 'expert')},"
             f" policy {config.policy}, intake {', '.join(config.endpoints.intake)},"
             f" results {config.endpoints.results},{pages} {len(self._recovery.pending)} images recovered"
             f"{''.join(f'; {said}' for said in self._language.unopened())}"

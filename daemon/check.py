@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from daemon.cluster.joining import cluster_problems
 from daemon.config.settings import Config, at_their_keys, sound_config
 from daemon.delivery.deliveries import consumer_problems, consumer_warnings
 from daemon.errors import ConfigError
@@ -44,13 +45,14 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
     of_machine = [] if "devices" in touched else device_problems(config, _gpu_count(config))
     is_capacity_known = not (of_machine or found or {"devices", "policy", "models"} & touched)
     problems += at_their_keys(path, [*of_machine, *(in_storage := storage_problems(config))])
+    problems += at_their_keys(path, [] if "cluster" in touched else cluster_problems(config))
     claims = [] if in_storage else at_their_keys(path, claim_problems(path, config))
     problems += at_their_keys(path, check_allowed_clients(curve_keys(config.security)))
     folders = () if "security" in touched else weights_folders(config)
     catalog, mistakes, unusable = load_catalog(config.catalog, folders)
     problems += [str(problem) for problem in (*mistakes, *unusable)]
     try:
-        routes = load_routes(config.rules, catalog or None)
+        routes = load_routes(config.rules, catalog or None, config.catalog)
     except RulesError as error:
         return [*_in_order([*problems, *map(str, error.problems)]), *claims], {}
     if catalog is None:
@@ -88,7 +90,7 @@ def _in_order(problems: list[str]) -> list[str]:
 
 def _gpu_count(config: Config) -> int:
     """Return how many GPUs torch sees; it is asked, which takes seconds, only where the line names one."""
-    if set(config.devices) <= {"cpu"}:
+    if all(name == "cpu" or device.host is not None for name, device in config.devices.items()):
         return 0
     from daemon.dispatch.torch_devices import TorchDevices  # noqa: PLC0415  torch
 

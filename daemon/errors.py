@@ -24,8 +24,14 @@ class StartError(ConfigError):
         super().__init__([problem])
 
 
+class DeviceLostError(Exception):
+    """A device of another PC is out of reach or has failed: its work must be done elsewhere."""
+
+
 def is_device_error(error: BaseException) -> bool:
     """Return True if a device has failed, and not its work; by name, so that this needs no torch."""
+    if isinstance(error, DeviceLostError):
+        return True
     if type(error).__name__ == "OutOfMemoryError":
         return False
     return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error) or "CUDA driver error" in str(error)
@@ -43,7 +49,11 @@ def install_with(extra: str) -> str:
 
 
 class MissingExtraError(Exception):
-    """`package` is not installed, so `what` cannot be done; the text says how it comes."""
+    """`package` is not installed, so `what` cannot be done; the text says how to install it."""
 
     def __init__(self, package: str | None, what: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; {what} needs the extra `{extra}`: {install_with(extra)}")
+
+
+class ReleaseError(Exception):
+    """A release is refused or cannot be fetched; the text says which, why, and what to do."""

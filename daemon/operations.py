@@ -25,12 +25,14 @@ from daemon.intake.backlog import Backlog
 from daemon.language.models import LanguageModels
 from daemon.line.line import reload_rules_and_catalog, warn_of_weights
 from daemon.line.rulebook import Catalogs, Rulebook, changed_experts
+from daemon.monitor.alarms import Alarms
 from daemon.monitor.answers import Vitals, health
 from daemon.monitor.gauges import ScrapeFacts
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe
 from daemon.monitor.timeline import MAX_WINDOW_S, Rejections, WorkTimeline
 from daemon.policy.quota import Quotas
+from daemon.shadow.shadows import Shadows
 from daemon.storage.database.changes import PROGRAM, RESTORED, RULES, Change, ChangeNotes, State, expert_subject
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.retention import RetentionThread
@@ -41,6 +43,7 @@ from daemon.wire.access import Access
 from daemon.wire.control import ControlError, Handler
 from daemon.wire.keys import KeyFileError, fingerprint, read_allow_list
 from daemon.wire.messages import NAME, NAME_EXPECTED, shown
+from experts.catalog import Catalog
 from experts.versions import Versions, VersionsError, current_user
 
 T = TypeVar("T")
@@ -50,6 +53,8 @@ _RATE_WINDOW_S = 10.0
 _SHOWN_FOR_S = 600.0
 #: A scrape waits this long for the scheduler's newest numbers; then it tells those from before.
 _FRESH_WITHIN_S = 0.2
+#: The longest that one `hold_boards` holds new boards; it may be repeated.
+_MAX_HOLD_S = 60.0
 _ASKED_OF_THE_DRIVE = ("experts", "queues", "memory", "pin", "unpin", "unload")
 #: The names of the backlog's limits on the wire and in the configuration, and in BacklogLimits.
 _BACKLOG_LIMITS = {
@@ -79,13 +84,17 @@ class Operations:
     access: Access
     timeline: WorkTimeline
     rejections: Rejections
+    alarms: Alarms
     probe: PipelineProbe
     children: Children
     deliveries: Deliveries
+    shadows: Shadows
     settings: StartSettings
     #: `line` and `epoch`, which name the results of this line (PROTOCOL.md, Additions, 1.1).
     identity: dict[str, str]
     catalogs: Catalogs
+    #: Brings new versions to other PCs before they are used.
+    prefetch: Callable[[Catalog, Catalog], None]
     _thermometer: Thermometer = field(init=False, default_factory=Thermometer)
     _reloading: threading.Lock = field(init=False, default_factory=threading.Lock)
     _draining: bool = field(init=False, default=False)
@@ -173,7 +182,9 @@ class Operations:
             children=children,
             consumers=() if last_seq is None else self.deliveries.status(last_seq, children),
             models=self.language.status(),
+            shadows=self.shadows.status(),
             temperatures=self._thermometer.read(),
+            alarms=self.alarms.counts,
         )
 
     def _or_none(self, read: Callable[[], T]) -> T | None:
@@ -198,6 +209,7 @@ class Operations:
             "drain": self._noted("drain", self._drain),
             "prune": self._noted("prune", self._prune),
             "versions": lambda _: self._bring_versions(),
+            "hold_boards": self._hold_boards,
             "review": self._review,
             "metrics": lambda _: {"text": self.metrics.exposition()},
             "health": lambda _: self.health(),
@@ -236,7 +248,7 @@ class Operations:
                 step.by,
                 step.did,
                 expert_subject(name),
-                *((step.version, None) if step.did == "prune" else (step.before, step.version)),
+                *((step.version, None) if step.did in ("prune", "unshadow") else (step.before, step.version)),
                 step.note,
             )
             for name, step in steps
@@ -259,7 +271,17 @@ class Operations:
 
     def _bring_versions(self) -> dict[str, Any]:
         self.writer.note(ChangeNotes(steps=tuple(self._version_steps())))
+        self.shadows.read()
         return {}
+
+    def _hold_boards(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Let no new board begin for `seconds`, and count what is still open: at 0, no board has half its verdicts."""
+        seconds: Any = fields.get("seconds")
+        if type(seconds) not in (int, float) or not 0 <= seconds <= _MAX_HOLD_S:
+            raise ControlError("bad_field", f"seconds: expected 0 to {_MAX_HOLD_S:g}, not {seconds!r}")
+        self.admission.hold_boards(seconds)
+        under_way = self.backlog.images + self.admission.in_flight
+        return {"open_boards": self.reader.open_boards(), "images": under_way}
 
     def _noted(self, what: str, handler: Handler) -> Handler:
         """Return `handler` with a row in `changes` for each request that it carries out."""
@@ -299,6 +321,8 @@ class Operations:
             "children": children,
             "consumers": [] if last_seq is None else self.deliveries.status(last_seq, children),
             "models": self.language.status() if self.config.models else [],
+            "alarms": self.alarms.rows,
+            "shadows": self.shadows.status(),
         }
         return {
             **known,
@@ -387,6 +411,7 @@ class Operations:
             in_use = self._or_none(self.reader.rules_in_use)
             # The catalog first: an image under new rules must not meet a catalog without their experts.
             changed = changed_experts(self.catalogs.current, catalog)
+            self.prefetch(self.catalogs.current, catalog)
             self.catalogs.replace(catalog)
             experts_at = utc_text(self.drive.reload(catalog, routes))
             rules_at = utc_text(self.rulebook.replace(routes, in_use))
@@ -398,6 +423,7 @@ class Operations:
             states = (*self._keys_allowed(rules_at, who, note), in_force)
             self.writer.note(ChangeNotes(steps=tuple(self._version_steps()), states=states))
             self.access.reload()
+            self.shadows.read()
         self._log.info("reloaded", rules_version=routes.version, experts=len(catalog))
         for change in changed:
             self._log.info("expert_changed", **change)

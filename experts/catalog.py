@@ -3,7 +3,7 @@
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +13,16 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from experts.drift import BINS
-from experts.durable import replace_durably
+from experts.durable import replace_text
 from experts.errors import WeightsError
 from experts.spec import ExpertId, ExpertSpec, LayoutId
-from experts.vision.architectures import ARCHITECTURES, NORMALISATIONS, YOLO_STRIDE_PIXELS, Architecture, layout_id
+from experts.vision.architectures import (
+    ARCHITECTURES,
+    NORMALISATIONS,
+    YOLO_STRIDE_PIXELS,
+    Architecture,
+    layout_id,
+)
 from experts.weights import PAGE_BYTES, WeightsHeader, read_header
 
 #: The layout of an expert whose file could not be read: it fits no slot, so loading it fails and says why.
@@ -27,8 +33,15 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Channels = tuple[Finite, Finite, Finite]
 Label = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+_SHA256 = r"[0-9a-f]{64}"
+Digest = Annotated[str, StringConstraints(pattern=f"^{_SHA256}$")]
 Counts = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=BINS, max_length=BINS)]
 Confidences = Mapping[str, tuple[int, ...]]
+
+
+def is_digest(text: str) -> bool:
+    """Return True for a sha256 as 64 hex digits."""
+    return re.fullmatch(_SHA256, text) is not None
 
 
 class Normalisation(BaseModel):
@@ -61,17 +74,39 @@ class StoredFigures(BaseModel):
     mean_precision: Share | None = None
 
 
+class BackboneReference(BaseModel):
+    """The network whose features a head judges; `file` is relative to the catalog."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: str
+    sha256: Digest
+
+    def for_package(self) -> "BackboneReference":
+        """Return it with the file's name in folders where experts of several lines may lie."""
+        return BackboneReference(file=backbone_file(self.sha256), sha256=self.sha256)
+
+
+def backbone_file(sha256: str) -> str:
+    return f"backbone@{sha256[:12]}.safetensors"
+
+
 class CatalogEntry(BaseModel):
-    """One expert as the file has it; `file` is relative to the catalog."""
+    """One expert as the file has it; `file` is relative to the catalog.
+
+    With `backbone` the file is a head of it; architecture, input size and normalisation are the backbone's. Without
+    `classes` it is a backbone.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     architecture: str
     file: str
-    classes: Annotated[tuple[Label, ...], Field(min_length=1)]
+    classes: tuple[Label, ...] = ()
     input_size: Annotated[int, Field(ge=32, le=4096)]
     normalisation: Literal["imagenet", "none"] | Normalisation
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Digest
+    backbone: BackboneReference | None = None
     temperature: Annotated[Finite, Field(gt=0)] = 1.0
     confidence_floor: Share = 0.25
     nms_iou: Share = 0.45
@@ -80,6 +115,24 @@ class CatalogEntry(BaseModel):
     confidences: dict[Label, Counts] = {}
     #: Figures of weights that are stored thinner than they are computed.
     stored: StoredFigures | None = None
+
+    @property
+    def network(self) -> str:
+        """Describe what computes the answer: `resnet18`, `head on a resnet18 (line@50e527a8f71d)`."""
+        if self.backbone is not None:
+            return f"head on a {self.architecture} ({Path(self.backbone.file).stem})"
+        return self.architecture if self.classes else f"{self.architecture} as backbone"
+
+    def moved_from(self, root: Path) -> "CatalogEntry":
+        """Return an entry of the catalog in `root` for a catalog elsewhere: with the files' whole paths."""
+        return self.with_files(lambda file, _: str((root / file).resolve()))
+
+    def with_files(self, place: Callable[[str, str], str]) -> "CatalogEntry":
+        """Return the same entry with other names of files: `place` returns that of a file, from its old and sha256."""
+        update: dict[str, object] = {"file": place(self.file, self.sha256)}
+        if (backbone := self.backbone) is not None:
+            update["backbone"] = backbone.model_copy(update={"file": place(backbone.file, backbone.sha256)})
+        return self.model_copy(update=update)
 
 
 class CatalogFile(BaseModel):
@@ -113,6 +166,7 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
     """
     specs: dict[ExpertId, ExpertSpec] = {}
     headers: dict[ExpertId, WeightsHeader] = {}
+    backbones: dict[str, ExpertSpec] = {}
     problems: list[Problem] = []
     for name, entry in catalog_file.experts.items():
         place = ("experts", name)
@@ -121,28 +175,82 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
         if mistakes:
             continue
         expert, architecture, file = ExpertId(name), ARCHITECTURES[entry.architecture], root / entry.file
-        if folders and not _lies_in(file, folders):
+        outside = [part for part in _files(entry) if folders and not _lies_in(root / part, folders)]
+        if outside:
             remedy = "move it, or name its folder in security.weights of coserve.yaml"
-            problems.append((place, f"{entry.file} lies outside the catalog's folder: {remedy}"))
+            problems.append((place, f"{outside[0]} lies outside the catalog's folder: {remedy}"))
             continue
+        backbone, contradictions = None, list[tuple[str, str]]()
         try:
             header = read_header(file)
+            if entry.backbone is not None:
+                backbone = _backbone_spec(entry.backbone, entry, root)
         except WeightsError as error:
             problems.append(((*place, "file"), str(error)))
             specs[expert] = _spec(expert, entry, file, UNREADABLE, PAGE_BYTES)
             continue
+        family = None if backbone is None else backbones.setdefault(backbone.sha256, backbone)
         contradictions = list(_header_mistakes(entry, architecture, header))
+        if not contradictions:
+            contradictions = list(_backbone_mistakes(entry, header, backbone, family))
         problems.extend(((*place, key), message) for key, message in contradictions)
         if not contradictions:
             headers[expert] = header
             spec = _spec(expert, entry, file, LayoutId(header.metadata["layout"]), header.slot_bytes)
             if header.stored_as:
                 spec = replace(spec, stored_as=header.stored_as, stored_bytes=header.region_bytes)
-            specs[expert] = spec
+            specs[expert] = replace(spec, backbone=family)
     confidences: dict[ExpertId, Confidences] = {
         ExpertId(name): entry.confidences for name, entry in catalog_file.experts.items() if entry.confidences
     }
     return Catalog(specs, headers, confidences), problems
+
+
+def _files(entry: CatalogEntry) -> tuple[str, ...]:
+    return (entry.file,) if entry.backbone is None else (entry.file, entry.backbone.file)
+
+
+def _backbone_spec(backbone: BackboneReference, head: CatalogEntry, root: Path) -> ExpertSpec:
+    """Return what the slot of a head's family holds. Raises WeightsError.
+
+    Its name has its version, so that heads of two versions are two families.
+    """
+    file, version = root / backbone.file, backbone.sha256[:12]
+    header = read_header(file)
+    name = ExpertId(f"{file.stem.removesuffix(f'@{version}')}@{version}")
+    entry = CatalogEntry(
+        architecture=head.architecture,
+        file=backbone.file,
+        input_size=head.input_size,
+        normalisation=head.normalisation,
+        sha256=backbone.sha256,
+    )
+    spec = _spec(name, entry, file.resolve(), LayoutId(header.metadata.get("layout", UNREADABLE)), header.slot_bytes)
+    if header.stored_as:
+        spec = replace(spec, stored_as=header.stored_as, stored_bytes=header.region_bytes)
+    return spec
+
+
+def _backbone_mistakes(
+    entry: CatalogEntry, header: WeightsHeader, backbone: ExpertSpec | None, family: ExpertSpec | None
+) -> Iterator[tuple[str, str]]:
+    """Yield how a head and the backbone that the catalog names for it contradict each other.
+
+    `family` is the same backbone as the first head has it: one family, wherever its copies lie.
+    """
+    trained_on = header.metadata.get("backbone")
+    if backbone is None:
+        if trained_on is not None:
+            yield "backbone", f"{entry.file} is a head: name the file and sha256 of backbone {trained_on[:12]}…"
+    elif trained_on is None:
+        yield "backbone", f"{entry.file} is a whole network: take `backbone` out"
+    elif trained_on != backbone.sha256:
+        remedy = "name that one, or train the head again"
+        yield "backbone", f"{entry.file} was trained on backbone {trained_on[:12]}…, not {backbone.version}…; {remedy}"
+    elif backbone.layout.split("-")[:3] != [entry.architecture, "0", str(entry.input_size)]:
+        yield "backbone", f"{backbone.file} is not a backbone of {entry.architecture} for {entry.input_size} pixels"
+    elif family is not None and replace(backbone, expert=family.expert, file=family.file) != family:
+        yield "normalisation", f"another head of {family.file.name} has another one: make them the same"
 
 
 def settings_of(entry: CatalogEntry, root: Path) -> str | None:
@@ -150,13 +258,20 @@ def settings_of(entry: CatalogEntry, root: Path) -> str | None:
     layout, file = UNREADABLE, root / entry.file
     with suppress(WeightsError):
         layout = LayoutId(read_header(file).metadata.get("layout", UNREADABLE))
-    return _spec(ExpertId(""), entry, file, layout, 0).settings if entry.architecture in ARCHITECTURES else None
+    if entry.architecture not in ARCHITECTURES:
+        return None
+    spec = _spec(ExpertId(""), entry, file, layout, 0)
+    if entry.backbone is not None:
+        spec = replace(spec, backbone=replace(spec, sha256=entry.backbone.sha256))
+    return spec.settings
 
 
 def entry_with(settings: str, file: str, sha256: str) -> CatalogEntry | None:
     """Return the entry of weights that answered with `settings` (ExpertSpec.settings); None if that text is not one."""
     try:
         values = json.loads(settings)
+        if backbone := values.get("backbone"):
+            values["backbone"] = {"file": backbone_file(backbone), "sha256": backbone}
         fields = {name: value for name, value in values.items() if name in CatalogEntry.model_fields}
         normalisation = {"mean": values["mean"], "std": values["std"]}
         entry = {**fields, "normalisation": normalisation, "file": file, "sha256": sha256}
@@ -245,12 +360,6 @@ def write_catalog(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
 def dump(document: Any) -> str:
     """Return YAML as catalogs are written."""
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
-
-
-def replace_text(path: Path, text: str, like: Path | None = None) -> None:
-    """Replace a file durably; the new one has the mode of the old one, or of `like`, not that of the umask."""
-    model = path if path.exists() else like
-    replace_durably(path, text, model.stat().st_mode & 0o777 if model is not None and model.exists() else None)
 
 
 def rendered(entry: CatalogEntry) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from experts.catalog import CatalogEntry, CatalogFile, dump, rendered, replace_t
 from routing_rules.document import read_yaml_text
 
 _Edit = tuple[int, int, str]
+_MAX_EDITS = 50
 
 
 def read(text: str, name: str = "the catalog") -> Any:
@@ -36,9 +37,16 @@ def add_to_catalog(path: Path, expert: str, entry: Mapping[str, Any]) -> None:
 
 def replace_entry(path: Path, entries: Mapping[str, CatalogEntry], name: str, entry: CatalogEntry) -> bool:
     """Write `entry` under `name` into a catalog that holds `entries`; return True if comments were lost."""
+    return replace_entries(path, entries, {name: entry})
+
+
+def replace_entries(path: Path, entries: Mapping[str, CatalogEntry], changed: Mapping[str, CatalogEntry]) -> bool:
+    """Write `changed` at once into a catalog that holds `entries`; return True if comments were lost."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    intended = {**entries, name: entry}
-    edited = with_entry(text, name, entry)
+    intended = {**entries, **changed}
+    edited: str | None = text if len(changed) <= _MAX_EDITS else None  # each edit parses the whole text
+    for name, entry in changed.items():
+        edited = with_entry(edited, name, entry) if edited is not None else None
     if edited is not None and _has_entries(edited, intended):
         replace_text(path, edited.replace("\n", "\r\n") if b"\r\n" in path.read_bytes() else edited)
         return False

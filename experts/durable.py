@@ -4,10 +4,15 @@ The daemon and the tools use these functions too; they stand here because `exper
 """
 
 import errno
+import json
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+#: Beside the catalog while several files of a line are replaced: their old texts.
+_SWITCH = ".switch.json"
 
 
 def sync(path: Path) -> None:
@@ -52,3 +57,50 @@ def replace_durably(path: Path, content: str | bytes, mode: int | None = None) -
     """Write `content` (text as UTF-8) to `path`, completely or not at all, as `replacing` does."""
     with replacing(path, mode) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def replace_text(path: Path, text: str, like: Path | None = None) -> None:
+    """Replace a file durably; the new one has the mode of the old one, or of `like`, not that of the umask."""
+    model = path if path.exists() else like
+    replace_durably(path, text, model.stat().st_mode & 0o777 if model is not None and model.exists() else None)
+
+
+@contextmanager
+def switching(catalog: Path, old: Mapping[Path, str]) -> Iterator[None]:
+    """Replace files of a line in the block, all at once: the texts `old` are read until it ends, and after a crash.
+
+    An error in the block is like a crash there: the next change restores the old texts.
+    """
+    switch = catalog.with_name(_SWITCH)
+    replace_text(switch, json.dumps({str(file.absolute()): text for file, text in old.items()}), like=catalog)
+    yield
+    switch.unlink()
+    sync(switch.parent)
+
+
+def texts_before_switch(catalog: Path) -> dict[str, str]:
+    """Return the texts in force by file, if a switch has begun and not ended; else nothing. Raises OSError."""
+    switch = catalog.with_name(_SWITCH)
+    try:
+        return dict(json.loads(switch.read_bytes()))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError):
+        raise OSError(errno.EIO, "is damaged: delete it, and pull the release again", str(switch)) from None
+
+
+def end_cut_off_switch(catalog: Path) -> None:
+    """Restore the old texts of the files if a switch was cut off."""
+    for file, text in texts_before_switch(catalog).items():
+        replace_text(Path(file), text)
+    catalog.with_name(_SWITCH).unlink(missing_ok=True)
+
+
+def make_folders(folder: Path, root: Path) -> None:
+    """Make `folder` and its parents from `root` down durably, with the mode of `root` if that exists."""
+    missing = [path for path in (folder, *folder.parents) if path.is_relative_to(root) and not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(parents=True, exist_ok=True)
+        if path != root:
+            shutil.copymode(root, path)
+        sync(path.parent)

@@ -30,16 +30,13 @@ class Ledger:
         if budget_bytes < 0:
             raise LedgerError(f"pool {pool}: a budget of {budget_bytes} bytes is negative")
         self.pool = pool
-        self._budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes
         self._used_bytes = 0
         self._held_bytes = 0
-        self._loading_count = 0
+        self.loading_count = 0
         self._entries: dict[ExpertId, _Entry] = {}
-        self._pinned: dict[ExpertId, None] = {}
-
-    @property
-    def budget_bytes(self) -> int:
-        return self._budget_bytes
+        #: Experts that may not be evicted, resident already or still to be loaded.
+        self.pinned: dict[ExpertId, None] = {}
 
     @property
     def used_bytes(self) -> int:
@@ -48,11 +45,7 @@ class Ledger:
 
     @property
     def free_bytes(self) -> int:
-        return self._budget_bytes - self._used_bytes
-
-    @property
-    def loading_count(self) -> int:
-        return self._loading_count
+        return self.budget_bytes - self._used_bytes
 
     @property
     def resident(self) -> tuple[ExpertId, ...]:
@@ -62,11 +55,6 @@ class Ledger:
     @property
     def loading(self) -> tuple[ExpertId, ...]:
         return tuple(expert for expert, entry in self._entries.items() if not entry.ready)
-
-    @property
-    def pinned(self) -> tuple[ExpertId, ...]:
-        """Experts that may not be evicted, resident already or still to be loaded."""
-        return tuple(self._pinned)
 
     def holds(self, expert: ExpertId) -> bool:
         """Return True if `expert` owns bytes here, resident or loading."""
@@ -81,7 +69,7 @@ class Ledger:
         return entry is not None and not entry.ready
 
     def is_pinned(self, expert: ExpertId) -> bool:
-        return expert in self._pinned
+        return expert in self.pinned
 
     def users(self, expert: ExpertId) -> int:
         """Batches of `expert` that run here now."""
@@ -96,7 +84,7 @@ class Ledger:
     def is_evictable(self, expert: ExpertId) -> bool:
         """Resident, idle and not pinned."""
         entry = self._entries.get(expert)
-        return entry is not None and entry.ready and entry.users == 0 and expert not in self._pinned
+        return entry is not None and entry.ready and entry.users == 0 and expert not in self.pinned
 
     def plan_room(
         self, need_bytes: int, candidates: Iterable[ExpertId], *, when_idle: bool = False
@@ -136,22 +124,22 @@ class Ledger:
             raise LedgerError(f"pool {self.pool}: {expert} needs {weights_bytes} bytes, {self.free_bytes} are free")
         self._entries[expert] = _Entry(weights_bytes)
         self._used_bytes += weights_bytes
-        self._loading_count += 1
+        self.loading_count += 1
 
     def finish_load(self, expert: ExpertId) -> None:
         self._loading(expert).ready = True
-        self._loading_count -= 1
+        self.loading_count -= 1
 
     def abandon_load(self, expert: ExpertId) -> None:
         """Give back the bytes of a load that failed."""
         self._used_bytes -= self._loading(expert).weights_bytes
-        self._loading_count -= 1
+        self.loading_count -= 1
         del self._entries[expert]
 
     def hold(self, expert: ExpertId) -> None:
         """Its load hangs: it is not awaited any more, but its bytes are still being written."""
         self._held_bytes += self._loading(expert).weights_bytes
-        self._loading_count -= 1
+        self.loading_count -= 1
         del self._entries[expert]
 
     def give_back(self, held_bytes: int) -> None:
@@ -194,27 +182,27 @@ class Ledger:
 
     def pin(self, expert: ExpertId) -> None:
         """Keep `expert` from eviction; it may be pinned before it is loaded."""
-        self._pinned[expert] = None
+        self.pinned[expert] = None
 
     def unpin(self, expert: ExpertId) -> None:
-        self._pinned.pop(expert, None)
+        self.pinned.pop(expert, None)
 
     def set_budget(self, budget_bytes: int) -> None:
         if budget_bytes < self._used_bytes:
             raise LedgerError(f"pool {self.pool}: {self._used_bytes} bytes are in use, more than {budget_bytes}")
-        self._budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes
 
     def check(self) -> None:
         """Raise `LedgerError` if the account does not add up."""
         entries = self._entries.values()
         total_bytes = sum(entry.weights_bytes for entry in entries) + self._held_bytes
-        if total_bytes != self._used_bytes or self._used_bytes + self.free_bytes != self._budget_bytes:
+        if total_bytes != self._used_bytes or self._used_bytes + self.free_bytes != self.budget_bytes:
             raise LedgerError(
                 f"pool {self.pool}: entries hold {total_bytes} bytes, the account says {self._used_bytes}"
             )
-        if not 0 <= self._used_bytes <= self._budget_bytes:
-            raise LedgerError(f"pool {self.pool}: {self._used_bytes} used of a budget of {self._budget_bytes} bytes")
-        if sum(not entry.ready for entry in entries) != self._loading_count:
+        if not 0 <= self._used_bytes <= self.budget_bytes:
+            raise LedgerError(f"pool {self.pool}: {self._used_bytes} used of a budget of {self.budget_bytes} bytes")
+        if sum(not entry.ready for entry in entries) != self.loading_count:
             raise LedgerError(f"pool {self.pool}: the count of loads in flight is wrong")
         if any(not 0 <= entry.hung <= entry.users for entry in entries):
             raise LedgerError(f"pool {self.pool}: more batches hang than run")
@@ -222,7 +210,7 @@ class Ledger:
             raise LedgerError(f"pool {self.pool}: an expert that is not resident is in use")
 
     def _could_go(self, expert: ExpertId) -> bool:
-        return self.is_ready(expert) and expert not in self._pinned and not self._entries[expert].hung
+        return self.is_ready(expert) and expert not in self.pinned and not self._entries[expert].hung
 
     def _loading(self, expert: ExpertId) -> _Entry:
         entry = self._entries.get(expert)

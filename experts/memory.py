@@ -1,4 +1,4 @@
-"""Host memory of slots: aligned for O_DIRECT, in huge pages where the kernel has them, pinned where GPUs copy from it.
+"""Host memory of slots: aligned to pages, in huge pages where the kernel has them, pinned where GPUs copy from it.
 
 Measured for 178 MB on the development machine: a first read into fresh memory takes 42 ms with huge pages and 73 ms
 without; `numpy.copyto` moves whole slots at 1.8 times the rate of `torch.Tensor.copy_` with one thread, because it

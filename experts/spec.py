@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,6 +50,9 @@ class ExpertSpec:
     `input_size` is the side of the square input in pixels; `mean` and `std` are per RGB channel of values in
     0..1; `weights_bytes` is the length of the contiguous region a slot holds. A file that holds its weights thinner
     than the slot names its form in `stored_as`, and `stored_bytes` are the bytes of it that a load reads.
+
+    An expert with a `backbone` is a head: its file has only what follows the backbone's features, and its family is
+    all heads of the same backbone. A backbone has no classes.
     """
 
     expert: ExpertId
@@ -68,6 +72,12 @@ class ExpertSpec:
     max_detections: int = 300
     stored_as: str = ""
     stored_bytes: int = 0
+    backbone: "ExpertSpec | None" = None
+
+    @property
+    def resident(self) -> "ExpertSpec":
+        """Return the contents of the slot while this expert answers: the expert itself, or a head's backbone."""
+        return self.backbone or self
 
     @property
     def read_bytes(self) -> int:
@@ -97,6 +107,7 @@ class ExpertSpec:
             "std": [*map(_number, self.std)],
             **dict(zip(_FORM, self.layout.split("-")[3:], strict=False)),
             **head,
+            **({"backbone": self.backbone.sha256} if self.backbone else {}),
         }
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
@@ -104,6 +115,11 @@ class ExpertSpec:
     def settings_digest(self) -> str:
         """The first 12 hex digits of the sha256 of `settings` (RESULTS.md, `expert_settings`)."""
         return digest_of(self.settings)
+
+
+def resident_in(catalog: Mapping[ExpertId, ExpertSpec]) -> dict[ExpertId, ExpertSpec]:
+    """Return what slots hold for the experts of a catalog: whole networks, and the backbones of heads."""
+    return {spec.resident.expert: spec.resident for spec in catalog.values() if spec.classes}
 
 
 def digest_of(settings: str) -> str:

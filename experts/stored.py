@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from experts.weights import ITEM_BYTES, SCALE_PREFIX, THIN_DTYPES, Block, Entry, plan_entries
+from experts.weights import FILE_DTYPES, ITEM_BYTES, SCALE_PREFIX, Block, Entry, plan_entries
 
 _TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I8": torch.int8}
 #: Smaller tensors stay as they are computed, and so do those of short rows, whose scales would take much of the file:
@@ -101,9 +101,9 @@ def _expand(target: torch.Tensor, data: torch.Tensor, scales: torch.Tensor | Non
 
 def plan_form(slot: Sequence[Entry], slot_bytes: int, form: str) -> StoredForm:
     """Return how files of `form` fill slots of these entries; the form "" is what the slot computes with."""
-    thin_dtype = THIN_DTYPES.get(form)
-    if thin_dtype is None:
+    if not form:
         return StoredForm(tuple(slot), slot_bytes)
+    thin_dtype = FILE_DTYPES[form]
     thin = [entry for entry in slot if _is_thinner(entry, thin_dtype)]
     kept = [(entry.name, entry.dtype, entry.shape) for entry in slot if entry not in thin]
     if thin_dtype == "I8":

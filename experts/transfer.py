@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import structlog
@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from experts.memory import HostMemory, PinnedBudget
-from experts.reading import FileReader
+from experts.reading import Read
 from experts.stored import StoredForm
 from experts.weights import PAGE_BYTES
 
@@ -34,16 +34,8 @@ _STAGING_BYTES = 16 << 20
 #: reads keep a disk busy, and little is left to expand after the last one.
 _READ_BYTES = 2 << 20
 
-#: A function that reads a file's bytes into memory, from a position of its region on.
-_Read = Callable[[memoryview, int], None]
 #: A call, and how many bytes of the region must have arrived before it.
 _Expansion = tuple[int, Callable[[], object]]
-
-
-class Digest(Protocol):
-    """Hash object of hashlib."""
-
-    def update(self, data: memoryview, /) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -58,6 +50,13 @@ class SlotMemory:
     memory: HostMemory | None = None
     storage: torch.UntypedStorage | None = None
     pieces: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def host(self) -> HostMemory:
+        """Return its host memory. Raises TypeError if it has none: it belongs to another device's transfer."""
+        if self.memory is None:
+            raise TypeError("this place is not in host memory; it belongs to another device's transfer")
+        return self.memory
 
 
 class HostTransfer:
@@ -80,40 +79,29 @@ class HostTransfer:
 
     def vacate(self, place: SlotMemory) -> None:
         """Give a place's memory back. Tensors that view it stay and are valid again after `occupy`."""
-        _host(place).vacate()
+        place.host.vacate()
 
     def occupy(self, place: SlotMemory) -> None:
         """Take memory again for a vacated place, on a GPU at another address. Raises as `allocate`."""
-        memory = _host(place)
+        memory = place.host
         memory.occupy()
         self._warn_unpinned(memory)
 
-    def fill(
-        self,
-        place: SlotMemory,
-        reader: FileReader,
-        descriptor: int,
-        offset: int,
-        digest: Digest | None = None,
-        form: StoredForm | None = None,
-    ) -> None:
-        """Fill all of the place from a file's region at `offset`, stored in `form` or as it is.
-
-        `digest` is updated with the bytes of the file. Raises EOFError, OSError.
-        """
-        memory, read = _host(place), _reading(reader, descriptor, offset, digest)
-        if form is None or not form.is_thin:
-            read(memory.view, 0)
-        else:
+    def fill(self, place: SlotMemory, read: Read, form: StoredForm) -> None:
+        """Fill all of the place from a file's region, which is stored in `form`. Raises what `read` does."""
+        memory = place.host
+        if form.is_thin:
             _read_and_expand(memory.tensor, memory.view[-form.region_bytes :], form, read)
+        else:
+            read(memory.view, 0)
 
     def copy(self, place: SlotMemory, source: HostMemory) -> None:
         """Copy as many bytes of host memory into all of the place."""
-        np.copyto(_host(place).array, source.array)
+        np.copyto(place.host.array, source.array)
 
     def copy_out(self, place: SlotMemory, target: HostMemory) -> None:
         """Copy all of the place into as many bytes of host memory; no fill of it may be under way."""
-        np.copyto(target.array, _host(place).array)
+        np.copyto(target.array, place.host.array)
 
     def computing(self) -> AbstractContextManager[Any]:
         """Enter the stream that this thread computes on."""
@@ -156,21 +144,12 @@ class StagedTransfer:
     def occupy(self, place: SlotMemory) -> None:
         _storage(place).resize_(place.buffer.numel())
 
-    def fill(
-        self,
-        place: SlotMemory,
-        reader: FileReader,
-        descriptor: int,
-        offset: int,
-        digest: Digest | None = None,
-        form: StoredForm | None = None,
-    ) -> None:
-        read = _reading(reader, descriptor, offset, digest)
-        if form is None or not form.is_thin:
-            self._staging().fill(place.pieces, read)
-        else:
+    def fill(self, place: SlotMemory, read: Read, form: StoredForm) -> None:
+        if form.is_thin:
             thin = place.buffer[-form.region_bytes :].split(_STAGING_BYTES)
             self._staging().fill(thin, read, form.expansion(place.buffer))
+        else:
+            self._staging().fill(place.pieces, read)
 
     def copy(self, place: SlotMemory, source: HostMemory) -> None:
         if source.pinned:
@@ -299,7 +278,7 @@ class Staging:
         self._pages = pages
         self._parts: dict[tuple[int, int], tuple[torch.Tensor, memoryview]] = {}
 
-    def fill(self, pieces: Sequence[torch.Tensor], read: _Read, expansion: Iterable[_Expansion] = ()) -> None:
+    def fill(self, pieces: Sequence[torch.Tensor], read: Read, expansion: Iterable[_Expansion] = ()) -> None:
         """Fill the pieces, and make each call of the expansion once its bytes have been copied."""
         waiting = deque(expansion)
         self._lane.begin()
@@ -365,16 +344,7 @@ def _settled(stream: torch.cuda.Stream) -> Iterator[None]:
             raise
 
 
-def _reading(reader: FileReader, descriptor: int, offset: int, digest: Digest | None) -> _Read:
-    def read(view: memoryview, position: int) -> None:
-        reader.read(descriptor, view, offset + position)
-        if digest is not None:
-            digest.update(view)
-
-    return read
-
-
-def _read_and_expand(buffer: torch.Tensor, end: memoryview, form: StoredForm, read: _Read) -> None:
+def _read_and_expand(buffer: torch.Tensor, end: memoryview, form: StoredForm, read: Read) -> None:
     """Read a thin region into the end of a slot on a thread of its own, and expand behind it."""
     arrivals: SimpleQueue[int | BaseException] = SimpleQueue()
 
@@ -405,14 +375,8 @@ def _read_and_expand(buffer: torch.Tensor, end: memoryview, form: StoredForm, re
         thread.join()
 
 
-def _host(place: SlotMemory) -> HostMemory:
-    if place.memory is None:
-        raise TypeError("this place is not in host memory; it belongs to another device's transfer")
-    return place.memory
-
-
 def _mapped(place: SlotMemory) -> HostMemory:
-    memory = _host(place)
+    memory = place.host
     if not memory.pinned:
         raise RuntimeError(f"CUDA does not map host memory here (error {memory.pin_error})")
     return memory

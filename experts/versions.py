@@ -15,7 +15,6 @@ import fcntl
 import getpass
 import hashlib
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,23 +26,27 @@ from urllib.parse import quote
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from experts.catalog import CatalogEntry, CatalogFile, dump, rendered, replace_text, settings_of
-from experts.catalog_edit import read, replace_entry
-from experts.durable import replacing, sync
+from experts.catalog import CatalogEntry, CatalogFile, backbone_file, dump, rendered, settings_of
+from experts.catalog_edit import read, replace_entries
+from experts.durable import end_cut_off_switch, make_folders, replace_text, replacing, sync, texts_before_switch
 from experts.spec import digest_of, setting_changes
 from experts.weights import file_sha256
 
 VERSIONS_FILE = "versions.yaml"
 VERSIONS_FOLDER = "versions"
 _LOCK_FILE = ".versions.lock"
-_HEAD = "# Written by `coserve experts put | promote | rollback | prune`. What is in force stands in catalog.yaml.\n"
+_HEAD = "# Written by `coserve experts put | shadow | promote | …`. What is in force stands in catalog.yaml.\n"
 _CHUNK_BYTES = 4 << 20
 
-Action = Literal["found", "put", "promote", "rollback", "prune"]
+Action = Literal["found", "put", "promote", "rollback", "prune", "shadow", "unshadow"]
 
 
 class VersionsError(Exception):
     """A change of versions was refused; the text says why and what to do."""
+
+
+class VersionsBusyError(VersionsError):
+    """Another process changes versions; a later try may succeed."""
 
 
 class StoredVersion(BaseModel):
@@ -70,11 +73,22 @@ class Step(BaseModel):
     note: str | None = None
 
 
+class Shadow(BaseModel):
+    """A version that answers beside the one in force, and the images and agreement that it needs to be promoted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: str
+    images: int
+    agreement: float
+
+
 class History(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     versions: dict[str, StoredVersion] = {}
     steps: tuple[Step, ...] = ()
+    shadow: Shadow | None = None
 
 
 class VersionsFile(BaseModel):
@@ -92,6 +106,7 @@ class Expert:
     versions: dict[str, StoredVersion] = field(default_factory=dict[str, StoredVersion])
     steps: list[Step] = field(default_factory=list[Step])
     version: str | None = None
+    shadow: Shadow | None = None
 
     @property
     def entries(self) -> dict[str, CatalogEntry]:
@@ -119,7 +134,10 @@ class Expert:
         matches = [version for version in self.versions if version.startswith(name)] if len(name) >= 4 else []
         if len(matches) == 1:
             return matches[0]
-        listed = ", ".join(self.versions) or "none"
+        if not self.versions:
+            put = f"`coserve experts put {self.name} FOLDER`"
+            raise VersionsError(f"{self.name} has no stored versions yet, and so none named {name!r}: {put} adds one")
+        listed = ", ".join(self.versions)
         why = "names several of them" if matches else "is none of them"
         raise VersionsError(f"{self.name} has the versions {listed}; {name!r} {why}: `coserve experts show`")
 
@@ -156,6 +174,7 @@ class Versions:
         with _translated(self.folder), _locked(self.folder / _LOCK_FILE):
             for part in self.folder.glob(f"{VERSIONS_FOLDER}/*/.*.part"):
                 part.unlink()  # a killed process left it
+            end_cut_off_switch(self.catalog)
             yield Change(self, self.read())
 
     def steps(self) -> list[tuple[str, Step]]:
@@ -171,7 +190,9 @@ class Versions:
     def _entries(self) -> dict[str, CatalogEntry]:
         if not self.catalog.exists():
             return {}
-        return dict(_parsed(CatalogFile, self.catalog).experts)
+        with _translated(self.folder):
+            text = texts_before_switch(self.catalog).get(str(self.catalog.absolute()))
+        return dict(_parsed(CatalogFile, self.catalog, text).experts)
 
     def _noted(self) -> VersionsFile:
         path = self.folder / VERSIONS_FILE
@@ -194,10 +215,31 @@ class Change:
             raise VersionsError(f"there is no expert {name}: {self._versions.catalog} has {', '.join(self.experts)}")
         return expert
 
-    def put(self, name: str, entry: CatalogEntry, weights: Path, source: str, note: str | None = None) -> str:
-        """Store `weights` with its entry as a candidate and return its version; the version in force stays."""
-        expert = self.experts.setdefault(name, Expert(name, None))
-        entry = entry.model_copy(update={"file": str(weights.resolve())})
+    def find(self, name: str, entry: CatalogEntry) -> str | None:
+        """Return the version with these weights and settings that is in force or stored whole; None if there is none.
+
+        The file of `entry` is relative to the catalog's folder, or a whole path.
+        """
+        expert = self.experts.get(name)
+        version = _name(expert, entry, self._versions.folder) if expert is not None else None
+        known = expert.entries.get(version) if expert is not None and version is not None else None
+        return version if known is not None and _holds(self._versions.folder / known.file, known) else None
+
+    def put(self, name: str, entry: CatalogEntry, source: str, note: str | None = None) -> str:
+        """Store the weights of an entry with whole paths as a candidate and return its version.
+
+        The version in force stays. A head's backbone is copied beside the catalog unless it is there.
+        """
+        return self.put_all({name: entry}, source, note)[name]
+
+    def put_all(self, entries: Mapping[str, CatalogEntry], source: str, note: str | None = None) -> dict[str, str]:
+        """Store several as `put` does, and note them at once; return their versions."""
+        versions = {name: self._put(name, entry, source, note) for name, entry in entries.items()}
+        self._write()
+        return versions
+
+    def _put(self, name: str, entry: CatalogEntry, source: str, note: str | None) -> str:
+        expert, weights = self.experts.setdefault(name, Expert(name, None)), Path(entry.file)
         version = _name(expert, entry, self._versions.folder)
         place = self._versions.weights_file(name, version)
         if version in expert.versions and _holds(place, entry):
@@ -210,9 +252,8 @@ class Change:
         self._store_in_force(expert)
         if not _holds(place, entry):
             self._copy(weights, place, entry.sha256)
-        self._add(expert, version, entry, place, source)
+        self._add(expert, version, self._copy_backbone(entry), place, source)
         expert.steps.append(_step("put", version, note=note))
-        self._write()
         return version
 
     def promote(
@@ -223,20 +264,43 @@ class Change:
         note: str | None = None,
     ) -> None:
         """Put a stored version in force. Raises VersionsError, and then nothing has changed."""
-        expert = self.expert(name)
-        if version == expert.version:
+        if version == self.expert(name).version:
             raise VersionsError(f"{name} {version} is in force already")
-        self._store_in_force(expert)
-        expert.steps.append(_step(action, version, expert.version, note))
-        self._write()
-        self._replace_entry(name, expert.versions[version].entry)
-        expert.in_force, expert.version = expert.versions[version].entry, version
+        self.promote_all({name: version}, action, note)
 
-    def take_back(self, name: str, text: str, entry: CatalogEntry | None) -> None:
-        """Undo the last `promote`: `text` is the catalog before it, `entry` the expert's in there."""
+    def promote_all(
+        self,
+        versions: Mapping[str, str],
+        action: Literal["promote", "rollback"] = "promote",
+        note: str | None = None,
+    ) -> None:
+        """Put one stored version of each of several experts in force, all at once."""
+        for name, version in versions.items():
+            expert = self.expert(name)
+            self._store_in_force(expert)
+            expert.steps.append(_step(action, version, expert.version, note))
+        self._write()
+        entries = {name: self.experts[name].versions[version].entry for name, version in versions.items()}
+        self._replace_entries(entries)
+        for name, version in versions.items():
+            self.experts[name].in_force, self.experts[name].version = entries[name], version
+
+    def shadow(self, name: str, shadow: Shadow | None, note: str | None = None) -> None:
+        """Let a stored version answer in shadow; None ends that. Raises VersionsError."""
         expert = self.expert(name)
+        version = getattr(shadow or expert.shadow, "version", expert.version)
+        if version is None or version == expert.version:
+            raise VersionsError(f"{name} {version} is in force" if shadow else f"{name} has no version in shadow")
+        expert.shadow = shadow
+        expert.steps.append(_step("shadow" if shadow else "unshadow", version, note=note))
+        self._write()
+
+    def take_back(self, text: str, entries: Mapping[str, CatalogEntry | None]) -> None:
+        """Undo the last `promote_all`: `text` is the catalog before it, `entries` those of its experts in there."""
         replace_text(self._versions.catalog, text)
-        expert.in_force, expert.version = entry, expert.steps.pop().before
+        for name, entry in entries.items():
+            expert = self.expert(name)
+            expert.in_force, expert.version = entry, expert.steps.pop().before
         self._write()
 
     def measured(self, name: str, confidences: Mapping[str, tuple[int, ...]]) -> None:
@@ -249,7 +313,7 @@ class Change:
         if stored := expert.versions.get(expert.version):
             expert.versions[expert.version] = stored.model_copy(update={"entry": stored.entry.model_copy(update=added)})
             self._write()
-        self._replace_entry(name, expert.in_force)
+        self._replace_entries({name: expert.in_force})
 
     def before(self, name: str) -> str:
         """Return the version that a rollback of `name` brings back. Raises VersionsError if there is none."""
@@ -287,7 +351,7 @@ class Change:
         if not _holds(source, entry):
             return  # damaged: there is no way back to it, and a better version can still be promoted
         if not (place.exists() and place.samefile(source)):  # other settings of the same weights may lie there
-            _make_folders(place.parent, self._versions.folder)
+            make_folders(place.parent, self._versions.folder)
             place.unlink(missing_ok=True)
             try:
                 place.hardlink_to(source)
@@ -296,13 +360,25 @@ class Change:
             sync(place.parent)
         self._add(expert, version, entry, place, "in force when first kept")
 
+    def _copy_backbone(self, entry: CatalogEntry) -> CatalogEntry:
+        """Copy a head's backbone beside the catalog unless it is there, and return the entry that names it so."""
+        if entry.backbone is None:
+            return entry
+        source, sha256 = Path(entry.backbone.file), entry.backbone.sha256
+        place = self._versions.folder / source.name
+        if not (place.is_file() and file_sha256(place) == sha256):
+            place = self._versions.folder / backbone_file(sha256)  # never the name of another file of the line
+        if not (place.is_file() and file_sha256(place) == sha256):
+            self._copy(source, place, sha256)
+        return entry.model_copy(update={"backbone": entry.backbone.model_copy(update={"file": place.name})})
+
     def _add(self, expert: Expert, version: str, entry: CatalogEntry, place: Path, source: str) -> None:
         entry = entry.model_copy(update={"file": str(place.relative_to(self._versions.folder))})
         expert.versions[version] = StoredVersion(entry=entry, put_at=now(), put_by=current_user(), source=source)
 
     def _copy(self, source: Path, place: Path, sha256: str) -> None:
         """Copy weights completely and durably, or not at all. Raises VersionsError if the bytes are not the entry's."""
-        _make_folders(place.parent, self._versions.folder)
+        make_folders(place.parent, self._versions.folder)
         digest = hashlib.sha256()
         catalog = self._versions.catalog
         mode = catalog.stat().st_mode & 0o777 if catalog.exists() else None  # the catalog's readers read the weights
@@ -315,8 +391,8 @@ class Change:
                 actual = digest.hexdigest()[:12]
                 raise VersionsError(f"{source} is damaged: its sha256 is {actual}…, its entry says {sha256[:12]}…")
 
-    def _replace_entry(self, name: str, entry: CatalogEntry) -> None:
-        if replace_entry(self._versions.catalog, self._versions._entries(), name, entry):
+    def _replace_entries(self, entries: Mapping[str, CatalogEntry]) -> None:
+        if replace_entries(self._versions.catalog, self._versions._entries(), entries):
             self.lost_comments = True
 
     def _write(self) -> None:
@@ -328,6 +404,7 @@ class Change:
                         for version, stored in expert.versions.items()
                     },
                     "steps": [step.model_dump(mode="json", exclude_none=True) for step in expert.steps],
+                    **({"shadow": expert.shadow.model_dump(mode="json")} if expert.shadow else {}),
                 }
                 for name, expert in self.experts.items()
                 if expert.versions or any(step.did != "found" for step in expert.steps)
@@ -358,6 +435,8 @@ def _settled(name: str, in_force: CatalogEntry | None, noted: History, folder: P
         del steps[moves[-1]]  # the command ended before it replaced the catalog
     if expert.version is not None and expert.lineage[-1:] != [expert.version]:
         steps.append(_step("found", expert.version))
+    if noted.shadow is not None and noted.shadow.version in expert.versions.keys() - {expert.version}:
+        expert.shadow = noted.shadow  # one that was promoted or pruned since is none any more
     return expert
 
 
@@ -387,9 +466,9 @@ def _step(did: Action, version: str, before: str | None = None, note: str | None
     return Step(at=now(), by=current_user(), did=did, version=version, before=before, note=note)
 
 
-def _parsed(model: type[Any], path: Path) -> Any:
+def _parsed(model: type[Any], path: Path, text: str | None = None) -> Any:
     try:
-        return model.model_validate(read(path.read_text(encoding="utf-8"), str(path)))
+        return model.model_validate(read(path.read_text(encoding="utf-8") if text is None else text, str(path)))
     except (yaml.YAMLError, ValidationError, UnicodeDecodeError) as error:
         raise VersionsError(f"{path} cannot be read: {error}; `coserve check` says where") from None
 
@@ -404,7 +483,7 @@ def _locked(path: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             owner = file.read().strip() or "another"
-            raise VersionsError(
+            raise VersionsBusyError(
                 f"versions of experts are being changed by process {owner}: wait until it is done, then look again"
             ) from None
         file.truncate(0)
@@ -424,12 +503,3 @@ def _translated(folder: Path) -> Iterator[None]:
         if isinstance(error, PermissionError) or error.errno == errno.EROFS:
             remedy = "who changes experts must be able to write in this folder (group coserve-experts of the service)"
         raise VersionsError(f"{what}: {remedy}") from None
-
-
-def _make_folders(folder: Path, root: Path) -> None:
-    """Make `folder` and its parents below `root`, as open as `root` is: the daemon must be able to read versions."""
-    missing = [path for path in (folder, *folder.parents) if path.is_relative_to(root) and not path.exists()]
-    for path in reversed(missing):
-        path.mkdir(exist_ok=True)
-        shutil.copymode(root, path)
-        sync(path.parent)

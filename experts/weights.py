@@ -36,10 +36,10 @@ _MAX_DIMENSIONS = 8
 #: Bytes or elements: larger than any file.
 _MAX_NUMBER = 2**60
 ITEM_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1, "I8": 1}
-#: Thin stored forms, with the dtype of their large tensors in safetensors' words.
-THIN_DTYPES: Mapping[str, str] = {"bfloat16": "BF16", "int8": "I8"}
-#: Bytes of a number that a slot computes with, by `dtype` in the header.
-_COMPUTED_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+#: safetensors' names of the dtypes that slots compute with and files hold, by ours.
+FILE_DTYPES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "I8"}
+#: Thin stored forms, by the dtype of their large tensors.
+THIN_FORMS = ("bfloat16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class WeightsHeader:
         """Return the bytes of the slot that the weights fill."""
         if not self.stored_as:
             return self.region_bytes
-        item_bytes = _COMPUTED_BYTES.get(self.metadata.get("dtype", ""), 4)
-        sizes = [math.prod(entry.shape) for entry in self.entries if not entry.name.startswith(SCALE_PREFIX)]
-        return _round_up(sum(_round_up(size * item_bytes, ALIGNMENT_BYTES) for size in sizes), PAGE_BYTES)
+        dtype = FILE_DTYPES.get(self.metadata.get("dtype", ""), "F32")
+        weights = [entry for entry in self.entries if not entry.name.startswith(SCALE_PREFIX)]
+        return plan_entries([(entry.name, dtype, entry.shape) for entry in weights])[1]
 
 
 def plan_entries(shapes: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[tuple[Entry, ...], int]:
@@ -192,8 +192,8 @@ def _parse_header(text: bytes, data_start: int, path: Path) -> WeightsHeader:
         known = f"formats {FORMAT_VERSION} and {THIN_FORMAT_VERSION}"
         raise WeightsError(path, f"has format {written}, and this version reads {known}; {remedy}")
     stored_as = metadata.get("stored")
-    if stored_as not in ((None,) if written == FORMAT_VERSION else THIN_DTYPES):
-        known = ", ".join(THIN_DTYPES)
+    if stored_as not in ((None,) if written == FORMAT_VERSION else THIN_FORMS):
+        known = ", ".join(THIN_FORMS)
         raise WeightsError(path, f"stores its weights as {stored_as}, and this version reads {known}; {remedy}")
     if data_start % PAGE_BYTES or not entries:
         raise WeightsError(path, "was rewritten by another program; import the original model file again")

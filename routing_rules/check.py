@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 from routing_rules.document import Document, KeyPath, Problem, meant, nearest
+from routing_rules.routes import MAX_REMEMBERED
 from routing_rules.schema import ClassifierEntry, DetectorEntry, Glob, RequirementEntry, RulesFile, is_glob
 
 #: Steps of one chain. Every image of a longer one would take that many experts, each of them a possible switch.
@@ -62,6 +63,7 @@ def check_rules(rules: RulesFile, findings: Findings) -> None:
             _check_classifier(path, entry, findings)
         else:
             _check_detector(path, entry, findings)
+    _check_alarms(rules, findings)
     _check_chains(rules, findings)
 
 
@@ -180,6 +182,24 @@ def _check_requirement(path: KeyPath, entry: RequirementEntry, findings: Finding
         x, y = entry.position.at
         if not (x1 <= x <= x2 and y1 <= y <= y2):
             findings.add((*path, "position", "at"), "expected a point inside this entry's region")
+
+
+def _check_alarms(rules: RulesFile, findings: Findings) -> None:
+    parts = [part for board in rules.boards.values() for part in board.components.items()]
+    places = sum(amount if isinstance(amount, int) else len(amount) for _, amount in parts)
+    names = dict.fromkeys(name for name, _ in parts)
+    may_have_others = any(board.extras == "allow" for board in rules.boards.values())
+    for name, entry in rules.alarms.items():
+        path, (size, unit, _), at_place = ("alarms", name), entry.within, "designator" in entry.same
+        if entry.count > size and (unit == "images" or (unit == "boards" and at_place)):
+            findings.add((*path, "count"), f"it can never be raised: expected at most {size:g}, the {unit} of `within`")
+        if at_place and unit != "seconds" and places * size > MAX_REMEMBERED:
+            message = f"expected {MAX_REMEMBERED // places} {unit} or fewer: the boards have {places} designators"
+            findings.add((*path, "within"), message)
+        glob = Glob.of(entry.component or "*")
+        if names and not may_have_others and not any(map(glob.matches, names)):
+            message = f"no component of `boards` matches `{glob.text}`{meant(glob.text, names)}"
+            findings.add((*path, "component"), message)
 
 
 def _check_chains(rules: RulesFile, findings: Findings) -> None:

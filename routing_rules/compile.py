@@ -10,6 +10,7 @@ from routing_rules.document import Document, Problem, read_yaml_text
 from routing_rules.load import salvage
 from routing_rules.routes import (
     COMPONENT,
+    AlarmRule,
     ClassifierStep,
     DetectorStep,
     Pattern,
@@ -88,6 +89,7 @@ class _Compiler:
             experts=tuple(names),
             usage=MappingProxyType({name: min(1.0, flow.runs.get(name, 0.0)) for name in names}),
             successors=MappingProxyType({name: flow.successors(name) for name in names}),
+            alarms=tuple(AlarmRule(name, **dict(alarm)) for name, alarm in self._rules.alarms.items()),
         )
 
     def _step(self, name: str | None) -> Step | None:

@@ -7,16 +7,7 @@ the verdict.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from routing_rules.routes import (
-    ClassifierStep,
-    DetectorStep,
-    Judgement,
-    Requirement,
-    Seen,
-    Step,
-    judge,
-    threshold,
-)
+from routing_rules.routes import ClassifierStep, DetectorStep, Judgement, Requirement, Seen, Step, judge, threshold
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from typing import Literal, Protocol
 
 Task = Literal["classify", "detect"]
 
+#: Boards or images that one alarm remembers, over all places.
+MAX_REMEMBERED = 100_000
 #: In an expert's name it stands for the component type of the image.
 COMPONENT = "{component}"
 #: In place of a label: every label that is not named.
@@ -233,6 +235,25 @@ def _classified(step: ClassifierStep, label: str | None, confidence: float | Non
     return Judgement("review", code, onward)
 
 
+def taught_label(
+    step: ClassifierStep, labels: Sequence[str], answered: str | None, verdict: str, defect: str | None
+) -> str | None:
+    """Return the label that a person's decision about an image gives it at `step`, None if it does not say.
+
+    `labels` are those of the step's expert, `answered` is what it said. A defect that it has no label for is a new
+    label, unless a later step may have found it.
+    """
+    if verdict == "pass":
+        return answered if answered in step.pass_labels else next(iter(step.pass_labels), None)
+    if verdict != "fail":
+        return None
+    failing = [label for label in labels if label not in step.pass_labels]
+    named = [label for label in failing if defect in (label, step.codes.get(label, label))]
+    if named or any(step.goes_to(label) is not None for label in step.pass_labels):
+        return answered if answered in named else named[0] if len(named) == 1 else None
+    return defect or (failing[0] if len(failing) == 1 else None)
+
+
 def _detected(step: DetectorStep, detections: Sequence[Seen], image_size: tuple[int, int] | None) -> Judgement:
     by_confidence = sorted(detections, key=lambda box: -box.confidence)
     onward = _onward(step, by_confidence)
@@ -337,6 +358,18 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True)
+class AlarmRule:
+    """A condition on finished images. `within` is a number, its unit (boards, images or seconds), and its text."""
+
+    name: str
+    verdict: Verdict
+    count: int
+    same: tuple[str, ...]
+    component: str | None
+    within: tuple[float, str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Routes:
     """Compiled rules. `tasks` are those of the catalog's experts, or None if they were compiled without one.
 
@@ -354,6 +387,7 @@ class Routes:
     experts: tuple[str, ...]
     usage: Mapping[str, float] = field(hash=False)
     successors: Mapping[str, tuple[tuple[str, float], ...]] = field(hash=False)
+    alarms: tuple[AlarmRule, ...] = ()
 
     @property
     def version(self) -> str:

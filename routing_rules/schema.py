@@ -7,6 +7,7 @@ import fnmatch
 import re
 import unicodedata
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, product, zip_longest
 from typing import Annotated, Any, Literal, TypeGuard, cast
@@ -22,6 +23,8 @@ MAX_NAME = 128
 MAX_QUANTITY = 1_000_000
 MAX_TIME_LIMIT_S = 7 * 86_400.0
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_NEWEST = re.compile(r"([1-9][0-9]{0,3}) (board|image)s?")
+_MAX_NEWEST = {"board": 200, "image": 1000}
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(ms|s|m|h)")
 
 
@@ -143,6 +146,15 @@ def _time_limit(value: object) -> float:
     return seconds
 
 
+def _window(value: object) -> tuple[float, str, str]:
+    """Return how far an alarm looks back: the number, of `boards`, `images` or `seconds`, and the text."""
+    if (parts := _NEWEST.fullmatch(str(value))) and int(parts[1]) <= _MAX_NEWEST[parts[2]]:
+        return int(parts[1]), f"{parts[2]}s", str(value)
+    with suppress(PydanticCustomError):
+        return _time_limit(value), "seconds", str(value)
+    raise _expected("how far it looks back: to `200 boards`, to `1000 images`, or a duration to 168h such as 10m")
+
+
 def _fractions(value: object, length: int, what: str) -> tuple[float, ...]:
     parts = cast("list[Any]", value) if isinstance(value, list) else []
     if len(parts) != length or not all(_is_number(part) and 0 <= part <= 1 for part in parts):
@@ -256,6 +268,14 @@ class DetectorEntry(_Strict):
     pass_rate: Fraction = 0.95
 
 
+class AlarmEntry(_Strict):
+    verdict: Literal["fail", "review", "unknown"] = "fail"
+    count: Annotated[int, _number("a count: a whole number from 1 to 1000", 1, 1000, is_whole=True)]
+    same: tuple[Literal["board_type", "component", "designator", "defect"], ...] = ()
+    component: PatternText | None = None
+    within: Annotated[tuple[float, str, str], PlainValidator(_window)]
+
+
 class RulesFile(_Strict):
     """A whole file. What is required of it is checked in `check.py`, where sound parts of it are all seen."""
 
@@ -264,3 +284,4 @@ class RulesFile(_Strict):
     detectors: dict[StepName, DetectorEntry] = {}
     steps: dict[StepName, ClassifierEntry] = {}
     defects: dict[Label, Code] = {}
+    alarms: Annotated[dict[Name, AlarmEntry], Field(max_length=32)] = {}

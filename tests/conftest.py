@@ -1,4 +1,6 @@
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +29,16 @@ FIRST = "tests/contract/test_demo.py"
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+
+
+@pytest.fixture(autouse=True)
+def _own_priority() -> Iterator[None]:
+    """Take back the priority that a command gave up when it was called in this process: later tests would be slow."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    yield
+    if os.getpriority(os.PRIO_PROCESS, 0) != before:
+        with suppress(PermissionError):  # for root alone
+            os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daemon.dispatch.simulated import SimulatedDevices
 from daemon.serve import serve
@@ -17,8 +17,9 @@ from experts.spec import Answer, Detection, ExpertSpec
 from experts.vision.architectures import ARCHITECTURES, PLAIN_HEAD, layout_id
 from experts.vision.preprocess import Prepared
 from experts.weights import Block, write_weights
-from tests.lines import CLASSIFIERS
-from tools.setup.service import Service
+
+if TYPE_CHECKING:
+    from tools.setup.service import Service
 
 #: For `Service(config, log, command=DAEMON)`.
 DAEMON = ("tests.simulated",)
@@ -57,6 +58,8 @@ def run(config: Path) -> int:
 
 def make_experts(folder: Path) -> None:
     """Write the experts of tests/lines.py with weights that nothing computes with, and their catalog."""
+    from tests.lines import CLASSIFIERS  # here, because hundreds of daemons import this module and make none
+
     labels = ("ok", "odd", "bad")
     entries = {name: _expert(folder, name, "resnet18", labels, _CLASSIFIER_BYTES) for name in CLASSIFIERS}
     labels = ("bridge", "void", *(f"label{number}" for number in range(78)))
@@ -64,8 +67,10 @@ def make_experts(folder: Path) -> None:
     write_catalog(folder / "catalog.yaml", entries)
 
 
-def a_service(config: Path, log: Path, environ: Mapping[str, str] | None = None) -> Service:
+def a_service(config: Path, log: Path, environ: Mapping[str, str] | None = None) -> "Service":
     """Return a daemon of `config` on simulated devices, not yet started."""
+    from tools.setup.service import Service
+
     return Service(config, log, environ, command=DAEMON)
 
 

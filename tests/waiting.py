@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 #: A crowded machine stands still for seconds, and for a minute where it starts processes.
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 _LOOK_EVERY_S = 0.01
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ def http_endpoint(value: str) -> str:
     return value
 
 
-def absolute_secret(given: Path, folder: Path, environ: Mapping[str, str]) -> Path:
+def absolute_file(given: Path, folder: Path, environ: Mapping[str, str]) -> Path:
     """Return the absolute path. An unset $CREDENTIALS_DIRECTORY stays in it: only a start of the line needs it."""
     return folder / str(given).replace(CREDENTIALS, environ.get(CREDENTIALS[1:]) or CREDENTIALS)
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from daemon.config.addresses import absolute_database, absolute_endpoint, absolute_secret, http_endpoint
+from daemon.config.addresses import absolute_database, absolute_endpoint, absolute_file, http_endpoint
 from daemon.config.environment import override
 from daemon.config.plant_time import PlantTime, clock_time, shift_name, timezone_name
 from daemon.consumers.kinds import CONSUMER_KEYS, CONSUMER_NAME, AnyConsumer, consumer_mistakes
+from daemon.consumers.protocol import placed
 from daemon.errors import ConfigError
 from daemon.units import MAX_COUNT, Bytes, Count, Seconds, between, size_text
 from daemon.wire.messages import NAME, NAME_EXPECTED, shown
@@ -24,6 +25,9 @@ from routing_rules.load import Document, KeyPath, Problem, read_yaml, salvage
 #: The names that PROTOCOL.md allows in a request, without characters that are special to a shell.
 _MODEL_NAME = r"^[A-Za-z0-9._:-]{1,128}$"
 _DATABASE = "sqlite:///inspection.db"
+#: A processor of a PC; others have a name of their own, and a `host`.
+_OWN_DEVICE = r"^(cpu|cuda:\d+)$"
+DEVICE_NAME = r"^(cpu|cuda:\d+|[a-z][a-z0-9-]{0,62})$"
 #: A password in an address.
 _PASSWORD = re.compile(r"(://[^:/@\s]*:)\S*(?=@)|((?:password|token|secret)=)[^&\s\"]*", re.IGNORECASE)
 
@@ -44,7 +48,8 @@ class Endpoints(_ConfigSection):
 class Device(_ConfigSection):
     """One processor. Omitted keys come from `profile`, else from these defaults; `expert_memory` has no default.
 
-    A GPU with `memory: shared` computes in the host's memory: its `expert_memory` is a part of the CPU's.
+    A GPU with `memory: shared` computes in the host's memory: its `expert_memory` is a part of the CPU's. With a
+    `host` it is the `device` of that worker of the cluster.
     """
 
     expert_memory: Bytes = 0
@@ -56,6 +61,8 @@ class Device(_ConfigSection):
     pinned_memory: Bytes | None = None
     memory: Literal["own", "shared"] = "own"
     profile: Path | None = None
+    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] | None = None
+    device: Annotated[str, Field(pattern=_OWN_DEVICE)] = "cuda:0"
 
 
 if TYPE_CHECKING:
@@ -122,6 +129,7 @@ class Retention(_ConfigSection):
 
     keep: list[Literal["pass", "fail", "review", "unknown"]] = ["fail", "review", "unknown"]
     good_examples: Annotated[int, Field(ge=0, le=100)] = 3
+    sample: Annotated[float, Field(ge=0, le=1)] = 0.0
     images_for: Seconds | None = None
     images_bytes: Bytes | None = None
     free: Bytes | None = None
@@ -131,7 +139,7 @@ class Retention(_ConfigSection):
     quarantine: Bytes = 256 * 2**20
 
 
-class Plant(_ConfigSection):
+class PlantClock(_ConfigSection):
     """The plant's clock, with the start of each shift, and its goal."""
 
     timezone: Annotated[str, AfterValidator(timezone_name)] | None = None
@@ -142,6 +150,19 @@ class Plant(_ConfigSection):
         """Return the plant's days, hours and shifts."""
         starts = tuple((name, time.fromisoformat(at)) for name, at in self.shifts.items())
         return PlantTime(self.timezone or "UTC", starts)
+
+
+class Plant(PlantClock):
+    """The plant, and whose releases the line takes."""
+
+    signers: Annotated[list[Path], Field(max_length=64)] = []
+
+
+class ClusterSettings(_ConfigSection):
+    """The Ray cluster of devices on other PCs: `address` is that of its head, `token` the file of its secret."""
+
+    address: Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$")] | None = None
+    token: Path | None = None
 
 
 class StopSettings(_ConfigSection):
@@ -182,7 +203,8 @@ class Config(_ConfigSection):
     rules: Path
     catalog: Path
     images: Path = Path("images")
-    devices: Annotated[dict[Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")], Device], Field(min_length=1)]
+    devices: Annotated[dict[Annotated[str, Field(pattern=DEVICE_NAME)], Device], Field(min_length=1)]
+    cluster: ClusterSettings = ClusterSettings()
     policy: str = "coserve-plus"
     limits: Limits = Limits()
     retention: Retention = Retention()
@@ -202,6 +224,11 @@ class Config(_ConfigSection):
     def positions(self) -> Path:
         """Folder of the consumers' positions, beside the journal."""
         return self.journal.parent / "consumers"
+
+    @property
+    def alarms(self) -> Path:
+        """File of the active alarms, for consumers."""
+        return self.positions / "alarms.json"
 
     @property
     def logged_out(self) -> Path:
@@ -279,31 +306,8 @@ def _resolve(
         database = absolute_database(_DATABASE, folder)  # so that the mistake is reported once
     mistakes += _contradictions(config, document.keys(("devices",)))
 
-    def secret(file: Path) -> Path:
-        return absolute_secret(file, folder, environ)
-
-    given = config.security
-    secrets = {name: getattr(given, name) for name in ("server_key", "allowed_clients", "http_token")}
-    update: dict[str, Any] = {
-        "endpoints": endpoints,
-        "database": database,
-        **{name: folder / getattr(config, name) for name in ("journal", "rules", "catalog", "images")},
-        "devices": {
-            name: device.model_copy(update={"profile": folder / device.profile if device.profile else None})
-            for name, device in config.devices.items()
-        },
-        "models": {
-            name: model.model_copy(update={"checkpoint": folder / model.checkpoint})
-            for name, model in config.models.items()
-        },
-        "consumers": {name: consumer.resolved(secret) for name, consumer in config.consumers.items()},
-        "record": folder / config.record if config.record else None,
-        "security": Security(
-            **{name: secret(file) if file else None for name, file in secrets.items()},
-            weights=[folder / place for place in given.weights],
-        ),
-    }
-    return config.model_copy(update=update), mistakes
+    update = {"endpoints": endpoints, "database": database}
+    return placed(config.model_copy(update=update), lambda _, file: absolute_file(file, folder, environ)), mistakes
 
 
 def _absolute_endpoints(
@@ -334,6 +338,8 @@ def _contradictions(config: Config, devices_written: Sequence[str]) -> Iterator[
     for name, device in config.devices.items():
         for keys, message in _device_mistakes(name, device):
             yield ("devices", name, *keys), message
+        for keys, message in _host_mistakes(name, device, config.cluster.address):
+            yield ("devices", name, *keys), message
     for name, model in config.models.items():
         if model.device in config.devices or model.device not in devices_written:
             for key, message in _model_mistakes(model, config.devices):
@@ -350,16 +356,33 @@ def _device_mistakes(name: str, device: Device) -> Iterator[tuple[KeyPath, str]]
         missing = "missing key `expert_memory` (or a `profile` that has it): bytes for experts, such as 2GB"
         yield (), missing
     if device.host_cache is not None and (name == "cpu" or device.memory == "shared"):
-        message = f"the experts of {name} are in RAM already: leave host_cache out, or raise expert_memory"
+        message = f"the experts of {name} are in RAM already: remove host_cache, or raise expert_memory"
         yield ("host_cache",), message
     if device.pinned_memory is not None and (name == "cpu" or device.memory == "shared"):
-        message = f"nothing is copied to {name} from pinned memory: leave pinned_memory out"
+        message = f"only a GPU with memory of its own is filled from pinned memory, and {name} is not one: remove it"
         yield ("pinned_memory",), message
     if device.memory == "shared" and name == "cpu":
-        yield ("memory",), "`shared` is for a GPU that computes in the CPU's memory: leave it out"
+        yield ("memory",), "only a GPU can have `memory: shared`, which is a part of the CPU's: remove it here"
     elif device.memory == "shared" and not device.expert_memory and device.profile is not None:
-        message = "a GPU that shares the CPU's memory says how much of it its experts get: write expert_memory"
+        message = "a profile does not divide the CPU's memory: write expert_memory beside `memory: shared`"
         yield ("memory",), message
+
+
+def _host_mistakes(name: str, device: Device, address: str | None) -> Iterator[tuple[KeyPath, str]]:
+    is_own_name, other = re.fullmatch(_OWN_DEVICE, name) is not None, f"{device.host}-gpu"
+    if device.host is None and not is_own_name:
+        yield (), f"{name} is not a device of this PC: expected cpu or cuda:0, or the `host` that it is on"
+    elif device.host is None:
+        if "device" in device.model_fields_set:
+            yield ("device",), "is for devices of other PCs: remove it, or say which `host` this one is on"
+        return
+    elif is_own_name:
+        yield ("host",), f"{name} is a device of this PC: give one of another PC a name of its own, such as {other}"
+    elif address is None:
+        yield ("host",), "a device of another PC needs `cluster.address`, that of its head"
+    for key in ("host_cache", "memory", "pinned_memory"):
+        if key in device.model_fields_set:
+            yield (key,), "is for GPUs of this PC: remove it"
 
 
 def _shift_mistakes(plant: Plant) -> Iterator[tuple[KeyPath, str]]:
@@ -373,6 +396,9 @@ def _shift_mistakes(plant: Plant) -> Iterator[tuple[KeyPath, str]]:
 def _model_mistakes(model: Model, devices: Mapping[str, Device]) -> Iterator[tuple[str, str]]:
     if model.device not in devices:
         yield "device", f"{model.device!r} is not one of `devices`: {', '.join(devices)}"
+        return
+    if devices[model.device].host is not None:
+        yield "device", f"{model.device} is on another PC, and language models run on this one"
         return
     if model.least_memory is not None and model.least_memory > model.memory:
         yield "least_memory", f"{size_text(model.least_memory)} are more than `memory`, {size_text(model.memory)}"

@@ -10,21 +10,22 @@ from pydantic import PlainValidator, SerializeAsAny, ValidationError
 from pydantic_core import InitErrorDetails
 
 from daemon.consumers.mqtt.settings import MqttSettings
-from daemon.consumers.protocol import Consumer, ConsumerSettings, KeyedTexts
+from daemon.consumers.plant.settings import PlantSettings
+from daemon.consumers.protocol import Consumer, ConsumerSettings, KeyedTexts, LineAccess
 from daemon.errors import MissingExtraError
 
-KINDS: Mapping[str, type[ConsumerSettings]] = {"mqtt": MqttSettings}
+KINDS: Mapping[str, type[ConsumerSettings]] = {"mqtt": MqttSettings, "plant": PlantSettings}
 
 #: A name is a file's name, a process's argument and part of an MQTT client's identifier.
 CONSUMER_NAME = r"^[A-Za-z0-9_-]{1,32}$"
 CONSUMER_KEYS = frozenset(key for settings in KINDS.values() for key in settings.model_fields)
 
 
-def make_consumer(name: str, settings: ConsumerSettings, journal: Path) -> Consumer:
+def make_consumer(name: str, settings: ConsumerSettings, journal: Path, line: LineAccess) -> Consumer:
     """Return the consumer `name` of a line, not yet connected; MissingExtraError if its packages are missing."""
-    line = f"{os.uname().nodename}:{journal.resolve()}"
+    place = f"{os.uname().nodename}:{journal.resolve()}"
     try:  # the identifier is one that no consumer of another line has, the same at each start
-        return settings.make(f"coserve-{name}-{hashlib.sha256(line.encode()).hexdigest()[:8]}")
+        return settings.make(f"coserve-{name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}", line)
     except ModuleNotFoundError as missing:
         if settings.extra is None:
             raise

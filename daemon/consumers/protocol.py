@@ -6,9 +6,11 @@ that people see. A kind knows its own protocol and nothing else.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from daemon.wire.keys import unusable
 
 #: A message of the results stream exactly as published (PROTOCOL.md, Results stream), with its `topic` added.
 Message = dict[str, Any]
@@ -20,16 +22,19 @@ State = Literal["connected", "refused", "waiting"]
 
 #: The key of a setting below its consumer: `("tls", "ca")`.
 SettingKey = tuple[str, ...]
-_Section = TypeVar("_Section", bound=BaseModel)
 #: Mistakes or warnings, each with the key that it is about.
 KeyedTexts = list[tuple[SettingKey, str]]
+SecretFiles = Mapping[SettingKey, Callable[[Path], object]]
 
 
 class Consumer(Protocol):
     """Delivers messages, one call at a time; after an error the runner calls `close`, and later `open` again."""
 
-    async def open(self, position: int) -> None:
-        """Connect. Everything up to `position` is delivered already. Raises DeliveryError if there is no connection."""
+    async def open(self, position: int) -> int | None:
+        """Connect. Everything up to `position` is delivered already. Raises DeliveryError if there is no connection.
+
+        A server that keeps its own position returns it if it is lower: everything after it is handed over again.
+        """
         ...
 
     async def deliver(self, messages: Sequence[Message]) -> int:
@@ -43,6 +48,48 @@ class Consumer(Protocol):
     async def close(self) -> None:
         """End the connection, in good order if that is possible; quick, and never raises DeliveryError."""
         ...
+
+
+class LineAccess(Protocol):
+    """A line's answers to its consumers, beside the messages. Every method may take time: call it in a thread.
+
+    `alarms` is the file with a message of the active alarms; it may not exist.
+    """
+
+    @property
+    def alarms(self) -> Path: ...
+
+    def end(self) -> tuple[int, str | None]:
+        """Return the last `seq` and the epoch that it belongs to."""
+        ...
+
+    def at(self, seq: int) -> str | None:
+        """Return the `at` of the message with that number, None if there is none (any more)."""
+        ...
+
+    def before_oldest(self) -> int:
+        """Return the `seq` before the first message that is kept."""
+        ...
+
+    def picture(self, inspection_id: int) -> bytes | None:
+        """Return an image's kept picture, None if it is gone; NotYetError while its copy is still to be made."""
+        ...
+
+    def review(self, fields: Mapping[str, Any]) -> None:
+        """Make a decision as control's `review` does. Raises ReviewAnswerError if it is not made."""
+        ...
+
+
+class NotYetError(Exception):
+    """The line cannot answer yet: ask again later."""
+
+
+class ReviewAnswerError(Exception):
+    """The line did not make a decision; `is_final` if it never will."""
+
+    def __init__(self, reason: str, *, is_final: bool) -> None:
+        super().__init__(reason)
+        self.is_final = is_final
 
 
 class DeliveryError(Exception):
@@ -61,16 +108,18 @@ class ConsumerSettings(BaseModel):
 
     #: Extra of CoServe, package, and sentence, if the kind needs a package beside the core.
     extra: ClassVar[tuple[str, str, str] | None] = None
-    #: Keys of files that only the daemon may read.
-    secret_files: ClassVar[frozenset[SettingKey]] = frozenset()
+    #: Files that only the daemon may read, by key, and what reads them.
+    secret_files: ClassVar[SecretFiles] = {}
     #: With `boards`, the state of a board is delivered again after each review of it (ResultsReader.board_states).
     repeats_boards: ClassVar[bool] = False
+    #: Messages that are read and handed over at once.
+    batch: ClassVar[int] = 200
 
     kind: str
     send: Annotated[list[ResultKind], Field(min_length=1)] = ["boards", "inspections", "reviews"]
     start: Literal["oldest", "newest"] = "oldest"
 
-    def make(self, identifier: str) -> Consumer:
+    def make(self, identifier: str, line: LineAccess) -> Consumer:
         """Import the packages and return a consumer, not yet connected; `identifier` is the same at every start."""
         raise NotImplementedError
 
@@ -85,7 +134,8 @@ class ConsumerSettings(BaseModel):
 
     def file_problems(self) -> KeyedTexts:
         """Return what is wrong with the files that it names."""
-        return []
+        files = self.files()
+        return unusable((key, files.get(key), read) for key, read in self.secret_files.items())
 
     def warnings(self) -> KeyedTexts:
         """Return settings that work and are unsafe."""
@@ -94,22 +144,22 @@ class ConsumerSettings(BaseModel):
     def files(self) -> dict[SettingKey, Path]:
         """Return every file that it names, by key."""
         files: dict[SettingKey, Path] = {}
-        _placed(self, files.setdefault, ())
+        placed(self, files.setdefault)
         return files
 
-    def resolved(self, place: Callable[[Path], Path]) -> Self:
-        """Return the same settings with `place` applied to each file."""
-        return _placed(self, lambda _, file: place(file), ())
 
-
-def _placed(section: _Section, place: Callable[[SettingKey, Path], Path], above: SettingKey) -> _Section:
-    update: dict[str, Any] = {}
-    for name in type(section).model_fields:
-        match getattr(section, name):
-            case Path() as file:
-                update[name] = place((*above, name), file)
-            case BaseModel() as inner:
-                update[name] = _placed(inner, place, (*above, name))
-            case _:
-                pass
-    return section.model_copy(update=update)
+def placed(settings: Any, place: Callable[[SettingKey, Path], Path], above: SettingKey = ()) -> Any:
+    """Return the same settings with `place` applied to each file in them and to its key."""
+    match settings:
+        case Path():
+            return place(above, settings)
+        case dict():
+            return {name: placed(value, place, (*above, str(name))) for name, value in settings.items()}
+        case list():
+            return [placed(value, place, above) for value in settings]
+        case BaseModel():
+            given = {name: getattr(settings, name) for name in type(settings).model_fields}
+            fields = {name: placed(value, place, (*above, name)) for name, value in given.items()}
+            return settings.model_copy(update={name: new for name, new in fields.items() if new != given[name]})
+        case _:
+            return settings

@@ -13,6 +13,7 @@ from pathlib import Path
 from daemon.config.settings import load_config
 from daemon.consumers.kinds import make_consumer
 from daemon.delivery.deliveries import SharedStatusPage
+from daemon.delivery.line_access import StoredLine
 from daemon.delivery.process import run_consumer
 from daemon.errors import ConfigError, MissingExtraError
 from daemon.host.children import live_with_parent
@@ -55,11 +56,12 @@ def _run(path: Path, name: str, newest: int | None, status_page: SharedStatusPag
         raise ConfigError([f"there is no consumer {name} among `consumers`: {', '.join(config.consumers) or 'none'}"])
     run_consumer(
         name,
-        make_consumer(name, config.consumers[name], config.journal),
+        make_consumer(name, settings, config.journal, StoredLine(config)),
         config.database,
         config.positions,
         send=settings.send,
         repeats_boards=settings.repeats_boards,
+        batch=settings.batch,
         start=settings.start,
         newest=newest,
         status_page=status_page,

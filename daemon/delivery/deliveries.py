@@ -11,6 +11,7 @@ from typing import Any
 from daemon.config.addresses import CREDENTIALS
 from daemon.config.settings import Config, at_their_lines
 from daemon.consumers.kinds import make_consumer
+from daemon.delivery.line_access import StoredLine
 from daemon.errors import MissingExtraError
 from daemon.host.children import ChildSpec
 from routing_rules.load import KeyPath
@@ -136,7 +137,7 @@ def _problems(config: Config, name: str) -> list[tuple[KeyPath, str]]:
         (("consumers", name, *key), problem) for key, problem in unset or settings.file_problems()
     ]
     try:
-        make_consumer(name, settings, config.journal)
+        make_consumer(name, settings, config.journal, StoredLine(config))
     except MissingExtraError as error:
         problems.append((("consumers", name, "kind"), str(error)))
     return problems

@@ -10,7 +10,7 @@ from typing import Literal
 
 import structlog
 
-from daemon.consumers.protocol import Consumer, ResultKind
+from daemon.consumers.protocol import Consumer, ConsumerSettings, ResultKind
 from daemon.delivery.deliveries import SharedStatusPage
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import Runner
@@ -29,6 +29,7 @@ def run_consumer(  # noqa: PLR0913  an integrator's program names what it has, m
     *,
     send: Sequence[ResultKind] = ("boards", "inspections"),
     repeats_boards: bool = False,
+    batch: int = ConsumerSettings.batch,
     start: Literal["oldest", "newest"] = "oldest",
     newest: int | None = None,
     status_page: SharedStatusPage | None = None,
@@ -50,6 +51,7 @@ def run_consumer(  # noqa: PLR0913  an integrator's program names what it has, m
         *(name, consumer, reader, PositionFile(positions, name)),
         send=send,
         repeats_boards=repeats_boards,
+        batch=batch,
         newest=newest,
         status_page=status_page,
     )

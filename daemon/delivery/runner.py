@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.consumers.protocol import Consumer, DeliveryError, Message, State
+from daemon.consumers.protocol import Consumer, ConsumerSettings, DeliveryError, Message, State
 from daemon.delivery.deliveries import SharedStatusPage
 from daemon.delivery.position import DeliveryPosition, Mark, PositionError, PositionFile
 from daemon.storage.database.connections import StoreError
@@ -23,8 +23,7 @@ from daemon.storage.database.reader import ResultsReader
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Messages that are read and handed over at once.
-BATCH = 200
+BATCH = ConsumerSettings.batch
 #: So often the database is asked for something new while there is nothing: one row of one table.
 _POLL_S = 0.2
 #: A moved position becomes durable this much later: a sync for each message would slow down the line's disk.
@@ -42,7 +41,7 @@ _GOODBYE_S = 1.0
 class Runner:
     """One consumer of one database. `run` until `stop`; all in one event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - most by keyword
         self,
         name: str,
         consumer: Consumer,
@@ -51,6 +50,7 @@ class Runner:
         *,
         send: Sequence[str] = ("boards", "inspections", "generations", "reviews"),
         repeats_boards: bool = False,
+        batch: int = BATCH,
         newest: int | None = None,
         status_page: SharedStatusPage | None = None,
     ) -> None:
@@ -60,6 +60,7 @@ class Runner:
         self._file = positions
         self._wanted = tuple(f"{kind.removesuffix('s')}/" for kind in send)
         self._repeats_boards = repeats_boards and "boards" in send
+        self._batch = batch
         self._newest = newest
         self._status_page = status_page
         self._log: Any = structlog.get_logger("consumer").bind(consumer=name)
@@ -111,7 +112,10 @@ class Runner:
     async def _connection(self) -> None:
         """Deliver over one connection until it ends."""
         try:
-            await self._consumer.open(self._position.seq)
+            has_less = await self._consumer.open(self._position.seq)
+            if has_less is not None and has_less < self._position.seq:
+                self._log.warning("server_has_less", position=self._position.seq, goes_on_after=has_less)
+                self._position = self._position.back_to(has_less)
             while True:
                 is_last_look = self.stopping.is_set()  # before it: what comes in during a look is not seen by it
                 is_up_to_date = not await self._deliver_page()
@@ -135,7 +139,7 @@ class Runner:
         if last_seq == self._position.seq:
             await self._consumer.deliver(())
             return False
-        page = await self._ask(self._reader.results_since, self._position.seq, BATCH)
+        page = await self._ask(self._reader.results_since, self._position.seq, self._batch)
         items: list[Message] = page["items"]
         if not items:
             self._moved(items, last_seq)
@@ -188,9 +192,9 @@ class Runner:
             saved = self._file.load()
         except PositionError as error:
             self._log.error("position_damaged", problem=str(error), advice="all that is kept is delivered again")
-            return self._new(self._before_oldest())
+            return self._new(self._reader.before_oldest())
         if saved is None:
-            return self._new(self._before_oldest() if self._newest is None else self._newest)
+            return self._new(self._reader.before_oldest() if self._newest is None else self._newest)
         return self._checked(saved)
 
     def _new(self, seq: int) -> DeliveryPosition:
@@ -202,12 +206,12 @@ class Runner:
         """Return the position in this database; in another or older one, that of the last message that both have."""
         last_seq, epoch = self._reader.end()
         marks = position.marks[::-1]
-        is_same = position.epoch == epoch or bool(marks and self._at(marks[0].seq) == marks[0].at)
+        is_same = position.epoch == epoch or bool(marks and self._reader.at(marks[0].seq) == marks[0].at)
         position = replace(position, epoch=epoch)
         if is_same and position.seq <= last_seq:
             return position
-        known = next((mark.seq for mark in marks if self._at(mark.seq) == mark.at), None)
-        seq = self._before_oldest() if known is None else known
+        known = next((mark.seq for mark in marks if self._reader.at(mark.seq) == mark.at), None)
+        seq = self._reader.before_oldest() if known is None else known
         new = replace(position.back_to(seq), counted_to=last_seq if known is None else known)
         self._log.error(
             "position_not_of_this_database",
@@ -217,15 +221,6 @@ class Runner:
             why="the database is an older one, or another: what it holds after that is delivered (again)",
         )
         return new
-
-    def _at(self, seq: int) -> str | None:
-        """Return the time of the message with that number, None if it does not exist (any more)."""
-        items = self._reader.results_since(seq - 1, 1)["items"]
-        return items[0]["at"] if items and items[0]["seq"] == seq else None
-
-    def _before_oldest(self) -> int:
-        oldest = self._reader.results_since(0, 1)["oldest_seq"]
-        return self._reader.last_seq() if oldest is None else oldest - 1
 
     # Reports
 

@@ -17,15 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import structlog
 
 from daemon.dispatch.flow import Chains, ImageAnswer, ImageFlow
-from daemon.dispatch.orders import (
-    Answered,
-    BatchOrder,
-    BatchReport,
-    Executor,
-    LoadEnd,
-    Loader,
-    LoadOrder,
-)
+from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
 from daemon.dispatch.running_work import ExecutorHealth, HungBatch, HungLoad, Running, RunningWork
 from daemon.dispatch.scheduler_control import SchedulerControl, executor_rows, memory_rows, pool_rows, queue_lengths
 from daemon.dispatch.trace import Makeup, RecordingScheduler
@@ -34,7 +26,7 @@ from daemon.policy.predict import expert_facts
 from daemon.policy.request import PoolId, Request, device_of
 from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample, Stage
 from daemon.wire.control import ControlError
-from experts.spec import ExpertId, ExpertSpec
+from experts.spec import ExpertId, ExpertSpec, resident_in
 from routing_rules.routes import Routes
 
 #: Pause after a turn that failed through a defect of ours, so that the thread cannot busy-loop.
@@ -70,6 +62,7 @@ class Events:
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.are_none = self._waiting.empty
 
     def put(self, event: Event) -> None:
         self._waiting.put(event)
@@ -195,6 +188,26 @@ class Drive:
     def reload_later(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> Future[float]:
         return self._call(lambda: self._replace(catalog, routes))
 
+    def device_lost(self, device: str, reason: str, *, was_there: bool = True) -> None:
+        """Note that a device of another PC is gone, or not there yet; its batches were reported before."""
+
+        def note() -> None:
+            self._health.device_lost(device, reason, was_there=was_there)
+            self._flow.last_error = f"device {device}: {reason}"
+            self._note_failures()
+
+        self._call(note)
+
+    def device_back(self, device: str, resume: Callable[[], None]) -> None:
+        """Note that a device of another PC is there, its memory empty; `resume` is called before any order to it."""
+
+        def note() -> None:
+            self._health.device_back(device)
+            resume()
+            self._note_failures()
+
+        self._call(note)
+
     def _call(self, do: Callable[[], R]) -> Future[R]:
         answer: Future[R] = Future()
         self._events.put(DriveCall(do, answer))
@@ -231,6 +244,11 @@ class Drive:
     def is_filling(self) -> bool:
         """True during the pools' initial fill, until the first image has its verdict."""
         return bool(self._filling) and self._flow.completed == 0
+
+    @property
+    def has_events(self) -> bool:
+        """True if something has happened since the last turn."""
+        return not self._events.are_none()
 
     @property
     def images_under_way(self) -> int:
@@ -293,15 +311,16 @@ class Drive:
         now = self._clock()
         self._check_for_hangs(now)
         wakes = [self._flow.retry_and_expire(now), self._health.next_try_s(now)]
-        for pool in self._work.loaders:
+        for pool in self._scheduler.pools_to_ask(self._work.loaders, now):
             while not isinstance(change := self._scheduler.next_load(pool, now), Wait):
-                order = LoadOrder(change, self._flow.catalog[change.expert]) if isinstance(change, Load) else change
+                order = LoadOrder(change, self._flow.resident[change.expert]) if isinstance(change, Load) else change
                 self._work.change(pool, order)
             wakes.append(change.until_s)
             if not self._work.is_loading(pool):
                 self._filling.discard(pool)  # a loader fills its pool only while nothing else is wanted
-        for name in self._work.executors:
-            if not self._work.may_take(name) or self._health.rests(name, now):
+        wakes.append(self._scheduler.next_turn_s)
+        for name in self._work.idle():
+            if self._health.rests(name, now):
                 continue
             action = self._scheduler.next_action(name, now)
             if isinstance(action, Run):
@@ -325,7 +344,7 @@ class Drive:
     def _run(self, run: Run, now: float) -> None:
         self._last_batch_id += 1
         images = tuple(self._flow.order_of(request) for request in run.batch)
-        order = BatchOrder(self._last_batch_id, self._flow.catalog[run.expert], images)
+        order = BatchOrder(self._last_batch_id, self._flow.resident[run.expert], images)
         fresh = self._fresh_loads.pop((self._work.pool_of(run.executor), run.expert), None)
         load_ms = fresh.held_up_ms(run.batch) if fresh else 0.0
         predicted_s = self._scheduler.predicted_s(run.executor, run.expert, len(images))
@@ -334,7 +353,7 @@ class Drive:
     def _load_ended(self, end: LoadEnd) -> None:
         load, now = end.load, self._clock()
         if self._work.load_ended(end):
-            self._log.warning("hung_load_ended", expert=load.expert, device=load.pool, error=end.error)
+            self._log.warning("hung_load_ended", expert=load.expert, device=load.pool, error=end.error or "none")
             self._scheduler.hung_load_ended(load)
             self._flow.release(load.expert)
             self._note_failures()
@@ -373,12 +392,15 @@ class Drive:
         self._note_health(report)
         wall_ahead_s = self._wall() - self._clock()
         self._reports.batch_done(_batch_of(running.run, running.order, report, pool, running.load_ms, wall_ahead_s))
-        for request, result in zip(running.run.batch, report.results, strict=True):
+        for request, image, result in zip(running.run.batch, running.order.images, report.results, strict=True):
             if isinstance(result, Answered):
-                stage = _stage_of(request, result, running.order, report, pool, running.load_ms)
+                spec = image.head or running.order.spec
+                stage = _stage_of(request, result, spec, report, pool, running.load_ms)
                 self._flow.answered(ImageAnswer(request.request_id, result.answer, result.image_size, stage))
             else:
-                self._flow.unanswered(request, result, is_device_error=report.device_error is not None)
+                self._flow.unanswered(
+                    request, result, is_device_error=report.device_error is not None, is_lost=report.is_lost
+                )
 
     def _note_health(self, report: BatchReport) -> None:
         if report.device_error is None:
@@ -387,7 +409,8 @@ class Drive:
                 self._note_failures()
             return
         self._flow.last_error = f"executor {report.executor}: {report.device_error}"
-        self._health.batch_failed(report.executor, report.device_error, self._clock())
+        if not report.is_lost:  # else `device_lost` follows
+            self._health.batch_failed(report.executor, report.device_error, self._clock())
         self._note_failures()
 
     # Hangs
@@ -429,12 +452,13 @@ class Drive:
         self._flow.park(self._scheduler.load_hung(load))
 
     def _replace(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> float:
-        before, at_s = self._flow.catalog, time.time()
-        changed = [expert for expert, spec in catalog.items() if before.get(expert, spec) != spec]
+        before, at_s = self._flow.resident, time.time()
         facts = expert_facts(catalog.values(), routes, self._usage)
+        changed = [expert for expert, spec in resident_in(catalog).items() if before.get(expert, spec) != spec]
+        lost = self._scheduler.replace_facts(facts, changed)
         self._flow.replace_catalog(catalog)
         self._health.forget_hangs()
-        self._flow.end_all(self._scheduler.replace_facts(facts, changed))
+        self._flow.end_all(lost)
         self._note_failures()
         if not self._failing:
             self._flow.last_error = None
@@ -475,7 +499,7 @@ class Drive:
 
     def _memory(self) -> dict[str, Any]:
         facts = (executor.facts for executor in self._work.executors.values())
-        return {"pools": memory_rows(facts, self._scheduler.snapshot(), self._flow.catalog)}
+        return {"pools": memory_rows(facts, self._scheduler.snapshot(), self._flow.resident)}
 
 
 # Rows of the results
@@ -495,12 +519,12 @@ class FreshLoad:
 
 
 def _stage_of(
-    request: Request, result: Answered, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float
+    request: Request, result: Answered, spec: ExpertSpec, report: BatchReport, pool: PoolId, load_ms: float
 ) -> Stage:
     """Return a row of `stages`. `load_ms` is how long the batch waited for a load, 0 if its expert was resident."""
     return Stage(
-        expert=request.expert,
-        expert_version=order.spec.version,
+        expert=spec.expert,
+        expert_version=spec.version,
         label=result.answer.label,
         confidence=result.answer.confidence,
         detections=result.answer.detections,
@@ -511,8 +535,8 @@ def _stage_of(
         queued_ms=max(0.0, report.started_s - request.arrived_s) * 1000.0,
         load_ms=load_ms,
         infer_ms=report.infer_ms,
-        expert_settings=order.spec.settings_digest,
-        settings=order.spec.settings,
+        expert_settings=spec.settings_digest,
+        settings=spec.settings,
     )
 
 

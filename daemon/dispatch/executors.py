@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -17,7 +17,7 @@ from daemon.policy.request import ExecutorFacts, RequestId
 from daemon.records import JournalKey
 from daemon.storage.journal import JournalError
 from experts.errors import ExpertError, ImageError
-from experts.spec import Answer, ExpertId
+from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.preprocess import MAX_PIXELS, Prepared, prepare
 
 #: Accepting images goes before inference: publishers wait, verdicts have a queue (docs/decisions.md, measured).
@@ -46,9 +46,13 @@ class _RunningBatch:
 
 @dataclass(slots=True)
 class _Inference:
-    """Answers of a batch so far; `memory_limit` is the largest batch that fitted after one ran out of memory."""
+    """Answers of a batch so far; `memory_limit` is the largest batch that fitted after one ran out of memory.
 
-    answers: dict[int, Answer | Unanswered]
+    `experts` are the images' experts, in order.
+    """
+
+    experts: Sequence[ExpertSpec]
+    answers: dict[int, Answer | Unanswered] = field(default_factory=dict[int, "Answer | Unanswered"])
     memory_limit: int | None = None
     device_error: str | None = None
 
@@ -56,9 +60,10 @@ class _Inference:
 class ExecutorThread(Generic[S]):
     """One executor of one device's pool.
 
-    `slot(expert)` gives the resident expert's slot, `read(key)` an image's bytes (Journal.read). `infer(slot, images)`
-    is the forward pass: an answer for each image, in order. `enter` prepares the thread. `mark(key)` notes the image
-    that is being decoded, None when none is: for the start after a crash (storage/suspect_images.py). A decoder
+    `slot(expert)` gives the resident expert's slot, `read(key)` an image's bytes (Journal.read). `infer(slot, images,
+    experts)` is the forward pass: for each image, in order, the answer of its expert, or why that one has none. `enter`
+    prepares the thread. `mark(key)` notes the image that is being decoded, None when none is: for the start after a
+    crash (storage/suspect_images.py). A decoder
     refuses more than `max_pixels`.
     """
 
@@ -67,7 +72,7 @@ class ExecutorThread(Generic[S]):
         facts: ExecutorFacts,
         slot: Callable[[ExpertId], S],
         read: Callable[[JournalKey], bytes],
-        infer: Callable[[S, Sequence[Prepared]], Sequence[Answer]],
+        infer: Callable[[S, Sequence[Prepared], Sequence[ExpertSpec]], Sequence[Answer | ExpertError]],
         *,
         enter: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -132,7 +137,7 @@ class ExecutorThread(Generic[S]):
         slot = self._slot(order.spec.expert)
         if slot.spec != order.spec:
             raise ExpertError(order.spec.expert, "other weights are resident than the catalog names; reload it again")
-        inference = _Inference({})
+        inference = _Inference([image.head or order.spec for image in order.images])
         begin_s = self._clock()
         self._infer(slot, prepared, tuple(prepared), inference)
         ended_s = self._clock()
@@ -200,7 +205,8 @@ class ExecutorThread(Generic[S]):
         if not chosen:
             return
         try:
-            answers = self._run(slot, [prepared[number] for number in chosen])
+            images = [prepared[number] for number in chosen]
+            answers = self._run(slot, images, [into.experts[number] for number in chosen])
         except Exception as error:  # noqa: BLE001  an error of the network costs one image
             if is_device_error(error):
                 into.device_error = _text(error)
@@ -216,11 +222,17 @@ class ExecutorThread(Generic[S]):
                 parts = [(number,) for number in chosen]
         else:
             for number, answer in zip(chosen, answers, strict=True):
-                into.answers[number] = answer if _is_sound(answer) else Unanswered("expert_failed", _NOT_NUMBERS)
+                into.answers[number] = _checked(answer)
             return
         # Outside the handler: while the error is being handled it holds the failed batch's tensors.
         for part in parts:
             self._infer(slot, prepared, part, into)
+
+
+def _checked(answer: Answer | ExpertError) -> Answer | Unanswered:
+    if isinstance(answer, ExpertError):
+        return Unanswered("expert_failed", str(answer))
+    return answer if _is_sound(answer) else Unanswered("expert_failed", _NOT_NUMBERS)
 
 
 def _is_sound(answer: Answer) -> bool:

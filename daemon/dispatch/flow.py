@@ -12,7 +12,7 @@ from daemon.policy.parked import Parked
 from daemon.policy.request import Request, RequestId
 from daemon.policy.scheduler import Scheduler
 from daemon.records import Accepted, Outcome, Stage, accepted_at_s
-from experts.spec import Answer, ExpertId, ExpertSpec
+from experts.spec import Answer, ExpertId, ExpertSpec, resident_in
 from routing_rules.routes import Judgement, Routes, Step, judge
 
 
@@ -23,8 +23,10 @@ class _Image:
     deadline_s: float | None
     stages: list[Stage] = field(default_factory=list[Stage])
     judgement: Judgement | None = None
-    #: True if the device of this step's first batch failed.
-    is_second_try: bool = False
+    #: The expert of this step, if it is a head: the request is then for its backbone.
+    head: ExpertSpec | None = None
+    #: How often a device failed with a batch of this step.
+    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +40,41 @@ class ImageAnswer:
 
 
 class Chains:
-    """The chain of experts of each image, by the number of its current request."""
+    """The chain of experts of each image, by the number of its current request.
+
+    `on_answer` gets the image, number and step of each answer, and the judgement before and after; it must not block.
+    """
 
     def __init__(
-        self, routes: Callable[[str], Routes | None], clock: Callable[[], float], wall: Callable[[], float]
+        self,
+        routes: Callable[[str], Routes | None],
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        on_answer: Callable[..., None] = lambda *_: None,
     ) -> None:
-        self._routes = routes
+        self._routes, self._on_answer = routes, on_answer
         self._clock = clock
         self._wall = wall
         self._images: dict[RequestId, _Image] = {}
         self._last_id = 0
+        #: The experts in force.
+        self.catalog: Mapping[ExpertId, ExpertSpec] = {}
 
     def __len__(self) -> int:
         return len(self._images)
 
     def accepted(self, request_id: RequestId) -> Accepted:
         return self._images[request_id].accepted
+
+    def head(self, request_id: RequestId) -> ExpertSpec | None:
+        """Return the head that judges an image's current step; None if a whole network does.
+
+        A newer version on the same backbone takes over at once; else the one remains with which the image was queued.
+        """
+        image = self._images[request_id]
+        newest = self.catalog.get(ExpertId(image.step.expert))
+        is_newer = image.head is not None and newest is not None and newest.backbone == image.head.backbone
+        return newest if is_newer else image.head
 
     def admit(self, accepted: Accepted) -> Request | Outcome:
         """Return an image's first request, or its end if the rules that its board opened with cannot route it."""
@@ -70,26 +91,34 @@ class Chains:
         """Judge an answer. Return the request of the chain's next step, or the image's end."""
         image = self._images.pop(answered.request_id)
         image.stages.append(answered.stage)
-        answer = answered.answer
+        answer, before = answered.answer, image.judgement
         image.judgement = judge(
-            image.step, answer.label, answer.confidence, answer.detections, image.judgement, answered.image_size
+            image.step, answer.label, answer.confidence, answer.detections, before, answered.image_size
         )
         if image.deadline_s is not None and now > image.deadline_s:
             return _unjudged(image, "deadline")
+        self._on_answer(image.accepted, len(image.stages) - 1, image.step, before, image.judgement)
         if image.judgement.next is not None:
-            image.step, image.is_second_try = image.judgement.next, False
+            image.step, image.failures = image.judgement.next, 0
             return self._request(image)
         verdict, defect = image.judgement.verdict, image.judgement.defect
         return Outcome(image.accepted.inspection_id, verdict, defect, None, tuple(image.stages))
 
-    def again(self, request_id: RequestId) -> Request | None:
-        """Return a request for the same step; None if this was already its second try."""
+    def again(self, request_id: RequestId, max_failures: int) -> Request | None:
+        """Return a request for the same step; None if its batches have failed more than `max_failures` times."""
         image = self._images[request_id]
-        if image.is_second_try:
+        if image.failures >= max_failures:
             return None
         del self._images[request_id]
-        image.is_second_try = True
+        image.failures += 1
         return self._request(image)
+
+    def requeued(self, request_id: RequestId) -> Request | None:
+        """Return a new request for the same step under the catalog in force; None if its expert is gone."""
+        spec = self.catalog.get(ExpertId(self._images[request_id].step.expert))
+        if spec is None or not spec.classes:
+            return None
+        return self._request(self._images.pop(request_id))
 
     def ended(self, request_id: RequestId, reason: str) -> Outcome:
         """Return the end of an image that could not be judged."""
@@ -100,6 +129,10 @@ class Chains:
         request_id = RequestId(self._last_id)
         self._images[request_id] = image
         expert = ExpertId(image.step.expert)
+        spec = self.catalog.get(expert)
+        image.head = None
+        if spec is not None and spec.backbone is not None:
+            image.head, expert = spec, spec.backbone.expert
         return Request(request_id, expert, self._clock(), image.deadline_s, len(image.stages))
 
 
@@ -110,6 +143,8 @@ def _unjudged(image: _Image, reason: str) -> Outcome:
 
 #: How long an image without a deadline waits for a hung load or for unreadable bytes, as a multiple of `hang_after_s`.
 _PARKED_FACTOR = 10.0
+#: Devices of other PCs that an image may lose. One that ends every process that decodes it must not end them all.
+_MAX_LOSSES = 3
 
 
 class ImageFlow:
@@ -131,7 +166,7 @@ class ImageFlow:
     ) -> None:
         self._scheduler = scheduler
         self._chains = chains
-        self.catalog = dict(catalog)
+        self._take_catalog(catalog)
         self._on_outcome, self._on_bad_image = on_outcome, on_bad_image
         self._clock = clock
         self._parked = Parked(_PARKED_FACTOR * hang_after_s)
@@ -168,7 +203,7 @@ class ImageFlow:
 
     def order_of(self, request: Request) -> ImageOrder:
         accepted = self._chains.accepted(request.request_id)
-        return ImageOrder(request.request_id, accepted.key, accepted.pixels)
+        return ImageOrder(request.request_id, accepted.key, accepted.pixels, self._chains.head(request.request_id))
 
     def names(self, requests: Iterable[Request]) -> list[str]:
         """Return source and id of each image, for logs."""
@@ -179,7 +214,7 @@ class ImageFlow:
         self._parked.forget(answered.request_id)
         self._go_on(self._chains.answered(answered, self._clock()))
 
-    def unanswered(self, request: Request, result: Unanswered, *, is_device_error: bool) -> None:
+    def unanswered(self, request: Request, result: Unanswered, *, is_device_error: bool, is_lost: bool = False) -> None:
         """End the image, or retry it if its device failed or its bytes could not be read this time."""
         match result.fault:
             case "bad_image":
@@ -189,7 +224,7 @@ class ImageFlow:
                 if not self._parked.park(request, self._clock(), tries_again=True):
                     self.is_bad(request, result.detail)
             case "expert_failed" if is_device_error:
-                self.again(request)
+                self.again(request, _MAX_LOSSES if is_lost else 1)
             case "expert_failed":
                 self.last_error = f"expert {request.expert}: {result.detail}"
                 self.end(request, "expert_failed")
@@ -198,9 +233,9 @@ class ImageFlow:
         self._on_bad_image(self._chains.accepted(request.request_id), reason)
         self.end(request, "bad_image")
 
-    def again(self, request: Request) -> None:
-        """Retry an image that is not to blame; end it if this was its second try."""
-        again = self._chains.again(request.request_id)
+    def again(self, request: Request, max_failures: int = 1) -> None:
+        """Retry an image that is not to blame; end it if it has failed `max_failures` times before."""
+        again = self._chains.again(request.request_id, max_failures)
         if again is None:
             self.end(request, "expert_failed")
         else:
@@ -234,18 +269,44 @@ class ImageFlow:
             self._go_on(request)
 
     def end_all(self, requests: Iterable[Request]) -> None:
-        """End requests whose expert cannot be used, or is no longer in the catalog."""
+        """End requests whose expert cannot be used, or is no longer in the catalog.
+
+        An expert that has become a head, or a head of another backbone, is still there: its images go on with it.
+        """
         for request in requests:
+            if request.expert not in self.resident and self._requeue(request):
+                continue
             # A line without any experts collects pictures to train them with.
             missing = "rules_changed" if self.catalog else "no_expert"
-            self.end(request, "expert_failed" if request.expert in self.catalog else missing)
+            self.end(request, "expert_failed" if request.expert in self.resident else missing)
 
     def replace_catalog(self, catalog: Mapping[ExpertId, ExpertSpec]) -> None:
-        for expert in [expert for expert in self.catalog if expert not in catalog]:
+        before = self.resident
+        self._take_catalog(catalog)
+        for expert in [expert for expert in before if expert not in self.resident]:
             for request in self._parked.of(expert):
-                self.end(request, "rules_changed")
-        self.catalog = dict(catalog)
+                if not self._requeue(request):
+                    self.end(request, "rules_changed")
         self._refusals.clear()
+
+    def _requeue(self, request: Request) -> bool:
+        """Queue an image once more under the catalog in force; False if its expert is gone."""
+        again = self._chains.requeued(request.request_id)
+        if again is None:
+            return False
+        self._parked.forget(request.request_id)
+        self._go_on(again)
+        return True
+
+    def resident_of(self, spec: ExpertSpec) -> ExpertSpec:
+        """Return what a slot holds while an expert answers; for a backbone's own entry what its heads have there."""
+        if spec.classes:
+            return spec.resident
+        return next((held for held in self.resident.values() if held.sha256 == spec.sha256), spec)
+
+    def _take_catalog(self, catalog: Mapping[ExpertId, ExpertSpec]) -> None:
+        self.catalog = self._chains.catalog = dict(catalog)
+        self.resident = resident_in(catalog)
 
     def end(self, request: Request, reason: str) -> None:
         self._parked.forget(request.request_id)

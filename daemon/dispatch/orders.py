@@ -20,14 +20,17 @@ Fault = Literal["bad_image", "expert_failed", "unreadable"]
 
 @dataclass(frozen=True, slots=True)
 class ImageOrder:
+    """An image to judge; with `head` by that head of the batch's backbone, else by the batch's expert."""
+
     request_id: RequestId
     key: JournalKey
     pixels: Pixels
+    head: ExpertSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOrder:
-    """Images to run through one resident expert."""
+    """Images to run through one resident expert, or through a backbone and each then through its head."""
 
     batch_id: int
     spec: ExpertSpec
@@ -54,7 +57,7 @@ class BatchReport:
 
     `started_s` and `ended_s` are the drive's clock; `infer_ms` is the time in the network and its head alone.
     `memory_limit` is the largest batch that fitted, if this one ran out of memory; `device_error` is the device's
-    error, if the device failed and not the work.
+    error, if the device failed and not the work. With `is_lost` the device is gone: another PC, or the way there.
     """
 
     executor: ExecutorId
@@ -65,6 +68,7 @@ class BatchReport:
     infer_ms: float
     memory_limit: int | None = None
     device_error: str | None = None
+    is_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +172,8 @@ class Pool(Protocol):
     @property
     def budget_bytes(self) -> int: ...
     def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: Any = None) -> LoadedBytes: ...
-    def slot(self, expert: ExpertId) -> Any:
-        """Return the `Slot` of a resident expert; ExpertError if it is not resident."""
-        ...
-
     def unload(self, expert: ExpertId) -> None: ...
     def resize(self, budget_bytes: int) -> None: ...
-    def resident(self) -> Sequence[ExpertId]: ...
 
 
 class Devices(Protocol):

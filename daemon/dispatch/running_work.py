@@ -3,6 +3,7 @@
 Hung work is left behind: its thread keeps its memory until it ends, if ever, and a new thread takes over.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import structlog
 from daemon.dispatch.orders import BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
 from daemon.policy.actions import Load, Resize, Run, Unload
 from daemon.policy.operate import OperationRefusedError
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId, device_of
 from daemon.policy.scheduler import Scheduler
 from daemon.policy.watch import Watch
 from experts.spec import ExpertId
@@ -94,13 +95,10 @@ class RunningWork:
 
     # Batches
 
-    def may_take(self, executor: ExecutorId) -> bool:
-        """True if `executor` is idle and has not too many hung threads."""
-        if executor in self.running:
-            return False
-        return not self._left_behind or (
-            sum(left.run.executor == executor for left in self._left_behind.values()) < _MAX_HUNG_THREADS
-        )
+    def idle(self) -> list[ExecutorId]:
+        """Return the executors that run nothing and have not too many hung threads."""
+        hung = Counter(left.run.executor for left in self._left_behind.values()) if self._left_behind else {}
+        return [name for name in self.executors if name not in self.running and hung.get(name, 0) < _MAX_HUNG_THREADS]
 
     def begin(self, running: Running, predicted_s: float | None) -> None:
         name = running.run.executor
@@ -220,12 +218,14 @@ class ExecutorHealth:
     """Executors out of service because of repeated errors of their devices. `now` is seconds on the drive's clock.
 
     An executor out of service runs nothing until a restart. Others of its pool go on; if there are none, the pool's
-    experts move to other devices. Only if they cannot move is the executor retried, with one batch each `_RETRY_S`.
+    experts move to other devices. Only if they cannot move is the executor retried, with one batch each `_RETRY_S`. A
+    device of another PC is out of service while it is gone, and no longer.
     """
 
     def __init__(self, executors: Iterable[ExecutorFacts], scheduler: Scheduler) -> None:
         self._states = {facts.executor: _State(facts.pool) for facts in executors}
         self._scheduler = scheduler
+        self._budgets_bytes = scheduler.budgets()
         self._hangs: Counter[ExpertId] = Counter()
         self._log: Any = structlog.get_logger("health")
 
@@ -253,6 +253,31 @@ class ExecutorHealth:
         """Note a load into `pool` that failed through an error of its device."""
         self._failed([executor for executor, state in self._states.items() if state.pool == pool], error, now)
 
+    def device_lost(self, device: str, reason: str, *, was_there: bool) -> None:
+        """Take a device of another PC out of service until `device_back`: its experts are gone, if it `was_there`."""
+        for pool in self._set(device, reason, math.inf):
+            self._budgets_bytes[pool] = self._scheduler.budgets()[pool] or self._budgets_bytes[pool]
+            self._scheduler.pool_lost(pool)
+            self._give_up(pool, had_experts=was_there)
+        if was_there:
+            self._log.error("device_lost", device=device, reason=reason)
+        else:
+            self._log.warning("device_absent", device=device, reason=reason)
+
+    def device_back(self, device: str) -> None:
+        """Use a device of another PC again; its memory is empty."""
+        for pool in self._set(device, None, 0.0):
+            self._scheduler.pool_back(pool)
+            self._scheduler.set_budget(pool, self._budgets_bytes[pool])
+        self._log.info("device_back", device=device)
+
+    def _set(self, device: str, reason: str | None, retry_s: float) -> list[PoolId]:
+        """Set the state of each executor of `device`, and return its pools."""
+        states = [state for state in self._states.values() if device_of(state.pool) == device]
+        for state in states:
+            state.errors, state.reason, state.retry_s = 0, reason, retry_s
+        return list(dict.fromkeys(state.pool for state in states))
+
     def is_lost(self, pool: PoolId) -> bool:
         """True if no executor of `pool` is in service."""
         states = [state for state in self._states.values() if state.pool == pool]
@@ -266,7 +291,7 @@ class ExecutorHealth:
     def next_try_s(self, now: float) -> float | None:
         """Return when an executor out of service is retried next."""
         lost = (state for state in self._states.values() if state.retry_s > now and self.is_lost(state.pool))
-        return min((state.retry_s for state in lost), default=None)
+        return min((state.retry_s for state in lost if state.retry_s != math.inf), default=None)
 
     def out_of_service(self) -> dict[ExecutorId, str]:
         """Return the executors out of service, each with its last error."""
@@ -278,19 +303,20 @@ class ExecutorHealth:
             state.errors += 1
             if state.errors < _MAX_ERRORS:
                 continue
-            was_in_service, state.reason = state.reason is None, error
+            was_in_service, state.reason = state.reason is None, state.reason or error
             # For all executors of the pool: those that failed earlier must not retry as soon as the last one fails.
             for other in self._states.values():
-                if other.pool == state.pool:
+                if other.pool == state.pool and other.retry_s != math.inf:
                     other.retry_s = now + _RETRY_S
             if was_in_service:
                 self._log.error("executor_out_of_service", executor=executor, error=error)
                 self._give_up(state.pool)
 
-    def _give_up(self, pool: PoolId) -> None:
+    def _give_up(self, pool: PoolId, *, had_experts: bool = True) -> None:
         """Move the experts of `pool` to other devices if no executor is left to use them."""
         if self.is_lost(pool):
             try:
                 self._scheduler.set_budget(pool, 0)
             except OperationRefusedError as refused:
-                self._log.error("experts_cannot_move", device=pool, reason=refused.reason)
+                if had_experts:
+                    self._log.error("experts_cannot_move", device=pool, reason=refused.reason)

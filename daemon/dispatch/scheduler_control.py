@@ -44,10 +44,11 @@ class SchedulerControl:
             raise ControlError(error.code, error.reason) from error
 
     def _experts(self, _fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a row for each expert; what is loaded, pinned and queued for a head is its backbone."""
         now = self._scheduler.snapshot()
         rows = [
             {
-                "expert": expert,
+                "expert": name,
                 "version": spec.version,
                 "settings": spec.settings_digest,
                 "architecture": spec.architecture,
@@ -58,8 +59,10 @@ class SchedulerControl:
                 "pinned": [pool.pool for pool in now.pools if expert in pool.pinned],
                 "queued": now.queued.get(expert, 0),
                 "failed": now.failed.get(expert),
+                **({} if spec.backbone is None else {"backbone": spec.backbone.expert}),
             }
-            for expert, spec in self._flow.catalog.items()
+            for name, spec in self._flow.catalog.items()
+            for expert in (self._flow.resident_of(spec).expert,)
         ]
         return {"experts": rows}
 
@@ -73,7 +76,7 @@ class SchedulerControl:
         return {"queues": queues, "running": running}
 
     def _pin(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        expert, device = _expert_and_device(fields)
+        expert, device = self._expert_and_device(fields)
         if device is None:
             return {"expert": expert, "device": device_of(self._scheduler.pin(expert, None))}
         pools = self._pools(device)
@@ -96,7 +99,7 @@ class SchedulerControl:
         self, fields: Mapping[str, Any], state: str, release: Callable[[ExpertId, PoolId | None], object]
     ) -> dict[str, Any]:
         """Unpin or unload an expert in each pool of the device where it is in this state; without a device in all."""
-        expert, device = _expert_and_device(fields)
+        expert, device = self._expert_and_device(fields)
         if device is None:
             release(expert, None)
             return {"expert": expert}
@@ -140,8 +143,18 @@ class SchedulerControl:
             now[device_of(pool)] = now.get(device_of(pool), 0) + budget_bytes
         return {"expert_memory": now}
 
+    def _expert_and_device(self, fields: Mapping[str, Any]) -> tuple[ExpertId, str | None]:
+        """Return the expert and device that a request names; in place of a head its backbone."""
+        expert, device = fields.get("expert"), fields.get("device")
+        if not isinstance(expert, str):
+            raise ControlError("bad_field", "expert: expected the name of an expert of the catalog")
+        if device is not None and not isinstance(device, str):
+            raise ControlError("bad_field", "device: expected the name of a device, such as cpu or cuda:0")
+        spec = self._flow.catalog.get(ExpertId(expert))
+        return ExpertId(expert) if spec is None else self._flow.resident_of(spec).expert, device
+
     def _require_known(self, expert: ExpertId) -> None:
-        if expert not in self._flow.catalog:
+        if expert not in self._flow.resident:
             raise ControlError("unknown_expert", f"{expert} is not in the catalog")
 
     def _pools(self, device: str) -> tuple[PoolId, ...]:
@@ -164,7 +177,9 @@ def _places(now: Snapshot, expert: ExpertId) -> dict[str, list[PoolId]]:
 
 def _out_of_service(pool: PoolId, *, is_empty: bool) -> str:
     if is_empty:
-        return f"{pool} is out of service: restart the daemon to use it again"
+        return (
+            f"{pool} is out of service: restart the daemon to use it again (a device of another PC returns by itself)"
+        )
     return f"{pool} is out of service and retried automatically: the other devices cannot hold all of its experts"
 
 
@@ -200,7 +215,7 @@ def executor_rows(
 
 
 def memory_rows(
-    executors: Iterable[ExecutorFacts], now: Snapshot, catalog: Mapping[ExpertId, ExpertSpec]
+    executors: Iterable[ExecutorFacts], now: Snapshot, resident: Mapping[ExpertId, ExpertSpec]
 ) -> list[dict[str, Any]]:
     """Return `pools` of control's `memory`: the experts in each, in the order of loading, with their bytes.
 
@@ -213,7 +228,7 @@ def memory_rows(
         experts = [
             {
                 "expert": expert,
-                "bytes": catalog[expert].weights_bytes if expert in catalog else 0,
+                "bytes": resident[expert].weights_bytes if expert in resident else 0,
                 "is_loading": expert in pool.loading,
                 "is_pinned": expert in pool.pinned,
                 "is_in_use": expert in in_use,
@@ -245,19 +260,11 @@ def pool_rows(executors: Iterable[ExecutorFacts], now: Snapshot) -> list[dict[st
 def queue_lengths(now: Snapshot) -> tuple[dict[str, int], int]:
     """Return the requests queued for each device's resident experts, and those for experts resident nowhere."""
     by_device = dict.fromkeys((device_of(pool.pool) for pool in now.pools), 0)
-    unloaded = 0
+    homes: dict[ExpertId, dict[str, None]] = {}
+    for pool in now.pools:
+        for expert in pool.resident:
+            homes.setdefault(expert, {})[device_of(pool.pool)] = None
     for expert, count in now.queued.items():
-        homes = {device_of(pool.pool) for pool in now.pools if expert in pool.resident}
-        for device in homes:
+        for device in homes.get(expert, ()):
             by_device[device] += count
-        unloaded += 0 if homes else count
-    return by_device, unloaded
-
-
-def _expert_and_device(fields: Mapping[str, Any]) -> tuple[ExpertId, str | None]:
-    expert, device = fields.get("expert"), fields.get("device")
-    if not isinstance(expert, str):
-        raise ControlError("bad_field", "expert: expected the name of an expert of the catalog")
-    if device is not None and not isinstance(device, str):
-        raise ControlError("bad_field", "device: expected the name of a device, such as cpu or cuda:0")
-    return ExpertId(expert), device
+    return by_device, sum(count for expert, count in now.queued.items() if expert not in homes)

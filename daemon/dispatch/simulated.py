@@ -115,6 +115,33 @@ class SimulatedChannel:
             done()
 
 
+class SimulatedNetwork(SimulatedChannel):
+    """One uplink to other PCs: transfers share its bandwidth equally, and each direction takes `latency_s`."""
+
+    def __init__(
+        self,
+        clock: SimulatedClock,
+        bytes_per_s: float,
+        latency_s: float,
+        on_transfer: Callable[[str, Load, float], None] = lambda _name, _load, _begun_s: None,
+    ) -> None:
+        super().__init__(clock, "network", latency_s, on_transfer)
+        self._uplink = SimulatedProcessor(clock, 1.0)
+        self._bytes_per_s = bytes_per_s
+        self.sent_bytes = 0
+
+    def transfer(self, load: Load, seconds: float, done: Callable[[], None]) -> None:
+        """Call `done` at the end of a transfer that would take `seconds` alone."""
+        self.sent_bytes += round(seconds * self._bytes_per_s)
+        begun = (load, self._clock.now())
+        self._uplink.run(seconds, lambda: self._end(begun, done))
+
+    def send(self, size_bytes: int, done: Callable[[], None]) -> None:
+        """Send a batch's images and call `done` when they have arrived; the latency of the answer is included."""
+        self.sent_bytes += size_bytes
+        self._uplink.run(size_bytes / self._bytes_per_s, lambda: self._clock.after(2 * self._fixed_s, done))
+
+
 class SimulatedProcessor:
     """m batches at once each run at min(1, concurrency / m): processor sharing, in the batches' own seconds."""
 
@@ -328,8 +355,12 @@ class SimulatedExecutor:
         costs: Callable[[ExpertSpec], tuple[float, float]] = lambda _spec: (0.01, 0.01),
         processor: SimulatedProcessor | None = None,
         on_batch: Callable[[BatchOrder, float], None] = lambda _order, _work_s: None,
+        carry: Callable[[int, Callable[[], None]], None] = lambda _images, done: done(),
     ) -> None:
-        """`costs(spec)` are k_s and b_s; without a `processor` it has its own; `on_batch` is called when one begins."""
+        """`costs(spec)` are k_s and b_s; without a `processor` it has its own; `on_batch` is called when one begins.
+
+        `carry(images, done)` brings a batch's images to the device and calls `done`: an executor waits for them.
+        """
         self.facts = facts
         self._pool = pool
         self._clock = clock
@@ -337,6 +368,7 @@ class SimulatedExecutor:
         self._costs = costs
         self._run = processor.run if processor else clock.after
         self._on_batch = on_batch
+        self._carry = carry
         self.hangs: Callable[[BatchOrder], tuple[float, RequestId | None]] = lambda _order: (0.0, None)
         self._preparing: RequestId | None = None
         self._report: Callable[[BatchReport], None] = lambda _report: None
@@ -350,7 +382,7 @@ class SimulatedExecutor:
         k_s, b_s = self._costs(order.spec)
         work_s = k_s * len(order.images) + b_s + hangs_s
         self._on_batch(order, work_s)
-        self._run(work_s, lambda: self._ran(order, started_s))
+        self._carry(len(order.images), lambda: self._run(work_s, lambda: self._ran(order, started_s)))
 
     def give_up(self) -> RequestId | None:
         return self._preparing
@@ -370,7 +402,7 @@ class SimulatedExecutor:
                 return Unanswered("expert_failed", "old weights")
         except ExpertError as error:
             return Unanswered("expert_failed", str(error))
-        answer = self._answer(spec, image)
+        answer = self._answer(image.head or spec, image)
         return answer if isinstance(answer, Unanswered) else Answered(answer, (100, 100))
 
 
@@ -400,8 +432,8 @@ class SimulatedDevices:
     ) -> ExecutorThread:
         return ExecutorThread(facts, pool.slot, read, self._infer, mark=mark, max_pixels=max_pixels)
 
-    def _infer(self, slot: SimulatedSlot, images: Sequence[Prepared]) -> list[Answer]:
-        return [self._answer(slot.spec, image) for image in images]
+    def _infer(self, _slot: SimulatedSlot, images: Sequence[Prepared], experts: Sequence[ExpertSpec]) -> list[Answer]:
+        return [self._answer(expert, image) for expert, image in zip(experts, images, strict=True)]
 
 
 def _verify_weights(spec: ExpertSpec) -> None:

@@ -11,7 +11,7 @@ from daemon.records import JournalKey
 from experts.memory import PinnedBudget
 from experts.transfer import transfer_for
 from experts.vision.graphs import Recorders
-from experts.vision.infer import infer
+from experts.vision.infer import infer_each
 from experts.vision.slot import LayoutShelf, Slot, SlotPool
 
 
@@ -19,7 +19,7 @@ class TorchDevices:
     """`Devices` (orders.py) of this PC as `coserve.yaml` describes them: CUDA devices by number, and the CPU."""
 
     def __init__(self, devices: Mapping[str, Device]) -> None:
-        self._shelf = shelf_of(devices)
+        self._shelf = shelf_of({name: device for name, device in devices.items() if device.host is None})
 
     def gpu_count(self) -> int:
         return torch.cuda.device_count()
@@ -37,7 +37,7 @@ class TorchDevices:
         max_pixels: int,
     ) -> ExecutorThread[Slot]:
         return ExecutorThread(
-            facts, pool.slot, read, infer, enter=lambda: _set_threads(threads), mark=mark, max_pixels=max_pixels
+            facts, pool.slot, read, infer_each, enter=lambda: set_threads(threads), mark=mark, max_pixels=max_pixels
         )
 
 
@@ -45,7 +45,7 @@ def shelf_of(devices: Mapping[str, Device]) -> LayoutShelf:
     """Return what the pools of `devices` share, with the budgets of pinned memory and of recordings: half of an
     executor's share of the activation memory, since batches that are not recorded need the other half.
     """
-    pinned = [device.pinned_memory for name, device in devices.items() if name != "cpu"]
+    pinned = [device.pinned_memory for name, device in devices.items() if name != "cpu" and device.memory == "own"]
     limits = [limit for limit in pinned if limit is not None]
     pin = PinnedBudget(sum(limits) if len(limits) == len(pinned) else None)
     recorded = {
@@ -61,7 +61,8 @@ def shelf_of(devices: Mapping[str, Device]) -> LayoutShelf:
     )
 
 
-def _set_threads(threads: int) -> None:
+def set_threads(threads: int) -> None:
+    """Set how many threads torch computes with when the calling thread calls it."""
     torch.set_num_threads(threads)
     # Asking makes it this thread's own: until then the next thread's setting would overwrite it (measured).
     torch.get_num_threads()

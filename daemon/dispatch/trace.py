@@ -6,6 +6,7 @@ Only calls are recorded, so a replay needs neither clock nor devices.
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ from daemon.policy.operate import OperationRefusedError
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request
 from daemon.policy.scheduler import Scheduler
+from experts.ledger import LedgerError
 from experts.spec import ExpertId
 
 #: Version of the format; a reader refuses others. 2: with the performance matrix, and pools as the policy divides them.
@@ -47,11 +49,26 @@ _ARGUMENTS: dict[str, Any] = {
     "unpin": tuple[ExpertId, PoolId | None],
     "unload": tuple[ExpertId, PoolId | None],
     "set_budget": tuple[PoolId, int],
+    "pool_lost": tuple[PoolId],
+    "pool_back": tuple[PoolId],
 }
 
 
-class TraceError(ValueError):
+#: The fault of a line that cannot have been recorded after the lines before it.
+CONTRADICTS = "contradicts the lines before it; was the file edited?"
+
+
+class TraceError(Exception):
     """A trace that cannot be replayed; names the file, the line and the fault."""
+
+
+@contextmanager
+def trace_line(path: Path, line: int, fault: str) -> Iterator[None]:
+    """Turn errors that the contents of a line cause into a TraceError that names the line and the fault."""
+    try:
+        yield
+    except (ArithmeticError, AssertionError, LedgerError, LookupError, TypeError, ValueError) as error:
+        raise TraceError(f"{path}:{line}: {fault} ({type(error).__name__}: {error})") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +159,15 @@ class Call:
 
 def read_makeup(path: Path) -> Makeup:
     """Return the makeup of the recorded scheduler; TraceError if the file is not a trace of this version."""
-    try:
-        with path.open("rb") as file:
-            line = json.loads(file.readline())
+    with path.open("rb") as file, trace_line(path, 1, "not a trace"):
+        line = json.loads(file.readline())
         version = line["trace"]
-        if version == FORMAT:
-            makeup = TypeAdapter(Makeup).validate_python(line["makeup"])
-            preset(makeup.policy)
-            return makeup
-    except (ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"{path}:1: not a trace: {error}") from error
-    raise TraceError(f"{path}:1: a trace of format {version}, and this version reads {FORMAT}: record the run again")
+        if version != FORMAT:
+            message = f"a trace of format {version}, and this version reads {FORMAT}: record the run again"
+            raise TraceError(f"{path}:1: {message}")
+        makeup = TypeAdapter(Makeup).validate_python(line["makeup"])
+        makeup.scheduler()
+        return makeup
 
 
 def read_calls(path: Path) -> Iterator[Call]:
@@ -161,13 +176,9 @@ def read_calls(path: Path) -> Iterator[Call]:
     with path.open("rb") as file:
         file.readline()
         for number, text in enumerate(file, start=2):
-            try:
+            with trace_line(path, number, "not a recorded call; was the daemon killed here?"):
                 line = json.loads(text)
                 call, arguments = line["call"], adapters[line["call"]].validate_python(line["args"])
-            except (ValueError, KeyError) as error:
-                raise TraceError(
-                    f"{path}:{number}: not a recorded call ({error}); was the daemon killed here?"
-                ) from error
             yield Call(number, call, arguments, {key: line[key] for key in ("result", "refused") if key in line})
 
 
@@ -175,7 +186,8 @@ def replay(path: Path) -> Iterator[Difference]:
     """Repeat the calls of a trace and yield each difference; TraceError if the file is not a trace."""
     scheduler = read_makeup(path).scheduler()
     for call in read_calls(path):
-        replayed = _repeat(getattr(scheduler, call.name), call.arguments)
+        with trace_line(path, call.line, CONTRADICTS):
+            replayed = _repeat(getattr(scheduler, call.name), call.arguments)
         if replayed != call.recorded:
             yield Difference(call.line, call.name, json.dumps(call.recorded), json.dumps(replayed))
 

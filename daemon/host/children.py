@@ -46,8 +46,10 @@ _OOM_SCORE_ADJUST = "500"
 class ChildSpec:
     """A program to keep running; `pass_fds` are open files that it inherits under their own numbers.
 
-    One that `beats` gets `--heart FD` behind its arguments and is killed when it falls silent. `on_wait(seconds)` is
-    called when it has ended and waits that long for its next start, `on_start` right before the start.
+    One that `is_idle` runs only while nothing else wants its core: SCHED_IDLE, in the daemon's session, because the
+    kernel may share cores out by session first. One that `beats` gets `--heart FD` behind its arguments and is killed
+    when it is silent for `hung_after_s`, a minute without it. `on_wait(seconds)` is called when it has ended and waits
+    that long for its next start, `on_start` right before the start.
     """
 
     name: str
@@ -55,6 +57,8 @@ class ChildSpec:
     nice: int = 10
     pass_fds: tuple[int, ...] = ()
     beats: bool = False
+    hung_after_s: float | None = None
+    is_idle: bool = False
     on_wait: Callable[[float], None] = lambda _: None
     on_start: Callable[[], None] = lambda: None
 
@@ -204,7 +208,7 @@ class _Child:
         spec.on_start()
         try:
             if spec.beats:
-                self._heart = Heartbeat(now_s, _HUNG_AFTER_S)
+                self._heart = Heartbeat(now_s, spec.hung_after_s or _HUNG_AFTER_S)
                 argv, pass_fds = (*argv, "--heart", str(self._heart.fd)), (*pass_fds, self._heart.fd)
             self._process = subprocess.Popen(  # noqa: S603 - our own programs, no shell
                 argv,
@@ -212,7 +216,9 @@ class _Child:
                 stdout=2,  # the daemon's own standard output is one line, for programs that wait until it is ready
                 pass_fds=pass_fds,
                 env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_CHILDREN},
-                start_new_session=True,  # a terminal's Ctrl-C is the daemon's: it stops its children in its order
+                # A terminal's Ctrl-C is the daemon's: it stops its children in its order.
+                start_new_session=not spec.is_idle,
+                process_group=0 if spec.is_idle else None,
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self._ended(now_s, f"cannot be executed: {error}")
@@ -226,7 +232,8 @@ class _Child:
         """Lower its priority below the line's, before it makes threads of its own, which inherit it."""
         try:
             os.setpriority(os.PRIO_PROCESS, pid, max(self._spec.nice, os.getpriority(os.PRIO_PROCESS, 0)))
-            os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
+            scheduling = os.SCHED_IDLE if self._spec.is_idle else os.SCHED_BATCH
+            os.sched_setscheduler(pid, scheduling, os.sched_param(0))
         except OSError as error:  # it is gone already, or a sandbox forbids it
             self._log.warning("child_priority_not_set", child=self._spec.name, error=str(error))
 

@@ -171,11 +171,7 @@ class Admission(Accounts):
         return message, payload or b""
 
     def take(
-        self,
-        peer: Peer,
-        message: Inspect | Generate | Hello,
-        payload: bytes,
-        post: Callable[[Posted], None],
+        self, peer: Peer, message: Inspect | Generate | Hello, payload: bytes, post: Callable[[Posted], None]
     ) -> Answer | ScanRequest | None:
         """Return the answer to a message; None if it follows when `post` has been called, by `settle`.
 
@@ -222,11 +218,7 @@ class Admission(Accounts):
         return None if reason is None else self.busy(message, reason, _FAILED_RETRY_MS)
 
     def _handle(
-        self,
-        peer: Peer,
-        message: Inspect | Generate | Hello,
-        payload: bytes,
-        post: Callable[[Posted], None],
+        self, peer: Peer, message: Inspect | Generate | Hello, payload: bytes, post: Callable[[Posted], None]
     ) -> Answer | ScanRequest | None:
         match message:
             case Inspect():
@@ -317,12 +309,7 @@ class Admission(Accounts):
         return ScanRequest(message.source, len(payload), scan)
 
     def _inspect(
-        self,
-        peer: Peer,
-        message: Inspect,
-        payload: bytes,
-        scan: PayloadScan | None,
-        post: Callable[[Posted], None],
+        self, peer: Peer, message: Inspect, payload: bytes, scan: PayloadScan | None, post: Callable[[Posted], None]
     ) -> Answer | None:
         """Accept an image; `scan` is its payload's, if there is one. LongWalkError if a scan takes too long here."""
         key = Key("image", message.source, message.image_id)
@@ -334,6 +321,10 @@ class Admission(Accounts):
             differs = known.payload_sha256 != (scan or self._scan(message, payload)).sha256
             return self._duplicate(message, differs=differs)
         self._check_rules(message)
+        if self.boards_wait and self._begins_board(message.board):
+            return self.busy(
+                message, "another release is being put in force: new boards wait until it is", _FAILED_RETRY_MS
+            )
         arrival = _arrival(peer, message, payload, self._check_payload(message, payload, scan))
         flight = _InFlight(peer, arrival.payload_sha256, len(payload))
         return self._store(message, key, flight, partial(self._writer.write, arrival), post)
@@ -409,6 +400,9 @@ class Admission(Accounts):
         version = self._reader.open_rules(board.type, board.serial, board.attempt)
         routes = None if version is None else self._rulebook.get(version)
         return routes or self._rulebook.current
+
+    def _begins_board(self, board: BoardRef) -> bool:
+        return self._reader.open_rules(board.type, board.serial, board.attempt) is None
 
     def _check_payload(self, message: Inspect, payload: bytes, scan: PayloadScan | None) -> str:
         """Return the payload's sha256 if its structure is sound; a bad image goes to the quarantine."""

@@ -1,7 +1,7 @@
 """A line's processors as the scheduler sees them: what coserve.yaml says, completed by the profile of the machine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from daemon.errors import ConfigError
 from daemon.line.profile import MachineIdentity, Profile, load_profile
 from daemon.policy.matrix import Performance
 from daemon.policy.paper.assign import partition
+from daemon.policy.predict import resident_bytes
 from daemon.policy.presets import preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.units import size_text
@@ -42,11 +43,13 @@ def complete(path: Path, config: Config, here: MachineIdentity) -> tuple[Config,
         profile = None if device.profile is None else profiles.get(device.profile)
         if profile is None:
             continue
-        if name not in profile.devices:
-            problems.append(f"{profile.path}: has no device {name}; measure it: coserve profile {path}")
+        measured = device.device if device.host and name not in profile.devices else name
+        if measured not in profile.devices:
+            how = f"measure it: coserve profile {path}" if device.host is None else f"measure it on {device.host}"
+            problems.append(f"{profile.path}: has no device {measured}; {how}")
             continue
-        devices[name] = _completed(name, device, profile)
-        rows += profile.rows_of(name)
+        devices[name] = _completed(measured, device, profile)
+        rows += [replace(row, device=name) for row in profile.rows_of(measured)]
         usage = usage or dict(profile.usage)
         if not devices[name].expert_memory:
             problems.append(f"{path}: devices.{name}.expert_memory is missing, and {profile.path} recommends none")
@@ -56,8 +59,8 @@ def complete(path: Path, config: Config, here: MachineIdentity) -> tuple[Config,
         devices["cpu"] = cpu.model_copy(update={"expert_memory": left_bytes})
         if left_bytes <= 0:
             whole, taken = size_text(cpu.expert_memory), size_text(shared_bytes)
-            message = f"{whole} are for the CPU and the GPUs that share its memory, and these take {taken}"
-            problems.append(f"{path}: devices.cpu.expert_memory: {message}: raise it, or lower theirs")
+            message = f"GPUs with `memory: shared` use {taken} of these {whole}, and none is left for the CPU"
+            problems.append(f"{path}: devices.cpu.expert_memory: {message}: raise it, or lower the GPUs' expert_memory")
     return config.model_copy(update={"devices": devices}), Measurements(tuple(rows), usage), problems
 
 
@@ -72,8 +75,9 @@ def pools_and_executors(config: Config) -> tuple[tuple[PoolFacts, ...], tuple[Ex
     executors: list[ExecutorFacts] = []
     for name, device in config.devices.items():
         share = None if device.activation_memory is None else device.activation_memory // device.executors
-        processor = "cpu" if name == "cpu" else "gpu"
-        pools.append(PoolFacts(PoolId(name), processor, device.expert_memory, device.max_batch, share))
+        processor = "cpu" if (device.device if device.host else name) == "cpu" else "gpu"
+        facts = PoolFacts(PoolId(name), processor, device.expert_memory, device.max_batch, share, device.host or "")
+        pools.append(facts)
         executors += [ExecutorFacts(ExecutorId(f"{name}/{number}"), PoolId(name)) for number in range(device.executors)]
     cached_bytes = sum(device.host_cache or 0 for device in config.devices.values())
     if cached_bytes:
@@ -85,13 +89,15 @@ def device_problems(config: Config, gpu_count: int) -> list[str]:
     """Return the devices, and the memory, that `config` names and this machine does not have."""
     problems = [
         f"devices.{name}: torch sees {gpu_count} such GPUs here: name another device, or install torch for CUDA"
-        for name in config.devices
-        if name != "cpu" and int(name.removeprefix("cuda:")) >= gpu_count
+        for name, device in config.devices.items()
+        if name != "cpu" and device.host is None and int(name.removeprefix("cuda:")) >= gpu_count
     ]
     asked = config.devices.get("cpu", Device()).expert_memory + _shared_bytes(config.devices)
     has = psutil.virtual_memory().total
     if asked > has:
-        problems.append(f"devices.cpu.expert_memory: {size_text(asked)} of the {size_text(has)} of RAM here: name less")
+        name = min(name for name, device in config.devices.items() if name == "cpu" or device.memory == "shared")
+        message = f"{size_text(asked)} is more than this machine's RAM, {size_text(has)}: lower it"
+        problems.append(f"devices.{name}.expert_memory: {message}")
     return problems
 
 
@@ -102,7 +108,9 @@ def memory_problems(config: Config, used: Sequence[str], catalog: Mapping[Expert
     """
     pools, _ = partition(*pools_and_executors(config), preset(config.policy))
     room = max((facts for facts in pools if facts.pool != RAM), key=lambda facts: facts.budget_bytes)
-    needed = {expert: catalog[ExpertId(expert)].weights_bytes for expert in used if ExpertId(expert) in catalog}
+    sizes = resident_bytes(catalog.values())
+    experts = [ExpertId(expert) for expert in used if ExpertId(expert) in catalog]
+    needed = {expert: sizes[catalog[expert].resident.expert] for expert in experts}
     large = sorted(
         (expert for expert, size in needed.items() if size > room.budget_bytes), key=lambda expert: -needed[expert]
     )
@@ -139,7 +147,8 @@ def profile_warnings(
             warnings.append(f"devices.{name}.host_cache {effect}: no such copy was measured; {advice}")
         if device.profile is None:
             continue
-        missing = sorted({spec.layout for spec in catalog.values() if (name, spec.layout) not in known})
+        layouts = {spec.resident.layout for spec in catalog.values() if spec.classes}
+        missing = sorted(layout for layout in layouts if (name, layout) not in known)
         if missing:
             warnings.append(
                 f"{device.profile}: {name} was not measured with {', '.join(missing)}: what it costs is assumed;"
@@ -157,7 +166,8 @@ def _profiles(config: Config, here: MachineIdentity, problems: list[Problem | st
         except ConfigError as error:
             problems += error.problems
             continue
-        problems += profile.machine_problems(here)
+        if any(device.host is None and device.profile == path for device in config.devices.values()):
+            problems += profile.machine_problems(here)
         profiles[path] = profile
     return profiles
 

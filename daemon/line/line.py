@@ -22,14 +22,15 @@ from daemon.line.shared_devices import images_config, sharing_problems
 from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.wire.endpoints import CurveKeys, check_endpoints, check_http
 from experts.catalog import Catalog, CatalogFile, resolve
+from experts.durable import texts_before_switch
 from experts.spec import ExpertId
 from routing_rules.compile import ExpertLabels, RulesError, compile_rules
-from routing_rules.load import Problem, read_yaml, read_yaml_text, validate
+from routing_rules.load import Document, Problem, read_yaml, read_yaml_text, validate
 from routing_rules.routes import Routes
 
 NO_EXPERTS = (
     "the catalog has no experts: every image is `unknown` (no_expert), and its picture is kept to train with:"
-    " coserve export --training"
+    " coserve dataset export --format folders"
 )
 #: A file that was changed more recently may be half-written by an editor or a copy.
 _QUIET_S = 0.3
@@ -76,11 +77,15 @@ def load_rules_and_catalog(config: Config) -> tuple[Routes, Catalog]:
 
     Nor is an empty catalog: the line then collects pictures to train experts with, and judges none.
     """
+    files = (config.rules, config.catalog)
+    before = _states(files)
     catalog, problems, _ = load_catalog(config.catalog, weights_folders(config))
     try:
-        routes = load_routes(config.rules, catalog or None)
+        routes = load_routes(config.rules, catalog or None, config.catalog)
     except RulesError as error:
         raise ConfigError([*problems, *error.problems]) from None
+    if _states(files) != before:
+        return load_rules_and_catalog(config)  # they were replaced meanwhile, and may not belong together
     if problems or catalog is None:
         raise ConfigError(problems)
     return routes, catalog
@@ -124,9 +129,21 @@ def _states(files: Sequence[Path]) -> list[tuple[int, int, float]]:
     return states
 
 
-def load_routes(path: Path, catalog: Catalog | None) -> Routes:
+def load_routes(path: Path, catalog: Catalog | None, catalog_path: Path | None = None) -> Routes:
     """Compile `path`, against the catalog's experts and labels where there is one; RulesError lists every mistake."""
-    return compile_rules(read_yaml(path), str(path), labels_of(catalog))
+    document = _read(path, catalog_path) if catalog_path else read_yaml(path)
+    return compile_rules(document, str(path), labels_of(catalog))
+
+
+def _read(path: Path, catalog: Path) -> Document:
+    """Read a file, or its old text while it is being replaced (experts/durable.py, `switching`)."""
+    try:
+        text = texts_before_switch(catalog).get(str(path.absolute()))
+    except OSError as error:
+        raise ConfigError([f"{error.filename}: {error.strerror}"]) from None
+    if text is None:
+        return read_yaml(path)
+    return read_yaml_text(text.removeprefix("\ufeff"), str(path), refuse_hidden=True)
 
 
 def compile_kept_rules(text: str, catalog: Catalog) -> Routes | None:
@@ -147,7 +164,7 @@ def load_catalog(path: Path, folders: Sequence[Path] = ()) -> tuple[Catalog | No
 
     With `folders`, a weights file that lies in none of them is a mistake.
     """
-    document = read_yaml(path)
+    document = _read(path, path)
     file, problems = validate(CatalogFile, document)
     if file is None:
         return None, problems, []
@@ -173,7 +190,7 @@ def labels_of(catalog: Catalog | None) -> Mapping[str, ExpertLabels] | None:
     """Return each expert's task and classes, against which rules are checked."""
     if catalog is None:
         return None
-    return {spec.expert: ExpertLabels(spec.task, spec.classes) for spec in catalog.values()}
+    return {spec.expert: ExpertLabels(spec.task, spec.classes) for spec in catalog.values() if spec.classes}
 
 
 def check_rules(rules: Path, catalog_path: Path | None) -> list[Problem]:

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import pynvml
 from pydantic import BaseModel, ConfigDict, Field
 
+from daemon.config.settings import DEVICE_NAME
 from daemon.errors import ConfigError
 from daemon.policy.matrix import Performance
 from daemon.units import Bytes, Count, size_text
@@ -85,7 +86,7 @@ class ProfileFile(_Section):
     profile: Literal[1]
     made: datetime
     machine: MachineIdentity
-    devices: Annotated[dict[Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")], DeviceEntry], Field(min_length=1)]
+    devices: Annotated[dict[Annotated[str, Field(pattern=DEVICE_NAME)], DeviceEntry], Field(min_length=1)]
     usage: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
 
 

@@ -33,7 +33,9 @@ class ScrapeFacts:
     children: Sequence[Mapping[str, Any]] = ()
     consumers: Sequence[Mapping[str, Any]] = ()
     models: Sequence[Mapping[str, Any]] = ()
+    shadows: Sequence[Mapping[str, Any]] = ()
     temperatures: Sequence[Reading] = ()
+    alarms: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class Gauges(Collector):
@@ -68,6 +70,8 @@ def _line(facts: ScrapeFacts) -> Iterator[Metric]:
     yield _gauge("backlog_bytes", "Bytes of accepted images without a verdict", facts.backlog_bytes)
     if facts.last_seq is not None:
         yield _gauge("last_seq", "The newest number of the results stream", facts.last_seq)
+    alarms = {(name,): float(count) for name, count in facts.alarms.items()}
+    yield _gauge("alarm_active", "Active alarms of each alarm of the rules", {("alarm",): alarms})
     yield _gauge("database_wal_bytes", "The database's write-ahead log", facts.wal_bytes)
 
 
@@ -111,6 +115,8 @@ def _beside(facts: ScrapeFacts) -> Iterator[Metric]:
     yield _gauge(
         "consumer_lag_messages", "Messages of the stream that a consumer has not taken", {("consumer",): behind}
     )
+    for name, what in (("answers", "Answers of versions in shadow"), ("dropped", "Images that no shadow had time for")):
+        yield CounterMetricFamily(f"coserve_shadow_{name}", what, sum(row[name] for row in facts.shadows))
     heat = {(reading.sensor,): reading.celsius for reading in facts.temperatures}
     yield _gauge("temperature_celsius", "The hottest of each sensor chip and GPU", {("sensor",): heat})
 

@@ -47,6 +47,10 @@ class Discipline(Protocol):
         """Return the experts to load into `pool`, the most wanted first."""
         ...
 
+    def may_want(self, pool: PoolId, /) -> bool:
+        """Return False if `wants` would answer for `pool` as it did the last time, apart from the effect of time."""
+        ...
+
     def granted(self, want: Want, pool: PoolId, /) -> None:
         """Note that the load of `want` has begun."""
         ...

@@ -12,20 +12,51 @@ def expert_facts(
 ) -> tuple[ExpertFacts, ...]:
     """Return the facts of every catalogued expert, by descending usage probability (CoServe §4.5), then by name.
 
-    Usage that was `counted` (in a sample, or in results) wins over the usage expected from the rules.
+    The heads of a family are one expert: what is loaded and batched is their backbone. A step from head to head of one
+    family is no successor, since nothing has to be loaded for it. Usage that was `counted` (in a sample, or in results)
+    wins over the usage expected from the rules.
     """
-    usage, successors = {**routes.usage, **(counted or {})}, routes.successors
-    facts = [
-        ExpertFacts(
-            expert=spec.expert,
-            architecture=ArchitectureId(spec.layout),
-            weights_bytes=spec.weights_bytes,
-            usage=usage.get(spec.expert, 0.0),
-            then=tuple((ExpertId(expert), share) for expert, share in successors.get(spec.expert, ())),
-        )
-        for spec in specs
-    ]
+    usage = {**routes.usage, **(counted or {})}
+    catalog = {spec.expert: spec for spec in specs if spec.classes}
+    family_of = {expert: spec.resident.expert for expert, spec in catalog.items()}
+    families: dict[ExpertId, list[ExpertFacts]] = {}
+    for expert, spec in catalog.items():
+        then = tuple((ExpertId(name), share) for name, share in routes.successors.get(expert, ()))
+        layout = ArchitectureId(spec.resident.layout)
+        alone = ExpertFacts(expert, layout, spec.weights_bytes, usage.get(expert, 0.0), then)
+        families.setdefault(family_of[expert], []).append(alone)
+    sizes = resident_bytes(catalog.values())
+    facts = [family_facts(family, heads, sizes[family], family_of) for family, heads in families.items()]
     return tuple(sorted(facts, key=lambda each: (-each.usage, each.expert)))
+
+
+def family_facts(
+    family: ExpertId, heads: Sequence[ExpertFacts], weights_bytes: int, family_of: Mapping[ExpertId, ExpertId]
+) -> ExpertFacts:
+    """Return the facts of a family, which may be one whole network: of all its heads, weighted by their usage.
+
+    `family_of` has the family of every expert that is in one.
+    """
+    usage = sum(head.usage for head in heads)
+    then: dict[ExpertId, float] = {}
+    for head in heads:
+        weight = head.usage / usage if usage else 1 / len(heads)
+        for name, share in head.then:
+            follower = family_of.get(name, name)
+            if follower != family:
+                then[follower] = then.get(follower, 0.0) + weight * share
+    usage = min(usage, 1.0) if len(heads) > 1 else usage
+    return ExpertFacts(family, heads[0].architecture, weights_bytes, usage, tuple(then.items()))
+
+
+def resident_bytes(specs: Iterable[ExpertSpec]) -> dict[ExpertId, int]:
+    """Return the bytes of all that slots hold for these experts; a backbone's are with those of its heads."""
+    sizes: dict[ExpertId, int] = {}
+    for spec in specs:
+        if spec.classes:
+            head_bytes = 0 if spec.backbone is None else spec.weights_bytes
+            sizes[spec.resident.expert] = sizes.get(spec.resident.expert, spec.resident.weights_bytes) + head_bytes
+    return sizes
 
 
 def initial_fill(experts: Iterable[ExpertFacts], pools: Sequence[PoolFacts]) -> dict[PoolId, tuple[ExpertId, ...]]:

@@ -50,7 +50,8 @@ class ExpertFacts:
 class PoolFacts:
     """Expert memory of a device, or of one executor of it. `max_batch` bounds a batch there.
 
-    `activation_bytes` is what each executor has for a batch's intermediate results; None: not bounded.
+    `activation_bytes` is what each executor has for a batch's intermediate results; None: not bounded. `host`
+    is the PC that the device is in, "" for the line's own: nothing is copied between pools of two PCs.
     """
 
     pool: PoolId
@@ -58,6 +59,11 @@ class PoolFacts:
     budget_bytes: int
     max_batch: int
     activation_bytes: int | None = None
+    host: str = ""
+
+    @property
+    def is_remote(self) -> bool:
+        return self.host != ""
 
     @property
     def device(self) -> str:

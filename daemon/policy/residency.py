@@ -56,6 +56,8 @@ class Residency:
         self.stuck: dict[tuple[PoolId, ExpertId], int] = {}
         #: Count of changes of budgets, pins and refusals: each may change where an expert fits.
         self.room_changes = 0
+        #: The PCs that have read each expert since the start, and so have it on their disks.
+        self.readers: dict[ExpertId, dict[str, None]] = {}
         self.has_gpu = any(facts.processor == "gpu" for facts in pools)
         host = ("ram", "cpu") if across_devices else ("ram",)
         #: Pools whose residents can be copied to a GPU, and those of GPUs, from which the RAM tier keeps what leaves.
@@ -96,8 +98,9 @@ class Residency:
         processor, facts = self.pools[pool].processor, self.experts.get(expert)
         if processor == "cpu" or facts is None:
             return None
+        host = self.pools[pool].host
         for source in self._sources if processor == "gpu" else self._gpus:
-            if self.can_run(source, expert):
+            if self.pools[source].host == host and self.can_run(source, expert):
                 gpu = pool if processor == "gpu" else source
                 row = self.matrix.of(self.pools[gpu].device, facts.architecture)
                 return source if row.ram_s is not None else None
@@ -117,6 +120,11 @@ class Residency:
     def has_failed(self, expert: ExpertId, now: float) -> bool:
         failure = self.failures.get(expert)
         return failure is not None and now < failure.retry_s
+
+    def forget_reader(self, host: str, experts: Iterable[ExpertId]) -> None:
+        """Note that `host` cannot read `experts` any more, so that other PCs may."""
+        for expert in experts:
+            self.readers.get(expert, {}).pop(host, None)
 
     def refuse(self, pool: PoolId, expert: ExpertId, retry_s: float) -> None:
         """Do not ask `pool` for `expert` before `retry_s`: it is to be read elsewhere until then."""

@@ -17,7 +17,7 @@ from daemon.policy.operate import Operator
 from daemon.policy.paper.queues import ExecutorQueues
 from daemon.policy.predict import LeastTimes, initial_fill
 from daemon.policy.presets import Preset, Tuning
-from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request, RequestId
+from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request
 from daemon.policy.residency import Failure, Residency
 from experts.spec import ExpertId
 
@@ -46,8 +46,10 @@ class Scheduler:
         self._pace = Pace(executors)
         self._deadlines = Deadlines(self._least_s)
         self._discipline = self._new_discipline()
-        self._queued: dict[RequestId, Request] = {}
+        self._queued_count = 0
         self._running: dict[ExecutorId, Run] = {}
+        #: When the passing of time alone may next change an answer.
+        self.next_turn_s: float | None = None
         self._fill = self._first_fill() if preset.initial_fill else {}
         self._operator = Operator(self._residency, self._discipline)
 
@@ -61,7 +63,7 @@ class Scheduler:
             if reason is not None:
                 return reason
             self._residency.failures.pop(expert, None)
-        self._queued[request.request_id] = request
+        self._queued_count += 1
         if request.deadline_s is not None:
             self._deadlines.add(request)
         self._discipline.add(request)
@@ -84,14 +86,20 @@ class Scheduler:
         if not batch:
             return self._wait(now)
         expert = batch[0].expert
-        for request in batch:
-            del self._queued[request.request_id]
-            if request.deadline_s is not None:
+        self._queued_count -= len(batch)
+        if self._deadlines:
+            for request in batch:
                 self._deadlines.discard(request)
         self._residency.ledgers[self._residency.executors[executor].pool].use(expert)
         run = Run(executor, expert, batch)
         self._running[executor] = run
         return run
+
+    def pools_to_ask(self, pools: Iterable[PoolId], now: float) -> list[PoolId]:
+        """Return those of `pools` whose `next_load` may differ from its last answer."""
+        asks_all = bool(self._deadlines) or (self.next_turn_s is not None and now >= self.next_turn_s)
+        ledgers, may_want = self._residency.ledgers, self._discipline.may_want
+        return [pool for pool in pools if asks_all or pool not in ledgers or may_want(pool)]
 
     def next_load(self, pool: PoolId, now: float) -> Load | Unload | Resize | Wait:
         """Return the next change of the residents of `pool`; the caller must report the end of a `Load`."""
@@ -115,7 +123,8 @@ class Scheduler:
         wants = self._discipline.wants(pool, now)
         if self._fill.get(pool) or ledger.pinned:
             wants = self._wants_of_all(pool, wants)
-        return self._first_load(pool, wants) or self._wait(now)
+        load = self._first_load(pool, wants) if wants else None
+        return load or self._wait(now)
 
     # Reports
 
@@ -137,6 +146,7 @@ class Scheduler:
         """
         residency, pool, expert = self._residency, load.pool, load.expert
         residency.ledgers[pool].abandon_load(expert)
+        residency.forget_reader(residency.pools[pool].host, [expert])
         self._free_source(load)
         was_leaving = self._operator.load_failed(pool, expert)
         is_ram = residency.pools[pool].processor == "ram"
@@ -191,6 +201,7 @@ class Scheduler:
         residency, pool, expert = self._residency, load.pool, load.expert
         residency.stuck[pool, expert] = residency.ledgers[pool].bytes_of(expert)
         residency.ledgers[pool].hold(expert)
+        residency.forget_reader(residency.pools[pool].host, [expert])
         self._free_source(load)
         self._operator.load_failed(pool, expert)
         residency.room_changed()
@@ -236,6 +247,8 @@ class Scheduler:
                     self._residency.leaving[pool][expert] = None
         queued = self._discipline.queued()
         self._residency.set_facts(by_name.values())
+        for expert in changed:
+            self._residency.readers.pop(expert, None)
         gone = [expert for expert in queued if expert not in by_name or self._residency.why_never(expert) is not None]
         self._discipline.rebuild()
         for expert in changed:
@@ -260,6 +273,23 @@ class Scheduler:
 
     def set_budget(self, pool: PoolId, budget_bytes: int) -> None:
         self._operator.set_budget(pool, budget_bytes)
+
+    # Devices of other PCs
+
+    def pool_lost(self, pool: PoolId) -> None:
+        """Note that `pool` has lost its residents: each leaves as soon as its last batch is reported."""
+        self._residency.forget_reader(self._residency.pools[pool].host, self._residency.readers)
+        for expert in self._residency.ledgers[pool].resident:
+            self._residency.leaving[pool][expert] = None
+            self._moved(expert)
+
+    def pool_back(self, pool: PoolId) -> None:
+        """Ask `pool`, which is empty, again for every expert, and fill it as at the start."""
+        self._residency.forgive(math.inf)  # what failed may have failed because this pool was gone
+        failures = self._residency.failures
+        for expert in [expert for expert, failure in failures.items() if failure.retry_s != math.inf]:
+            del failures[expert]
+        self._fill[pool] = self._first_fill().get(pool, []) if self._preset.initial_fill else []
 
     # Reading the state
 
@@ -289,7 +319,7 @@ class Scheduler:
 
     def snapshot(self) -> Snapshot:
         pools = tuple(
-            PoolSnapshot(pool, held.resident, held.loading, held.pinned, held.used_bytes, held.budget_bytes)
+            PoolSnapshot(pool, held.resident, held.loading, tuple(held.pinned), held.used_bytes, held.budget_bytes)
             for pool, held in self._residency.ledgers.items()
         )
         running = {executor: run.expert for executor, run in self._running.items()}
@@ -302,8 +332,8 @@ class Scheduler:
             ledger.check()
         self._discipline.check()
         queued = self._discipline.queued()
-        if sum(queued.values()) != len(self._queued):
-            raise AssertionError(f"{len(self._queued)} requests wait, {sum(queued.values())} lie in groups")
+        if sum(queued.values()) != self._queued_count:
+            raise AssertionError(f"{self._queued_count} requests wait, {sum(queued.values())} lie in groups")
         for pool, ledger in self._residency.ledgers.items():
             users = sum(ledger.users(expert) for expert in ledger.resident)
             runs = sum(self._residency.executors[executor].pool == pool for executor in self._running)
@@ -389,6 +419,9 @@ class Scheduler:
             self._residency.ledgers[load.source].use(load.expert)
             self._residency.copying[load.pool] += 1
             self._residency.copied_from[load.source] += 1
+        else:
+            readers = self._residency.readers.setdefault(load.expert, {})
+            readers[self._residency.pools[load.pool].host] = None
         self._discipline.granted(want, load.pool)
         for expert in (*load.evict, load.expert):
             self._moved(expert)
@@ -401,7 +434,8 @@ class Scheduler:
             self._discipline.moved(load.expert)
 
     def _moved(self, expert: ExpertId) -> None:
-        self._deadlines.refresh(expert)
+        if self._deadlines:
+            self._deadlines.refresh(expert)
         self._discipline.moved(expert)
 
     def _take_out(self, expert: ExpertId) -> tuple[Request, ...]:
@@ -411,7 +445,7 @@ class Scheduler:
         return requests
 
     def _discard(self, request: Request) -> None:
-        del self._queued[request.request_id]
+        self._queued_count -= 1
         self._deadlines.discard(request)
         self._discipline.discard(request)
 
@@ -435,4 +469,5 @@ class Scheduler:
         for time_s in (self._deadlines.next_s(), self._residency.next_forgiven_s()):
             if time_s is not None and (until_s is None or time_s < until_s):
                 until_s = time_s
+        self.next_turn_s = until_s
         return NOTHING if until_s is None else Wait(until_s)

@@ -3,19 +3,20 @@
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.records import Published
-from daemon.storage.database.reviews import DAEMON, ReviewDecision, ReviewRefusedError, is_undo
+from daemon.storage.database.reviews import DAEMON, DrawnBox, ReviewDecision, ReviewRefusedError, is_undo
 from daemon.storage.database.store import TaskRunner
 from daemon.wire.control import ControlError
 from daemon.wire.messages import MAX_INTEGER, NAME, NAME_EXPECTED, shown
 
 VERDICTS = ("pass", "fail", "unknown", "review")
 
-_FIELDS = ("inspection_id", "board_id", "verdict", "reviewer", "defect", "note", "newest", "undo")
+_FIELDS = ("inspection_id", "board_id", "verdict", "reviewer", "defect", "note", "newest", "undo", "boxes")
+MAX_BOXES = 300
 #: A writer that takes longer waits for a disk or for another program's lock: control must go on answering.
 _WAIT_S = 1.0
 
@@ -35,7 +36,7 @@ def decision(fields: Mapping[str, Any]) -> ReviewDecision:
     reviewer = _reviewer(fields)
     verdict, defect, note = fields.get("verdict"), _name(fields, "defect"), _name(fields, "note")
     if undo:
-        extra = next((name for name in ("verdict", "defect", "note") if fields.get(name) is not None), None)
+        extra = next((name for name in ("verdict", "defect", "note", "boxes") if fields.get(name) is not None), None)
         if extra:
             raise ControlError("bad_field", f"{extra}: undoing restores the decision before and takes no new one")
         return ReviewDecision(inspection_id, reviewer, _number(fields, "newest"), None, board_id=board_id)
@@ -45,7 +46,10 @@ def decision(fields: Mapping[str, Any]) -> ReviewDecision:
         raise ControlError("bad_field", f"defect: only a fail has one, this is a {verdict}")
     if is_undo(note):
         raise ControlError("bad_field", "note: these words mark what was undone: say it in other words")
-    return ReviewDecision(inspection_id, reviewer, _number(fields, "newest"), verdict, defect, note, board_id)
+    boxes = _boxes(fields)
+    if boxes and board_id is not None:
+        raise ControlError("bad_field", "boxes: are drawn on an image: name its inspection_id")
+    return ReviewDecision(inspection_id, reviewer, _number(fields, "newest"), verdict, defect, note, board_id, boxes)
 
 
 def write_review(
@@ -89,6 +93,25 @@ def _reviewer(fields: Mapping[str, Any]) -> str:
     if reviewer.strip().lower() == DAEMON:
         raise ControlError("bad_field", f"reviewer: {shown(reviewer)} is the line itself: say who you are")
     return reviewer
+
+
+def _boxes(fields: Mapping[str, Any]) -> tuple[DrawnBox, ...]:
+    values: Any = fields.get("boxes")
+    if values is None:
+        return ()
+    if not isinstance(values, list) or len(cast("list[Any]", values)) > MAX_BOXES:
+        raise ControlError("bad_field", f"boxes: expected a list of at most {MAX_BOXES} boxes")
+    return tuple(_box(f"boxes[{at}]", value) for at, value in enumerate(values))
+
+
+def _box(name: str, value: Any) -> DrawnBox:
+    match value:
+        case {"label": str(label), "box": [x1, y1, x2, y2]} if len(value) == 2 and NAME.fullmatch(label):
+            is_number = all(type(corner) in (int, float) for corner in (x1, y1, x2, y2))
+            if is_number and 0 <= x1 < x2 <= MAX_INTEGER and 0 <= y1 < y2 <= MAX_INTEGER:
+                return label, float(x1), float(y1), float(x2), float(y2)
+    expected = f'{{"label", "box": [x1, y1, x2, y2]}}: {NAME_EXPECTED}, and pixels with 0 <= x1 < x2, 0 <= y1 < y2'
+    raise ControlError("bad_field", f"{name}: expected {expected}")
 
 
 def _name(fields: Mapping[str, Any], name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Secrets in files: CURVE keys of the daemon and of allowed clients, and the bearer token of HTTP.
+"""Secrets in files: CURVE keys of the daemon and of allowed clients, passwords, and the bearer token of HTTP.
 
 The files are pyzmq's (zmq.auth certificates): `NAME.key` is public, `NAME.key_secret` is not.
 """
@@ -10,8 +10,10 @@ import re
 import stat
 import struct
 import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import zmq.auth
 from zmq.utils import z85
@@ -192,10 +194,52 @@ def _checked(key: bytes, what: object) -> str:
 
 
 _MIN_CHARS = 32
+_MAX_PASSWORD_BYTES = 65_535  # MQTT 5, 3.1.3.6
+_Key = TypeVar("_Key")
 
 
-class TokenError(Exception):
-    """A token file that cannot be used; the text says which, why, and what to do, and never what is in it."""
+class CredentialError(Exception):
+    """A secret file that cannot be used; the text says which, why, and what to do, and never what is in it."""
+
+
+class TokenError(CredentialError):
+    """A token file that cannot be used."""
+
+
+def unusable(secrets: Iterable[tuple[_Key, Path | None, Callable[[Path], object]]]) -> list[tuple[_Key, str]]:
+    """Return why secrets cannot be used, each with its key. A secret: its key, its file if it is named, its reader."""
+    problems: list[tuple[_Key, str]] = []
+    for key, file, read in secrets:
+        try:
+            if file is not None:
+                read(file)
+        except CredentialError as error:
+            problems.append((key, str(error)))
+    return problems
+
+
+def require_private(file: Path) -> None:
+    """Raise CredentialError if anyone but its owner can read `file`."""
+    try:
+        readers = open_to(file)
+    except OSError as error:
+        raise CredentialError(f"{file} cannot be read: {error.strerror}") from None
+    if readers:
+        raise CredentialError(f"{file} can be read by {readers}: chmod 600 it, and replace its content if it was read")
+
+
+def read_password(file: Path) -> str:
+    """Return the password, the only line of `file`; CredentialError if others can read it, or it has another form."""
+    require_private(file)
+    try:
+        text = file.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+    except OSError as error:
+        raise CredentialError(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise CredentialError(f"{file} does not hold a password: it is not UTF-8 text") from None
+    if not text or "\n" in text or len(text.encode()) > _MAX_PASSWORD_BYTES:
+        raise CredentialError(f"{file} does not hold a password: expected one line of 1 to {_MAX_PASSWORD_BYTES} bytes")
+    return text
 
 
 class Token:

@@ -11,6 +11,7 @@ from experts.errors import ExpertError
 from experts.spec import Answer, Detection, ExpertSpec
 from experts.vision.architectures import Triple
 from experts.vision.frameworks import greedy_nms
+from experts.vision.heads import classify_answers
 from experts.vision.preprocess import Prepared
 from experts.vision.slot import Slot
 
@@ -20,8 +21,26 @@ _CLASS_OFFSET_PIXELS = 7680
 _MAX_CANDIDATES = 30_000
 
 
-def infer(slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
-    """One answer per image, in order. All images were prepared for the expert in the slot. Raises ExpertError."""
+def infer(slot: Slot, prepared: Sequence[Prepared], head: ExpertSpec | None = None) -> list[Answer]:
+    """One answer per image, in order. All images were prepared for the expert in the slot. Raises ExpertError.
+
+    If a backbone is there, `head` answers.
+    """
+    answers: list[Answer] = []
+    for answer in infer_each(slot, prepared, [head or slot.spec] * len(prepared)):
+        if isinstance(answer, ExpertError):
+            raise answer
+        answers.append(answer)
+    return answers
+
+
+def infer_each(
+    slot: Slot, prepared: Sequence[Prepared], experts: Sequence[ExpertSpec]
+) -> Sequence[Answer | ExpertError]:
+    """Each image's answer from its own expert: the one in the slot, or a head of the backbone there.
+
+    A head that cannot be used has its error in place of its answers. Raises ExpertError for all of them.
+    """
     spec = slot.spec
     with torch.inference_mode(), slot.transfer.computing():
         pixels = slot.transfer.upload(np.stack([image.pixels for image in prepared]))
@@ -32,6 +51,8 @@ def infer(slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
             raise ExpertError(
                 spec.expert, "answers with numbers that are not finite; train or import it again", spec.file
             )
+        if not spec.classes:
+            return slot.layout.heads.answers(output, experts, spec)
         if spec.task == "classify":
             return classify_answers(output, spec)
         return detect_answers(output, prepared, spec, end_to_end=slot.layout.end_to_end)
@@ -58,16 +79,6 @@ def _row_constants(mean: Triple, std: Triple, width: int, device: torch.device) 
         offset = torch.tensor([-m / deviation for m, deviation in zip(mean, std, strict=True)]).float().repeat(width)
         # Made on the CPU: a copy is complete when it returns, and every executor's stream may use it.
         return scale.to(device), offset.to(device)
-
-
-def probabilities(logits: torch.Tensor, spec: ExpertSpec) -> NDArray[np.float32]:
-    """(B, head rows) logits to (B, classes): padding rows cut off, softmax of logits / temperature."""
-    return (logits[:, : len(spec.classes)].float() / spec.temperature).softmax(1).numpy()
-
-
-def classify_answers(logits: torch.Tensor, spec: ExpertSpec) -> list[Answer]:
-    shares = probabilities(logits, spec)
-    return [Answer(spec.classes[int(row.argmax())], float(row.max())) for row in shares]
 
 
 def detect_answers(

@@ -13,17 +13,17 @@ from torch import nn
 
 from experts.spec import LayoutId
 from experts.stored import StoredForm, plan_form
-from experts.vision.architectures import ARCHITECTURES, END_TO_END_HEAD, Architecture
+from experts.vision.architectures import ARCHITECTURES, END_TO_END_HEAD, FEATURES, Architecture
 from experts.vision.graphs import GraphedNetwork, Recorders, Recordings
-from experts.vision.networks import Classifier, Detector, build_shell
-from experts.weights import Block, Entry, plan_entries
+from experts.vision.heads import Heads
+from experts.vision.networks import Backbone, Classifier, Detector, build_backbone_shell, build_shell
+from experts.weights import FILE_DTYPES, Block, Entry, plan_entries
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-_FILE_DTYPES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _HEAD = ("network.fc.weight", "network.fc.bias")
 
 
@@ -37,10 +37,12 @@ class Layout:
     input_size: int
     dtype: torch.dtype
     channels_last: bool
-    shell: Classifier | Detector
+    shell: Backbone | Classifier | Detector
     entries: tuple[Entry, ...]
     region_bytes: int
     recorders: Recorders = field(default_factory=Recorders, repr=False, compare=False)
+    #: The heads of backbones of this layout.
+    heads: Heads = field(default_factory=Heads, repr=False, compare=False)
     _recordings: dict[torch.device, Recordings | None] = field(default_factory=dict, repr=False, compare=False)
     _forms: dict[str, StoredForm] = field(default_factory=dict, repr=False, compare=False)
 
@@ -78,9 +80,12 @@ def build_layout(layout: LayoutId, recorders: Recorders | None = None) -> Layout
     """
     name, rows, input_size, dtype, memory_format, head = layout.split("-")
     architecture, channels_last = ARCHITECTURES[name], memory_format == "channels_last"
-    shell = build_shell(architecture, int(rows), int(input_size), end_to_end=head == END_TO_END_HEAD)
+    if head == FEATURES:
+        shell: Backbone | Classifier | Detector = build_backbone_shell(architecture)
+    else:
+        shell = build_shell(architecture, int(rows), int(input_size), end_to_end=head == END_TO_END_HEAD)
     shapes = [
-        (parameter_name, _FILE_DTYPES[dtype], _stored_shape(tuple(parameter.shape), channels_last=channels_last))
+        (parameter_name, FILE_DTYPES[dtype], _stored_shape(tuple(parameter.shape), channels_last=channels_last))
         for parameter_name, parameter in shell.named_parameters()
     ]
     entries, region_bytes = plan_entries(shapes)

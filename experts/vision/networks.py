@@ -13,7 +13,7 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import nn
@@ -92,10 +92,10 @@ class FusedConvolution(nn.Conv2d):
         fuses = _fuses(input)
         if shortcut is not None:
             if fuses and self.groups == 1:  # torch has no kernel for grouped ones in bfloat16
-                return _pointwise().binary(input, shortcut, *self._arguments(), "add", 1.0, "relu", [], "")
+                return _pointwise("binary")(input, shortcut, *self._arguments(), "add", 1.0, "relu", [], "")
             return relu(self(input) + shortcut, inplace=True)
         if fuses:
-            return _pointwise()(input, *self._arguments(), self.activation, [], "")
+            return _pointwise("default")(input, *self._arguments(), self.activation, [], "")
         output = super().forward(input)
         if self.activation == "none":
             return output
@@ -145,11 +145,12 @@ def fuse_residual_blocks(network: nn.Module) -> None:
 
 
 def fuse_activations(module: nn.Module) -> None:
-    """Every `Conv` of ultralytics (convolution, folded batch norm, SiLU), in place."""
+    """Fuse every `Conv` of ultralytics (convolution, folded batch norm, SiLU), in place."""
     for part in module.modules():
         convolution, activation = getattr(part, "conv", None), getattr(part, "act", None)
         if type(convolution) is nn.Conv2d and type(activation) is nn.SiLU:
             part.conv, part.act = FusedConvolution(convolution, "swish"), nn.Identity()
+            part.forward = part.conv.forward  # a YOLO nano has so many that calls of identities take measurable time
 
 
 def fuse_remaining(module: nn.Module) -> None:
@@ -174,8 +175,10 @@ def runs_fused(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def _pointwise() -> Any:
-    return torch.ops.mkldnn._convolution_pointwise  # torch's compiler calls it by this name, too
+@functools.cache
+def _pointwise(overload: str) -> Any:
+    """Return the fused convolution. Given no overload, torch would search for the one that fits in every call."""
+    return getattr(torch.ops.mkldnn._convolution_pointwise, overload)  # torch's compiler calls it by this name, too
 
 
 #: Boxes an end-to-end head picks before the confidence floor, as ultralytics' `Detect.max_det`.
@@ -191,6 +194,25 @@ class Classifier(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.network(images).float()
+
+
+class Backbone(nn.Module):
+    """A torchvision ResNet without its last layer; answers (B, F) float32 features, for heads (heads.py).
+
+    First those that its last layer had, then the map before the last block, (channels, height, width) flattened.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        network.fc = nn.Identity()
+        self.network = network
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        network = cast("Any", self.network)
+        early = network.layer1(network.maxpool(network.relu(network.bn1(network.conv1(images)))))
+        late = network.layer3(network.layer2(early))
+        last = network.layer4(late).mean((2, 3))
+        return torch.cat((last, late.flatten(1)), 1).float()
 
 
 class Detector(nn.Module):
@@ -301,11 +323,28 @@ def _build_torchvision(architecture: Architecture, rows: int) -> nn.Module:
 
 
 def _adapt_resnet(network: nn.Module, _input_size: int) -> Classifier:
-    classifier = Classifier(network)
-    fold_batch_norms(classifier)
-    fuse_residual_blocks(classifier.network)
-    fuse_remaining(classifier)
-    return classifier
+    return _fused(Classifier(network))
+
+
+R = TypeVar("R", Classifier, Backbone)
+
+
+def _fused(resnet: R) -> R:
+    fold_batch_norms(resnet)
+    fuse_residual_blocks(resnet.network)
+    fuse_remaining(resnet)
+    return resnet
+
+
+def adapt_backbone(original: nn.Module) -> Backbone:
+    """Return what a slot runs for the heads of a torchvision ResNet, which is left as it was."""
+    return _fused(Backbone(copy.deepcopy(original).eval()))
+
+
+def build_backbone_shell(architecture: Architecture) -> Backbone:
+    """Return an adapted backbone without weights: its parameters are on the meta device."""
+    with torch.device("meta"):
+        return adapt_backbone(build_original(architecture, 1))
 
 
 def _build_ultralytics(architecture: Architecture, rows: int) -> nn.Module:

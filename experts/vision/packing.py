@@ -3,7 +3,7 @@
 Given weights as files hold them, torch has oneDNN rearrange them for every batch, which takes a fifth of a single
 image's time. Packing them once takes as long as two or three batches save, so it is done at the third batch after a
 load: an expert that comes and goes is not packed. Answers are the same to the bit. The blocks depend on the processor,
-on the sides of the input and on the executor's threads, and take up to 1 % more memory than the file says.
+on the sides of the input and on the executor's threads, and take up to 2 % more memory than the file says.
 """
 
 import ctypes

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from experts.errors import ExpertError, WeightsError
-from experts.reading import CachedReader, FileReader
+from experts.reading import CachedReader, FileReader, region_read
 from experts.spec import ExpertId, ExpertSpec, LayoutId
 from experts.transfer import DeviceTransfer, SlotMemory, transfer_for
 from experts.vision.graphs import GraphedNetwork, Recorders
@@ -295,12 +295,13 @@ class SlotPool:
             state = os.fstat(descriptor)
             identity = file_identity(state, spec)
             if self._shelf.verified.get(spec.file) == identity:
-                self.transfer.fill(slot.place, self._reader, descriptor, state.st_size - form.region_bytes, None, form)
+                read = region_read(self._reader, descriptor, state.st_size - form.region_bytes)
+                self.transfer.fill(slot.place, read, form)
                 if file_identity(os.fstat(descriptor), spec) == identity:
                     return  # else it was written to while it was read: the bytes must be checked
             head = _checked_head(spec, slot.layout)
             digest = hashlib.sha256(head)
-            self.transfer.fill(slot.place, self._reader, descriptor, len(head), digest, form)
+            self.transfer.fill(slot.place, region_read(self._reader, descriptor, len(head), digest.update), form)
             check_digest(digest.hexdigest(), spec)
             _check_finite(slot, spec)
             if file_identity(os.fstat(descriptor), spec) == identity:

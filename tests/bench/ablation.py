@@ -13,15 +13,11 @@ import typer
 from daemon.policy.presets import WITHOUT
 from tests.bench.live.image_trace import PASS_RATE, Arrivals, ImageOrder, make_trace, make_types
 from tests.bench.paper import SCENARIOS
-from tests.bench.simulated_arrivals import arriving, at_once
 from tests.bench.tables import print_narrow
-from tools.simulate.bound import task_bound
-from tools.simulate.engine import simulate
 from tools.simulate.files import DeviceFile, TaskFile, read_device, read_task
-from tools.simulate.report import quantile
 from tools.simulate.world import Loading, SimulatedMachine, Task, machine_of, task_of
 from tools.terminal.console import fail
-from tools.terminal.option_values import must_be_policies
+from tools.terminal.option_values import JsonFile, must_be_policies
 
 _LIVE, _BYTES = {"c": "resnet101", "d": "yolo11m"}, {"resnet101": 170_600_000, "yolo11m": 80_500_000}
 _MACHINES = ("numa", "uma", "one", "live")
@@ -86,6 +82,8 @@ def scenario(folder: Path, name: str, task_name: str) -> tuple[DeviceFile, Task]
 
     Raises FileError.
     """
+    from tests.bench.simulated_arrivals import at_once
+
     if name == "live":
         return live_shape("board" if "board" in task_name else "skewed")
     task = task_of(read_task(folder / f"task-{task_name}.json.gz"))
@@ -101,6 +99,8 @@ def attainable_s(machine: SimulatedMachine, task: Task) -> float:
 
     At any time no more is resident than the pools hold: experts with images after that time are read after it.
     """
+    from tools.simulate.bound import task_bound
+
     disk = next(iter(machine.from_disk.values()))[0]
     last_s = {expert: image.arrived_s for image in task.images for expert in image.chain}
     sizes = {facts.expert: facts.weights_bytes for facts in task.experts}
@@ -116,6 +116,11 @@ Job = tuple[Path, str, str, Loading, str, float | None, Arrivals | None]
 
 def measure(job: Job) -> Cell:
     """Simulate one cell. `load` is a share of `coserve`'s rate with the same way of loading when all images wait."""
+    from tests.bench.simulated_arrivals import arriving, at_once
+    from tools.simulate.bound import task_bound
+    from tools.simulate.engine import simulate
+    from tools.simulate.report import quantile
+
     folder, name, task_name, loading, policy, load, arrivals = job
     device, task = scenario(folder, name, task_name)
     if load is not None and arrivals is not None:
@@ -158,7 +163,7 @@ def register(app: typer.Typer) -> None:
         policy: Annotated[list[str] | None, typer.Option(help="Policies; repeat.")] = None,
         machine: Annotated[list[str] | None, typer.Option(help="numa, uma, one, live; repeat.")] = None,
         processes: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 2,
-        json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+        json_file: JsonFile = None,
     ) -> None:
         """Simulate coserve-plus without each of its ideas: throughput with all images waiting, waits online.
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tests.bench.options import DeviceNames, chosen_devices
+from tests.bench.rounds import run_in_turn
 from tests.bench.tables import print_narrow
-from tools.bench.rounds import run_in_turn
 from tools.terminal.console import AsJson, console, errors, fail, print_json
-from tools.terminal.option_values import DeviceNames, chosen_devices, must_be_one_of
+from tools.terminal.option_values import must_be_one_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +38,8 @@ NETWORKS = {"resnet18": 224, "resnet101": 224, "yolo11n": 320, "yolov8n": 320}
 #: A processor with bfloat16 instructions has to reach so many times plain eager torch on ResNets.
 TARGET = 1.7
 _CLASSES = 6
+#: The largest batch that may be asked for: beyond it, memory is gigabytes and the rate no higher.
+_MAX_BATCH = 256
 #: A side that is so many times slower than plain torch is not run more than twice.
 _HOPELESS = 2.0
 
@@ -83,7 +86,7 @@ def bench_compute(
 ) -> None:
     """Pixels to answers: our slots (folded, fused, packed) beside plain eager torch in float32, same run.
 
-    On a CPU beside OpenVINO as well, if it is installed (pip install openvino nncf), and the networks alone.
+    On a CPU beside OpenVINO as well, if it is installed (tests/bench/live/requirements.txt), and the networks alone.
 
     On a GPU beside eager torch as one would write it there: channels-last, in the slot's dtype.
     Weights are random, images are rendered parts. Then executors × threads, images per second.
@@ -104,8 +107,8 @@ def bench_compute(
         must_be_one_of("--networks", name, ARCHITECTURES)
     for dtype in ways:
         must_be_one_of("--dtypes", dtype, DTYPES)
-    if not all(size.isdecimal() and int(size) for size in batches.split(",")):
-        fail(f"expected batch sizes such as 1,8, not {batches!r}", status=2)
+    if not all(size.isdecimal() and 1 <= int(size) <= _MAX_BATCH for size in batches.split(",")):
+        fail(f"--batches: expected whole numbers from 1 to {_MAX_BATCH} such as 1,8, not {batches!r}", status=2)
     torch.set_num_threads(threads)
     samples, figures = rendered_samples(), list[ComputeFigures]()
     sizes, devices = [int(size) for size in batches.split(",")], chosen_devices(device)
@@ -365,6 +368,7 @@ def _answer(boxes: list[list[float]], image: "Prepared", spec: "ExpertSpec") -> 
 
 
 def _show(result: dict[str, Any]) -> None:
+    from tests.bench.live.libraries import requirement
     from tests.bench.openvino_networks import missing_packages
 
     cpu = result["cpu"]
@@ -381,7 +385,8 @@ def _show(result: dict[str, Any]) -> None:
         pairs = ", ".join(f"{pair['executors']} × {pair['threads']}: {pair['images_per_s']:.1f}" for pair in tried)
         console.print(f"{device}, executors × threads, images/s: {pairs}")
     if missing := missing_packages():
-        console.print(f"not compared with all of OpenVINO: pip install {' '.join(missing)}", markup=False)
+        wanted = " ".join(map(requirement, missing))
+        console.print(f"not compared with all of OpenVINO: pip install {wanted}", markup=False)
     kind = f"target {TARGET} over plain on ResNets" if cpu["bfloat16"] else "without bfloat16 instructions"
     console.print(
         f"{cpu['model']}, {cpu['cores']} cores, {cpu['capability']}, {kind}; {result['images']}", markup=False

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemon.units import size_text
+from tests.bench.line import RunFigures, run_line
+from tests.bench.rounds import ratios, run_in_turn
 from tests.ports import free_port
-from tools.bench.line import RunFigures, run_line
-from tools.bench.rounds import ratios, run_in_turn
 from tools.terminal.console import AsJson, console, fail, print_json, print_table
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tools.bench.rounds import run_in_turn
+from tests.bench.rounds import run_in_turn
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
 from tools.terminal.option_values import must_be_one_of
 
@@ -101,10 +101,11 @@ def _row(kind: str, pairs: list[FloodPair]) -> dict[str, Any]:
 
 def _measure(config: Path, run: Path, kind: str, seconds: float, rate: float, seed: int) -> FloodPair:
     from daemon.config.settings import load_config
+    from tests.bench.line import files_in
     from tests.stress.hostile import Attack
     from tests.stress.line import make_jpegs
     from tests.stress.steady import SteadyPublisher, quantile_ms
-    from tools.setup.service import Service, files_in
+    from tools.setup.service import Service
 
     run.mkdir()
     environ = files_in(run)

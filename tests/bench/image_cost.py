@@ -20,7 +20,7 @@ from typing import Annotated
 
 import typer
 
-from tools.bench.rounds import run_in_turn
+from tests.bench.rounds import run_in_turn
 from tools.terminal.console import AsJson, console, fail, print_json, print_table
 
 _IMAGE_BYTES = 20_000

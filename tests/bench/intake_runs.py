@@ -16,9 +16,10 @@ from daemon.storage.journal import GROUP_BYTES, GROUP_IMAGES
 from daemon.wire.control import ask
 from tests.bench.intake_camera import CameraAnswers, Order
 from tests.bench.intake_line import a_jpeg_of, make_line
+from tests.bench.line import files_in
 from tests.bench.raw_disk import Loop
-from tools.bench.rounds import ratios, run_in_turn
-from tools.setup.service import Service, files_in
+from tests.bench.rounds import ratios, run_in_turn
+from tools.setup.service import Service
 from tools.terminal.console import quiet_start
 
 _WARM_S = 0.7

@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from tests import ROOT
+from tests.bench.options import chosen_devices
 from tests.bench.tables import print_narrow
 from tools.terminal.console import console, errors, fail
-from tools.terminal.option_values import chosen_devices, must_be_architecture
+from tools.terminal.option_values import JsonFile, must_be_architecture
 
 if TYPE_CHECKING:
     from tests.bench.live.expert_files import Disk
@@ -69,7 +69,7 @@ def bench_online(
         float, typer.Option(min=0.01, max=1.0, help="Live: memory, a share of the experts' bytes.")
     ] = 0.1,
     limit_s: Annotated[float, typer.Option(min=1.0, help="Live: a run ends so long after its last image.")] = 60.0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Latency, deadline misses and unknown verdicts of FCFS, coserve and coserve-plus, Poisson and board by board.
 
@@ -188,6 +188,8 @@ def live_rows(
 
 
 def _row(free: "SideResult", limited: "SideResult", images: int) -> dict[str, Any]:
+    import numpy as np
+
     p50_s, p95_s, p99_s = (round(float(each), 2) for each in np.quantile(free.latencies_s or [0.0], (0.5, 0.95, 0.99)))
     return {
         "images_per_s": round(free.images_per_s, 2),

@@ -18,6 +18,7 @@ from torch import nn
 from experts.spec import ExpertSpec
 from tests.bench.live.libraries import FirstOutput
 
+PACKAGES = ("openvino", "nncf")
 #: OpenVINO's names of precisions, by ours. Eight bits need the package `nncf`, which quantises weights and activations.
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
 
@@ -32,7 +33,7 @@ class OpenVinoNetwork:
 
 def missing_packages() -> list[str]:
     """Return the packages that OpenVINO's rows need and that are not installed."""
-    return [name for name in ("openvino", "nncf") if find_spec(name) is None]
+    return [name for name in PACKAGES if find_spec(name) is None]
 
 
 def openvino_networks(

@@ -18,7 +18,7 @@ from daemon.policy.presets import PRESETS
 from tests.bench.tables import print_narrow
 from tools.simulate.world import Loading
 from tools.terminal.console import console
-from tools.terminal.option_values import must_be_one_of
+from tools.terminal.option_values import JsonFile, must_be_one_of
 
 if TYPE_CHECKING:
     from tools.profile.split import Split
@@ -64,7 +64,7 @@ def register(app: typer.Typer) -> None:
 def bench_paper(
     tasks: Annotated[str, typer.Option(help="Of A1, A2, B1, B2 and A1-board, with commas.")] = "A1,A1-board,A2,B1,B2",
     ranges: Annotated[bool, typer.Option(help="Also the paper's ranges, and its rule for a GPU's memory.")] = True,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Simulate the paper's tasks on its devices under all eight policies, with loads as in the paper and into slots.
 

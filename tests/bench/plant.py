@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tests.bench.dashboard import rates_and_ratios
-from tools.bench.line import RunFigures, run_line
-from tools.bench.rounds import run_in_turn
-from tools.setup.service import Service, files_in, sockets_in
+from tests.bench.line import RunFigures, files_in, run_line, sockets_in
+from tests.bench.rounds import run_in_turn
+from tools.setup.service import Service
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
 
 if TYPE_CHECKING:

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from experts.spec import Answer, Detection
 from tests.bench.compute import compare_network, has_bfloat16, register, share_of_same_labels
+from tests.bench.live.libraries import requirement
+from tests.bench.openvino_networks import PACKAGES
 from tests.lines import a_jpeg
 from tools.profile.executors import cores
 from tools.profile.samples import Samples
@@ -52,6 +54,10 @@ def test_the_command_prints_figures_for_programs():
     speeds = [pair["images_per_s"] for pair in figures["pairs"]["cpu"]]
     assert speeds == sorted(speeds, reverse=True)
     assert isinstance(figures["cpu"]["bfloat16"], bool)
+
+
+def test_everything_that_openvinos_rows_need_has_a_version_to_install():
+    assert [requirement(package).partition("==")[0] for package in PACKAGES] == list(PACKAGES)
 
 
 def test_bfloat16_is_read_off_the_processors_flags():

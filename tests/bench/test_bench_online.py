@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.bench.live.sides import LiveSetup, SideInput, SideResult
-from tests.bench.live.test_bench_live import a_result, catalog, setup  # noqa: F401  fixtures
+from tests.bench.live.test_bench_live import a_result, catalog, setup, thin_catalog  # noqa: F401  fixtures
 from tests.bench.online import POLICIES, live_rows
 from tests.tools.simulate.test_simulate import a_device, a_task
 from tools.cli.main import app

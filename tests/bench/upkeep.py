@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from daemon.units import size_text
@@ -86,6 +85,8 @@ def bench_upkeep(
 
 
 def _measure(line: "BenchLine", for_s: float) -> list[Row]:
+    import numpy as np
+
     rows: list[Row] = []
 
     def measure(name: str, carry_out: Callable[[], str | None]) -> None:

@@ -112,6 +112,12 @@ _FORBIDDEN_CALLS = {
 _FORBIDDEN_IMPORTS = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "requests", "urllib.request",
                       "http.client", "ftplib", "smtplib", "xmlrpc", "code", "runpy"}  # fmt: skip
 
+#: These go to other machines, and only to addresses that a person wrote: the cluster's head, the plant's hub.
+_GO_OUT = {
+    "daemon/cluster/joining.py": {"socket.create_connection"},
+    "daemon/registry/hub_store.py": {"http.client", "urllib.request"},
+}
+
 
 def dotted(node: ast.expr) -> str:
     match node:
@@ -129,11 +135,12 @@ def test_the_daemons_code_calls_nothing_that_runs_what_it_reads(room: str) -> No
     files = sorted((ROOT / room).rglob("*.py"))
     assert files
     for file in files:
+        allowed = _GO_OUT.get(str(file.relative_to(ROOT)), set())
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             where = f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Call):
                 name = dotted(node.func)
-                if name in _FORBIDDEN_CALLS:
+                if name in _FORBIDDEN_CALLS.keys() - allowed:
                     calls.append(f"{where}: {name} {_FORBIDDEN_CALLS[name]}")
                 if "subprocess" in name and any(word.arg == "shell" for word in node.keywords):
                     calls.append(f"{where}: {name} starts a shell")
@@ -141,5 +148,5 @@ def test_the_daemons_code_calls_nothing_that_runs_what_it_reads(room: str) -> No
                     calls.append(f"{where}: {name} goes out over the network")
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            calls += [f"{where}: imports {name}" for name in names if name in _FORBIDDEN_IMPORTS]
+            calls += [f"{where}: imports {name}" for name in names if name in _FORBIDDEN_IMPORTS - allowed]
     assert calls == []

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from experts.memory import HostMemory
-from experts.reading import CachedReader, DirectReader, FileReader, drop_cached
+from experts.reading import CachedReader, FileReader, drop_cached
+from tests.experts.direct import DirectReader
 from tests.experts.paced import PacedReader
 from tools.backup.gentle import absent_pages
 

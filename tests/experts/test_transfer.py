@@ -11,7 +11,8 @@ import torch
 
 from daemon.errors import is_device_error
 from experts.memory import HostMemory
-from experts.reading import CachedReader
+from experts.reading import CachedReader, Read, region_read
+from experts.stored import plan_form
 from experts.transfer import CudaLane, DeviceTransfer, StagedTransfer, transfer_for
 from experts.vision.infer import infer
 from experts.vision.preprocess import fit
@@ -46,9 +47,13 @@ def contents(tensor: torch.Tensor) -> bytes:
     return tensor.clone().cpu().numpy().tobytes()  # a clone: torch never resizes what NumPy has seen
 
 
+def read_of(descriptor: int, digest=None) -> Read:
+    return region_read(CachedReader(), descriptor, 4, digest and digest.update)
+
+
 def filled(transfer: DeviceTransfer, descriptor: int, size_bytes: int, digest=None) -> bytes:
     place = transfer.allocate(size_bytes)
-    transfer.fill(place, CachedReader(), descriptor, 4, digest)
+    transfer.fill(place, read_of(descriptor, digest), plan_form((), size_bytes, ""))
     return contents(place.buffer)
 
 
@@ -88,7 +93,7 @@ def test_a_place_can_be_copied_from_host_memory(tmp_path: Path, device: str, sou
     size_bytes = (17 << 20) + 3
     descriptor, data = a_file(tmp_path, size_bytes)
     origin = transfer_for(source).allocate(size_bytes)
-    transfer_for(source).fill(origin, CachedReader(), descriptor, 4)
+    transfer_for(source).fill(origin, read_of(descriptor), plan_form((), size_bytes, ""))
     os.close(descriptor)
     transfer = a_transfer(device)
     place = transfer.allocate(size_bytes)
@@ -116,7 +121,7 @@ def test_views_of_a_place_outlive_its_memory(tmp_path: Path, device: str):
     place = transfer.allocate(20 << 20)
     view = place.buffer[4096:8192].view(torch.float32)
     for _ in range(2):
-        transfer.fill(place, CachedReader(), descriptor, 4)
+        transfer.fill(place, read_of(descriptor), plan_form((), 20 << 20, ""))
         assert contents(view) == data[4096:8192]
         assert contents(place.buffer) == data
         transfer.vacate(place)

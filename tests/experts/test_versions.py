@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from experts.catalog import CatalogEntry, CatalogFile, resolve
+from experts.catalog import BackboneReference, CatalogEntry, CatalogFile, resolve
 from experts.catalog_edit import read, with_entry
 from experts.spec import ExpertId
 from experts.versions import Versions, VersionsError
@@ -48,18 +48,18 @@ def a_folder(folder: Path) -> Versions:
     return Versions(folder / "catalog.yaml")
 
 
-def a_candidate(versions: Versions, number: int, name: str = "R0402", **fields) -> tuple[CatalogEntry, Path]:
-    """Other weights for `name`, and the entry that belongs to them."""
+def a_candidate(versions: Versions, number: int, name: str = "R0402", **fields) -> CatalogEntry:
+    """Return the entry of other weights for `name`, with their whole path."""
     file = versions.folder.parent / f"new-{number}.safetensors"
-    fields = {"sha256": weights(file, number), "temperature": 0.5 + number, "file": file.name} | fields
+    fields = {"sha256": weights(file, number), "temperature": 0.5 + number, "file": str(file)} | fields
     model = next(iter(versions.read().values())).in_force
     assert model is not None
-    return model.model_copy(update=fields), file
+    return model.model_copy(update=fields)
 
 
 def put(versions: Versions, number: int) -> str:
     with versions.changing() as change:
-        return change.put("R0402", *a_candidate(versions, number), source="a test")
+        return change.put("R0402", a_candidate(versions, number), source="a test")
 
 
 def promote(versions: Versions, version: str) -> None:
@@ -127,7 +127,8 @@ def test_training_into_the_line_s_own_folder_takes_no_kept_version_away(tmp_path
 def test_a_version_that_came_into_the_catalog_by_hand_is_found_and_can_be_left(tmp_path: Path):
     versions = a_folder(tmp_path / "experts")
     first, second = in_force(versions), put(versions, 1)
-    entry, file = a_candidate(versions, 5)
+    entry = a_candidate(versions, 5)
+    file = Path(entry.file)
     shutil.copy(file, versions.folder / "hand.safetensors")
     text = with_entry(
         versions.catalog.read_text(encoding="utf-8"), "R0402", entry.model_copy(update={"file": "hand.safetensors"})
@@ -157,12 +158,13 @@ def test_what_cannot_be_done_is_refused_by_name(tmp_path: Path, deed, said: str)
 
 def test_weights_that_are_not_what_their_entry_says_are_not_kept(tmp_path: Path):
     versions = a_folder(tmp_path / "experts")
-    entry, file = a_candidate(versions, 1)
+    entry = a_candidate(versions, 1)
+    file = Path(entry.file)
     with file.open("r+b") as damaged:
         damaged.seek(-1, os.SEEK_END)
         damaged.write(b"\x7f")
     with versions.changing() as change, pytest.raises(VersionsError, match="is damaged: its sha256"):
-        change.put("R0402", entry, file, source="a test")
+        change.put("R0402", entry, source="a test")
     assert not list(versions.folder.glob(f"versions/*/*{entry.sha256[:12]}*"))
     assert list(versions.read()["R0402"].versions) == []
 
@@ -311,7 +313,7 @@ def test_a_catalog_in_a_form_that_cannot_be_edited_is_written_anew_and_says_so(t
     versions.catalog.write_text(f"# ours\n{json.dumps(read(text))}\n", encoding="utf-8")
     sha256 = in_force(versions)
     with versions.changing() as change:
-        version = change.put("0805", *a_candidate(versions, 1, classes=("yes", "no")), source="a test")
+        version = change.put("0805", a_candidate(versions, 1, classes=("yes", "no")), source="a test")
         change.promote("0805", version)
         assert change.lost_comments
     assert in_force(versions) == sha256
@@ -324,7 +326,7 @@ def test_confidences_come_and_go_with_their_version(tmp_path: Path):
     versions = a_folder(tmp_path / "experts")
     counts = {"ok": tuple(range(20)), "missing": tuple(range(20, 40))}
     with versions.changing() as change:
-        version = change.put("R0402", *a_candidate(versions, 1, confidences=counts), source="a test")
+        version = change.put("R0402", a_candidate(versions, 1, confidences=counts), source="a test")
         change.promote("R0402", version)
         assert not change.lost_comments
     assert versions.read()["R0402"].in_force == versions.read()["R0402"].versions[version].entry
@@ -342,7 +344,7 @@ def recalibrated(versions: Versions, temperature: float) -> str:
     assert entry is not None
     with versions.changing() as change:
         changed = entry.model_copy(update={"temperature": temperature})
-        return change.put("R0402", changed, versions.folder / entry.file, source="a test")
+        return change.put("R0402", changed.moved_from(versions.folder), source="a test")
 
 
 def by_hand(versions: Versions, old: str, new: str) -> None:
@@ -446,6 +448,23 @@ def test_a_promotion_that_is_taken_back_leaves_the_name_in_force(tmp_path: Path)
         text, entry = versions.catalog.read_text(encoding="utf-8"), change.expert("R0402").in_force
         change.promote("R0402", second)
         assert change.expert("R0402").version == second
-        change.take_back("R0402", text, entry)
+        change.take_back(text, {"R0402": entry})
         assert change.expert("R0402").version == first
     assert (versions.read()["R0402"].version, temperature(versions)) == (first, 1.3)
+
+
+def test_a_candidate_s_backbone_never_takes_the_name_of_another_file(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    before = versions.catalog.read_text(encoding="utf-8")
+    entry = a_candidate(versions, 1)
+    backbone = tmp_path / "elsewhere" / "catalog.yaml"
+    backbone.parent.mkdir()
+    sha256 = weights(backbone, 7)
+    entry = entry.model_copy(update={"backbone": BackboneReference(file=str(backbone), sha256=sha256)})
+    with versions.changing() as change:
+        version = change.put("R0402", entry, source="a test")
+    assert versions.catalog.read_text(encoding="utf-8") == before
+    kept = versions.read()["R0402"].versions[version].entry.backbone
+    assert kept is not None
+    assert kept.file == f"backbone@{sha256[:12]}.safetensors"
+    assert file_sha256(versions.folder / kept.file) == sha256

@@ -16,7 +16,7 @@ from daemon.units import size_text
 from tests import ROOT
 from tests.bench.live.expert_files import ExpertRecipe
 from tests.bench.live.image_trace import ImageOrder
-from tests.gpu.expert_files import make_expert_files
+from tests.gpu.expert_files import make_demo_line, make_expert_files
 from tests.gpu.page import Table
 from tools.setup.doctor.gpu import find_driver
 
@@ -136,19 +136,14 @@ def run_tests(plan: Plan, folder: Path, keep: Keep) -> None:
 def measure_loads(plan: Plan, folder: Path, keep: Keep) -> None:
     """Measure loads of one expert into each device, beside the raw channel and ordinary ways."""
     from tests.bench.devices import bench_shelf
-    from tools.bench.load import measure_loads
+    from tests.bench.load import COLUMNS, cells, measure_loads
 
-    columns = ("way", "from", "MB", "ms", "GB/s", "of raw", "slot is ×")
     for dtype in plan.dtypes:
         result = measure_loads(list(plan.load_networks), dtype, plan.rounds, folder, plan.devices, bench_shelf())
         for device in plan.devices:
-            rows = [
-                (e.way, e.tier, round(e.bytes / 1e6, 1), e.ms, e.gb_per_s, e.share_of_raw, e.slot_is_faster)
-                for e in result["figures"]
-                if e.device == device
-            ]
+            rows = [cells(each) for each in result["figures"] if each.device == device]
             title = f"{', '.join(plan.load_networks)}, {dtype}, into {device}"
-            keep(Table(title, columns, rows, [f"Cold reads: {result['cold_reads']}; medians of {plan.rounds} rounds."]))
+            keep(Table(title, COLUMNS, rows, [f"Cold reads: {result['cold_reads']}; medians of {plan.rounds} rounds."]))
 
 
 def measure_batches(plan: Plan, folder: Path, keep: Keep) -> None:
@@ -278,21 +273,22 @@ def run_online(plan: Plan, folder: Path, keep: Keep) -> None:
 
 
 def run_demo_line(plan: Plan, folder: Path, keep: Keep) -> None:
-    """Run the demo's line, real daemon and cameras, on the devices together."""
-    from tools.bench.line import on_devices, run_line
+    """Run the demo's line, real daemon and cameras, on the devices together; a daemon cannot use simulated GPUs."""
+    from tests.bench.line import on_devices, run_line
     from tools.camera.rendered import rendered_images
-    from tools.demo.prepare import prepare
 
-    demo = folder / "demo"
-    prepare(demo)
-    config, images = demo / "coserve.yaml", list(rendered_images(plan.boards, 11, "B", lot=None))
-    environ = on_devices(config, plan.devices)
+    devices = [device for device in plan.devices if not device.startswith("sim:")]
+    images = list(rendered_images(plan.boards, 11, "B", lot=None))
     rows: list[tuple[object, ...]] = []
-    for policy in ("samba", "coserve-plus"):
-        run = run_line(config, images, policy, {"COSERVE_POLICY": policy} | environ)
-        rows.append((policy, run.images, run.images_per_s, run.expert_switches, run.unknown))
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        config = make_demo_line(Path(scratch))
+        environ = on_devices(config, devices)
+        for policy in ("samba", "coserve-plus"):
+            run = run_line(config, images, policy, {"COSERVE_POLICY": policy} | environ)
+            rows.append((policy, run.images, run.images_per_s, run.expert_switches, run.unknown))
     columns = ("policy", "images", "images/s", "expert switches", "unknown")
-    keep(Table(f"The demo's line, {' and '.join(plan.devices)}", columns, rows))
+    notes = ["Weights are random: every part passes its classifier and goes on to its detector."]
+    keep(Table(f"The demo's line, {' and '.join(devices)}", columns, rows, notes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from daemon.check import check_line as check_line_of
+from daemon.config.settings import load_config
 from tests import ROOT
+from tests.bench.line import RunFigures
 from tests.bench.live.expert_files import ExpertRecipe, read_experts
 from tests.gpu import expert_files
 from tests.gpu.__main__ import measure
@@ -66,6 +69,26 @@ def test_loads_are_measured_on_a_simulated_gpu(tmp_path: Path):
     (table,) = figures.tables
     assert (figures.problem, table.title) == ("", "resnet18, float32, into sim:0")
     assert {"slot, cold", "slot, from RAM tier", "safetensors, assigned, warm"} <= {row[0] for row in table.rows}
+
+
+def test_the_demos_line_needs_no_training_and_leaves_only_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def check_line(config: Path, images: list[object], name: str, environ: dict[str, str]) -> RunFigures:
+        """Check the line instead of running it, which takes a minute."""
+        devices = load_config(config, environ).devices
+        assert (list(devices), devices["cpu"].executors) == (["cpu"], 2), "a daemon has no simulated devices"
+        assert len(images) == 54
+        if name == "samba":
+            problems, facts = check_line_of(config)
+            assert (problems, facts["experts"]) == ([], 18)
+        return RunFigures(name, len(images), 10.0, 5, 0)
+
+    monkeypatch.setattr("tests.bench.line.run_line", check_line)
+    files = FigureFiles(tmp_path / "figures")
+    assert measure("line", DRY_RUN, tmp_path, files) == 0
+    figures = files.read("line")
+    assert figures is not None
+    assert [table.title for table in figures.tables] == ["The demo's line, cpu"]
+    assert [file.name for file in tmp_path.iterdir()] == ["figures"]
 
 
 def test_a_gpu_that_disappears_is_a_named_error_and_the_figures_of_before_stay(tmp_path: Path, capsys):

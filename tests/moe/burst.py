@@ -17,6 +17,7 @@ from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.brownout.mode import Brownout
 from experts.moe.policy.brownout import Phase, Salc, SalcRule
 from experts.moe.policy.schedule import BatchLimits, FirstCome, StepCosts
+from tests.moe.evaluate import HeldOutPrompt
 from tests.moe.load import (
     Effort,
     LoadOutcome,
@@ -29,7 +30,6 @@ from tests.moe.load import (
     replay,
 )
 from tools.moe.corpus import DOMAINS
-from tools.moe.evaluate import HeldOutPrompt
 
 THRESHOLDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 PREFILL_PROMPTS = (1, 2, 4)

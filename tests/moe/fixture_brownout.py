@@ -26,8 +26,9 @@ from tests.moe.burst import (
     measure_accesses,
     scene_of,
 )
+from tests.moe.evaluate import held_out_prompts, perplexity
 from tests.moe.load import capacity_per_s
-from tools.moe.evaluate import budget_of, held_out_prompts, open_runtime, perplexity
+from tools.moe.checkpoint import budget_of, open_runtime
 
 FIXTURE = Path("build/moe/fixture")
 PHASES: tuple[Phase, ...] = ("prefill", "decode")

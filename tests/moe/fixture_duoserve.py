@@ -18,7 +18,8 @@ from experts.moe.modes.duoserve.fitting import accuracies, load_predictors
 from experts.moe.modes.duoserve.mode import DuoServe
 from experts.moe.trace import load_popularity, load_trace
 from experts.moe.weights.prepared import HELD_OUT, TRAIN, PreparedFiles
-from tools.moe.evaluate import DecodeTiming, budget_of, decode_timing, held_out_prompts, open_runtime, perplexity
+from tests.moe.evaluate import DecodeTiming, decode_timing, held_out_prompts, perplexity
+from tools.moe.checkpoint import budget_of, open_runtime
 
 FIXTURE = Path("build/moe/fixture")
 SHARES = [0.5, 0.25]

@@ -17,6 +17,7 @@ from experts.moe.policy.expected import Frequencies
 from experts.moe.policy.schedule import FirstCome, SloSlack, TaskProfiles
 from experts.moe.trace import Trace, load_popularity, load_trace
 from experts.moe.weights.prepared import HELD_OUT, PreparedFiles
+from tests.moe.evaluate import TextQuality, held_out_prompts, perplexity
 from tests.moe.load import (
     LIMITS,
     TASKS,
@@ -28,7 +29,7 @@ from tests.moe.load import (
     replay,
     slos,
 )
-from tools.moe.evaluate import TextQuality, held_out_prompts, open_runtime, perplexity
+from tools.moe.checkpoint import open_runtime
 
 FIXTURE = Path("build/moe/fixture")
 PERIODS = (1, 2, 5, 10, 20, 40)

@@ -15,7 +15,8 @@ import torch
 
 from experts.moe.cache.metrics import CacheMetrics
 from experts.moe.library import transformers
-from tools.moe.evaluate import DecodeTiming, HeldOutPrompt, arch_of, decode_timing, held_out_prompts, open_runtime
+from tests.moe.evaluate import DecodeTiming, HeldOutPrompt, decode_timing, held_out_prompts
+from tools.moe.checkpoint import arch_of, open_runtime
 
 FIXTURE = Path("build/moe/fixture")
 

@@ -23,7 +23,8 @@ from experts.moe.modes.swapmoe.mode import SwapMoe, token_count
 from experts.moe.modes.swapmoe.planner import Preparation, load_preparation, plan_for
 from experts.moe.trace import load_popularity
 from experts.moe.weights.prepared import PreparedFiles
-from tools.moe.evaluate import TextQuality, arch_of, held_out_prompts, perplexity
+from tests.moe.evaluate import TextQuality, held_out_prompts, perplexity
+from tools.moe.checkpoint import arch_of
 
 FIXTURE = Path("build/moe/fixture")
 OF_DOMAIN, LENGTH, DECODED = 6, 256, 128

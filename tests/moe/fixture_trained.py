@@ -6,7 +6,8 @@ from pathlib import Path
 
 from experts.moe.trace import load_trace, popularity
 from experts.moe.weights.prepared import HELD_OUT, PreparedFiles
-from tools.moe.evaluate import decode_timing, held_out_prompts, open_runtime
+from tests.moe.evaluate import decode_timing, held_out_prompts
+from tools.moe.checkpoint import open_runtime
 
 FIXTURE = Path("build/moe/fixture")
 

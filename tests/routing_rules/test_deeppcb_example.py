@@ -11,7 +11,7 @@ from routing_rules.compile import ExpertLabels, compile_rules
 from routing_rules.examples.deeppcb import deeppcb
 from routing_rules.load import read_yaml
 from tests import ROOT
-from tools.training.classifier import train_classifier
+from tools.training.classifier import TrainingPlan, train_classifier
 from tools.training.detector import train_detector
 from tools.training.detector_loop import TrainingEffort
 from tools.training.fit import Schedule
@@ -23,32 +23,33 @@ CONFIG = "rules: rules.yaml\ncatalog: experts/catalog.yaml\ndevices: {cpu: {expe
 
 @pytest.fixture
 def data_set(tmp_path: Path) -> Path:
-    """Two tiles to train on and one to measure, each with a pin-hole and, across two windows, a short."""
+    """Ten tiles to train on, the last of them held out, and one to measure, each with a pin-hole and a short."""
     folder = tmp_path / "DeepPCB"
-    (folder / "group1").mkdir(parents=True)
     template = np.full((640, 640), 255, np.uint8)
     template[:, 48:96] = template[:, 400:600] = 0
     tested = template.copy()
     tested[100:110, 500:508] = 255
     tested[310:330, 96:120] = 0
-    for name in ("1", "2", "3"):
-        cv2.imwrite(str(folder / f"group1/{name}_temp.jpg"), template)
-        cv2.imwrite(str(folder / f"group1/{name}_test.jpg"), tested)
-        (folder / f"group1/{name}.txt").write_text("490 90 518 120 6\n90 300 126 340 2\n", encoding="utf-8")
-    (folder / "train.txt").write_text("group1/1\ngroup1/2\n", encoding="utf-8")
-    (folder / "val.txt").write_text("group1/3\n", encoding="utf-8")
+    tiles = [f"group{1 + number % 2}/{number}" for number in range(1, 12)]
+    for number, tile in enumerate(tiles):
+        (folder / tile).parent.mkdir(parents=True, exist_ok=True)
+        tested[600 : 603 + 3 * number, 200:210] = template[600 : 603 + 3 * number, 200:210] = 0
+        cv2.imwrite(str(folder / f"{tile}_temp.jpg"), template)
+        cv2.imwrite(str(folder / f"{tile}_test.jpg"), tested)
+        (folder / f"{tile}.txt").write_text("490 90 518 120 6\n90 300 126 340 2\n", encoding="utf-8")
+    (folder / "train.txt").write_text("\n".join(tiles[:10]), encoding="utf-8")
+    (folder / "val.txt").write_text(tiles[10], encoding="utf-8")
     return folder
 
 
-def test_windows_show_missing_copper_in_cyan_and_additional_copper_in_red(data_set: Path) -> None:
-    windows = {window.name: window for window in deeppcb.read_windows(data_set, "val")}
-    assert list(windows) == ["3-W1", "3-W2", "3-W3", "3-W4"]
-    assert windows["3-W2"].pixels[105, 184].tolist() == pytest.approx([255, 255, 0], abs=30)  # blue, green, red
-    assert windows["3-W1"].pixels[315, 108].tolist() == pytest.approx([0, 0, 255], abs=30)
-    assert windows["3-W2"].boxes.tolist() == [[170, 90, 198, 120, 5]]
-    assert windows["3-W1"].boxes.tolist() == [[90, 300, 126, 320, 1]]
-    assert windows["3-W3"].boxes.tolist() == [[90, 0, 126, 20, 1]]
-    assert len(windows["3-W4"].boxes) == 0
+def test_a_tile_shows_missing_copper_in_cyan_and_additional_copper_in_red(data_set: Path) -> None:
+    (tile,) = deeppcb.read_tiles(data_set, "val")
+    assert tile.name == "11"
+    assert tile.pixels[105, 504].tolist() == pytest.approx([255, 255, 0], abs=30)  # blue, green, red
+    assert tile.pixels[320, 108].tolist() == pytest.approx([0, 0, 255], abs=30)
+    assert tile.boxes.tolist() == [[490, 90, 518, 120, 5], [90, 300, 126, 340, 1]]
+    assert tile.repaired()[105, 504].tolist() == pytest.approx([0, 0, 0], abs=30)
+    assert tile.repaired()[320, 108].tolist() == pytest.approx([255, 255, 255], abs=30)
 
 
 def test_the_example_runs_from_the_data_set_to_a_measured_line(
@@ -57,19 +58,18 @@ def test_the_example_runs_from_the_data_set_to_a_measured_line(
     data, line = tmp_path / "data", tmp_path / "line"
     torch.set_num_threads(1)
     deeppcb.main(["prepare", str(data_set), str(data)])
-    assert sorted(path.name for path in (data / "boards/bare-board/3").iterdir()) == [
-        f"W{number}.window.png" for number in (1, 2, 3, 4)
+    assert sorted(str(path.relative_to(data / "boards")) for path in (data / "boards").rglob("*.png")) == [
+        "bare-board/11-repaired/T1.tile.png",
+        "bare-board/11/T1.tile.png",
     ]
-    assert [len(photograph.boxes) for photograph in read_yolo_data(data / "detector/data.yaml").train] == [
-        1,
-        1,
-        1,
-        0,
-    ] * 2
+    labelled = read_yolo_data(data / "detector/data.yaml")
+    assert len(labelled.train) == 9
+    assert sorted(path.name for path in (data / "classifier").iterdir()) == ["group1", "group2"]
+    assert [photograph.file.stem for photograph in labelled.held_out] == ["10"], "for the threshold"
+    assert [photograph.file.stem for photograph in read_yolo_data(data / "detector/test.yaml").held_out] == ["11"]
 
-    train_classifier(
-        data / "classifier", "resnet18", 32, line / "experts", expert="window", schedule=Schedule(epochs=1), threads=1
-    )
+    plan = TrainingPlan(Schedule(epochs=1), architecture="resnet18", input_size=32)
+    train_classifier(data / "classifier", line / "experts", expert="tile", plan=plan)
     effort = TrainingEffort(steps=1, batch=2, threads=1)
     train_detector(data / "detector/data.yaml", "yolo11n", 64, line / "experts", expert=deeppcb.DETECTOR, effort=effort)
     (line / "rules.yaml").write_bytes(RULES.read_bytes())
@@ -78,23 +78,25 @@ def test_the_example_runs_from_the_data_set_to_a_measured_line(
     deeppcb.main(["measure", str(data), str(line)])
     output = " ".join(capsys.readouterr().out.split())
     assert "Verdicts of the line" in output
-    assert "board-defects alone, 3 defects, IoU above 0.33: mAP" in output
+    assert "repaired" in output
+    assert "│ pin-hole │ 1 │" in output
+    assert "│ all │ 2 │" in output
 
 
-def test_the_rules_send_suspect_windows_to_the_detector() -> None:
-    experts = {"window": ExpertLabels("classify", ("clean", "suspect"))}
+def test_the_rules_send_every_tile_to_the_detector() -> None:
+    experts = {"tile": ExpertLabels("classify", ("group1", "group2"))}
     routes = compile_rules(
         read_yaml(RULES), str(RULES), {**experts, deeppcb.DETECTOR: ExpertLabels("detect", deeppcb.LABELS)}
     )
-    assert routes.recipes[deeppcb.BOARD_TYPE].expected == 4
-    assert [expert for expert, _ in routes.successors["window"]] == [deeppcb.DETECTOR]
+    assert routes.recipes[deeppcb.BOARD_TYPE].expected == 1
+    assert [expert for expert, _ in routes.successors["tile"]] == [deeppcb.DETECTOR]
 
 
 @pytest.mark.parametrize(
     ("broken", "content", "message"),
     [
         ("train.txt", None, "name the folder that holds train.txt and val.txt"),
-        ("group1/1.txt", "1 2 3\n", "1.txt: expected lines `x1 y1 x2 y2 type`"),
+        ("group2/1.txt", "1 2 3\n", "1.txt: expected lines `x1 y1 x2 y2 type`"),
         ("group1/2_test.jpg", "damaged", "2_test.jpg: expected a picture of 640 x 640 pixels"),
     ],
 )
@@ -106,3 +108,21 @@ def test_a_file_that_cannot_be_read_is_named(
         (data_set / broken).write_text(content, encoding="utf-8")
     with pytest.raises(SystemExit, match=message):
         deeppcb.prepare(data_set, tmp_path / "data")
+
+
+def test_few_shot_judges_crops_of_other_boards_by_classifiers_of_crops(
+    data_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    boxes = "".join(f"{60 * kind} {90 * kind} {60 * kind + 24} {90 * kind + 24} {kind}\n" for kind in range(1, 7))
+    for file in data_set.glob("group*/*.txt"):
+        file.write_text(boxes, encoding="utf-8")
+    out = tmp_path / "crops"
+    deeppcb.few_shot(data_set, out, seeds=(3,), epochs=1)
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│ 3 ")]
+    assert [cells[2].strip() for cells in rows] == [*deeppcb.LABELS, "all"]
+    assert {cells[3].strip() for cells in rows[:-1]} <= {"bank", "head"}
+    crops = sorted((out / "seed-3/train/spur").rglob("*.png"))
+    assert [crop.parent.name for crop in crops] == ["bad"] * 10 + ["ok"] * 10
+    assert {cv2.imread(str(crop)).shape for crop in crops} == {(64, 64, 3)}
+    judged = [crop.stem for crop in (out / "seed-3/val").rglob("*.png")]
+    assert set(judged) == {"11.bad", "11.ok"}, "boards that nothing was trained on"

@@ -38,6 +38,9 @@ NO_ENTRY = "is not an entry of detectors or steps"
 A_SHARE = "expected a number from 0 to 1"
 AN_AMOUNT = "expected a quantity (a whole number from 1) or a list of designators"
 AT_THE_RIGHT = "position: {at: [0.9, 0.1], tolerance: 0.1}"
+DEFECTS = "defects: {tombstone: D101, bridge: D207}"
+ALARM = f"{DEFECTS}\nalarms: {{it: "
+A_WINDOW = "expected how far it looks back: to `200 boards`, to `1000 images`, or a duration to 168h such as 10m"
 ON_THE_BOARD = "of board `mainboard-a`, line 6)"
 IS_A_DETECTOR = "is a detector, expected a classifier; a detector goes under `detectors:`"
 
@@ -119,6 +122,28 @@ MISTAKES = {
         ("bridge: 0.40", "bridge: 40", f"f:15:23: {A_SHARE}, found `40`"),
         ("max: 70", "max: 70, confidence: 2", f"f:17:45: {A_SHARE}, found `2`"),
         ("pass: [clean]", "pass: [clean], pass_rate: 95", f"f:20:50: {A_SHARE}, found `95`"),
+    ],
+    "an alarm that can never be raised, or that nobody could remember": [
+        (DEFECTS, f"{ALARM}{{count: 4, same: [designator], within: 3 boards}}}}",
+         "f:22:22: it can never be raised: expected at most 3, the boards of `within`"),
+        (DEFECTS, f"{ALARM}{{count: 60, within: 50 images}}}}",
+         "f:22:22: it can never be raised: expected at most 50, the images of `within`"),
+        (DEFECTS, f"{ALARM}{{count: 3, same: [designator], within: 600 images}}}}",
+         "f:22:53: expected 546 images or fewer: the boards have 183 designators"),
+        (DEFECTS, f'{ALARM}{{count: 3, component: "QFB*", within: 1h}}}}',
+         "f:22:36: no component of `boards` matches `QFB*`; expected one of `R0402`, `QFP64`"),
+    ],
+    "an alarm of a wrong shape": [
+        (DEFECTS, f"{ALARM}{{within: 3 boards}}}}", "f:22:10: missing key `count`"),
+        (DEFECTS, f"{ALARM}{{count: 3}}}}", "f:22:10: missing key `within`"),
+        (DEFECTS, f"{ALARM}{{count: 0, within: 1h}}}}", "f:22:22: expected a count: a whole number from 1 to 1000"),
+        (DEFECTS, f"{ALARM}{{count: 1, within: 1h, verdict: pass}}}}",
+         "f:22:46: expected 'fail', 'review' or 'unknown', found `pass`"),
+        (DEFECTS, f"{ALARM}{{count: 1, within: 1h, same: [defekt]}}}}",
+         "f:22:44: expected 'board_type', 'component', 'designator' or 'defect', found `defekt`"),
+        (DEFECTS, f"{ALARM}{{count: 1, within: 20}}}}", f"f:22:33: {A_WINDOW}, found `20`"),
+        (DEFECTS, f"{ALARM}{{count: 1, within: 201 boards}}}}", f"f:22:33: {A_WINDOW}, found `201 boards`"),
+        (DEFECTS, f"{ALARM}{{count: 1, within: 200h}}}}", f"f:22:33: {A_WINDOW}, found `200h`"),
     ],
     "a count that cannot be": [
         ("min: 64, max: 70", "min: 64, max: 7", "f:17:20: a count that cannot be: min 64 is more than max 7"),

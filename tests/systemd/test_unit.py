@@ -65,6 +65,21 @@ def test_the_unit_is_hardly_exposed(unit: Path) -> None:
     assert float(found[1]) <= MOST_EXPOSED
 
 
+@needs_systemd
+@pytest.mark.parametrize("name", ["coserve-follow", "coserve-plant"])
+def test_a_unit_beside_it_is_right_and_hardly_exposed(tmp_path: Path, name: str) -> None:
+    unit = tmp_path / f"{name}.service"
+    text = (ROOT / "systemd" / unit.name).read_text()
+    unit.write_text(text.replace("/usr/local/bin/coserve", sys.executable))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    words = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    found = re.search(r"Overall exposure level for .*: ([\d.]+)", done.stdout)
+    assert found, done.stdout + done.stderr
+    assert float(found[1]) <= MOST_EXPOSED
+
+
 def test_a_start_that_failed_is_tried_again_for_half_an_hour_and_not_for_ever() -> None:
     """An address, a mount or a lock may come late; a mistake in the configuration does not spin for ever."""
     unit = settings((ROOT / "systemd/coserve.service").read_text())

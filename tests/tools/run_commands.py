@@ -21,7 +21,7 @@ def coserve(*words: object, status: int = 0, **environ: str) -> Result:
 def start_coserve(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own."""
     command = [sys.executable, "-m", "tools", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+    return subprocess.run(command, capture_output=True, text=True, check=False, **{"timeout": 120, **options})
 
 
 @contextmanager

@@ -48,10 +48,7 @@ class Restored:
 
 
 def unpack(
-    archive: Path,
-    folder: Path,
-    progress: Progress = lambda _what, _done, _total: None,
-    note: str | None = None,
+    archive: Path, folder: Path, progress: Progress = lambda _what, _done, _total: None, note: str | None = None
 ) -> Restored:
     """Unpack `archive` into `folder`, complete or not at all; BackupError names the member that is damaged.
 

@@ -10,7 +10,6 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from daemon.units import count_text, size_text
-from tools.query.formats import clean_up_on_sigterm
 from tools.terminal.console import AsJson, ConfigPath, as_typed, console, errors, exit_on, fail, print_json
 from tools.terminal.option_values import Note
 
@@ -44,7 +43,6 @@ def backup(
     from tools.backup.gentle import step_back
 
     step_back()
-    clean_up_on_sigterm()
     with exit_on(BackupError, ConfigError, StoreError), _bar() as progress:
         report = write_backup(
             config, archive.absolute(), with_images=images, with_secrets=with_secrets, progress=progress
@@ -79,7 +77,6 @@ def restore(
     from tools.backup.contents import BackupError
     from tools.backup.restore import FolderInUseError, unpack
 
-    clean_up_on_sigterm()
     with exit_on(BackupError), exit_on(FolderInUseError, status=2), _bar() as progress:
         restored = unpack(archive, folder, progress, note)
     if as_json:
@@ -102,6 +99,9 @@ def _waiting(images: int) -> str:
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that moves a bar on a terminal (name, bytes done, bytes in all); elsewhere it does nothing."""
+    from tools.query.formats import clean_up_on_sigterm
+
+    clean_up_on_sigterm()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as bar:
         task = bar.add_task("", total=None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +16,17 @@ from tools.terminal.console import (
     as_typed,
     console,
     exit_on,
+    fail,
     print_json,
     print_table,
 )
-from tools.terminal.option_values import Commands, Note
+from tools.terminal.option_values import Commands, Note, OnCluster
 
 if TYPE_CHECKING:
     from daemon.config.plant_time import PlantTime
 
+#: More overflows when it is multiplied.
+_MAX_COST = 1e12
 experts_app = typer.Typer(cls=Commands)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The expert's id in the catalog.", show_default=False)]
@@ -70,7 +74,7 @@ def list_experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False)
             row["expert"],
             row["version"] or "none in force",
             row["settings"],
-            row["architecture"],
+            row["network"],
             row["verdicts"],
             len(row["kept"]) or None,
             len(row["classes"]),
@@ -162,6 +166,65 @@ def put(
     console.print(f"then: {as_typed(f'experts promote {name} {version} --config {config}')}", markup=False)
 
 
+@experts_app.command("shadow")
+def shadow(
+    name: Name,
+    version: Annotated[str, typer.Argument(metavar="[VERSION]", help="The version; without it: compare.")] = "",
+    images: Annotated[int, typer.Option(min=1, max=20_000, help="Images that it has to answer.")] = 1000,
+    agreement: Annotated[float, typer.Option(min=0, max=1, help="What its 95 % interval has to reach.")] = 0.98,
+    off: Annotated[bool, typer.Option("--off", help="End it; its answers stay.")] = False,
+    config: ConfigOption = DEFAULT_CONFIG,
+    note: Note = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a version that is kept answer beside the one in force, on spare capacity, and see what it would change.
+
+    It changes no verdict, and no image waits for it. Without VERSION its answers are compared with those in force and
+    people's decisions; exit status 1 while it has not answered --images, or does not reach --agreement.
+
+    Example: coserve experts shadow R0402 5c1e --config demo/coserve.yaml
+    """
+    from experts.versions import VersionsError
+    from tools.experts import change
+    from tools.experts.line import open_line
+    from tools.experts.look import describe_shadow
+
+    line = open_line(config)
+    if off or version:
+        with exit_on(VersionsError):
+            marked = change.mark_shadow(line, name, version * (not off), note, images=images, agreement=agreement)
+        if as_json:
+            print_json({"expert": name, "shadow": marked})
+        else:
+            console.print(f"{name}: {marked or 'no version'} is in shadow", markup=False)
+        return
+    report = describe_shadow(line, name)
+    if report is None:
+        fail(f"no version of {name} is in shadow, or there are no results yet: coserve experts show {name}", status=1)
+    if as_json:
+        print_json(report)
+    else:
+        _print_shadow(report)
+    raise SystemExit(0 if report["holds"] else 1)
+
+
+def _print_shadow(report: dict[str, Any]) -> None:
+    from daemon.storage.database.shadow import EFFECTS
+
+    sentence, eligible, agreement = report["sentence"], report["eligible"], report["agreement"] or 0.0
+    console.print(f"{report['expert']} {report['shadow']}, in shadow of {report['in_force']}, {sentence}", markup=False)
+    if report["problem"]:
+        console.print(f"it does not answer: {report['problem']}", markup=False)
+    console.print(
+        f"agreement {agreement:.2%}, 95 % interval {report['low']:.2%} to {report['high']:.2%}, on {report['images']}"
+        f" of {count_text(eligible, 'image')} since its first"
+    )
+    rows = [(row["in_service"], row["shadow"], row["images"]) for row in report["outcomes"]]
+    print_table("What would change", ("in service", "in shadow", "images"), rows)
+    effects = [(words, report["effects"][name]) for name, words in EFFECTS.items()]
+    print_table(f"Of {count_text(report['reviewed'], 'reviewed image')}", ("effect", "images"), effects)
+
+
 @experts_app.command("promote")
 def promote(
     name: Name, version: Version, config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJson = False
@@ -219,6 +282,7 @@ def measure(
     name: Name,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="A folder of images that it was not trained on.")],
     config: ConfigOption = DEFAULT_CONFIG,
+    on_cluster: OnCluster = False,
     as_json: AsJson = False,
 ) -> None:
     """Write into the catalog how sure the version in force is of IMAGES: what `show` compares recent answers with.
@@ -229,16 +293,52 @@ def measure(
     Example: coserve experts measure R0402 images/R0402 --config demo/coserve.yaml
     """
     from experts.versions import VersionsError
+    from tools.cluster.kinds import answer_on_cluster
+    from tools.cluster.work import work_on
     from tools.experts.line import open_line
     from tools.experts.measure import measure_in_force
 
-    with exit_on(VersionsError):
-        measured = measure_in_force(open_line(config), name, images)
+    with exit_on(VersionsError), work_on(config, use_cluster=on_cluster) as work:
+        measured = measure_in_force(open_line(config), name, images, work and partial(answer_on_cluster, work))
     if as_json:
         print_json(measured)
         return
     rows = [(label, sum(counts), _bars(counts)) for label, counts in measured["confidences"].items()]
     print_table(f"{name} {measured['version']}: how sure it was", ("answered", "images", "confidence 0 … 1"), rows)
+
+
+@experts_app.command("threshold")
+def threshold(
+    name: Name,
+    escape_cost: Annotated[float, typer.Option(min=0, help="What a defect that passes costs.")],
+    false_call_cost: Annotated[float, typer.Option(min=0, help="What a good part costs that a person looks at.")],
+    label: Annotated[str | None, typer.Option(metavar="LABEL", help="Of a detector: the label of `fail_on`.")] = None,
+    pictures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A classifier's pictures, not trained on, in DIR/LABEL.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the curve is drawn.")] = Path(),
+    config: ConfigOption = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Find the threshold at which escapes and false calls cost least, from people's decisions, or from pictures.
+
+    Exit status 1 where too few images are decided; it says how many more of which kind are needed.
+
+    Example: coserve experts threshold R0402 --escape-cost 200 --false-call-cost 1 --config demo/coserve.yaml
+    """
+    if not all(cost <= _MAX_COST for cost in (escape_cost, false_call_cost)):
+        fail(f"--escape-cost and --false-call-cost: expected numbers from 0 to {_MAX_COST:g}", status=2)
+    from tools.experts.line import open_line
+    from tools.experts.threshold import cheapest, draw, in_words
+
+    result = cheapest(open_line(config), name, label, escape_cost, false_call_cost, pictures)
+    result["file"] = str(draw(result, out))
+    if as_json:
+        print_json(result)
+        return
+    rows = [(f"{at:g}", *(f"{cost:.1f}" for cost in costs)) for at, *costs in result["curve"]]
+    print_table("Cost of 1,000 images", (result["key"], "cost", "95 % from", "to"), rows[:: max(1, len(rows) // 20)])
+    console.print("\n".join([*in_words(result), f"the curve: {result['file']}"]), markup=False)
 
 
 def _switch(config: Path, name: str, version: str | None, note: str | None, *, as_json: bool) -> None:
@@ -255,8 +355,9 @@ def _switch(config: Path, name: str, version: str | None, note: str | None, *, a
         console.print(f"{name} {switch.version} is {where}; before: {switch.before or 'none'}", markup=False)
         if switch.lost_comments:
             console.print("the catalog was written anew: its form allows no edit, so its comments are lost")
-        if switch.note:
-            console.print(switch.note, markup=False)
+        for said in (switch.shadow, switch.note):
+            if said:
+                console.print(said, markup=False)
     raise SystemExit(0 if switch.is_complete else 1)
 
 
@@ -268,7 +369,8 @@ def _print_facts(facts: dict[str, Any], plant: "PlantTime") -> None:
     console.print(f"{facts['expert']}, version {facts['version'] or 'none'}{settings} in force", style="bold")
     if entry:
         console.print(
-            f"{entry['architecture']}, {entry['input_size']} pixels, classes {', '.join(entry['classes'])}",
+            f"{facts['network']}, {entry['input_size']} pixels"
+            f"{', classes ' if entry['classes'] else ''}{', '.join(entry['classes'])}",
             markup=False,
         )
         if stored := entry["stored"]:

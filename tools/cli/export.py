@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +18,6 @@ from tools.terminal.console import (
     exit_on,
     fail,
     print_json,
-    print_table,
 )
 from tools.terminal.option_values import shift_option, since_option, time_window, until_option
 
@@ -38,10 +37,6 @@ def export(
     shift: Annotated[str | None, shift_option()] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="A new or empty folder.")] = None,
     with_weights: Annotated[bool, typer.Option("--with-weights", help="Also the experts' weights.")] = False,
-    training: Annotated[
-        bool,
-        typer.Option("--training", help="Pictures sorted for coserve train instead: COMPONENT/LABEL, as reviewed."),
-    ] = False,
     sign: Annotated[
         Path | None, typer.Option(metavar="KEY", help="Sign it: a .sign_secret file of `coserve keys new NAME --sign`.")
     ] = None,
@@ -75,8 +70,6 @@ def export(
             "name --out DIR and which boards: --lot, --serial, --type, --since, --until or --shift (or --verify DIR)",
             status=2,
         )
-    if training:
-        _training(config, selection, out, as_json=as_json)
     _write(config, selection, out, with_weights=with_weights, sign=sign, as_json=as_json)
 
 
@@ -114,26 +107,6 @@ def _write(
     for reason, count in report.missing.items():
         console.print(f"  {count_text(count, 'image')} without a picture: {reason}", markup=False)
     console.print(f"fingerprint {report.fingerprint}\nCheck it:  {as_typed(f'export --verify {out}')}", markup=False)
-
-
-def _training(config: Path, selection: "BoardSelection", out: Path, *, as_json: bool) -> NoReturn:
-    from daemon.errors import ConfigError
-    from daemon.line.line import load_rules_and_catalog
-    from tools.query.formats import os_errors_end
-    from tools.query.training_pictures import UNSORTED, write_training_pictures
-    from tools.terminal.open_line import opened
-
-    with opened(config) as (settings, engine), os_errors_end(out), exit_on(ConfigError):
-        routes, _ = load_rules_and_catalog(settings)
-        counts = write_training_pictures(engine, selection, settings.images, routes, out)
-    if as_json:
-        print_json({"folder": str(out), "pictures": counts})
-    else:
-        rows = [(component, label, number) for component, labels in counts.items() for label, number in labels.items()]
-        print_table(f"Pictures in {out}", ("component", "label", "pictures"), rows)
-        if any(UNSORTED in labels for labels in counts.values()):
-            console.print(f"Sort {out / UNSORTED} by hand into {out}/COMPONENT/LABEL: nobody has decided about these.")
-    raise SystemExit(0 if counts else 1)
 
 
 def _print_progress(part: str) -> None:

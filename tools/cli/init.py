@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tools.setup.doctor.gpu import Gpu
 
 Answer = TypeVar("Answer")
-#: So many experts to train get a command each; more get one loop.
-_COMMANDS = 4
 
 
 def init(
@@ -151,7 +149,8 @@ def _report(folder: Path, written_files: list[Path], experts: list[str], answers
     problems, _ = check_line(config)
     others = [problem for problem in problems if not any(f"no expert `{expert}`" in problem for expert in missing)]
     others += [f"{config}: {problem}" for problem in too_much_memory(answers.memory, _gpus())]
-    commands = [*_to_train(missing, folder), *(as_typed(f"{word} {config}") for word in ("check", "doctor", "run"))]
+    words = [f"train all training --out {folder / 'experts'}"] if missing else []
+    commands = [as_typed(line) for line in (*words, *(f"{word} {config}" for word in ("check", "doctor", "run")))]
     if as_json:
         report = {"config": str(config), "made": list(map(str, written_files)), "missing_experts": missing}
         print_json(report | {"problems": others, "next": commands})
@@ -162,8 +161,8 @@ def _report(folder: Path, written_files: list[Path], experts: list[str], answers
         console.print(problem, markup=False, style="yellow")
     if missing:
         console.print(
-            f"\nExperts still to be trained, or imported: {', '.join(missing)}. Sort pictures of each component type"
-            f" into one folder for each label\n(training/{missing[0]}/ok, training/{missing[0]}/missing, …), then:",
+            f"\nExperts still to be trained, or imported: {', '.join(missing)}.\nSort pictures of each component type"
+            f" into a folder for each label\n(training/{missing[0]}/ok, training/{missing[0]}/missing, …), then:",
             markup=False,
         )
     else:
@@ -182,11 +181,3 @@ def _show_dashboard(folder: Path, dashboard: "Dashboard") -> None:
         console.print(f"\nWhile it runs, the dashboard is at http://{host}:{PORT}/", markup=False)
     if dashboard == "network":
         console.print(f"The token is in {folder / TOKEN}", markup=False)
-
-
-def _to_train(experts: Sequence[str], folder: Path) -> list[str]:
-    out = folder / "experts"
-    if len(experts) <= _COMMANDS:
-        return [as_typed(f"train classifier training/{expert} --id {expert} --out {out}") for expert in experts]
-    names = " ".join(experts)
-    return [f"for type in {names}; do {as_typed(f'train classifier training/$type --id $type --out {out}')}; done"]

@@ -35,7 +35,7 @@ def new(
 
     with _exit_on_key_errors():
         if sign:
-            from tools.query.package import signing
+            from daemon.registry import signing
 
             public, secret = signing.make_signing_pair(folder, name)
             shown = signing.key_id(signing.read_public_key(public))
@@ -47,7 +47,9 @@ def new(
         return
     console.print(f"{public}: public, fingerprint {shown}\n{secret}: secret, mode 0600", markup=False)
     if sign:
-        next_step = f"Hand out {public.name}; sign with: coserve export … --sign {secret}"
+        next_step = (
+            f"Hand out {public.name}; sign with: coserve export … --sign {secret}, or plant push … --key {secret}"
+        )
     elif server:
         next_step = f"Name the secret file as security.server_key in coserve.yaml; every client needs {public.name}."
     else:

@@ -119,6 +119,9 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         since = plant_time(settings_of(config).plant.clock(), answer.get("last_error_at"))
         since = f" (since {since})" if since else ""
         console.print(f"last error: {answer['last_error']}{since}", markup=False)
+    for row in answer.get("alarms", ()):
+        since = plant_time(settings_of(config).plant.clock(), row["since"])
+        console.print(f"alarm {row['alarm']}: {row['text']} (since {since})", markup=False)
     rows = [
         (e["name"], e["device"], "out of service" if e.get("out_of_service") else f"{e['busy_share']:.0%}")
         for e in answer["executors"]

@@ -10,12 +10,11 @@ from typing import Any
 
 import typer
 
-from tools.bench.line import bench_line
-from tools.bench.load import bench_load
 from tools.cli import (
     backup,
     camera,
     changes,
+    dataset,
     db,
     demo,
     doctor,
@@ -24,8 +23,10 @@ from tools.cli import (
     init,
     install_service,
     keys,
+    learn,
     line,
     moe,
+    plant,
     profile,
     rejudge,
     report,
@@ -34,6 +35,7 @@ from tools.cli import (
     simulate,
     top,
     train,
+    worker,
 )
 from tools.setup.service import ServiceError
 from tools.terminal.console import fail
@@ -47,9 +49,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-bench_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Measure this machine against itself.")
-bench_app.command("line")(bench_line)
-bench_app.command("load")(bench_load)
 
 _DAILY, _SETUP, _DEVELOPERS = "Every day", "Setting up", "For developers"
 #: Commands, and groups of commands with their names, by panel in the order in which `coserve --help` lists them.
@@ -58,15 +57,15 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         *(line.status, top.top, results.results, results.explain, review.review, report.report, export.export),
         changes.changes,
         *(camera.camera, line.reload, line.drain, line.queues, line.pin, line.unpin, line.unload, line.limits),
-        *(backup.backup, ("db", db.db_app), ("experts", experts.experts_app)),
+        *(backup.backup, ("dataset", dataset.dataset_app), ("db", db.db_app), ("experts", experts.experts_app)),
     ),
     _SETUP: (
-        *(demo.demo, init.init, ("train", train.train_app), train.import_expert, ("rules", line.rules_app)),
-        *(line.check, doctor.doctor),
-        *(line.run, install_service.install_service, install_service.uninstall_service, backup.restore),
-        *(("keys", keys.keys_app), profile.profile, rejudge.rejudge, simulate.simulate),
+        *(demo.demo, init.init, ("train", train.train_app), train.import_expert, learn.learn),
+        *(("rules", line.rules_app), line.check, doctor.doctor),
+        *(line.run, install_service.install_service, install_service.uninstall_service, backup.restore, worker.worker),
+        *(("keys", keys.keys_app), ("plant", plant.plant_app), profile.profile, rejudge.rejudge, simulate.simulate),
     ),
-    _DEVELOPERS: (("bench", bench_app), ("moe", moe.moe_app)),
+    _DEVELOPERS: (("moe", moe.moe_app),),
 }
 for panel, commands in _COMMANDS.items():
     for command in commands:
@@ -76,14 +75,14 @@ for panel, commands in _COMMANDS.items():
             name = command.__name__.removesuffix("_expert").replace("_", "-")
             app.command(name, rich_help_panel=panel)(command)
 
-#: A checkout also has commands that judge CoServe itself (`soak`, `fuzz`, most of `bench`). They stand under tests/,
-#: and in no wheel.
+#: A checkout also has commands that judge CoServe itself (`bench`, `soak`, `fuzz`). They stand under tests/, and in no
+#: wheel.
 _CHECKOUT = Path(__file__).resolve().parents[2]
 if (_CHECKOUT / "tests" / "commands.py").is_file():
     if str(_CHECKOUT) not in sys.path:
         sys.path.append(str(_CHECKOUT))
     # By name: `tests` stands above the tools, which must not import it.
-    importlib.import_module("tests.commands").register(app, bench_app)
+    importlib.import_module("tests.commands").register(app)
 
 
 def main() -> Any:

@@ -6,7 +6,7 @@ import typer
 
 from daemon.errors import MissingExtraError
 from experts.moe.errors import ModelError
-from tools.moe import bench, fit, fixture, importing, plan, trace, unite
+from tools.moe import fit, importing, plan, trace, unite
 from tools.terminal.console import fail
 from tools.terminal.option_values import Commands
 
@@ -29,7 +29,6 @@ class _Group(Commands):
 
 
 moe_app = typer.Typer(cls=_Group, no_args_is_help=True, help="Language models whose experts stay on disk.")
-moe_app.command()(fixture.fixture)
 moe_app.command("import")(importing.import_model)
-for command in (trace.trace, fit.fit, unite.unite, plan.plan, bench.bench):
+for command in (trace.trace, fit.fit, unite.unite, plan.plan):
     moe_app.command()(command)

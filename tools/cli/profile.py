@@ -33,18 +33,19 @@ def profile(  # one parameter for each option
 
     Example: coserve profile demo/coserve.yaml --images photos/
     """
-    if not config.is_file():
-        fail(f"no file {config}: name the line's coserve.yaml", status=2)
     if images is not None and not images.is_dir():
         fail(f"no folder {images}", status=2)
     from dataclasses import replace
 
+    from daemon.dispatch.torch_devices import TorchDevices
     from daemon.errors import ConfigError
+    from daemon.line.devices import device_problems
     from daemon.line.line import load_line
     from daemon.units import parse_bytes
     from experts.errors import ExpertError
     from tools.profile.measure import QUICK, ProfileEffort
-    from tools.profile.run import ProfileError, Wish, devices_missing, profile_line, write_profile
+    from tools.profile.remote import with_remote
+    from tools.profile.run import ProfileError, Progress, Wish, profile_line, write_profile
     from tools.profile.samples import read_samples, rendered_samples
     from tools.profile.usage import UsageError
 
@@ -60,14 +61,16 @@ def profile(  # one parameter for each option
         samples = read_samples(images) if images is not None else rendered_samples()
     except (ConfigError, ValueError) as error:
         fail(str(error), status=2)
-    if missing := devices_missing(line.config):
-        fail(f"{config}: this machine has no {', '.join(missing)}; profile on the machine that runs the line", status=2)
+    if problems := device_problems(line.config, TorchDevices({}).gpu_count()):
+        fail("\n".join(problems), status=2)
     wish = Wish(samples, usage, memory_bytes, effort)
     path = out or config.parent / "profile.yaml"
-    with exit_on(ProfileError, UsageError, ExpertError):
-        with share_bar("starting") as (bar, task):
-            measured = profile_line(line, wish, lambda what, share: bar.update(task, description=what, completed=share))
+    with exit_on(ProfileError, UsageError, ExpertError), share_bar("starting") as (bar, task):
+        tell: Progress = lambda what, share: bar.update(task, description=what, completed=share)  # noqa: E731
+        measured = with_remote(config, line, wish, profile_line(line, wish, tell), tell)
         write_profile(path, measured)
+    for name, reason in measured.skipped.items():
+        console.print(f"{name} was not measured: {reason}; then profile again", style="yellow", markup=False)
     if as_json:
         print_json(as_figures(measured) | {"files": [str(path)]})
         return
@@ -91,27 +94,29 @@ def as_figures(measured: "MeasuredProfile") -> dict[str, Any]:
             for pair in figures.pairs
         ]
         for cost in figures.costs:
-            entry["architectures"][str(cost.layout)]["latencies_s"] = dict(cost.latencies_s)
-        entry["search"] = asdict(figures.split)
-    return document | {"measured_with": measured.samples}
+            entry["architectures"][str(cost.row.architecture)]["latencies_s"] = dict(cost.latencies_s)
+        entry["search"] = figures.split and asdict(figures.split)
+    return document | {"measured_with": measured.samples, "skipped": dict(measured.skipped)}
 
 
 def _print_device(figures: "DeviceProfile") -> None:
     columns = ("layout", "K ms", "B ms", "error", "batch", "MB/image", "disk ms", "RAM ms")
     rows = [
         (
-            _short(cost.layout),
-            f"{cost.line.k_s * 1e3:.2f}",
-            f"{cost.line.b_s * 1e3:.2f}",
-            f"{cost.line.residual:.1%}",
-            cost.max_batch,
-            f"{cost.activation_bytes / 1e6:.1f}",
-            f"{cost.disk_s * 1e3:.1f}",
-            None if cost.ram_s is None else f"{cost.ram_s * 1e3:.1f}",
+            _short(cost.row.architecture),
+            f"{cost.row.k_s * 1e3:.2f}",
+            f"{cost.row.b_s * 1e3:.2f}",
+            f"{cost.residual:.1%}",
+            cost.row.max_batch,
+            f"{cost.row.activation_bytes / 1e6:.1f}",
+            f"{cost.row.disk_s * 1e3:.1f}",
+            None if cost.row.ram_s is None else f"{cost.row.ram_s * 1e3:.1f}",
         )
         for cost in figures.costs
     ]
     print_table(f"{figures.device}: a batch of n takes K·n + B", columns, rows)
+    if figures.split is None:
+        return
     tried = ", ".join(f"{pair.executors} × {pair.threads}: {pair.images_per_s:.1f}" for pair in figures.pairs)
     console.print(
         f"{figures.device}: executors × threads, images/s: {tried};"

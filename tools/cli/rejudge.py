@@ -1,6 +1,7 @@
 """`coserve rejudge`: the verdicts that other rules, or another version of an expert, would give to stored images."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,7 +9,7 @@ import typer
 
 from daemon.units import count_text
 from tools.terminal.console import AsJson, ConfigPath, console, errors, fail, print_json, print_table
-from tools.terminal.option_values import shift_option, since_option, time_window, until_option
+from tools.terminal.option_values import OnCluster, shift_option, since_option, time_window, until_option
 
 _LISTED = 20
 _NICENESS = 10
@@ -35,18 +36,22 @@ def rejudge(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads; the line needs the others.")] = 1,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write a row per change to FILE.")] = None,
+    on_cluster: OnCluster = False,
     as_json: AsJson = False,
 ) -> None:
     """Judge stored images again, with other rules or experts, and list what would change. Changes nothing itself.
 
     Images are judged exactly as by the daemon, in a process of its own at low priority. With --expert alone only images
     that this expert answered are taken: the others cannot change. Exit status 0: nothing would change; 1: something
-    would; 2: wrong use. Reviewers' decisions say whether a change is for the better.
+    would; 2: wrong use. Reviewers' decisions say whether a change is for the better. With --cluster, stopped and
+    started again, it goes on where it was.
 
     Example: coserve rejudge demo/coserve.yaml --expert R0402=5c1e --since 2d --csv changes.csv
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+    from tools.cluster.kinds import rejudge_on_cluster
+    from tools.cluster.work import work_on
     from tools.experts.line import open_line
     from tools.query.rejudge import RejudgeRequest, rejudge_line, write_csv
     from tools.terminal.progress import Bars
@@ -58,7 +63,7 @@ def rejudge(
     since, until = time_window(config, since, until, shift)
     request = RejudgeRequest(rules, tuple(expert or ()), lot, since, component, verdict, sample, until)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=errors, transient=True) as bars:
+    with work_on(config, use_cluster=on_cluster) as work, Bars(*columns, console=errors, transient=True) as bars:
         task = bars.add_task("judging again", total=None)
         summary, changes = rejudge_line(
             open_line(config),
@@ -66,17 +71,19 @@ def rejudge(
             threads=threads,
             on_progress=lambda total: bars.update(task, advance=1, total=total),
             announce=lambda sentence: errors.print(sentence, markup=False),
+            judging=work and partial(rejudge_on_cluster, work, threads),
         )
     if csv is not None:
         write_csv(csv, changes)
     if as_json:
         print_json({**summary, "list": changes})
     else:
-        _print(summary, changes, csv)
+        print_summary(summary, changes, None if csv is not None else "--csv FILE, or --json")
     raise SystemExit(1 if changes else 0)
 
 
-def _print(summary: dict[str, Any], changes: list[dict[str, Any]], csv: Path | None) -> None:
+def print_summary(summary: dict[str, Any], changes: list[dict[str, Any]], more: str | None) -> None:
+    """Print what `rejudge_line` returned; `more` says where all changes are."""
     from tools.query.rejudge import EFFECTS
 
     console.print(
@@ -103,8 +110,8 @@ def _print(summary: dict[str, Any], changes: list[dict[str, Any]], csv: Path | N
     columns = ("image", "board", "place", "component", "was", "would be", "reviewer said")
     rows = [[_with_defect(row, key) for key in keys] for row in changes[:_LISTED]]
     print_table(title, columns, rows, unbroken=("image",))
-    if len(changes) > _LISTED and csv is None:
-        console.print("all of them: --csv FILE, or --json")
+    if len(changes) > _LISTED and more is not None:
+        console.print(f"all of them: {more}")
 
 
 def _with_defect(row: dict[str, Any], key: str) -> Any:

@@ -33,6 +33,10 @@ def _filter(name: str, help_text: str, *aliases: str, metavar: str | None = None
 
 def results(
     config: ConfigOption = DEFAULT_CONFIG,
+    plant: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="All lines of the hub that this plant.yaml describes.")
+    ] = None,
+    line: Annotated[Texts, _filter("--line", "With --plant: a line's name.")] = None,
     serial: Annotated[Texts, _filter("--serial", "One board's serial.", "--board")] = None,
     board_type: Annotated[Texts, _filter("--type", "Board type.")] = None,
     lot: Annotated[Texts, _filter("--lot", "Lot.")] = None,
@@ -97,24 +101,35 @@ def results(
     In CSV, text that a spreadsheet would run as a formula (it begins with = + - @) gets an apostrophe in front; JSON
     and Parquet have it as it is.
 
+    With --plant the rows are those of all lines, each with its line.
+
     Example: coserve results --verdict fail --since today --limit 20 --config demo/coserve.yaml
     """
+    from tools.query.plant_rows import PLANT_BOARDS, PLANT_IMAGES
     from tools.query.reading import ResultsQuery
     from tools.query.results import DEFAULT_LIMIT, print_count, print_or_write
     from tools.query.rows import BOARDS, IMAGES, STAGES, RowFilters
+    from tools.terminal.open_line import plant_settings_of, settings_of
 
     if boards and stages:
         fail("name either --boards or --stages", status=2)
+    if plant is None and line:
+        fail("--line goes with --plant: one line's results have no other", status=2)
+    if plant is not None and stages:
+        fail("--stages goes with one line: the hub has one row for each image", status=2)
     rows = BOARDS if boards else STAGES if stages else IMAGES
+    if plant is not None:
+        rows = PLANT_BOARDS if boards else PLANT_IMAGES
+    settings = settings_of(config) if plant is None else plant_settings_of(plant)
     equal = {
         "serial": serial, "board_type": board_type, "lot": lot, "station": station, "attempt": attempt,
         "component": component, "designator": designator, "verdict": verdict,
         "daemon_verdict": daemon_verdict, "defect": defect, "reason": reason, "decided_by": decided_by,
         "expert": expert, "expert_version": expert_version, "expert_settings": expert_settings,
-        "rules_version": rules_version, "source": source, "late": None if late is None else [int(late)],
+        "rules_version": rules_version, "source": source, "line": line, "late": None if late is None else [int(late)],
     }  # fmt: skip
     seq_from, seq_to = _range(seq)
-    since, until = time_window(config, since, until, shift)
+    since, until = time_window(settings.plant.clock(), since, until, shift)
     values = {name: list(choices) for name, choices in equal.items() if choices}
     filters = RowFilters(values, since, until, latency_above, seq_from, seq_to)
     row_format, target = _format(as_json, as_csv, as_jsonl, parquet, out)
@@ -124,9 +139,9 @@ def results(
         limit = DEFAULT_LIMIT
     query = ResultsQuery(rows, names or default_names, filters, order, limit)
     if count:
-        print_count(config, query, as_json=as_json)
+        print_count(settings, query, as_json=as_json)
     else:
-        print_or_write(config, query, row_format, target, all_columns=bool(names))
+        print_or_write(settings, query, row_format, target, all_columns=bool(names))
 
 
 def _format(

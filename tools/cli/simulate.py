@@ -31,6 +31,9 @@ def simulate(
     deadline: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds in which each image must be answered.")
     ] = None,
+    heads: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="As if these experts of a task were heads of one backbone.")
+    ] = None,
     timeline: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw loads and batches over time.")] = None,
     until: Annotated[float | None, typer.Option(min=0.001, help="Seconds that the timeline shows.")] = None,
     as_json: AsJson = False,
@@ -45,21 +48,24 @@ def simulate(
     must_be_policies(policy or ())
     if (trace is None) == (device is None and task is None):
         fail("name either --device and --task, or --trace", status=2)
+    if heads is not None and trace is not None:
+        fail("--heads needs --device and --task: a trace has the experts that it was recorded with", status=2)
     keep_spans = timeline is not None
     if trace is not None:
         simulated = _of_trace(trace, keep_spans=keep_spans)
     elif device is None or task is None:
         fail("both --device and --task are needed", status=2)
     else:
-        simulated = _of_files(device, task, loading, deadline, keep_spans=keep_spans)
-    from tools.simulate.report import COLUMNS, cells
+        simulated = _of_files(device, task, loading, deadline, heads, keep_spans=keep_spans)
+    from tools.simulate.report import cells, columns
 
     rows = _run_policies(list(dict.fromkeys(policy or simulated.policies)), simulated, timeline, until)
     live = simulated.live
     if as_json:
         print_json([asdict(row) | ({"live": live} if live else {}) for row in rows])
         return
-    print_table(f"{simulated.title}; waits to the first batch", COLUMNS, [cells(row) for row in rows])
+    names = columns(rows)
+    print_table(f"{simulated.title}; waits to the first batch", names, [cells(row, names) for row in rows])
     if live:
         console.print(
             f"recorded live under {live['policy']}: {live['images_per_s']:.2f} images/s ({live['answered']} answered in"
@@ -79,17 +85,25 @@ class _Simulated:
 
 
 def _of_files(
-    device_path: Path, task_path: Path, loading: Loading, deadline_s: float | None, *, keep_spans: bool
+    device_path: Path,
+    task_path: Path,
+    loading: Loading,
+    deadline_s: float | None,
+    heads: str | None,
+    *,
+    keep_spans: bool,
 ) -> _Simulated:
     from tools.simulate.bound import task_bound
     from tools.simulate.engine import Simulation
     from tools.simulate.files import FileError, read_device, read_task
-    from tools.simulate.world import machine_of, task_of, with_deadlines
+    from tools.simulate.world import machine_of, task_of, with_deadlines, with_heads
 
     try:
         device, task = read_device(device_path), task_of(read_task(task_path))
+        if heads is not None:
+            task = with_heads(task, heads)
         # Every policy is measured against one bound, all processors and all memory, also if it uses less of them.
-        bound = task_bound(machine_of(device, task, "coserve-plus"), task).seconds
+        bound = task_bound(machine_of(device, task, "coserve-plus"), task)
     except (FileError, ValueError) as error:
         fail(str(error), status=2)
     if deadline_s is not None:
@@ -98,8 +112,10 @@ def _of_files(
     def under(policy: str) -> Simulation:
         return Simulation(machine_of(device, task, policy, loading), task, policy, keep_spans=keep_spans)
 
-    title = f"{task.name} on {device.name}, {loading} loading: {len(task.images)} images, bound {bound:.1f} s"
-    return _Simulated(title, bound, under, tuple(PRESETS))
+    pcs = f"{len(device.by_host())} PCs, " if len(device.by_host()) > 1 else ""
+    bound_text = f"bound {bound.seconds:.1f} s" + (f" ({bound.cause})" if pcs else "")
+    title = f"{task.name} on {device.name}, {pcs}{loading} loading: {len(task.images)} images, {bound_text}"
+    return _Simulated(title, bound.seconds, under, tuple(PRESETS))
 
 
 def _of_trace(path: Path, *, keep_spans: bool) -> _Simulated:

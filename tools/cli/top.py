@@ -54,6 +54,7 @@ def draw(look: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_headline(look)]
     if look["last_error"]:
         parts.append(Text(f"last error: {look['last_error']}", style="red", overflow="ellipsis", no_wrap=True))
+    parts += [Text(f"alarm {row['alarm']}: {row['text']}", style="yellow") for row in look.get("alarms", ())]
     parts.append(_executors(look))
     if "pools" in look:  # an older daemon sends none
         parts.append(_memory(look))

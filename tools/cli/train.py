@@ -3,29 +3,38 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from daemon.units import count_text, size_text
-from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
-from tools.terminal.option_values import Commands, must_be_architecture
+from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, fail, print_json, print_table
+from tools.terminal.option_values import Commands, OnCluster, must_be_architecture, must_be_one_of
 from tools.terminal.progress import share_bar
 
 if TYPE_CHECKING:
+    from tools.training.classifier import Kind
     from tools.training.expert_file import ImportReport
 
 #: Pictures held out, all of them answered right, after which an error rate of a quarter would be a surprise (1 in 20).
 _ENOUGH_HELD_OUT = 10
+
+#: What `train classifier` tries (tools/training/classifier.py).
+_KINDS = ("bank", "head", "last-block", "all-layers")
 
 train_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Train an expert on your own images.")
 
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for the weights; catalog.yaml there gets the expert's entry.")]
 InputSize = Annotated[int, typer.Option(min=32, help="Side of the square input, pixels.")]
-Seed = Annotated[int, typer.Option(help="Another seed, another start.")]
+Seed = Annotated[int, typer.Option(min=0, help="Another seed, another start.")]
 Threads = Annotated[int, typer.Option(min=1, help="Processor threads.")]
+Play = Annotated[str, typer.Option(help="How far a good part may lie beside its place, such as 3px.")]
+Symmetry = Annotated[
+    bool, typer.Option("--symmetry", help="Try whether it helps that the part looks the same turned or mirrored.")
+]
 ExpertName = Annotated[str | None, typer.Option("--id", help="The expert's id; the data set's name without it.")]
 
 
@@ -118,47 +127,203 @@ def _measure(report: "ImportReport", catalog: Path, samples: Path) -> None:
     add_to_catalog(catalog, report.expert, {**report.entry, "confidences": figures})
 
 
+@train_app.command("backbone")
+def train_backbone(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="FOLDERS", help="One for each component type, as for a classifier.")
+    ] = None,
+    architecture: Annotated[str, typer.Option(help="resnet18, 34, 50, 101 or 152.")] = "resnet18",
+    input_size: InputSize = 96,
+    epochs: Annotated[int, typer.Option(min=1, help="How often each image is seen.")] = 40,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="Begin with torchvision weights; without FOLDERS take them as they are."),
+    ] = None,
+    symmetry: Annotated[
+        bool,
+        typer.Option("--symmetry", help="The parts have no right way round: turned and mirrored they look the same."),
+    ] = False,
+    play: Annotated[int, typer.Option(min=0, help="With --symmetry: pixels of the input that parts may be moved.")] = 0,
+    out: Out = Path("experts"),
+    name: Annotated[str, typer.Option("--id", help="The backbone's id.")] = "backbone",
+    seed: Seed = 0,
+    threads: Threads = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Train the network that the heads of a line share, from the images of all component types that there are.
+
+    Example: coserve train backbone training/* --out experts
+    """
+    if not folders and start is None:
+        fail("name the folders of component types, or torchvision weights with --from", status=2)
+    missing = next((path for path in (*(folders or []), *([start] if start else [])) if not path.exists()), None)
+    if missing is not None:
+        fail(f"there is no {missing}", status=2)
+    from tools.training.backbone import BackbonePlan, train_backbone
+    from tools.training.fit import Schedule, Variation
+
+    must_be_architecture("--architecture", architecture, "classify")
+    if play and not symmetry:
+        fail("--play needs --symmetry here: otherwise the position of a part is what the backbone learns", status=2)
+    schedule = Schedule(epochs, learning_rate=2e-3, seed=seed)
+    vary = Variation(play, "all") if symmetry else None
+    plan = BackbonePlan(architecture, input_size, schedule, threads, start, vary)
+    with training_bar(name) as on_share:
+        report = train_backbone(folders or [], out, name=name, plan=plan, on_progress=on_share)
+    if as_json:
+        print_json(asdict(report) | {"file": str(report.file), "network": str(report.network)})
+        return
+    learned = f"from {count_text(report.pictures, 'image')} of {report.classes} labels" if folders else f"from {start}"
+    console.print(
+        f"backbone {report.backbone} {report.version} {learned}: {report.file}\nnow train experts on it:"
+        f" coserve train classifier FOLDER --out {out}",
+        markup=False,
+    )
+
+
 @train_app.command("classifier")
 def train_classifier(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="One subfolder of images for each label.")],
-    architecture: Annotated[str, typer.Option(help="resnet18, 34, 50, 101 or 152.")] = "resnet18",
-    input_size: InputSize = 96,
-    epochs: Annotated[int, typer.Option(min=1, help="How often each image is seen.")] = 12,
+    architecture: Annotated[
+        str | None, typer.Option(help="resnet18 … resnet152; the backbone's, or resnet18.", show_default=False)
+    ] = None,
+    input_size: Annotated[
+        int | None, typer.Option(min=32, help="Side of the square input, pixels; the backbone's, or 96.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="How often a network of its own sees each image.")] = 12,
+    backbone: Annotated[
+        str | None, typer.Option(help="A backbone of the catalog, or another folder of experts with one.")
+    ] = None,
+    tries: Annotated[str, typer.Option(help="What to try, cheapest first, with commas between.")] = ",".join(_KINDS),
+    play: Play = "0px",
+    symmetry: Symmetry = False,
+    good: Annotated[str | None, typer.Option(help="The label that passes. Default: ok, good or pass.")] = None,
+    use_anyway: Annotated[
+        bool, typer.Option("--use-anyway", help="Write the expert even if it ranks fewer than 90 % of the pairs right.")
+    ] = False,
     out: Out = Path("experts"),
     expert: ExpertName = None,
     seed: Seed = 0,
     threads: Threads = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Train a classifier on a folder of labelled images, and add it to the catalog.
+    """Train the smallest classifier that is good enough on a folder of labelled images, and add it to the catalog.
+
+    Tried are a bank of good pictures and a head on the catalog's backbone, and networks of their own. The mistakes on
+    images held out are printed; pictures of them are in OUT/reports.
 
     Example: coserve train classifier images/R0402 --id R0402 --out experts
     """
     if not folder.is_dir():
         fail(f"no folder {folder}: name one with a subfolder of images for each label", status=2)
-    from tools.training.classifier import train_classifier
+    from tools.training.classifier import TrainingPlan, train_classifier
     from tools.training.fit import Schedule
+    from tools.training.report import COLUMNS, cells, draw_report, figures, report_text
 
-    must_be_architecture("--architecture", architecture, "classify")
-    schedule = Schedule(epochs, seed=seed)
-    with _training(expert or folder.name) as on_share:
-        report = train_classifier(
-            folder,
-            architecture,
-            input_size,
-            out,
-            expert=expert or folder.name,
-            schedule=schedule,
-            threads=threads,
-            on_progress=on_share,
-        )
-    _warn_of_few({label.label: label.held_out for label in report.labels}, "a fifth of each label is held out")
+    if architecture is not None:
+        must_be_architecture("--architecture", architecture, "classify")
+    plan = TrainingPlan(
+        Schedule(epochs, seed=seed),
+        threads,
+        architecture=architecture,
+        input_size=input_size,
+        backbone=backbone,
+        kinds=_chosen_kinds(tries),
+        play=pixels_of(play),
+        symmetry=symmetry,
+        good=good,
+        use_anyway=use_anyway,
+    )
+    name = expert or folder.name
+    with training_bar(name) as on_share:
+        report = train_classifier(folder, out, expert=name, plan=plan, on_progress=on_share)
+    pictures = draw_report(report, out / "reports")
+    for note in report.notes:
+        errors.print(note, markup=False)
     if as_json:
-        print_json(asdict(report) | {"file": str(report.file), "accuracy": report.accuracy})
+        print_json({"expert": name, "file": str(report.file), "tried": figures(report)})
         return
-    rows = [(label.label, label.held_out, label.right) for label in report.labels]
-    print_table(f"{report.expert} on images held out", ("label", "images", "right"), rows)
-    console.print(f"{report.accuracy:.3f} right; trained on {count_text(report.trained, 'image')}; {report.file}")
+    print_table(f"{name} on images held out", COLUMNS, [cells(row) for row in figures(report)])
+    console.print(report_text(report, pictures), markup=False)
+
+
+@train_app.command("all")
+def train_all(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder for each component type, of labels each.")],
+    input_size: Annotated[int, typer.Option(min=32, help="Side of the square input of a new backbone, pixels.")] = 96,
+    epochs: Annotated[int, typer.Option(min=1, help="How often a new backbone sees each image.")] = 40,
+    backbone: Annotated[
+        str | None, typer.Option(help="A backbone of the catalog, or another folder of experts with one.")
+    ] = None,
+    tries: Annotated[str, typer.Option(help="What to try, cheapest first, with commas between.")] = ",".join(_KINDS),
+    play: Play = "0px",
+    out: Out = Path("experts"),
+    seed: Seed = 0,
+    threads: Threads = 2,
+    on_cluster: OnCluster = False,
+    config: ConfigOption = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Train an expert for each component type, on a backbone that is trained first if the catalog has none.
+
+    Stopped and started again, it goes on where it was: experts are kept whose images have not changed. Exit status 1 if
+    a type could not be trained; the others still are. A folder that cannot be read stops a new backbone. With --cluster
+    a backbone is trained here, and the experts on all PCs of the cluster.
+
+    Example: coserve train all training --out line/experts
+    """
+    from tools.cluster.kinds import train_each_on_cluster
+    from tools.cluster.work import work_on
+    from tools.training import TrainingError
+    from tools.training.backbone import BackbonePlan, load_backbone, train_backbone
+    from tools.training.classifier import TrainingPlan
+    from tools.training.everything import TypeReport, train_each, type_folders
+    from tools.training.fit import Schedule
+    from tools.training.report import COLUMNS, cells
+
+    plan = TrainingPlan(
+        Schedule(12, seed=seed), threads, backbone=backbone, kinds=_chosen_kinds(tries), play=pixels_of(play)
+    )
+    if not folder.is_dir():
+        fail(f"no folder {folder}: name one with a subfolder for each component type", status=2)
+    try:
+        folders = type_folders(folder)
+        is_new = load_backbone(out / "catalog.yaml", backbone) is None
+    except TrainingError as error:
+        fail(str(error), status=1)
+    if is_new:
+        of_backbone = BackbonePlan(
+            input_size=input_size, schedule=Schedule(epochs, learning_rate=2e-3, seed=seed), threads=threads
+        )
+        with training_bar("the backbone") as on_share:
+            train_backbone(folders, out, name="backbone", plan=of_backbone, on_progress=on_share)
+    done = 0
+    with (
+        work_on(config, use_cluster=on_cluster) as work,
+        training_bar(count_text(len(folders), "expert")) as on_share,
+    ):
+
+        def on_type(_report: TypeReport) -> None:
+            nonlocal done
+            done += 1
+            on_share(done / len(folders))
+
+        train = partial(train_each_on_cluster, work) if work else train_each
+        reports = train(folders, out, plan, on_type)
+    failed = [report for report in reports if report.error is not None]
+    for report in failed:
+        errors.print(f"{report.expert}: {report.error}", markup=False)
+    if as_json:
+        print_json({"experts": [asdict(report) for report in reports]})
+    else:
+        rows = [
+            (report.expert, *cells(report.figures), "kept" if report.is_kept else "new")
+            for report in reports
+            if report.figures is not None
+        ]
+        print_table(f"Experts of {folder} on images held out", ("expert", *COLUMNS, ""), rows)
+    if failed:
+        raise typer.Exit(1)
 
 
 @train_app.command("detector")
@@ -167,6 +332,16 @@ def train_detector(
     architecture: Annotated[str, typer.Option(help="yolov5n … yolo26l.")] = "yolo11n",
     input_size: InputSize = 320,
     minutes: Annotated[float, typer.Option(min=0.01, help="How long to train.")] = 20.0,
+    symmetry: Annotated[
+        bool, typer.Option("--symmetry", help="The images have no right way round: show them turned and mirrored too.")
+    ] = False,
+    zoom: Annotated[
+        float, typer.Option(min=0.0, max=0.9, help="Show images up to this share larger or smaller; 0.4: 0.6 to 1.4.")
+    ] = 0.4,
+    crop: Annotated[
+        int | None,
+        typer.Option(min=32, help="Train on squares of so many pixels of the input, mostly around objects: faster."),
+    ] = None,
     out: Out = Path("experts"),
     expert: ExpertName = None,
     seed: Seed = 0,
@@ -181,11 +356,12 @@ def train_detector(
         fail(f"no file {data}: name the YAML file of a YOLO data set", status=2)
     from tools.training.detector import train_detector
     from tools.training.detector_loop import TrainingEffort
+    from tools.training.photographs import Views
 
     must_be_architecture("--architecture", architecture, "detect")
     effort = TrainingEffort(minutes=minutes, seed=seed, threads=threads)
     name = expert or data.stem
-    with _training(name) as on_share:
+    with training_bar(name) as on_share:
         report = train_detector(
             data,
             architecture,
@@ -193,6 +369,7 @@ def train_detector(
             out,
             expert=name,
             effort=effort,
+            views=Views(symmetry, zoom, crop),
             on_progress=lambda progress: on_share(progress.share),
         )
     _warn_of_few({"images": report.held_out_images}, "those of val are held out")
@@ -206,8 +383,25 @@ def train_detector(
     )
 
 
+def _chosen_kinds(text: str) -> "tuple[Kind, ...]":
+    chosen = [kind.strip() for kind in text.split(",")]
+    must_be_one_of("--tries", next((kind for kind in chosen if kind not in _KINDS), _KINDS[0]), _KINDS)
+    return tuple(kind for kind in _KINDS if kind in chosen)
+
+
+def pixels_of(text: str) -> float:
+    """Return pixels of pictures from `3px` or `3`; exit with status 2 for anything else."""
+    try:
+        pixels = float(text.removesuffix("px"))
+    except ValueError:
+        pixels = -1.0
+    if not 0 <= pixels <= 1000:
+        fail(f"--play {text}: expected pixels of the pictures, such as 3px", status=2)
+    return pixels
+
+
 @contextmanager
-def _training(name: str) -> Iterator[Callable[[float], None]]:
+def training_bar(name: str) -> Iterator[Callable[[float], None]]:
     """Yield a function that moves a bar to a share from 0 to 1; exit with status 1 on a TrainingError."""
     from tools.training import TrainingError
 

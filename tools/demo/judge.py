@@ -1,7 +1,7 @@
 """Chooses the confidences of the demo's rules on parts held out, and judges whole boards as the daemon judges them."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +10,7 @@ import numpy as np
 
 from daemon.line.line import load_line
 from experts.catalog import Catalog
-from experts.spec import Answer, ExpertId
+from experts.spec import Answer, ExpertId, ExpertSpec, resident_in
 from experts.vision.infer import infer
 from experts.vision.preprocess import Image, fit
 from experts.vision.slot import Slot, SlotPool
@@ -122,8 +122,9 @@ def judge_line(
     `on_answer` gets each expert's name and answer.
     """
     line = load_line(config)
-    pool = SlotPool("cpu", sum(spec.weights_bytes for spec in line.catalog.values()))
-    for spec in line.catalog.values():
+    resident = resident_in(line.catalog)
+    pool = SlotPool("cpu", sum(spec.weights_bytes for spec in resident.values()))
+    for spec in resident.values():
         pool.load(spec)
     parts: list[PartToJudge] = []
     truths: list[str] = []
@@ -133,7 +134,9 @@ def judge_line(
             parts.append(PartToJudge(kind, placement.component, placement.pixels))
             truths.append(placement.truth)
         on_share(0.5 * number / len(boards))
-    verdicts = judge_parts(line.routes, pool.slot, parts, lambda share: on_share(0.5 + 0.5 * share), on_answer)
+    verdicts = judge_parts(
+        line.routes, line.catalog, pool.slot, parts, lambda share: on_share(0.5 + 0.5 * share), on_answer
+    )
     missed = Counter(t for t, verdict in zip(truths, verdicts, strict=True) if t != "ok" and verdict == "pass")
     defects = sum(truth != "ok" for truth in truths)
     return Quality(
@@ -148,6 +151,7 @@ def judge_line(
 
 def judge_parts(
     routes: Routes,
+    catalog: Mapping[ExpertId, ExpertSpec],
     slot: Callable[[ExpertId], Slot],
     parts: Sequence[PartToJudge],
     on_share: Callable[[float], None] = lambda _share: None,
@@ -160,7 +164,8 @@ def judge_parts(
     while waiting:
         first = next(step for step in waiting.values() if step is not None)
         numbers = [number for number, step in waiting.items() if step is not None and step.expert == first.expert]
-        answers = _slot_answers(slot(ExpertId(first.expert)), [parts[number].pixels for number in numbers])
+        spec = catalog[ExpertId(first.expert)]
+        answers = _slot_answers(slot(spec.resident.expert), spec, [parts[number].pixels for number in numbers])
         for number, answer in zip(numbers, answers, strict=True):
             step = waiting.pop(number)
             assert step is not None
@@ -176,9 +181,9 @@ def judge_parts(
     return verdicts
 
 
-def _slot_answers(slot: Slot, pixels: Sequence[Image]) -> list[Answer]:
+def _slot_answers(slot: Slot, spec: ExpertSpec, pixels: Sequence[Image]) -> list[Answer]:
     answers: list[Answer] = []
     for start in range(0, len(pixels), _BATCH):
-        batch = [fit(image, slot.spec.task, slot.spec.input_size) for image in pixels[start : start + _BATCH]]
-        answers += infer(slot, batch)
+        batch = [fit(image, spec.task, spec.input_size) for image in pixels[start : start + _BATCH]]
+        answers += infer(slot, batch, spec)
     return answers

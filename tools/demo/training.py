@@ -1,4 +1,4 @@
-"""Renders parts and trains the demo's 18 experts on them: 16 ResNet-18 from one backbone, two shared YOLO nanos.
+"""Renders parts and trains the demo's 18 experts on them: 16 heads on one ResNet-18, two shared YOLO nanos.
 
 Parts are on panels in looks that no product has, and on some units of the products.
 
@@ -30,8 +30,11 @@ from tools.camera.render.board import PixelArray
 CLASSIFIER = "resnet18"
 DETECTOR = "yolov8n"
 CLASSIFIER_SIZE = 64
-_BACKBONE_EPOCHS, _BACKBONE_LEARNING_RATE = 4, 2e-3
-_EXPERT_EPOCHS, _EXPERT_LEARNING_RATE = 2, 5e-4
+BACKBONE = "parts"
+_BACKBONE_EPOCHS, _BACKBONE_LEARNING_RATE = 5, 2e-3
+#: Features of its last layer, and varied copies of each picture from which a head learns.
+_FEATURES, _COPIES = 512, 2
+_ORIGIN = "trained on rendered parts"
 #: Share of good parts on a panel; the rest is spread evenly over what can go wrong with that part.
 _GOOD_SHARE = 0.36
 PARTS_PER_PANEL = 48
@@ -119,12 +122,14 @@ def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
 
 
 def train_classifiers(samples: list[Sample], out: Path, on_share: OnShare) -> dict[str, dict[str, Any]]:
-    """Train and import a classifier for each component type; return catalog entries by expert id."""
+    """Train a backbone, and a head on it for each component type; return catalog entries by expert id."""
     import torch
 
+    from experts.catalog import CatalogEntry
+    from experts.vision.networks import Backbone
     from tools.training import fit
-    from tools.training.expert_file import Form
-    from tools.training.importer import import_model
+    from tools.training.backbone import write_backbone
+    from tools.training.head import fit_linear, write_head
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -136,22 +141,23 @@ def train_classifiers(samples: list[Sample], out: Path, on_share: OnShare) -> di
     targets = np.array([index[s.component, s.placement_label] for s in training])
     schedule = fit.Schedule(_BACKBONE_EPOCHS, learning_rate=_BACKBONE_LEARNING_RATE)
     pictures = _pictures(training, CLASSIFIER_SIZE)
-    network = fit.fit_network(network, pictures, targets, schedule, lambda share: on_share(0.7 * share))
-    entries: dict[str, dict[str, Any]] = {}
+    network = fit.fit_network(network, pictures, targets, schedule, lambda share: on_share(0.9 * share))
+    entry = write_backbone(network, CLASSIFIER, CLASSIFIER_SIZE, out, BACKBONE)
+    entries: dict[str, dict[str, Any]] = {BACKBONE: entry}
+    backbone, rng = Backbone(network).eval(), np.random.default_rng(0)
     for number, (name, part) in enumerate(library.items()):
-        mine = [s for s in training if s.component == name]
-        rows = [index[name, label] for label in part.labels]
-        schedule = fit.Schedule(_EXPERT_EPOCHS, learning_rate=_EXPERT_LEARNING_RATE, seed=number)
-        expert = fit.fit_expert(network, _pictures(mine, CLASSIFIER_SIZE), _targets(mine, part), rows, schedule)
-        held_out = [s for s in calibration if s.component == name]
-        logits = fit.logits_of(expert, _pictures(held_out, CLASSIFIER_SIZE))
-        form = Form(origin="trained on rendered parts")
-        images = [s.pixels for s in held_out[:8]]
-        report = import_model(
-            expert, CLASSIFIER, part.labels, CLASSIFIER_SIZE, out, expert=name, images=images, form=form
+        mine, held_out = ([s for s in part_of if s.component == name] for part_of in (training, calibration))
+        own = _pictures(mine, CLASSIFIER_SIZE)
+        features = [fit.features_of(backbone, own, fit.Variation(), rng)[:, :_FEATURES] for _ in range(_COPIES)]
+        truth = torch.from_numpy(np.tile(_targets(mine, part), _COPIES))
+        head = fit_linear(torch.cat(features), truth, len(part.labels))
+        unseen = fit.logits_of(backbone, _pictures(held_out, CLASSIFIER_SIZE))[:, :_FEATURES]
+        logits = unseen @ head["weight"].T + head["bias"]
+        written = write_head(
+            "linear", head, CatalogEntry.model_validate(entry), part.labels, out, expert=name, origin=_ORIGIN
         )
-        entries[name] = report.entry | {"temperature": fit.calibrate(logits, _targets(held_out, part))}
-        on_share(0.7 + 0.3 * (number + 1) / len(library))
+        entries[name] = written | {"temperature": fit.calibrate(logits, _targets(held_out, part))}
+        on_share(0.9 + 0.1 * (number + 1) / len(library))
     return entries
 
 
@@ -182,7 +188,7 @@ def train_detector(number: int, samples: list[Sample], out: Path, on_share: OnSh
         out,
         expert=detector.expert,
         images=[s.pixels for s in calibration if detector.covers(part_types()[s.component])][:8],
-        form=Form(origin="trained on rendered parts"),
+        form=Form(origin=_ORIGIN),
     )
     return {detector.expert: report.entry | {"confidence_floor": 0.1}}
 

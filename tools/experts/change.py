@@ -16,9 +16,10 @@ from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry, CatalogFile
 from experts.catalog_edit import read
 from experts.errors import WeightsError
-from experts.versions import Change, Expert, VersionsError, current_user, weights_of
+from experts.versions import Change, Expert, Shadow, VersionsError, current_user, weights_of
 from experts.weights import file_sha256, read_header
 from tools.experts.line import ExpertsLine, entries_in_force
+from tools.experts.look import describe_shadow
 from tools.experts.verify import entry_problems
 
 _RELOAD_S = 60.0
@@ -37,10 +38,17 @@ class WeightsCandidate:
     def weights(self) -> Path:
         return self.root / self.entry.file
 
+    @property
+    def entry_in_place(self) -> CatalogEntry:
+        """Return the entry with its files where they lie now, for a catalog of another folder."""
+        return self.entry.moved_from(self.root)
+
 
 @dataclass(frozen=True, slots=True)
 class VersionSwitch:
-    """A switch of versions. `heard`: the daemon serves `version` now; else `note` says when it will, or what failed."""
+    """A switch of versions. `heard`: the daemon serves `version` now; else `note` says when it will, or what failed.
+    `shadow` says what the version still lacked in shadow.
+    """
 
     expert: str
     version: str
@@ -48,6 +56,7 @@ class VersionSwitch:
     heard: bool
     note: str | None
     lost_comments: bool
+    shadow: str | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -83,7 +92,7 @@ def put(line: ExpertsLine, name: str, source: Path, note: str | None = None) -> 
     candidate = find_candidate(name, source)
     check(line, name, candidate)
     with line.versions.changing() as change:
-        version = change.put(name, candidate.entry, candidate.weights, str(source.resolve()), note)
+        version = change.put(name, candidate.entry_in_place, str(source.resolve()), note)
     line.record_versions()
     return version, candidate.note
 
@@ -92,17 +101,9 @@ def check(line: ExpertsLine, name: str, candidate: WeightsCandidate) -> None:
     """Raise VersionsError with every problem of `candidate` as a version of `name`."""
     problems = entry_problems(name, candidate.entry, candidate.root, forward=True)
     if not problems:
-        problems = _line_problems(line, name, candidate)
+        problems = line.new_problems({name: candidate.entry_in_place})
     if problems:
         raise VersionsError("\n".join(problems))
-
-
-def _line_problems(line: ExpertsLine, name: str, candidate: WeightsCandidate) -> list[str]:
-    """Return problems that the line would have with `candidate`, and does not have already."""
-    present = entries_in_force(line.experts())
-    before = set(line.problems(present))
-    entry = candidate.entry.model_copy(update={"file": str(candidate.weights.resolve())})
-    return [problem for problem in line.problems({**present, name: entry}, elsewhere=True) if problem not in before]
 
 
 def switch(line: ExpertsLine, name: str, requested: str | None, note: str | None = None) -> VersionSwitch:
@@ -116,9 +117,26 @@ def switch(line: ExpertsLine, name: str, requested: str | None, note: str | None
         _must_serve(line, change, expert, version)
         catalog, before, old = line.versions.catalog, expert.in_force, expert.version
         text = catalog.read_text(encoding="utf-8") if catalog.exists() else ""
+        report = describe_shadow(line, name) if expert.shadow and expert.shadow.version == version else None
         change.promote(name, version, action, note)
         heard, problem = _reload(line, change, name, text, before, note)
-    return VersionSwitch(name, version, old, heard, problem, change.lost_comments)
+    lacks = None if report is None or report["holds"] else f"its shadow {report['sentence']}"
+    return VersionSwitch(name, version, old, heard, problem, change.lost_comments, lacks)
+
+
+def mark_shadow(line: ExpertsLine, name: str, requested: str, note: str | None = None, **asked: Any) -> str | None:
+    """Let the version `requested` answer in shadow, `asked` the rest of Shadow; "" ends it. Raises VersionsError."""
+    with line.versions.changing() as change:
+        expert = change.expert(name)
+        version = expert.named(requested) if requested else None
+        if version is not None:
+            _must_serve(line, change, expert, version)
+        change.shadow(name, Shadow(version=version, **asked) if version else None, note)
+    try:
+        line.ask("versions")
+    except ControlError as error:
+        raise VersionsError(f"it is noted, but the daemon did not read it ({error.reason}): coserve reload") from None
+    return version
 
 
 def _must_serve(line: ExpertsLine, change: Change, expert: Expert, version: str) -> None:
@@ -142,7 +160,7 @@ def _reload(
     except ControlError as error:
         if error.code != "bad_rules":
             return False, f"it is in the catalog, but the daemon did not read it again ({error.reason}): coserve reload"
-        change.take_back(name, text, before)
+        change.take_back(text, {name: before})
         raise VersionsError(f"the daemon refused the catalog, so the old one is restored: {error.reason}") from None
     return (True, None) if answer is not None else (False, _NO_DAEMON)
 
@@ -172,7 +190,7 @@ def _prunable(line: ExpertsLine, expert: Expert, keep: int) -> list[str]:
         ) from None
     served = {row["version"] for row in answer["experts"] if row["expert"] == expert.name}
     was_in_force = {step.version for step in expert.steps if step.did in ("found", "promote", "rollback")}
-    needed = {expert.version, *expert.lineage[-keep - 1 :]}
+    needed = {expert.version, *expert.lineage[-keep - 1 :], expert.shadow.version if expert.shadow else None}
     unused = [version for version in expert.versions if weights_of(version) not in served and version not in needed]
     return [version for version in unused if version in was_in_force]
 

@@ -64,17 +64,27 @@ class ExpertsLine:
         except RulesError:
             return None
 
-    def problems(self, entries: Mapping[str, CatalogEntry], *, elsewhere: bool = False) -> list[str]:
+    def problems(
+        self, entries: Mapping[str, CatalogEntry], *, elsewhere: bool = False, rules: Path | None = None
+    ) -> list[str]:
         """Return the reasons for which a daemon would refuse a catalog of `entries`: missing labels, too little memory.
 
-        A weights file that cannot be used is not one of them: that expert alone fails.
+        `rules` take the place of the line's. A weights file that cannot be used is not one of them: that expert alone
+        fails.
         """
         catalog, _ = self.catalog(entries, elsewhere=elsewhere)
         try:
-            routes = load_routes(self.config.rules, catalog)
+            routes = load_routes(rules or self.config.rules, catalog)
         except RulesError as error:
             return [str(problem) for problem in error.problems]
         return memory_problems(images_config(self.config), routes.experts, catalog)
+
+    def new_problems(self, entries: Mapping[str, CatalogEntry], rules: Path | None = None) -> list[str]:
+        """Return the problems that the line would have with `entries` too, which lie elsewhere, and has not already."""
+        present = entries_in_force(self.experts())
+        known = self.problems(present)
+        problems = self.problems({**present, **entries}, elsewhere=True, rules=rules)
+        return [problem for problem in problems if problem not in known]
 
     def ask(self, kind: str, timeout_s: float = _ASK_S, **fields: Any) -> dict[str, Any] | None:
         """Return the daemon's answer, or None if none runs. Raises ControlError if it refuses."""

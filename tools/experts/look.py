@@ -13,6 +13,7 @@ from daemon.storage.database.reviews import (
     calls_by_version,
     recent_confidences,
 )
+from daemon.storage.database.shadow import shadow_report
 from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry, settings_of
 from experts.drift import compare
@@ -26,6 +27,8 @@ from tools.experts.line import ExpertsLine, entries_in_force
 _CallCounts = dict[VersionKey, ExpertCalls]
 #: `other settings`: the weights are in force or kept, but not with the settings in question.
 Standing = Literal["in force", "kept", "other settings", "gone", "not known"]
+#: What is done to a version that has not been in force.
+_BEFORE_USE = {"put", "shadow", "unshadow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ def list_experts(line: ExpertsLine) -> list[dict[str, Any]]:
             {
                 "expert": expert.name,
                 "architecture": entry.architecture,
+                "network": entry.network,
                 "classes": list(entry.classes),
                 "bytes": _weights_bytes(line, entry),
                 "version": expert.version,
@@ -116,6 +120,7 @@ def describe_expert(line: ExpertsLine, name: str) -> dict[str, Any]:
         "expert": name,
         "version": expert.version,
         "settings": _settings_in_force(line, expert),
+        "network": expert.in_force.network if expert.in_force else None,
         "entry": expert.in_force.model_dump(mode="json", exclude={"confidences"}) if expert.in_force else None,
         "versions": _describe_versions(line, expert),
         "steps": [step.model_dump(mode="json") for step in expert.steps],
@@ -123,6 +128,19 @@ def describe_expert(line: ExpertsLine, name: str) -> dict[str, Any]:
         "drift": _drift(line, expert),
         "serving": _serving(line, name),
     }
+
+
+def describe_shadow(line: ExpertsLine, name: str) -> dict[str, Any] | None:
+    """Return shadow_report of an expert, and the `problem` of its process; None without a shadow or any results."""
+    expert = line.expert(name)
+    shadow, in_force = expert.shadow, (weights_of(expert.version or ""), _settings_in_force(line, expert) or "")
+    if shadow is None:
+        return None
+    report = line.in_database(
+        lambda connection: shadow_report(lambda query: connection.execute(query).all(), name, in_force, shadow)
+    )
+    daemon = _serving(line, name, "status", "shadows") or {"problem": "no daemon runs here, or it has not read this"}
+    return report and {**report, **daemon}
 
 
 def _settings_in_force(line: ExpertsLine, expert: Expert) -> str | None:
@@ -138,7 +156,7 @@ def _describe_versions(line: ExpertsLine, expert: Expert) -> list[dict[str, Any]
     folder, calls = line.versions.folder, _calls(line, expert.name)
     answered = line.in_database(answered_settings) or {}
     texts = {digest: text for (name, digest), text in answered.items() if name == expert.name}
-    today = CatalogVersions(folder, {expert.name: expert})
+    today, in_shadow = CatalogVersions(folder, {expert.name: expert}), expert.shadow.version if expert.shadow else None
     names: dict[tuple[str, str | None], str] = {}
     for name, entry in reversed(expert.entries.items()):
         text = settings_of(entry, folder) or ""
@@ -153,14 +171,14 @@ def _describe_versions(line: ExpertsLine, expert: Expert) -> list[dict[str, Any]
         name, text = names.get((version, settings), name), texts.get(settings)
         entry, stored = expert.entries.get(name), expert.versions.get(name)
         state = today.standing(expert.name, version, text) if text else "not recorded"
-        is_candidate = state == "kept" and all(step.did == "put" for step in expert.steps if step.version == name)
+        is_candidate = state == "kept" and {each.did for each in expert.steps if each.version == name} <= _BEFORE_USE
         counts = calls.get((expert.name, version, settings))
         rows.append(
             {
                 "version": name,
                 "settings": settings,
                 "differs": [str(change) for change in today.differing(expert.name, text)],
-                "state": "candidate" if is_candidate else state,
+                "state": "in shadow" if name == in_shadow else "candidate" if is_candidate else state,
                 "architecture": entry.architecture if entry else None,
                 "bytes": _weights_bytes(line, entry) if entry else None,
                 "put_at": stored.put_at if stored else None,
@@ -196,13 +214,13 @@ def _uses(line: ExpertsLine, name: str) -> list[dict[str, Any]]:
     return [asdict(use) for use in uses(routes, name)] if routes is not None else []
 
 
-def _serving(line: ExpertsLine, name: str) -> dict[str, Any] | None:
+def _serving(line: ExpertsLine, name: str, kind: str = "experts", rows: str = "experts") -> dict[str, Any] | None:
     """Return the daemon's row of the expert; None if no daemon runs, or it may not be asked."""
     try:
-        answer = line.ask("experts") or {"experts": ()}
+        answer = line.ask(kind) or {}
     except ControlError:
         return None
-    return next((row for row in answer["experts"] if row["expert"] == name), None)
+    return next((row for row in answer.get(rows, ()) if row["expert"] == name), None)
 
 
 def _weights_bytes(line: ExpertsLine, entry: CatalogEntry) -> int | None:

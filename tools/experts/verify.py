@@ -39,9 +39,11 @@ def entry_problems(name: str, entry: CatalogEntry, root: Path, *, forward: bool 
 
 def load_problems(spec: ExpertSpec, *, forward: bool) -> list[str]:
     """Return the reasons why `spec` cannot be loaded and, with `forward`, run."""
-    pool = SlotPool("cpu", spec.weights_bytes)
+    pool = SlotPool("cpu", spec.resident.weights_bytes)
     try:
-        pool.load(spec)
+        pool.load(spec.resident)
+        if spec.backbone is not None:
+            pool.slot(spec.backbone.expert).layout.heads.get(spec, spec.backbone)
         if forward:
             _run(pool, spec)
     except ExpertError as error:
@@ -56,7 +58,9 @@ def _run(pool: SlotPool, spec: ExpertSpec) -> None:
     from experts.vision.preprocess import fit
 
     noise = np.random.default_rng(7).integers(0, 255, (2, 96, 128, 3), np.uint8)
-    infer(pool.slot(spec.expert), [fit(image, spec.task, spec.input_size) for image in noise])
+    if spec.classes:
+        images = [fit(image, spec.task, spec.input_size) for image in noise]
+        infer(pool.slot(spec.resident.expert), images, spec)
 
 
 def _with_file(file: Path, text: str, message: str) -> str:

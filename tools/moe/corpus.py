@@ -17,6 +17,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+#: Where `coserve moe fixture` of a checkout writes its model: the commands take it if they are told no other.
+DEFAULT_CHECKPOINT = Path("build/moe/fixture")
+#: Characters of each domain, at most.
+MAX_CHARACTERS = 1_500_000
 DOMAINS = ("licence", "python", "manual", "config", "docstring")
 _MAX_CHARACTERS = 60_000  # of one file, so that none fills a domain alone
 _MIN_CHARACTERS = 200

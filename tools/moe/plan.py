@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.moe.fixture import DEFAULT_FIXTURE
+from tools.moe.corpus import DEFAULT_CHECKPOINT
 from tools.terminal.console import console, print_table
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class PlanProfile:
 
 def plan(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A folder in Hugging Face format.")] = (
-        DEFAULT_FIXTURE
+        DEFAULT_CHECKPOINT
     ),
     budget: Annotated[str, typer.Option(help="Memory for experts: `600MiB`, or a part of all of them: `50%`.")] = "50%",
     configurations: Annotated[int, typer.Option(min=8, help="Random ones to measure.")] = 40,
@@ -76,7 +76,7 @@ class Planner:
     def __init__(self, checkpoint: Path, budget: str, profile: PlanProfile, link_ms: float | None) -> None:
         from experts.moe.modes.swapmoe.planner import even_counts, load_preparation
         from experts.moe.weights.prepared import PreparedFiles
-        from tools.moe.evaluate import arch_of
+        from tools.moe.checkpoint import arch_of
         from tools.moe.text import TRAIN, load_text
 
         self._prepared = PreparedFiles(checkpoint)

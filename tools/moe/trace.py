@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.moe.fixture import DEFAULT_FIXTURE
+from tools.moe.corpus import DEFAULT_CHECKPOINT
 from tools.terminal.console import console, print_table
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _BATCH = 8
 
 
 def trace(
-    checkpoint: Checkpoint = DEFAULT_FIXTURE,
+    checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
     prompts: Annotated[int, typer.Option(min=1, help="Of each domain for training; a fifth of it held out.")] = 600,
     length: Annotated[int, typer.Option(min=8, help="Tokens of a prompt; the second half counts as decoded.")] = 256,
 ) -> None:
@@ -52,7 +52,7 @@ def take_traces(checkpoint: Path, prompts: int, length: int) -> list[tuple[str, 
 
 def _take(prepared: "PreparedFiles", missing: dict[str, tuple[str, int]], length: int) -> None:
     from experts.moe.trace import join_traces, save_trace
-    from tools.moe.evaluate import open_runtime, require_decoder
+    from tools.moe.checkpoint import open_runtime, require_decoder
     from tools.moe.text import ensure_text, load_text, read_tokenizer
 
     require_decoder(prepared.checkpoint)
@@ -65,11 +65,10 @@ def _take(prepared: "PreparedFiles", missing: dict[str, tuple[str, int]], length
 
 
 def _corpus() -> "list[CorpusDocument]":
-    from tools.moe.corpus import collect
-    from tools.moe.fixture import FixtureRecipe
+    from tools.moe.corpus import MAX_CHARACTERS, collect
 
     with console.status("") as status:
-        return collect(FixtureRecipe().characters, status.update)
+        return collect(MAX_CHARACTERS, status.update)
 
 
 def _collect(runtime: "MoeRuntime", text: "CorpusText", domain: str, prompts: int, length: int) -> "Trace":

@@ -44,7 +44,7 @@ def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: "DistillRecipe") 
     """Distil what is missing; return a row of the report for each way."""
     from experts.moe.modes.brownout.united import Distillation, load_united
     from experts.moe.weights.prepared import PreparedFiles
-    from tools.moe.evaluate import open_runtime
+    from tools.moe.checkpoint import open_runtime
 
     prepared = PreparedFiles(checkpoint)
     with closing(open_runtime(checkpoint, "ondemand", share=0.25)) as runtime:

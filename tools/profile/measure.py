@@ -15,14 +15,16 @@ from typing import Any, Self, TypeVar
 
 import torch
 
+from daemon.dispatch.torch_devices import set_threads
+from daemon.policy.matrix import Performance
 from experts.reading import drop_cached
-from experts.spec import ExpertSpec, LayoutId
+from experts.spec import ArchitectureId, ExpertSpec
 from experts.vision.graphs import WARM_UPS, GraphedNetwork
 from experts.vision.infer import infer
 from experts.vision.packing import BATCHES_BEFORE, PackingNetwork
 from experts.vision.slot import LayoutShelf, Slot, SlotPool
 from tools.profile.samples import Samples
-from tools.simulate.fit import LatencyLine, fit_line, largest_useful_batch
+from tools.simulate.fit import fit_line, largest_useful_batch
 
 T = TypeVar("T")
 
@@ -55,19 +57,14 @@ QUICK = ProfileEffort(max_batch=4, rounds=2, loads=2, pair_rounds=1, seconds=0.2
 
 @dataclass(frozen=True, slots=True)
 class LayoutCost:
-    """One layout on one device. `latencies_s` by batch size are medians; `line` is fitted to them.
+    """One layout on one device. `latencies_s` by batch size are medians.
 
-    `activation_bytes` is for each image of a batch of `max_batch`.
+    `row` has K and B of the line fitted to them, `residual` is its largest relative error.
     """
 
-    layout: LayoutId
-    weights_bytes: int
+    row: Performance
     latencies_s: Mapping[int, float]
-    line: LatencyLine
-    max_batch: int
-    activation_bytes: int
-    disk_s: float
-    ram_s: float | None
+    residual: float
 
 
 class Bench:
@@ -79,7 +76,7 @@ class Bench:
     def __init__(self, device: str, executors: int, threads: int, shelf: LayoutShelf) -> None:
         self._device, self._executors, self._shelf = device, executors, shelf
         self._start = threading.Barrier(executors)
-        self._pool = ThreadPoolExecutor(executors, f"profile {device}", _enter, (threads,))
+        self._pool = ThreadPoolExecutor(executors, f"profile {device}", set_threads, (threads,))
 
     def __enter__(self) -> Self:
         return self
@@ -106,10 +103,10 @@ class Bench:
         """
         taken: dict[int, list[float]] = {}
         fitting = list(batches)
-        for number in range(-warm_ups(slots[0]), rounds):
+        for number in range(-self.warm_ups(slots[0]), rounds):
             for size in fitting:
                 try:
-                    seconds = self._together(slots, lambda slot, size=size: _timed(slot, samples, size))
+                    seconds = self._together(slots, lambda slot, size=size: self.timed(slot, samples, size))
                 except torch.OutOfMemoryError:
                     fitting = [smaller for smaller in fitting if smaller < size]
                     taken.pop(size, None)
@@ -124,13 +121,22 @@ class Bench:
         def work(slot: Slot) -> tuple[int, float]:
             begin_s, images = time.perf_counter(), 0
             while (elapsed_s := time.perf_counter() - begin_s) < seconds or not images:
-                _timed(slot, samples, size)
+                self.timed(slot, samples, size)
                 images += size
             return images, elapsed_s
 
-        for _ in range(warm_ups(slots[0])):
-            self._together(slots, lambda slot: _timed(slot, samples, size))
+        for _ in range(self.warm_ups(slots[0])):
+            self._together(slots, lambda slot: self.timed(slot, samples, size))
         return sum(images / elapsed_s for images, elapsed_s in self._together(slots, work))
+
+    def warm_ups(self, slot: Slot) -> int:
+        return warm_ups(slot)
+
+    def timed(self, slot: Slot, samples: Samples, size: int) -> float:
+        """Return the seconds of one batch as an executor runs it: decode, fit, compute."""
+        begin_s = time.perf_counter()
+        infer(slot, samples.prepared(slot.spec, size))
+        return time.perf_counter() - begin_s
 
     def _together(self, slots: Sequence[Slot], work: Callable[[Slot], T]) -> list[T]:
         def begin(slot: Slot) -> T:
@@ -155,19 +161,12 @@ def measure_layout(
     max_batch = largest_useful_batch(line, max(latencies_s))
     # Some is needed once for a batch of any size (oneDNN reorders the weights of a layer), so it is shared out over the
     # largest one: memory for that holds every smaller batch, too.
-    activations = -(-max(peak_bytes(slots[0], samples, size) for size in {1, max_batch}) // max_batch)
+    activation_bytes = -(-max(peak_bytes(slots[0], samples, size) for size in {1, max_batch}) // max_batch)
     del slots
     disk_s, ram_s = load_seconds(device, spec, effort.loads, shelf)
-    return LayoutCost(
-        layout=spec.layout,
-        weights_bytes=spec.weights_bytes,
-        latencies_s=latencies_s,
-        line=line,
-        max_batch=max_batch,
-        activation_bytes=activations,
-        disk_s=disk_s,
-        ram_s=ram_s,
-    )
+    layout = ArchitectureId(spec.layout)
+    row = Performance(device, layout, line.k_s, line.b_s, max_batch, activation_bytes, disk_s, ram_s)
+    return LayoutCost(row, latencies_s, line.residual)
 
 
 def warm_ups(slot: Slot) -> int:
@@ -231,16 +230,3 @@ def _peak(record: torch.profiler.profile) -> int:
         used_bytes += event.nbytes()
         peak_bytes = max(peak_bytes, used_bytes)
     return peak_bytes
-
-
-def _timed(slot: Slot, samples: Samples, size: int) -> float:
-    """Seconds of one batch as an executor runs it: decode, fit, compute."""
-    begin_s = time.perf_counter()
-    infer(slot, samples.prepared(slot.spec, size))
-    return time.perf_counter() - begin_s
-
-
-def _enter(threads: int) -> None:
-    torch.set_num_threads(threads)
-    # Asking makes it this thread's own: until then the next thread's setting would overwrite it.
-    torch.get_num_threads()

@@ -1,6 +1,6 @@
 """`coserve profile`: everything that is measured of a line on this machine, once, as one file that the daemon loads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -10,16 +10,15 @@ from typing import Any
 import psutil
 import yaml
 
-from daemon.config.settings import Config, Device
+from daemon.config.settings import Device
 from daemon.dispatch.torch_devices import shelf_of
 from daemon.line.line import Line
 from daemon.line.profile import ProfileFile, this_machine
-from daemon.policy.matrix import Performance
 from daemon.policy.predict import expert_facts
 from daemon.units import size_text
 from experts.catalog import UNREADABLE
 from experts.durable import replace_durably
-from experts.spec import ArchitectureId, ExpertId, ExpertSpec, LayoutId
+from experts.spec import ExpertId, ExpertSpec, LayoutId, resident_in
 from experts.vision.slot import LayoutShelf
 from tools.profile.executors import Pair, best, try_pairs
 from tools.profile.measure import Bench, LayoutCost, ProfileEffort, ProfileError, measure_layout
@@ -45,7 +44,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One device, and its memory as `split`, the search in simulated time, divides it."""
+    """One device, and its memory as `split`, the search in simulated time, divides it; another PC's is not divided."""
 
     device: str
     pairs: tuple[Pair, ...]
@@ -53,16 +52,17 @@ class DeviceProfile:
     costs: tuple[LayoutCost, ...]
     expert_bytes: int
     batches_bytes: int
-    split: Split
+    split: Split | None
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredProfile:
-    """The whole profile."""
+    """The whole profile; `skipped` are devices of other PCs that could not be measured, with the reason."""
 
     devices: tuple[DeviceProfile, ...]
     usage: dict[ExpertId, float]
     samples: str
+    skipped: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def profile_line(line: Line, wish: Wish, on_progress: Progress) -> MeasuredProfile:
@@ -72,19 +72,17 @@ def profile_line(line: Line, wish: Wish, on_progress: Progress) -> MeasuredProfi
     """
     layouts = one_of_each(line)
     shelf = shelf_of(line.config.devices)
-    devices = tuple(line.config.devices)
+    own = {name: settings for name, settings in line.config.devices.items() if settings.host is None}
+    devices = tuple(own)
     stages, begun = 1 + len(devices) * (len(layouts) + 2), count()
 
     def begin(what: str) -> None:
         on_progress(what, next(begun) / stages)
 
     # Now, for afterwards what torch keeps for its next batches would count as used.
-    memory_bytes = {
-        device: wish.memory_bytes or memory_to_divide(device, settings)
-        for device, settings in line.config.devices.items()
-    }
+    memory_bytes = {device: wish.memory_bytes or memory_to_divide(device, settings) for device, settings in own.items()}
     begin(f"usage from {wish.usage}")
-    usage = usage_of(wish.usage, line, devices[0], shelf)
+    usage = usage_of(wish.usage, line, next(iter(own), "cpu"), shelf)
     profiles = [
         _profile_device(device, memory_bytes[device], line, layouts, wish, usage, shelf, begin) for device in devices
     ]
@@ -96,8 +94,9 @@ def one_of_each(line: Line) -> dict[LayoutId, ExpertSpec]:
     """An expert for each layout of the catalog, the layout most used first. Raises ProfileError if there is none."""
     usage: dict[LayoutId, float] = {}
     examples: dict[LayoutId, ExpertSpec] = {}
+    resident = resident_in(line.catalog)
     for facts in expert_facts(line.catalog.values(), line.routes):
-        spec = line.catalog[facts.expert]
+        spec = resident[facts.expert]
         if spec.layout != UNREADABLE:
             examples.setdefault(spec.layout, spec)
             usage[spec.layout] = usage.get(spec.layout, 0.0) + facts.usage
@@ -131,7 +130,7 @@ def _profile_device(
         device=device,
         memory_bytes=memory_bytes,
         executors=pair.executors,
-        rows=tuple(_row(device, cost) for cost in costs),
+        rows=tuple(cost.row for cost in costs),
         experts=expert_facts(specs, line.routes, usage),
         policy=line.config.policy,
     )
@@ -186,44 +185,23 @@ def _device_entry(profile: DeviceProfile) -> dict[str, Any]:
     return {
         "executors": profile.chosen.executors,
         "threads": profile.chosen.threads,
-        "expert_memory": profile.expert_bytes,
+        "expert_memory": profile.expert_bytes or None,
         "activation_memory": profile.batches_bytes or None,
         "architectures": {
-            str(cost.layout): {
-                "k_s": _rounded(cost.line.k_s),
-                "b_s": _rounded(cost.line.b_s),
-                "residual": round(cost.line.residual, 4),
-                "max_batch": cost.max_batch,
-                "activation_bytes": cost.activation_bytes,
-                "disk_s": _rounded(cost.disk_s),
-                "ram_s": None if cost.ram_s is None else _rounded(cost.ram_s),
+            str(cost.row.architecture): {
+                "k_s": _rounded(cost.row.k_s),
+                "b_s": _rounded(cost.row.b_s),
+                "residual": round(cost.residual, 4),
+                "max_batch": cost.row.max_batch,
+                "activation_bytes": cost.row.activation_bytes,
+                "disk_s": _rounded(cost.row.disk_s),
+                "ram_s": None if cost.row.ram_s is None else _rounded(cost.row.ram_s),
             }
             for cost in profile.costs
         },
     }
 
 
-def _row(device: str, cost: LayoutCost) -> Performance:
-    return Performance(
-        device=device,
-        architecture=ArchitectureId(cost.layout),
-        k_s=cost.line.k_s,
-        b_s=cost.line.b_s,
-        max_batch=cost.max_batch,
-        activation_bytes=cost.activation_bytes,
-        disk_s=cost.disk_s,
-        ram_s=cost.ram_s,
-    )
-
-
 def _rounded(seconds: float) -> float:
     """Six significant digits: microseconds matter, femtoseconds do not."""
     return float(f"{seconds:.6g}")
-
-
-def devices_missing(config: Config) -> Sequence[str]:
-    """Configured devices that this machine has not."""
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [name for name in config.devices if name != "cpu" and int(name.removeprefix("cuda:")) >= count]

@@ -79,11 +79,11 @@ def counted_on_sample(folder: Path, line: Line, device: str, shelf: LayoutShelf)
         batch = waiting.pop(expert)
         uses[expert] += len(batch)
         spec = line.catalog[ExpertId(expert)]
-        pool = SlotPool(device, spec.weights_bytes, shelf)
-        pool.load(spec)
+        pool = SlotPool(device, spec.resident.weights_bytes, shelf)
+        pool.load(spec.resident)
         for file, step, so_far in batch:
             ready = prepare(file.read_bytes(), "image", None, spec)
-            (answer,) = infer(pool.slot(spec.expert), [ready])
+            (answer,) = infer(pool.slot(spec.resident.expert), [ready], spec)
             size = (ready.placement.width, ready.placement.height)
             verdict = judge(step, answer.label, answer.confidence, answer.detections, so_far, size)
             if verdict.next is not None:

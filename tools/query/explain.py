@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from daemon.config.plant_time import PlantTime
 from daemon.config.settings import Config
 from daemon.storage.database.reviews import DAEMON
-from daemon.units import printable
+from daemon.units import count_text, printable
 from tools.experts.look import CatalogVersions
 from tools.query.reading import InspectionName, InspectionRecord, Row, read_inspection, similar_pictures
 from tools.query.retrace import PictureSize, RetracedStep, RetracedVerdict, StoredRules, picture_size, retrace
@@ -239,7 +239,7 @@ def _about_times(row: Row) -> str:
     loading = f"its load held it up for {row['load_ms']:.1f} ms" if row["load_ms"] else "it was resident already"
     return (
         f"  on {row['executor']} ({row['device']}): queued {row['queued_ms']:.1f} ms, {loading}; batch"
-        f" {row['batch_id']} of {row['batch_size']} took {row['infer_ms']:.1f} ms"
+        f" {row['batch_id']} ({count_text(row['batch_size'], 'image')}) took {row['infer_ms']:.1f} ms"
     )
 
 

@@ -19,6 +19,7 @@ from daemon.storage.database.schema import (
     boards,
     changes,
     detections,
+    drawn_boxes,
     expert_settings,
     expert_versions,
     generations,
@@ -119,29 +120,33 @@ def _read_batch(
 ) -> Batch:
     """Return at most `limit` rows behind the row with `last_key`, each with its key behind its columns."""
     rows, newest_first = query.rows, query.order == "newest"
-    seq, *steps = (rows.columns[name] for name in rows.key)
+    first, *others = rows.key
     statement = _select(query, *rows.key).where(window).limit(limit)
-    statement = statement.order_by(seq.desc() if newest_first else seq.asc(), *steps)
+    statement = statement.order_by(first.desc() if newest_first else first.asc(), *others)
     if last_key is not None:
         statement = statement.where(_is_behind(rows, last_key, newest_first=newest_first))
     with engine.connect() as connection:
         return connection.execute(statement).fetchall()
 
 
-def _select(query: ResultsQuery, *more: str) -> Select[Any]:
-    names = (query.rows.columns[name].label(None) for name in (*query.columns, *more))
-    return select(*names).select_from(query.rows.tables).where(*query.filters.conditions(query.rows))
+def _select(query: ResultsQuery, *more: ColumnElement[Any]) -> Select[Any]:
+    columns = (*(query.rows.columns[name] for name in query.columns), *more)
+    return (
+        select(*(column.label(None) for column in columns))
+        .select_from(query.rows.tables)
+        .where(*query.filters.conditions(query.rows))
+    )
 
 
 def _is_behind(rows: RowKind, last_key: Sequence[Any], *, newest_first: bool) -> ColumnElement[bool]:
     """Return the condition of rows behind `last_key`. Stages of one image come by step in either direction."""
-    seq = rows.columns["seq"]
-    beyond = seq < last_key[0] if newest_first else seq > last_key[0]
-    if len(rows.key) == 1:
+    first, *others = rows.key
+    beyond = first < last_key[0] if newest_first else first > last_key[0]
+    if not others:
         return beyond
     # The first half alone is what the index over `seq` can use.
-    from_here = seq <= last_key[0] if newest_first else seq >= last_key[0]
-    return and_(from_here, beyond | (rows.columns["step"] > last_key[1]))
+    from_here = first <= last_key[0] if newest_first else first >= last_key[0]
+    return and_(from_here, beyond | (tuple_(*others) > tuple_(*last_key[1:])))
 
 
 def _sorted_batches(engine: Engine, query: ResultsQuery, sort_column: str) -> Iterator[Batch]:
@@ -160,6 +165,10 @@ def _windows(engine: Engine, query: ResultsQuery) -> Iterator[ColumnElement[bool
     rows, filters = query.rows, query.filters
     seq = rows.columns["seq"]
     with engine.connect() as connection:
+        if rows.windows is not None:
+            windows = rows.windows(connection, filters)
+            yield from reversed(windows) if query.order == "newest" else windows
+            return
         # Two statements: one for both would read all numbers.
         first, last = (connection.execute(select(edge(seq))).scalar() for edge in (func.min, func.max))
         board_ids = _few_board_ids(connection, filters)
@@ -530,11 +539,13 @@ class BoardSelection:
         rules = (
             select(boards.c.rules_version).where(is_chosen).union(select(inspections.c.rules_version).where(on_boards))
         )
+        is_decided = reviews.c.inspection_id.in_(image_ids) | reviews.c.board_id.in_(board_ids)
         conditions = {
             boards: is_chosen,
             inspections: on_boards,
             **{table: table.c.inspection_id.in_(image_ids) for table in (stages, detections, pending)},
-            reviews: reviews.c.inspection_id.in_(image_ids) | reviews.c.board_id.in_(board_ids),
+            reviews: is_decided,
+            drawn_boxes: drawn_boxes.c.review_id.in_(select(reviews.c.review_id).where(is_decided)),
             generations: generations.c.board_id.in_(board_ids),
             rules_versions: rules_versions.c.rules_version.in_(rules),
             expert_versions: tuple_(expert_versions.c.expert, expert_versions.c.expert_version).in_(versions),

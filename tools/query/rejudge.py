@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from daemon.line.line import load_routes
 from daemon.storage.database.connections import redacted_url
-from daemon.storage.database.reviews import answered_settings
+from daemon.storage.database.reviews import EFFECTS, answered_settings, effect_of
 from daemon.units import count_text, size_text, spreadsheet_cell
 from experts.catalog import Catalog, CatalogEntry
 from experts.errors import ExpertError
@@ -29,20 +29,13 @@ if TYPE_CHECKING:
 
 #: Memory of the process beside experts: Python, torch and the pictures of a batch; measured 520 MB.
 _PROCESS_BYTES = 550_000_000
-#: Images in memory at once.
-_GROUP = 5000
+#: Images in memory at once, whose batches they share; the work of one process on a cluster.
+_GROUP = 2000
 _COLUMNS = (
     *("inspection_id", "board_type", "serial", "designator", "component"),
     *("verdict", "defect", "would_be", "would_be_defect", "reviewer", "final_verdict", "effect"),
     *("image_path", "sample", "differs"),
 )
-#: Changes against reviewers: corrections that would no longer be needed, and new ones that would.
-EFFECTS = {
-    "false_calls_gone": "false calls that would go",
-    "escapes_caught": "escapes that would be caught",
-    "new_false_calls": "reviewers' passes that would fail",
-    "new_escapes": "reviewers' fails that would pass",
-}
 
 
 class RejudgeError(CommandError):
@@ -72,6 +65,7 @@ def rejudge_line(
     threads: int = 1,
     on_progress: Callable[[int], None] = lambda _total: None,
     announce: Callable[[str], None] = lambda _: None,
+    judging: "Callable[..., Iterator[list[RejudgedImage]]] | None" = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Judge the chosen images once more; return a summary, and a row for each change. Raises RejudgeError."""
     entries, replaced = _entries(line, request)
@@ -102,7 +96,7 @@ def rejudge_line(
     total = _Total(routes.version, catalog, line.in_database(answered_settings) or {})
     groups, folder = _groups(line, ids), line.config.images
     try:
-        for images in rejudge(groups, routes, catalog, folder, lambda: on_progress(len(ids))):
+        for images in (judging or rejudge)(groups, routes, catalog, folder, lambda: on_progress(len(ids))):
             total.add(images)
     except ExpertError as error:
         raise RejudgeError(str(error)) from error
@@ -159,8 +153,7 @@ def _entries(line: ExpertsLine, request: RejudgeRequest) -> tuple[dict[str, Cata
         kept_versions = experts[name].versions
         try:
             if ("/" in version or Path(version).exists()) and version not in kept_versions:
-                candidate = find_candidate(name, Path(version))
-                entries[name] = candidate.entry.model_copy(update={"file": str(candidate.weights.resolve())})
+                entries[name] = find_candidate(name, Path(version)).entry_in_place
             else:
                 entries[name] = kept_versions[experts[name].named(version)].entry
         except VersionsError as error:
@@ -254,26 +247,12 @@ class _Total:
         }
 
 
-def _effect(image: "RejudgedImage") -> str | None:
-    """Return the key of EFFECTS that a changed image counts to."""
-    old, final, new = image.stored.verdict, image.stored.final, image.verdict
-    if final == "pass" and old == "fail" and new == "pass":
-        return "false_calls_gone"
-    if final == "fail" and old == "pass" and new in ("fail", "review"):
-        return "escapes_caught"
-    if final == "pass" and old != "fail" and new == "fail":
-        return "new_false_calls"
-    if final == "fail" and old != "pass" and new == "pass":
-        return "new_escapes"
-    return None
-
-
 def _change(image: "RejudgedImage") -> dict[str, Any]:
     fields = asdict(image.stored) | {
         "would_be": image.verdict,
         "would_be_defect": image.defect,
         "final_verdict": image.stored.final,
-        "effect": _effect(image),
+        "effect": effect_of(image.stored.verdict, image.stored.final, image.verdict),
     }
     return {name: fields.get(name) for name in _COLUMNS}
 

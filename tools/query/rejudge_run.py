@@ -13,7 +13,7 @@ from pathlib import Path
 from daemon.storage.image_archive import as_sent
 from experts.catalog import Catalog
 from experts.errors import ExpertError, ImageError
-from experts.spec import ExpertId
+from experts.spec import ExpertId, ExpertSpec, resident_in
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
 from experts.vision.slot import Slot, SlotPool
@@ -48,7 +48,7 @@ class RejudgedImage:
 
 def memory_bytes(catalog: Catalog) -> int:
     """Return the most memory that experts take: as many as fit a pool, and always the largest."""
-    sizes = [spec.weights_bytes for spec in catalog.values()]
+    sizes = [spec.weights_bytes for spec in resident_in(catalog).values()]
     return max([min(sum(sizes), _POOL_BYTES), *sizes], default=1)
 
 
@@ -90,11 +90,12 @@ class _RejudgeRun:
         while self._waiting:
             expert = max(self._waiting, key=lambda name: len(self._waiting[name]))
             queue = self._waiting.pop(expert)
-            slot = self._slot(ExpertId(expert))
+            spec = self._spec(ExpertId(expert))
+            slot = self._slot(spec.resident)
             while queue:
-                self._judge_batch(slot, [queue.popleft() for _ in range(min(_BATCH, len(queue)))])
+                self._judge_batch(slot, spec, [queue.popleft() for _ in range(min(_BATCH, len(queue)))])
 
-    def _judge_batch(self, slot: Slot, batch: Sequence[_Waiting]) -> None:
+    def _judge_batch(self, slot: Slot, spec: ExpertSpec, batch: Sequence[_Waiting]) -> None:
         ready: list[tuple[_Waiting, Prepared]] = []
         for waiting in batch:
             try:
@@ -103,7 +104,7 @@ class _RejudgeRun:
                 self._end(RejudgedImage(waiting[0], "unknown", None, unread=str(error)))
         if not ready:
             return
-        answers = infer(slot, [prepared for _, prepared in ready])
+        answers = infer(slot, [prepared for _, prepared in ready], spec)
         for ((image, step, so_far), prepared), answer in zip(ready, answers, strict=True):
             size = (prepared.placement.width, prepared.placement.height)
             judgement = judge(step, answer.label, answer.confidence, answer.detections, so_far, size)
@@ -119,12 +120,16 @@ class _RejudgeRun:
         self.finished[image.stored.inspection_id] = image
         self._on_progress()
 
-    def _slot(self, expert: ExpertId) -> Slot:
-        """Return the expert's slot; experts that were used longest ago make room for it."""
+    def _spec(self, expert: ExpertId) -> ExpertSpec:
+        spec = self._catalog.get(expert)
+        if spec is None:
+            raise ExpertError(expert, "is not in the catalog")
+        return spec
+
+    def _slot(self, spec: ExpertSpec) -> Slot:
+        """Return the slot of a network; those that were used longest ago make room for it."""
+        expert = spec.expert
         if expert not in self._loaded:
-            spec = self._catalog.get(expert)
-            if spec is None:
-                raise ExpertError(expert, "is not in the catalog")
             while self._loaded and self._pool.used_bytes + spec.weights_bytes > self._pool.budget_bytes:
                 self._pool.unload(self._loaded.popleft())
             self._pool.load(spec)

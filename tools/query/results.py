@@ -12,13 +12,17 @@ from typing import Any
 from sqlalchemy import Engine
 
 from daemon.config.plant_time import PlantTime
+from daemon.config.settings import Config
 from daemon.errors import MissingExtraError
+from daemon.plant.schema import unknown_line
+from daemon.plant.settings import HubSettings
 from experts.durable import replacing
 from tools.query import reading
 from tools.query.formats import FILE_MODE, TEXT_WRITERS, ParquetFile, RowWriter, clean_up_on_sigterm, os_errors_end
 from tools.query.reading import ResultsQuery
 from tools.terminal.console import console, exit_on, fail, print_json, print_table
-from tools.terminal.open_line import opened, plant_time, times_note
+from tools.terminal.open_line import plant_time, times_note
+from tools.terminal.open_line import reading as open_database
 
 #: Rows that a person sees without `--limit`; files have all.
 DEFAULT_LIMIT = 50
@@ -41,9 +45,9 @@ class RowFormat(StrEnum):
     PARQUET = "parquet"
 
 
-def print_count(config: Path, query: ResultsQuery, *, as_json: bool) -> None:
+def print_count(settings: Config | HubSettings, query: ResultsQuery, *, as_json: bool) -> None:
     """Print the number of rows."""
-    with opened(config) as (_, engine):
+    with open_database(settings) as engine:
         count = reading.count_rows(engine, query)
     if as_json:
         print_json({"count": count})
@@ -52,10 +56,10 @@ def print_count(config: Path, query: ResultsQuery, *, as_json: bool) -> None:
 
 
 def print_or_write(
-    config: Path, query: ResultsQuery, row_format: RowFormat, out: Path | None, *, all_columns: bool
+    settings: Config | HubSettings, query: ResultsQuery, row_format: RowFormat, out: Path | None, *, all_columns: bool
 ) -> None:
     """Print the rows, or write them to the file `out`; `all_columns` in a table even where they are too wide."""
-    with opened(config) as (settings, engine):
+    with open_database(settings) as engine:
         query.validate()
         if row_format is RowFormat.TABLE:
             _print_table(engine, query, settings.plant.clock(), all_columns=all_columns)
@@ -83,7 +87,10 @@ def _print_table(engine: Engine, query: ResultsQuery, plant: PlantTime, *, all_c
         for row in batch
     ]
     if not cells:
-        console.print(f"{query.rows.name.capitalize()}: none{_about_patterns(query)}", markup=False)
+        none = f"{query.rows.name.capitalize()}: none{_about_patterns(query)}"
+        with engine.connect() as connection:
+            unknown = [unknown_line(connection, str(line)) for line in query.filters.equal.get("line", ())]
+        console.print("; ".join([none, *filter(None, unknown)]), markup=False)
         return
     more = None if all_columns else "--columns, --csv"
     title = _title(query, len(cells)) + (f"; {times_note(plant)}" if times else "")

@@ -15,7 +15,7 @@ from daemon.errors import ConfigError
 from daemon.storage.claims import claim
 from daemon.storage.database.boards import has_serial
 from daemon.storage.database.connections import StoreError, sqlite_path
-from daemon.storage.database.reviews import Review, ReviewRefusedError, history, waiting
+from daemon.storage.database.reviews import Review, ReviewRefusedError, WaitingFilter, history, waiting
 from daemon.storage.database.schema import boards
 from daemon.storage.database.store import open_store
 from daemon.storage.review_requests import decision, not_stored
@@ -34,11 +34,10 @@ class DecisionError(CommandError):
     """Nothing was written; the text says why."""
 
 
-def waiting_images(settings: Config, limit: int) -> list[dict[str, Any]]:
+def waiting_images(settings: Config, limit: int, which: WaitingFilter | None = None) -> list[dict[str, Any]]:
     """Return images that wait for a decision, oldest board first."""
-    return _in_database(
-        settings, lambda connection: [dict(row) for row in connection.execute(waiting().limit(limit)).mappings()]
-    )
+    query = waiting(which).limit(limit)
+    return _in_database(settings, lambda connection: [dict(row) for row in connection.execute(query).mappings()])
 
 
 def find_board(settings: Config, name: str, board_type: str | None) -> int:
@@ -99,10 +98,11 @@ def _known_code(settings: Config, typed: str, *, is_new: bool) -> str:
     code = defect_code(typed, labels)
     if code is not None:
         return code
-    if labels and not is_new and not _in_database(settings, lambda connection: is_defect_used(connection, typed)):
+    if not is_new and not _in_database(settings, lambda connection: is_defect_used(connection, typed)):
         known = ", ".join(defect_in_words(each, labels) for each in labels)
         problem = f"--defect: the rules have no {typed!r}, and no result has it"
-        raise DecisionError(f"{problem}: expected one of {known}; a new code goes with --new-code", status=2)
+        problem += f": expected one of {known}" if known else ""
+        raise DecisionError(f"{problem}; a new code goes with --new-code", status=2)
     return typed
 
 

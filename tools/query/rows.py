@@ -4,11 +4,23 @@ The verdict of an image is that of its newest review, a board's that of the view
 always a bound parameter, and column names come from this module only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sqlalchemy import REAL, BigInteger, ColumnElement, FromClause, Integer, case, exists, func, select
+from sqlalchemy import (
+    REAL,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    FromClause,
+    Integer,
+    case,
+    exists,
+    func,
+    literal,
+    select,
+)
 from sqlalchemy.sql.type_api import TypeEngine
 
 from daemon.storage.database.boards import has_serial
@@ -34,8 +46,13 @@ class RowKind:
     columns: Mapping[str, ColumnElement[Any]]
     tables: FromClause
     is_finished: ColumnElement[bool]
-    key: tuple[str, ...]
+    #: The first goes in the direction of the order, the others always upwards.
+    key: tuple[ColumnElement[Any], ...]
     terminal_columns: tuple[str, ...]
+    #: What `since` and `until` are compared with.
+    time: ColumnElement[Any]
+    #: Conditions, each looked through quickly, that cover all rows, oldest first; None for numbers of the stream.
+    windows: "Callable[[Connection, RowFilters], Sequence[ColumnElement[bool]]] | None" = None
 
     def column_type(self, name: str) -> ColumnType:
         return column_type(name, self.columns[name].type)
@@ -120,33 +137,36 @@ IMAGES = RowKind(
     _IMAGE_COLUMNS,
     _image_tables,
     inspections.c.status == "done",
-    ("seq",),
+    (inspections.c.seq,),
     (
         *("inspection_id", "serial", "designator", "verdict", "defect", "completed_at", "component", "reason"),
         *("board_type", "decided_by", "latency_ms", "lot", "station", "attempt"),
     ),
+    inspections.c.completed_at,
 )
 STAGES = RowKind(
     "stages",
     _STAGE_COLUMNS | {name: column for name, column in _IMAGE_COLUMNS.items() if name not in _STAGE_COLUMNS},
     _image_tables.join(stages, stages.c.inspection_id == inspections.c.inspection_id),
     inspections.c.status == "done",
-    ("seq", "step"),
+    (inspections.c.seq, stages.c.step),
     (
         *("serial", "designator", "step", "expert", "label", "confidence", "verdict", "expert_version"),
         *("queued_ms", "load_ms", "infer_ms", "batch_size", "executor", "component", "completed_at"),
     ),
+    inspections.c.completed_at,
 )
 BOARDS = RowKind(
     "boards",
     _BOARD_COLUMNS,
     boards.join(FINAL_BOARDS, FINAL_BOARDS.c.board_id == boards.c.board_id),
     boards.c.verdict.is_not(None),
-    ("seq",),
+    (boards.c.seq,),
     (
         *("serial", "attempt", "verdict", "daemon_verdict", "decided_by", "decided_at", "board_id", "reason"),
         *("inspected", "expected", "board_type", "lot", "completed_at", "station", "rules_version"),
     ),
+    boards.c.completed_at,
 )
 
 
@@ -176,16 +196,19 @@ class RowFilters:
         serials = equal.pop("serial", None)
         conditions = [rows.is_finished, *(rows.columns[name].in_(values) for name, values in equal.items())]
         if serials is not None:
-            conditions.append(has_serial(*serials))
+            of_hub = rows.columns["serial"].in_(serials)
+            conditions.append(has_serial(*serials) if rows.windows is None else of_hub)
         if of_any_stage:
             conditions.append(exists().where(stages.c.inspection_id == inspections.c.inspection_id, *of_any_stage))
         bounds = [
-            ("completed_at", ">=", self.since),
-            ("completed_at", "<", self.until),
-            ("latency_ms", ">", self.latency_above_ms),
-            ("seq", ">=", self.seq_from),
-            ("seq", "<=", self.seq_to),
+            (rows.time, ">=", self.since),
+            (rows.time, "<", self.until),
+            (rows.columns.get("latency_ms", rows.time), ">", self.latency_above_ms),
+            (rows.columns["seq"], ">=", self.seq_from),
+            (rows.columns["seq"], "<=", self.seq_to),
         ]
         return conditions + [
-            rows.columns[name].op(sign, is_comparison=True)(value) for name, sign, value in bounds if value is not None
+            column.op(sign, is_comparison=True)(literal(value, column.type))
+            for column, sign, value in bounds
+            if value is not None
         ]

@@ -13,31 +13,13 @@ from typing import Self
 from tools.terminal.console import quiet_start
 
 READY = "coserve ready"
-_STARTED_WITHIN_S, _TAIL_LINES = 120.0, 12
+_STARTED_WITHIN_S, _TAIL_LINES = 300.0, 12
 #: The kernel ends it at once; reaping may wait for a disk.
 _REAPED_WITHIN_S = 60.0
 
 
 class ServiceError(Exception):
     """The daemon did not start, or ended before its time; the text carries the end of its log."""
-
-
-def files_in(folder: Path | str) -> dict[str, str]:
-    """Return overrides that put results, journal and images of a daemon into `folder`."""
-    return {
-        "COSERVE_DATABASE": f"sqlite:///{folder}/inspection.db",
-        "COSERVE_JOURNAL": f"{folder}/journal",
-        "COSERVE_IMAGES": f"{folder}/images",
-    }
-
-
-def sockets_in(folder: Path | str) -> dict[str, str]:
-    """Return overrides that put the sockets of a daemon into `folder`."""
-    return {
-        "COSERVE_ENDPOINTS_INTAKE": f"[ipc://{folder}/intake.sock]",
-        "COSERVE_ENDPOINTS_RESULTS": f"ipc://{folder}/results.sock",
-        "COSERVE_ENDPOINTS_CONTROL": f"ipc://{folder}/control.sock",
-    }
 
 
 class Service:
@@ -49,12 +31,13 @@ class Service:
         log: Path,
         environ: Mapping[str, str] | None = None,
         command: Sequence[str] = ("tools", "run"),
+        ready: str = READY,
     ) -> None:
-        """`command` is what `python -m` runs with the configuration behind it."""
+        """`command` is what `python -m` runs with the configuration behind it, until it prints `ready`."""
         self.config = config
         self.log = log
         self._environ = quiet_start(dict(environ or {}))
-        self._command = tuple(command)
+        self._command, self._ready = tuple(command), ready
         self.process: subprocess.Popen[str] | None = None
         self._log_start = 0
 
@@ -82,7 +65,7 @@ class Service:
         def listen() -> None:
             assert process.stdout is not None
             for line in process.stdout:
-                if line.startswith(READY):
+                if line.startswith(self._ready):
                     ready.set()
             process.stdout.close()
 

@@ -27,10 +27,19 @@ class Bound:
     compute_s: float
     load_s: float
     arrivals_s: float = 0.0
+    #: Includes the network: images cannot be computed on other PCs faster than they arrive there.
+    network_s: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return max(self.compute_s, self.load_s, self.arrivals_s)
+        return max(self.compute_s, self.load_s, self.arrivals_s, self.network_s)
+
+    @property
+    def cause(self) -> str:
+        """Return what binds: processors, disk, arrivals or network."""
+        causes = {"processors": self.compute_s, "disk": self.load_s, "arrivals": self.arrivals_s}
+        most = max(causes, key=lambda name: causes[name])
+        return "network" if self.network_s > 1.001 * causes[most] else most
 
 
 def task_bound(machine: SimulatedMachine, task: Task) -> Bound:
@@ -40,16 +49,31 @@ def task_bound(machine: SimulatedMachine, task: Task) -> Bound:
     uses = [Use(facts.architecture, facts.weights_bytes, counts[facts.expert]) for facts in used]
     rows: list[Performance] = []
     together: dict[str, float] = {}
+    remote: set[str] = set()
+    alike: dict[object, str] = {}
     for device, concurrency in machine.concurrency.items():
         pools = [facts for facts in machine.pools if facts.device == device]
         if pools:
             executors = sum(facts.pool in {pool.pool for pool in pools} for facts in machine.executors)
-            together[device] = max(1.0, min(concurrency, executors))
             most = max(facts.max_batch for facts in pools)
-            rows += [replace(row, max_batch=min(row.max_batch, most)) for row in machine.matrix if row.device == device]
-    disk, *_ = next(iter(machine.from_disk.values()))
+            own = [replace(row, max_batch=min(row.max_batch, most)) for row in machine.matrix if row.device == device]
+            # Equal devices of several PCs count as one that runs more batches at once.
+            kind = (device if not pools[0].host else None, tuple(replace(row, device="") for row in own))
+            if kind not in alike:
+                rows += own
+                remote |= {device} if pools[0].host else set()
+            first = alike.setdefault(kind, device)
+            together[first] = together.get(first, 0.0) + max(1.0, min(concurrency, executors))
+    disks = list(dict.fromkeys(way[0] for way in machine.from_disk.values()))
+    # Otherwise every expert that is not in memory comes from the line's disk, whichever PC needs it.
+    reading = disks if machine.network and machine.network.prefetched else disks[:1]
+    bytes_per_s = sum(disk.bytes_per_s for disk in reading)
     arrivals_s = max(image.arrived_s for image in task.images)
-    return bound_of(uses, rows, together, machine.memory_bytes, disk.bytes_per_s, arrivals_s)
+    bound = bound_of(uses, rows, together, machine.memory_bytes, bytes_per_s, arrivals_s)
+    if machine.network is None:
+        return bound
+    image_s = machine.network.image_bytes / machine.network.bytes_per_s
+    return replace(bound, network_s=_compute_s(uses, rows, together, dict.fromkeys(remote, image_s)))
 
 
 def bound_of(
@@ -67,14 +91,21 @@ def bound_of(
     return Bound(_compute_s(uses, rows, together), moved_bytes / bytes_per_s, arrivals_s)
 
 
-def _compute_s(uses: Sequence[Use], rows: Sequence[Performance], together: Mapping[str, float]) -> float:
+def _compute_s(
+    uses: Sequence[Use],
+    rows: Sequence[Performance],
+    together: Mapping[str, float],
+    image_s: Mapping[str, float] | None = None,
+) -> float:
     """The least time in which the devices compute everything: a linear programme.
 
     Variables: of each kind of expert (by architecture and images; equal ones share a best solution) the images and the
     batches on each device, and the time T. Minimise T so that all images are computed, no batch is larger than
-    allowed, an expert has at least the batches that its images fill, and no device works longer than T.
+    allowed, an expert has at least the batches that its images fill, and no device works longer than T; nor does the
+    network, which has `image_s` for each image that a device of it computes.
     """
     from scipy.optimize import linprog
+    from scipy.sparse import block_array, csr_array, diags_array, eye_array
 
     kinds = Counter((use.architecture, use.images) for use in uses)
     cells = [(kind, row) for kind in kinds for row in rows if row.architecture == kind[0] and row.device in together]
@@ -83,18 +114,22 @@ def _compute_s(uses: Sequence[Use], rows: Sequence[Performance], together: Mappi
     k_s, b_s, largest = np.array([(row.k_s, row.b_s, row.max_batch) for _, row in cells]).T
     experts, images = np.array([(count, kind[1]) for kind, count in kinds.items()]).T
     fewest = experts * np.ceil(images / (of_kind * largest).max(axis=1))
-    no_kind, no_cell, no_device = (np.zeros((len(part), 1)) for part in (of_kind, largest, on_device))
+    sent_s = [[(image_s or {}).get(row.device, 0.0) for _, row in cells]]
+    used_s = np.vstack([on_device * k_s, sent_s])
+    begun_s = np.vstack([on_device * b_s, np.zeros_like(sent_s)])
+    shares = np.array([[share] for share in (*together.values(), 1.0)])
+    no_kind, no_cell, no_device = (np.zeros((len(part), 1)) for part in (of_kind, largest, used_s))
     solution = linprog(
         [*np.zeros(2 * len(cells)), 1.0],
-        A_ub=np.block(
+        A_ub=block_array(
             [
-                [np.eye(len(cells)), -np.diag(largest), no_cell],
-                [np.zeros_like(of_kind), -of_kind, no_kind],
-                [on_device * k_s, on_device * b_s, no_device - np.array([[share] for share in together.values()])],
+                [eye_array(len(cells)), diags_array(-largest), csr_array(no_cell)],
+                [None, csr_array(-of_kind), csr_array(no_kind)],
+                [csr_array(used_s), csr_array(begun_s), csr_array(-shares)],
             ]
         ),
         b_ub=[*no_cell[:, 0], *-fewest, *no_device[:, 0]],
-        A_eq=np.block([of_kind, np.zeros_like(of_kind), no_kind]),
+        A_eq=block_array([[csr_array(of_kind), csr_array(of_kind.shape), csr_array(no_kind)]]),
         b_eq=experts * images,
         bounds=(0, None),
     )

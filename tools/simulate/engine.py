@@ -1,6 +1,7 @@
 """Simulated time: the daemon's own drive and scheduler on simulated channels and processors. Exact, repeatable."""
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from daemon.dispatch.simulated import (
     SimulatedClock,
     SimulatedExecutor,
     SimulatedLoader,
+    SimulatedNetwork,
     SimulatedPool,
     SimulatedProcessor,
 )
@@ -51,6 +53,9 @@ class TaskOutcome:
     loads: int = 0
     disk_loads: int = 0
     wanted_evictions: int = 0
+    #: Weights and images that crossed the network to other PCs, the initial fill not counted.
+    network_bytes: int = 0
+    network_loads: int = 0
     answered: int = 0
     expired: int = 0
     late: int = 0
@@ -83,6 +88,9 @@ class _TaskChains(Chains):
     def accepted(self, request_id: RequestId) -> Accepted:
         return self._under_way[request_id][0]
 
+    def head(self, request_id: RequestId) -> None:
+        """Return None: a task's experts are what slots hold."""
+
     def admit(self, accepted: Accepted) -> Request:
         return self._next(accepted, 0)
 
@@ -92,7 +100,7 @@ class _TaskChains(Chains):
         for image in order.images:
             accepted, step = self._under_way[image.request_id]
             if step == 0:
-                self._course.waits_s.append(self._time.now() - self._image(accepted).arrived_s)
+                self._course.waits_s.append(self._time.now() - accepted.accepted_wall_s)
 
     def answered(self, answered: ImageAnswer, now: float) -> Request | Outcome:
         accepted, step = self._under_way.pop(answered.request_id)
@@ -101,7 +109,7 @@ class _TaskChains(Chains):
         if step + 1 < len(image.chain):
             return self._next(accepted, step + 1)
         self._course.answered += 1
-        self._course.latencies_s.append(now - image.arrived_s)
+        self._course.latencies_s.append(now - accepted.accepted_wall_s)
         if image.deadline_s is not None and now > image.deadline_s:
             self._course.late += 1
             self._course.wasted_steps += len(image.chain)
@@ -127,8 +135,30 @@ class _TaskChains(Chains):
         return Request(request_id, image.chain[step], self._time.now(), image.deadline_s, step)
 
 
+class _LocalDisk:
+    """The experts that the disk of another PC keeps; the least recently loaded is deleted first."""
+
+    def __init__(self, most_bytes: int | None) -> None:
+        self._most_bytes = most_bytes
+        self._bytes: OrderedDict[ExpertId, int] = OrderedDict()
+        self._used_bytes = 0
+
+    def loads(self, expert: ExpertId, size_bytes: int) -> bool:
+        """Keep `expert`, which is being loaded; return True if it was there before."""
+        was_there = expert in self._bytes
+        self._used_bytes += 0 if was_there else size_bytes
+        self._bytes[expert] = size_bytes
+        self._bytes.move_to_end(expert)
+        while self._most_bytes is not None and self._used_bytes > self._most_bytes:
+            self._used_bytes -= self._bytes.popitem(last=False)[1]
+        return was_there
+
+
 class Simulation:
-    """One task on one machine under one policy. `prefilled`: the initial fill is over before the first image comes."""
+    """One task on one machine under one policy. `prefilled`: the initial fill is over before the first image comes.
+
+    `backlog`: the line has at most this many images at once; others wait at the camera, which no figure counts.
+    """
 
     def __init__(
         self,
@@ -139,17 +169,30 @@ class Simulation:
         tuning: Tuning | None = None,
         prefilled: bool = True,
         keep_spans: bool = False,
+        backlog: int | None = None,
     ) -> None:
+        self._backlog = len(task.images) if backlog is None else backlog
         self._machine, self._images = machine, task.images
         self._prefilled, self._keep_spans = prefilled, keep_spans
         self._clock = clock = SimulatedClock()
         self.outcome = TaskOutcome(policy, len(task.images))
         self._chains = _TaskChains(task.images, clock, self.outcome)
         self._left = len(task.images)
-        self._device = {facts.pool: facts.device for facts in machine.pools}
+        self._facts = {facts.pool: facts for facts in machine.pools}
         self._costs = {(row.device, row.architecture): (row.k_s, row.b_s) for row in machine.matrix}
         self._channels: dict[TransferChannel, SimulatedChannel] = {}
         self._at_once = SimulatedChannel(clock)
+        self._disks = {
+            host: _LocalDisk(machine.network and machine.network.cache_bytes)
+            for host in {facts.host: None for facts in machine.pools}
+        }
+        if machine.network and machine.network.prefetched:
+            for disk in self._disks.values():
+                for facts in reversed(task.experts):
+                    disk.loads(facts.expert, facts.weights_bytes)
+        self._network = network = machine.network and SimulatedNetwork(
+            clock, machine.network.bytes_per_s, machine.network.latency_ms / 1000.0, self._note_transfer
+        )
         pools = {facts.pool: SimulatedPool(facts.budget_bytes) for facts in machine.pools}
         processors = {name: SimulatedProcessor(clock, value) for name, value in machine.concurrency.items()}
         self._drive = Drive(
@@ -162,9 +205,10 @@ class Simulation:
                     pools[facts.pool],
                     clock,
                     lambda _spec, _image: _ANSWER,
-                    lambda spec, device=self._device[facts.pool]: self._costs[device, spec.architecture],
-                    processors[self._device[facts.pool]],
-                    lambda order, work_s, device=self._device[facts.pool]: self._begun(order, work_s, device),
+                    lambda spec, device=self._facts[facts.pool].device: self._costs[device, spec.architecture],
+                    processors[self._facts[facts.pool].device],
+                    lambda order, work_s, device=self._facts[facts.pool].device: self._begun(order, work_s, device),
+                    *([self._carry] if network and self._facts[facts.pool].host else []),
                 )
                 for facts in machine.executors
             ],
@@ -180,15 +224,20 @@ class Simulation:
         self._drive.start_devices(self)
         until_s = self._fill() if self._prefilled else None
         while self._left:
-            limits = [at_s for at_s in (until_s, arrivals[0][1].arrived_s if arrivals else None) if at_s is not None]
+            takes = arrivals and len(self._chains) < self._backlog
+            limits = [at_s for at_s in (until_s, arrivals[0][1].arrived_s if takes else None) if at_s is not None]
             if not clock.step(min(limits, default=None)):
                 raise StuckError(f"{self._left} images wait for ever: {dict(+self._chains.queued)}")
             due: list[Accepted] = []
-            while arrivals and arrivals[0][1].arrived_s <= clock.now():
-                due.append(_accepted(*arrivals.popleft()))
+            places = self._backlog - len(self._chains)
+            while arrivals and len(due) < places and arrivals[0][1].arrived_s <= clock.now():
+                due.append(_accepted(*arrivals.popleft(), clock.now()))
             if due:
                 self._drive.accept(due)
-            until_s = self._drive.turn()
+            # Most steps of a network leave nothing to decide. Without one, published figures need a turn at each step.
+            if not self._network or self._drive.has_events or (until_s is not None and until_s <= clock.now()):
+                until_s = self._drive.turn()
+        self.outcome.network_bytes = self._network.sent_bytes if self._network else 0
         return self.outcome
 
     def _fill(self) -> float | None:
@@ -224,7 +273,7 @@ class Simulation:
 
     def _note_load(self, load: Load) -> None:
         if load.cause != "startup":
-            self.outcome.loads += load.pool != RAM
+            self.outcome.loads += self._facts[load.pool].processor != "ram"
             self.outcome.disk_loads += load.source is None
         self.outcome.wanted_evictions += sum(self._chains.queued[victim] > 0 for victim in load.evict)
 
@@ -234,11 +283,28 @@ class Simulation:
 
     def _route(self, order: LoadOrder) -> Route:
         """Return the channels that a load passes, one after the other; none of them for a fill that is over."""
-        load, device = order.load, self._device[order.load.pool]
+        load, device, host = order.load, self._facts[order.load.pool].device, self._facts[order.load.pool].host
+        was_there = (
+            not host or load.source is not None or self._disks[host].loads(load.expert, order.spec.weights_bytes)
+        )
         if self._prefilled and load.cause == "startup":
             return [(self._at_once, 0.0)]
+        if not was_there and self._network and self._machine.network:
+            # From the line's disk; behind it, the route is that of the worker's own disk.
+            self.outcome.network_loads += 1
+            from_line, *_ = self._machine.from_disk[RAM]
+            over_s = order.spec.weights_bytes / self._machine.network.bytes_per_s
+            own = [
+                (self._channel(each), self._seconds(order, device, each))
+                for each in self._machine.from_disk[device][1:]
+            ]
+            return [(self._channel(from_line), self._seconds(order, device, from_line)), (self._network, over_s), *own]
         way = self._machine.from_disk[device] if load.source is None else self._machine.from_ram[device]
         return [(self._channel(channel), self._seconds(order, device, channel)) for channel in way]
+
+    def _carry(self, images: int, done: Callable[[], None]) -> None:
+        if self._network and self._machine.network:
+            self._network.send(images * self._machine.network.image_bytes, done)
 
     def _channel(self, channel: TransferChannel) -> SimulatedChannel:
         if channel not in self._channels:
@@ -266,7 +332,7 @@ def _spec_of(facts: ExpertFacts) -> ExpertSpec:
         architecture=facts.architecture,
         task="classify",
         file=Path(),
-        classes=(),
+        classes=("ok",),
         input_size=0,
         mean=(0.0, 0.0, 0.0),
         std=(1.0, 1.0, 1.0),
@@ -276,5 +342,5 @@ def _spec_of(facts: ExpertFacts) -> ExpertSpec:
     )
 
 
-def _accepted(number: int, image: Image) -> Accepted:
-    return Accepted(number, "task", str(number), "", "", image.arrived_s, None, "", JournalKey(0, number, 0), Pixels())
+def _accepted(number: int, _image: Image, now: float) -> Accepted:
+    return Accepted(number, "task", str(number), "", "", now, None, "", JournalKey(0, number, 0), Pixels())

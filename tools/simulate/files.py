@@ -3,9 +3,9 @@
 import gzip
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -54,13 +54,72 @@ class ChannelsSection(_Part):
     link: ChannelSection = ChannelSection(bytes_per_s=1e12)
 
 
-class DeviceFile(_Part):
-    """One PC: its channels and processors. With unified memory nothing is cached: a GPU's loads cost disk and link."""
+class HostSection(_Part):
+    """One PC. With unified memory nothing is cached: a GPU's loads cost disk and link."""
 
-    name: str
     unified_memory: bool = False
     channels: ChannelsSection
     processors: dict[Literal["gpu", "cpu"], Processor]
+
+
+class NetworkSection(_Part):
+    """The line's only uplink to the other PCs: `latency_ms` each way; `cache_bytes` of each PC's disk keep experts.
+
+    `prefetched`: every PC's disk has as many experts as it keeps before the first image comes.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    gbit_per_s: Positive
+    latency_ms: NotNegative = 0.0
+    image_bytes: Annotated[int, Field(ge=0)]
+    cache_bytes: Count | None = None
+    prefetched: bool = False
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.gbit_per_s * 1e9 / 8
+
+
+class OtherHostSection(_Part):
+    """Another PC; it is like the line's in everything that it leaves out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    unified_memory: bool | None = None
+    channels: ChannelsSection | None = None
+    processors: dict[Literal["gpu", "cpu"], Processor] | None = None
+
+
+class DeviceFile(HostSection):
+    """The line's PC, and others: `pcs` equal ones in all, or `hosts` by name."""
+
+    name: str
+    pcs: Count = 1
+    hosts: dict[Annotated[str, Field(pattern="^[a-z][a-z0-9]*$")], OtherHostSection] = {}
+    network: NetworkSection | None = None
+
+    @model_validator(mode="after")
+    def _check_hosts(self) -> Self:
+        if self.pcs > 1 and self.hosts:
+            raise ValueError(
+                "pcs and hosts exclude each other: name the other PCs, or say how many equal ones there are"
+            )
+        if (self.pcs > 1 or self.hosts) and self.network is None:
+            raise ValueError("several PCs need a network: add network: {gbit_per_s, latency_ms, image_bytes}")
+        return self
+
+    def by_host(self) -> dict[str, HostSection]:
+        """Return every PC by name; the line's own, first, is ""."""
+        others = self.hosts or {f"pc{number}": OtherHostSection() for number in range(2, self.pcs + 1)}
+        return {"": self} | {
+            name: HostSection(
+                unified_memory=self.unified_memory if host.unified_memory is None else host.unified_memory,
+                channels=host.channels or self.channels,
+                processors=host.processors or self.processors,
+            )
+            for name, host in others.items()
+        }
 
 
 class TaskExpert(_Part):

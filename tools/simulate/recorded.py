@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from daemon.dispatch.trace import Call, Makeup, TraceError, read_calls, read_makeup
+from daemon.dispatch.trace import CONTRADICTS, Call, Makeup, TraceError, read_calls, read_makeup, trace_line
 from daemon.policy.actions import Load, Run
 from daemon.policy.matrix import Matrix, Performance
 from daemon.policy.paper.assign import partition
@@ -93,10 +93,11 @@ class _Reading:
         self._reads: dict[Key, list[float]] = {}
         self._copies: dict[Key, list[float]] = {}
 
-    def read(self, calls: Iterable[Call]) -> None:
+    def read(self, path: Path) -> None:
         """Take all calls of the run."""
-        for call in calls:
-            self._take(call)
+        for call in read_calls(path):
+            with trace_line(path, call.line, CONTRADICTS):
+                self._take(call)
         self._end_batch()
 
     def _take(self, call: Call) -> None:
@@ -173,7 +174,7 @@ def read_recorded(path: Path) -> Recorded:
     """Read a recorded trace. Raises OSError, and TraceError if the file is not a trace or holds no image."""
     makeup = read_makeup(path)
     reading = _Reading(makeup)
-    reading.read(read_calls(path))
+    reading.read(path)
     if reading.first_s is None or reading.last_s <= reading.first_s:
         raise TraceError(f"{path}: no image was answered in this run: there is nothing to predict from")
     first_s = reading.first_s

@@ -30,6 +30,9 @@ class Row:
     p99_latency_s: float
     unknown: int
     late: int
+    #: What crossed the network to other PCs after the initial fill, and the first loads of experts among it.
+    network_bytes: int
+    network_loads: int
 
 
 #: What fits a terminal; the rest is for programs.
@@ -57,21 +60,31 @@ def row_of(outcome: TaskOutcome, bound_s: float) -> Row:
         p99_latency_s=round(quantile(latencies, 0.99), 3),
         unknown=outcome.expired,
         late=outcome.late,
+        network_bytes=outcome.network_bytes,
+        network_loads=outcome.network_loads,
     )
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """A row for a person."""
-    return (
-        row.policy,
-        f"{row.images_per_s:.2f}",
-        str(row.loads),
-        str(row.disk_loads),
-        f"{row.p50_wait_s:.1f}",
-        f"{row.p95_wait_s:.1f}",
-        f"{row.max_wait_s:.1f}",
-        f"{row.share_of_bound:.0%}",
-    )
+def columns(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return the names of a table's columns; if anything crossed the network, that instead of the longest wait."""
+    crossed = any(row.network_bytes for row in rows)
+    return tuple("net GB" if crossed and name == "max s" else name for name in COLUMNS)
+
+
+def cells(row: Row, names: Sequence[str] = COLUMNS) -> tuple[str, ...]:
+    """A row for a person: the cells of these columns."""
+    texts = {
+        "policy": row.policy,
+        "images/s": f"{row.images_per_s:.2f}",
+        "loads": str(row.loads),
+        "disk": str(row.disk_loads),
+        "p50 s": f"{row.p50_wait_s:.1f}",
+        "p95 s": f"{row.p95_wait_s:.1f}",
+        "max s": f"{row.max_wait_s:.1f}",
+        "bound": f"{row.share_of_bound:.0%}",
+        "net GB": f"{row.network_bytes / 1e9:.2f}",
+    }
+    return tuple(texts[name] for name in names)
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -14,6 +14,8 @@ from tools.terminal.console import exit_on, fail
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+    from daemon.plant.settings import HubSettings
+
 _STORED_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 
 
@@ -45,7 +47,7 @@ def ask_daemon(settings: Config, kind: str, timeout_s: float = 5.0, **fields: An
 
 
 @contextmanager
-def reading(settings: Config) -> "Iterator[Engine]":
+def reading(settings: "Config | HubSettings") -> "Iterator[Engine]":
     """Yield an engine that cannot write; exit with status 1 if the database cannot be read."""
     from sqlalchemy.exc import SQLAlchemyError  # slow to import, and commands that only ask the daemon do not need it
 
@@ -57,7 +59,8 @@ def reading(settings: Config) -> "Iterator[Engine]":
         yield engine
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error.__class__.__name__
-        fail(f"cannot read {redacted_url(settings.database)} ({cause}): has this line run?", status=1)
+        place = "line" if isinstance(settings, Config) else "hub"
+        fail(f"cannot read {redacted_url(settings.database)} ({cause}): has this {place} run?", status=1)
     finally:
         engine.dispose()
 
@@ -68,6 +71,23 @@ def opened(config: Path) -> "Iterator[tuple[Config, Engine]]":
     settings = settings_of(config)
     with reading(settings) as engine:
         yield settings, engine
+
+
+def plant_settings_of(plant: Path) -> "HubSettings":
+    """Return plant.yaml, with its password in `database`; exit with status 2 if it cannot be used."""
+    from sqlalchemy.engine import make_url
+
+    from daemon.plant.settings import load_plant
+    from daemon.wire.keys import read_password
+
+    if not plant.is_file():
+        fail(f"no file {plant}: name the plant.yaml of the hub", status=2)
+    with exit_on(ConfigError, status=2):
+        settings = load_plant(plant)
+    if settings.password is None:
+        return settings
+    url = make_url(settings.database).set(password=read_password(settings.password))
+    return settings.model_copy(update={"database": url.render_as_string(hide_password=False)})
 
 
 def plant_time(plant: PlantTime, at: str | None, style: str = "full") -> str | None:

@@ -4,6 +4,7 @@ Typer reads values with pydantic, whose own words name neither the option nor wh
 integer, unable to parse string as an integer".
 """
 
+import os
 import re
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, time, timedelta
@@ -42,8 +43,21 @@ Note = Annotated[
 ]
 
 
-DeviceNames = Annotated[
-    list[str] | None, typer.Option("--device", help="cpu, cuda:0, …; may be given again. Default: all of this machine.")
+OnCluster = Annotated[
+    bool, typer.Option("--cluster", help="Share the work among the PCs of the cluster that CONFIG names.")
+]
+
+
+def _checked_json_file(file: Path | None) -> Path | None:
+    if file is None or (os.access(file, os.W_OK) and not file.is_dir()):
+        return file
+    if file.exists() or not os.access(file.parent, os.W_OK | os.X_OK):
+        raise typer.BadParameter(f"cannot write {file}: name a file in a folder that exists and that you may write to")
+    return file
+
+
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="Write all figures to this file.", callback=_checked_json_file)
 ]
 
 
@@ -111,16 +125,6 @@ def must_be_architecture(option: str, value: str, *tasks: str) -> None:
     must_be_one_of(option, value, (name for name, network in ARCHITECTURES.items() if network.task in tasks))
 
 
-def chosen_devices(names: Iterable[str] | None) -> tuple[str, ...]:
-    """Return the devices of `--device`, all of this machine without it; exit with status 2 if one is not here."""
-    import torch
-
-    here = ("cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count())))
-    for name in names or ():
-        must_be_one_of("--device", name, here)
-    return tuple(dict.fromkeys(names or here))
-
-
 def must_be_policies(names: Iterable[str]) -> None:
     """Exit with status 2 if a name is not a policy."""
     for name in names:
@@ -147,14 +151,18 @@ def shift_option(panel: str | None = None) -> Any:
 
 
 def time_window(
-    config: Path, since: str | None, until: str | None = None, shift: str | None = None
+    config: Path | PlantTime, since: str | None, until: str | None = None, shift: str | None = None
 ) -> tuple[str | None, str | None]:
-    """Return the range of the options as UTC text, by the plant's clock; exit with status 2 if a value is wrong."""
+    """Return the range of the options as UTC text, by the plant's clock; exit with status 2 if a value is wrong.
+
+    The clock is that of a line's `config`, or given itself.
+    """
     if since is None and until is None and shift is None:
         return None, None
     from tools.terminal.open_line import settings_of  # slow to import
 
-    plant, now = settings_of(config).plant.clock(), datetime.now(UTC)
+    plant = config if isinstance(config, PlantTime) else settings_of(config).plant.clock()
+    now = datetime.now(UTC)
     if shift is not None and (since is not None or until is not None):
         fail("--shift names its own time: leave out --since and --until", status=2)
     option = "--shift"

@@ -23,6 +23,15 @@ class ImageBoxes:
     classes: NDArray[np.int64]
     confidences: NDArray[np.float32]
 
+    def one_per_place(self, iou: float) -> "ImageBoxes":
+        """Return the boxes that no surer one, of whatever class, overlaps with more than `iou`."""
+        shares, kept = overlaps(self.boxes, self.boxes), list[int]()
+        for index in np.argsort(-self.confidences, kind="stable"):
+            if not len(kept) or shares[index, kept].max() <= iou:
+                kept.append(int(index))
+        rows = np.array(kept, np.int64)
+        return ImageBoxes(self.boxes[rows], self.classes[rows], self.confidences[rows])
+
 
 @dataclass(frozen=True, slots=True)
 class BoxCounts:
@@ -60,6 +69,12 @@ class MatchedBoxes:
         sure = self.confidences >= threshold
         hits = int(self.hits[sure].sum())
         return BoxCounts(hits, int(sure.sum()) - hits, len(self.object_classes) - hits)
+
+    def of_class(self, kind: int) -> "MatchedBoxes":
+        boxes, objects = self.classes == kind, self.object_classes == kind
+        return MatchedBoxes(
+            self.classes[boxes], self.confidences[boxes], self.hits[boxes], self.object_classes[objects]
+        )
 
     def best_threshold(self) -> float:
         """Return the confidence with the best F-score; the middle one of those that are equally good."""

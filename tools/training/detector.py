@@ -16,7 +16,7 @@ from tools.training.box_scores import ImageBoxes, match_boxes
 from tools.training.detector_loop import OnProgress, Progress, TrainingEffort, fit_detector, limited_threads
 from tools.training.expert_file import Form, ImportRefusedError, ImportReport, is_expert_id
 from tools.training.importer import import_model
-from tools.training.photographs import Photograph, PhotographSampler, read_yolo_data
+from tools.training.photographs import Photograph, PhotographSampler, Views, read_yolo_data
 
 #: Overlap of a hit, as an IoU, in the report.
 _HIT_IOU = 0.5
@@ -50,6 +50,7 @@ def train_detector(
     *,
     expert: str,
     effort: TrainingEffort,
+    views: Views | None = None,
     on_progress: OnProgress | None = None,
 ) -> TrainReport:
     """Train on a YOLO data set, add the expert to `out/catalog.yaml`, and measure it on the set's `val`.
@@ -60,7 +61,7 @@ def train_detector(
         raise TrainingError(f"{expert!r} is not an expert id; use letters, digits and . _ : -")
     photographs = read_yolo_data(data)
     out.mkdir(parents=True, exist_ok=True)
-    jittered = PhotographSampler(photographs.train, input_size, jitter=True)
+    jittered = PhotographSampler(photographs.train, input_size, jitter=True, views=views or Views())
     last = Progress(0, 0.0, 0.0, 0.0)
 
     def follow(progress: Progress) -> None:

@@ -97,7 +97,7 @@ def fit_detector(
     with limited_threads(effort.threads):
         torch.manual_seed(effort.seed)
         model = _new_model(build_original(known, len(classes)), classes)
-        run = _Run(model, sampler, closing or sampler, input_size, effort)
+        run = _Run(model, sampler, closing or sampler, effort)
         for progress in run.steps():
             if on_progress is not None:
                 on_progress(progress)
@@ -129,14 +129,12 @@ def limited_threads(count: int) -> Iterator[None]:
 class _Run:
     """The state of one training."""
 
-    def __init__(
-        self, model: nn.Module, sampler: Sampler, closing: Sampler, input_size: int, effort: TrainingEffort
-    ) -> None:
+    def __init__(self, model: nn.Module, sampler: Sampler, closing: Sampler, effort: TrainingEffort) -> None:
         self.model = model
         self.average = copy.deepcopy(model).eval().requires_grad_(False)
         self.spent_s = 0.0
         self._step, self._loss = 0, 0.0
-        self._sampler, self._closing, self._input_size, self._effort = sampler, closing, input_size, effort
+        self._sampler, self._closing, self._effort = sampler, closing, effort
         self._random = np.random.default_rng(effort.seed)
         matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
         vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
@@ -168,7 +166,7 @@ class _Run:
     def _train_once(self, sampler: Sampler) -> float:
         """Train one step and return the loss of one image."""
         samples = [sampler(self._random) for _ in range(self._effort.batch)]
-        loss = cast("Any", self.model).loss(collate(samples, self._input_size))[0].sum()
+        loss = cast("Any", self.model).loss(collate(samples, len(samples[0][0])))[0].sum()
         self._optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_GRADIENT)
@@ -198,7 +196,7 @@ def collate(samples: Sequence[Sample], size: int) -> dict[str, torch.Tensor]:
     images = [image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2) for image, _ in samples]
     if any(image.shape != (size, size, 3) for image in images):
         shapes = sorted({image.shape for image in images})
-        raise TrainingError(f"the sampler gave images of {shapes}; the input is {size} x {size}")
+        raise TrainingError(f"the sampler gave images of {shapes}; expected {size} x {size}")
     pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float().div_(255)
     owners = np.concatenate([np.full(len(boxes), index, np.float32) for index, (_, boxes) in enumerate(samples)])
     rows = torch.from_numpy(np.concatenate([boxes for _, boxes in samples]).astype(np.float32).reshape(-1, 5))

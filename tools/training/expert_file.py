@@ -25,15 +25,14 @@ from experts.vision.architectures import (
 )
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt, is_end_to_end
-from experts.weights import write_weights
+from experts.weights import FILE_DTYPES, ITEM_BYTES, write_weights
 from tools.training.proof import Agreement, Image, OriginalOutputs, batch_ms, compare, why_unfit
 
 #: In place of a dtype: the fastest on this machine that agrees with the original.
 AUTO = "auto"
 AUTO_DTYPES = ("float32", "bfloat16", "float16")
-#: Forms of a file, thinnest first, and bits of a weight. A file is never wider than the slot that it fills.
+#: Forms of a file, thinnest first. A file is never wider than the slot that it fills.
 STORES = ("int8", "bfloat16", "float32")
-_BITS: Mapping[str, int] = {"int8": 8, "bfloat16": 16, "float16": 16, "float32": 32}
 _MEMORY_FORMAT = "channels_last"
 #: Largest difference of a confidence, and of a box in pixels, between an expert and its original. Eight bits of
 #: mantissa round more; the report shows what that does to verdicts.
@@ -85,14 +84,6 @@ class ImportReport:
     trials: tuple[DtypeTrial, ...] = ()
     unfit: tuple[str, ...] = ()
     thin: tuple[StoreTrial, ...] = ()
-
-    @property
-    def weights_bytes(self) -> int:
-        return self.spec.weights_bytes
-
-    @property
-    def layout(self) -> str:
-        return self.spec.layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +210,7 @@ def _remove_abandoned(job: ImportJob) -> None:
 
 def _thinner(store: str, dtype: str) -> str:
     """Return the stored form `store`, or "" if it is not thinner than the slot's dtype."""
-    return store if _BITS[store] < _BITS[dtype] else ""
+    return store if ITEM_BYTES[FILE_DTYPES[store]] < ITEM_BYTES[FILE_DTYPES[dtype]] else ""
 
 
 def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, stored_as: str, head: str) -> ExpertSpec:

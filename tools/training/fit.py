@@ -4,11 +4,11 @@ Pictures are (N, S, S, 3) uint8 RGB, made by `experts.vision.preprocess.to_squar
 the same pixels. Every function is seeded; the caller sets the number of threads.
 """
 
-import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -23,6 +23,51 @@ Targets = NDArray[np.int64]
 OnProgress = Callable[[float], None]
 #: Temperatures tried when confidences are calibrated on held-out pictures (softmax with temperature).
 _TEMPERATURES = tuple(round(0.4 * 1.1**step, 4) for step in range(24))
+#: How far the logarithm of a temperature is from 0 in general: pictures must speak for a temperature far from 1.
+_TEMPERATURE_SPREAD = 0.3
+
+
+#: Ways in which a part looks the same, as numbers of turned(): none but as it is; turned by half and mirrored; all.
+SYMMETRIES: Mapping[str, tuple[int, ...]] = {"none": (0,), "half": (0, 2, 4, 6), "all": tuple(range(8))}
+#: Copies of a picture, turned and mirrored, that `fit_turned` tells apart.
+TURNS = 8
+
+
+def turned(picture: Pictures, way: int) -> Pictures:
+    """Return a picture (S, S, 3) turned by `way` quarters, mirrored from the fourth on."""
+    picture = np.rot90(picture, way % 4)
+    return picture[:, ::-1] if way >= 4 else picture
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """The differences between two pictures of the same kind: exposure, contrast, white balance and noise always.
+
+    A part lies up to `play` pixels beside its place and is turned as much at its rim; it looks the same in the ways of
+    `symmetry`. By default it is never moved or mirrored: its position and direction are what the classifier judges.
+    """
+
+    play: float = 0.0
+    symmetry: str = "none"
+
+    def __call__(self, pictures: Pictures, rng: np.random.Generator) -> torch.Tensor:
+        """Return (N, 3, S, S) in 0..1."""
+        ways = SYMMETRIES[self.symmetry]
+        if len(ways) > 1:
+            chosen = rng.choice(ways, len(pictures))
+            pictures = np.stack([turned(picture, way) for picture, way in zip(pictures, chosen, strict=True)])
+        if self.play:
+            pictures = np.stack([self._moved(picture, rng) for picture in pictures])
+        return _lit(pictures, rng)
+
+    def _moved(self, picture: Pictures, rng: np.random.Generator) -> Pictures:
+        half = picture.shape[0] / 2
+        matrix = cv2.getRotationMatrix2D((half, half), math.degrees(rng.uniform(-self.play, self.play) / half), 1.0)
+        matrix[:, 2] += rng.uniform(-self.play, self.play, 2)
+        moved = cv2.warpAffine(
+            np.ascontiguousarray(picture), matrix, picture.shape[:2], borderMode=cv2.BORDER_REPLICATE
+        )
+        return np.asarray(moved, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +93,7 @@ def fit_network(
     targets: Targets,
     schedule: Schedule,
     on_progress: OnProgress = lambda _: None,
+    vary: Variation = Variation(),
 ) -> nn.Module:
     """Train all of `network` and return it in eval mode. `on_progress` gets shares from 0 to 1."""
     network.train().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch's stub lacks it
@@ -56,29 +102,47 @@ def fit_network(
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for rows in _shuffled(len(targets), schedule.batch, rng):
-            tensor = _augmented(pictures[rows], rng).sub_(mean).div_(deviation)
+            tensor = vary(pictures[rows], rng).sub_(mean).div_(deviation)
             yield tensor.contiguous(memory_format=torch.channels_last), torch.from_numpy(targets[rows])
 
     _run(network, batches, len(targets), schedule, on_progress)
     return network.eval()
 
 
-def fit_expert(
-    backbone: nn.Module, pictures: Pictures, targets: Targets, rows: Sequence[int], schedule: Schedule
+def fit_turned(
+    network: nn.Module, pictures: Pictures, targets: Targets, schedule: Schedule, on_progress: OnProgress
 ) -> nn.Module:
-    """Return a copy of the backbone with its last block and a new head trained.
+    """Train a backbone: a network of `TURNS` outputs per class, which tells turned and mirrored copies apart.
 
-    `rows` are the backbone's outputs that the head begins with. The early layers do not change, so their features are
-    computed once: an expert costs seconds, not minutes.
+    So each picture counts as eight, each in a class of its own (Lee et al., arXiv 1910.05872). Labels
+    with few pictures are drawn more often than their share, but less often than labels with many.
     """
-    network = copy.deepcopy(backbone).eval()
-    old: nn.Linear = network.fc  # type: ignore[assignment]
-    head = nn.Linear(old.in_features, len(rows))
-    with torch.no_grad():
-        head.weight.copy_(old.weight[list(rows)])
-        head.bias.copy_(old.bias[list(rows)])
-    network.fc = head
-    features = early_features(network, pictures, np.random.default_rng(schedule.seed))
+    network.train().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch's stub lacks it
+    rng = np.random.default_rng(schedule.seed)
+    mean, deviation = _normalisation()
+    weights = 1 / np.sqrt(np.bincount(targets))[targets]
+    weights /= weights.sum()
+
+    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        drawn = rng.choice(len(targets), len(targets), p=weights)
+        for places in _shuffled(len(drawn), schedule.batch, rng):
+            rows, ways = drawn[places], rng.integers(TURNS, size=len(places))
+            copies = np.stack([turned(pictures[row], way) for row, way in zip(rows, ways, strict=True)])
+            tensor = _lit(copies, rng).sub_(mean).div_(deviation)
+            truth = torch.from_numpy(targets[rows] * TURNS + ways)
+            yield tensor.contiguous(memory_format=torch.channels_last), truth
+
+    _run(network, batches, len(targets), schedule, on_progress)
+    return network.eval()
+
+
+def fit_last_block(network: nn.Module, features: torch.Tensor, targets: Targets, schedule: Schedule) -> nn.Module:
+    """Train the last block and the last layer of `network`, and return it in eval mode.
+
+    The early layers do not change, so their `features` (early_features) are computed once: an expert costs seconds, not
+    minutes.
+    """
+    head: nn.Linear = network.fc  # type: ignore[assignment]
     tail = nn.Sequential(network.layer4, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)  # type: ignore[arg-type]
     for module in tail.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -94,34 +158,47 @@ def fit_expert(
     return network.eval()
 
 
-def early_features(network: nn.Module, pictures: Pictures, rng: np.random.Generator) -> torch.Tensor:
-    """Return the features of augmented `pictures` before the last block."""
-    mean, deviation = _normalisation()
+def early_features(
+    network: nn.Module, pictures: Pictures, rng: np.random.Generator, vary: Variation = Variation()
+) -> torch.Tensor:
+    """Return the features of varied `pictures` before the last block."""
     parts = [getattr(network, name) for name in ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3")]
-    early = nn.Sequential(*parts).eval()
-    features: list[torch.Tensor] = []
-    with torch.no_grad():
-        for start in range(0, len(pictures), 64):
-            tensor = _augmented(pictures[start : start + 64], rng).sub_(mean).div_(deviation)
-            features.append(early(tensor.contiguous(memory_format=torch.channels_last)))
-    return torch.cat(features)
+    return features_of(nn.Sequential(*parts).eval(), pictures, vary, rng)
+
+
+def features_of(network: nn.Module, pictures: Pictures, vary: Variation, rng: np.random.Generator) -> torch.Tensor:
+    """Return what a network makes of varied pictures, such as (N, F) features of a Backbone (networks.py)."""
+    return _outputs(network, pictures, lambda part: vary(part, rng))
 
 
 def logits_of(network: nn.Module, pictures: Pictures) -> torch.Tensor:
-    """Return (N, classes) float32 for pictures without augmentation."""
+    """Return what a network makes of pictures as they are: (N, classes) float32, (N, F) of a Backbone."""
+    return _outputs(network, pictures, lambda part: torch.from_numpy(part).permute(0, 3, 1, 2).float().div_(255))
+
+
+def _outputs(network: nn.Module, pictures: Pictures, read: Callable[[Pictures], torch.Tensor]) -> torch.Tensor:
+    """`read` gives (N, 3, S, S) in 0..1. The outputs can be trained on."""
     mean, deviation = _normalisation()
-    logits: list[torch.Tensor] = []
-    with torch.inference_mode():
+    outputs: list[torch.Tensor] = []
+    with torch.no_grad():
         for start in range(0, len(pictures), 64):
-            tensor = torch.from_numpy(pictures[start : start + 64]).permute(0, 3, 1, 2).float().div_(255)
-            logits.append(network(tensor.sub_(mean).div_(deviation).contiguous(memory_format=torch.channels_last)))
-    return torch.cat(logits) if logits else torch.zeros(0, 0)
+            tensor = read(pictures[start : start + 64]).sub_(mean).div_(deviation)
+            outputs.append(network(tensor.contiguous(memory_format=torch.channels_last)))
+    return torch.cat(outputs) if outputs else torch.zeros(0, 0)
 
 
 def calibrate(logits: torch.Tensor, targets: Targets) -> float:
-    """Return the softmax temperature with the least negative log likelihood on held-out pictures."""
+    """Return the softmax temperature with the least negative log likelihood on held-out pictures.
+
+    A few pictures, all answered right, are no reason to be surer: they weigh against a temperature of 1.
+    """
     truth = torch.from_numpy(targets)
-    return min(_TEMPERATURES, key=lambda t: float(functional.cross_entropy(logits / t, truth)))
+
+    def penalised_loss(temperature: float) -> float:
+        loss = float(functional.cross_entropy(logits / temperature, truth, reduction="sum"))
+        return loss + 0.5 * (math.log(temperature) / _TEMPERATURE_SPREAD) ** 2
+
+    return min(_TEMPERATURES, key=penalised_loss)
 
 
 def _run(
@@ -157,11 +234,8 @@ def _shuffled(count: int, batch: int, rng: np.random.Generator) -> Iterator[NDAr
         yield rows if len(rows) > 1 else order[:2]  # batch norm needs two
 
 
-def _augmented(pictures: Pictures, rng: np.random.Generator) -> torch.Tensor:
-    """Return (N, 3, S, S) in 0..1, each with another exposure, contrast, white balance and noise.
-
-    Pictures are never moved or mirrored: the position and direction of a part are what the classifier judges.
-    """
+def _lit(pictures: Pictures, rng: np.random.Generator) -> torch.Tensor:
+    """Return (N, 3, S, S) in 0..1, each with another exposure, contrast, white balance and noise."""
     tensor = torch.from_numpy(pictures).permute(0, 3, 1, 2).float().div_(255)
     count = len(pictures)
     gain = torch.from_numpy(rng.uniform(0.85, 1.15, (count, 1, 1, 1)) * rng.uniform(0.95, 1.05, (count, 3, 1, 1)))

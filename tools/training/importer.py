@@ -65,17 +65,25 @@ def import_file(file: Path, target: ImportTarget, *, images: Path | None = None,
         files = images_below(images, SAMPLES if form.store == "float32" else _CALIBRATION_SAMPLES)
         pictures = [to_square(image, kind.task, target.input_size) for _, image in files]
     if not pictures:
-        raise ImportRefusedError(f"{images}: holds no image that can be decoded; name another folder, or none")
+        what = "holds no image that can be decoded" if images is not None and images.is_dir() else "is not a folder"
+        raise ImportRefusedError(f"{images}: {what}; name another folder, or none")
     job = ImportJob(kind, target.classes or (), target.input_size, target.out, expert, form, images is not None)
-    tensors = _plain_tensors(file)
-    if tensors is None:
-        _refuse_pickle(file, kind, trust=trust)
-        report = _import_pickle(file, job, pictures)
-    elif target.classes is None:
-        raise ImportRefusedError(f"{file}: holds weights without class names; give them in order with --classes")
-    else:
-        report = _import_original(_load_original(kind, tensors, len(target.classes)), job, pictures)
-    add_to_catalog(target.out / "catalog.yaml", expert, report.entry)
+    tensors, weights = plain_tensors(file), target.out / f"{expert}.safetensors"
+    is_new = not weights.exists()
+    try:
+        if tensors is None:
+            _refuse_pickle(file, kind, trust=trust)
+            report = _import_pickle(file, job, pictures)
+        elif target.classes is None:
+            raise ImportRefusedError(f"{file}: holds weights without class names; give them in order with --classes")
+        else:
+            report = _import_original(_load_original(kind, tensors, len(target.classes)), job, pictures)
+        add_to_catalog(target.out / "catalog.yaml", expert, report.entry)
+    except OSError as error:
+        if is_new:
+            weights.unlink(missing_ok=True)
+        remedy = "correct that, or name another folder with --out"
+        raise ImportRefusedError(f"cannot write to {target.out}: {error.strerror or error}; {remedy}") from error
     return report
 
 
@@ -134,7 +142,7 @@ def _refuse_pickle(file: Path, kind: Architecture, *, trust: bool) -> None:
         raise ImportRefusedError(f"{file}: holds a pickled {kind.name}; save its state_dict() and import that file")
 
 
-def _plain_tensors(file: Path) -> dict[str, torch.Tensor] | None:
+def plain_tensors(file: Path) -> dict[str, torch.Tensor] | None:
     """Return the state_dict of a file that holds nothing but tensors, None if it is a pickled program."""
     try:
         content: Any = torch.load(file, map_location="cpu", weights_only=True)

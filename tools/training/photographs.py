@@ -11,11 +11,14 @@ import yaml
 from numpy.typing import NDArray
 
 from experts.errors import ImageError
+from experts.vision.architectures import YOLO_STRIDE_PIXELS
 from experts.vision.preprocess import LETTERBOX_GREY, decode, fit, place
 from tools.training import TrainingError
 from tools.training.detector_loop import Image, Sample
+from tools.training.labelled import SUFFIXES
 
-_IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff"})
+#: Share of crops around an object; the others lie anywhere.
+_OBJECT_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +70,14 @@ def _photographs(entry: Any, root: Path, where: str, classes: int) -> tuple[Phot
     for name in entry if isinstance(entry, list) else [entry]:
         place_ = root / str(name)
         if place_.is_dir():
-            files += sorted(path for path in place_.rglob("*") if path.suffix.lower() in _IMAGE_SUFFIXES)
+            files += sorted(path for path in place_.rglob("*") if path.suffix.lower() in SUFFIXES)
         elif place_.is_file() and place_.suffix == ".txt":
             lines = place_.read_text(encoding="utf-8").splitlines()
             files += [place_.parent / line.strip() for line in lines if line.strip()]
         else:
             raise TrainingError(f"{where}: {place_} is neither a folder of images nor a .txt that lists them")
     if not files:
-        raise TrainingError(f"{where}: holds no image ({', '.join(sorted(_IMAGE_SUFFIXES))})")
+        raise TrainingError(f"{where}: holds no image ({', '.join(sorted(SUFFIXES))})")
     return tuple(Photograph(image, _read_labels(_label_file(image, where), classes)) for image in files)
 
 
@@ -114,20 +117,38 @@ def _read_labels(file: Path, classes: int) -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True, slots=True)
+class Views:
+    """How photographs are shown in training: scaled by 1 ± `zoom`, with `symmetry` in eight turned and mirrored views.
+
+    With `crop` only a square of so many pixels of the input is shown, nine times in ten around an object.
+    """
+
+    symmetry: bool = False
+    zoom: float = 0.4
+    crop: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.crop is not None and self.crop % YOLO_STRIDE_PIXELS:
+            raise TrainingError(f"a crop of {self.crop} pixels is not a multiple of {YOLO_STRIDE_PIXELS}")
+
+
+@dataclass(frozen=True, slots=True)
 class PhotographSampler:
     """Makes inputs of a detector from labelled photographs: letterboxed as in the running line.
 
-    With `jitter` they are also moved, scaled (0.6 to 1.4), mirrored left to right, and lit differently.
+    With `jitter` they are also moved, scaled, cropped, mirrored left to right, and lit differently.
     """
 
     photographs: Sequence[Photograph]
     size: int
     jitter: bool
+    views: Views = field(default_factory=Views)
     #: Decoded images, shared by samplers of the same photographs; as many as fit `cache_bytes`.
     cache: dict[Path, Image] = field(default_factory=dict)
     cache_bytes: int = 2 * 2**30
 
     def __call__(self, rng: np.random.Generator) -> Sample:
+        views = self.views
         photograph = self.photographs[int(rng.integers(len(self.photographs)))]
         image = self._image(photograph.file)
         height, width = image.shape[:2]
@@ -136,16 +157,24 @@ class PhotographSampler:
             fitted = fit(image, "detect", self.size)
             to = fitted.placement
             gains = np.array([to.gain_x, to.gain_y, to.gain_x, to.gain_y, 1], np.float32)
-            return fitted.pixels, boxes * gains + np.array([to.left, to.top, to.left, to.top, 0], np.float32)
-        gain = place(width, height, "detect", self.size).gain_x * rng.uniform(0.6, 1.4)
-        x_offset, y_offset = (rng.random() * (self.size - gain * side) for side in (width, height))
+            boxes = boxes * gains + np.array([to.left, to.top, to.left, to.top, 0], np.float32)
+            return _turned(_mirrored((fitted.pixels, boxes), rng), rng) if views.symmetry else (fitted.pixels, boxes)
+        gain = place(width, height, "detect", self.size).gain_x * rng.uniform(1 - views.zoom, 1 + views.zoom)
+        size = views.crop or self.size
+        room = size - gain * np.array([width, height])
+        x_offset, y_offset = rng.random(2) * room
+        if views.crop and len(boxes) and rng.random() < _OBJECT_SHARE:
+            box = boxes[int(rng.integers(len(boxes)))]
+            centre = gain * (box[:2] + box[2:4]) / 2 + size * rng.uniform(-0.45, 0.45, 2)
+            x_offset, y_offset = np.clip(size / 2 - centre, np.minimum(room, 0), 0)
         # OpenCV counts from the centres of pixels, boxes from their corners.
         matrix = np.array([[gain, 0, x_offset + gain / 2 - 0.5], [0, gain, y_offset + gain / 2 - 0.5]])
         grey = (LETTERBOX_GREY,) * 3
-        pixels = np.asarray(cv2.warpAffine(image, matrix, (self.size, self.size), borderValue=grey), np.uint8)
+        pixels = np.asarray(cv2.warpAffine(image, matrix, (size, size), borderValue=grey), np.uint8)
         offsets = np.array([x_offset, y_offset, x_offset, y_offset, 0], np.float32)
         moved = boxes * np.array([gain] * 4 + [1], np.float32) + offsets
-        return _mirrored(_relit(pixels, rng), _visible(moved, self.size), rng)
+        sample = _mirrored((_relit(pixels, rng), _visible(moved, size)), rng)
+        return _turned(sample, rng) if views.symmetry else sample
 
     def _image(self, file: Path) -> Image:
         if file in self.cache:
@@ -172,8 +201,19 @@ def _relit(pixels: Image, rng: np.random.Generator) -> Image:
     return np.clip(pixels * gains + rng.uniform(-15, 15), 0, 255).astype(np.uint8)
 
 
-def _mirrored(pixels: Image, boxes: NDArray[np.float32], rng: np.random.Generator) -> Sample:
+def _mirrored(sample: Sample, rng: np.random.Generator) -> Sample:
+    pixels, boxes = sample
     if rng.random() < 0.5:
         pixels = np.ascontiguousarray(pixels[:, ::-1])
         boxes[:, [0, 2]] = pixels.shape[1] - boxes[:, [2, 0]]
     return pixels, boxes
+
+
+def _turned(sample: Sample, rng: np.random.Generator) -> Sample:
+    """Turn a square sample by 0, 90, 180 or 270 degrees, counter-clockwise."""
+    pixels, boxes = sample
+    turns = int(rng.integers(4))
+    for _ in range(turns):
+        boxes = boxes[:, [1, 2, 3, 0, 4]]
+        boxes[:, [1, 3]] = pixels.shape[0] - boxes[:, [1, 3]]
+    return np.ascontiguousarray(np.rot90(pixels, turns)), boxes

@@ -14,7 +14,8 @@ from torch import nn
 from experts.errors import ExpertError
 from experts.spec import ExpertSpec, Task
 from experts.vision.architectures import Triple
-from experts.vision.infer import infer, normalise, probabilities, select_detections
+from experts.vision.heads import probabilities
+from experts.vision.infer import infer, normalise, select_detections
 from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.preprocess import Image, Prepared, fit, to_square
 from experts.vision.slot import Slot, SlotPool
@@ -101,8 +102,8 @@ def compare(spec: ExpertSpec, images: Sequence[Image], outputs: OriginalOutputs)
     same_labels = 0
     boxes: list[ImageBoxes] = []
     truths: list[NDArray[np.float32]] = []
-    for square, expected in zip(squares(images, spec.task, spec.input_size), outputs, strict=True):
-        batch = torch.from_numpy(square[None])
+    for square, output in zip(squares(images, spec.task, spec.input_size), outputs, strict=True):
+        batch, expected = torch.from_numpy(square[None]), _in_slot_form(output, slot)
         with torch.inference_mode():
             answer = slot.module(normalise(batch, spec, slot.layout.dtype, channels_last=slot.layout.channels_last))
         if spec.task == "classify":
@@ -112,14 +113,14 @@ def compare(spec: ExpertSpec, images: Sequence[Image], outputs: OriginalOutputs)
         else:
             difference = _compare_dense(answer[0], expected[0])
         # NaN is a disagreement with everything, NaN included.
-        confidence = max(confidence, float(np.nan_to_num(difference[0], nan=np.inf)))
-        box_pixels = max(box_pixels, float(np.nan_to_num(difference[1], nan=np.inf)))
-        same_labels += _labels(answer, slot) == _labels(_as_ours(expected, slot), slot)
+        confidence = max(confidence, float(np.nan_to_num(difference[0], nan=np.inf, posinf=np.inf)))
+        box_pixels = max(box_pixels, float(np.nan_to_num(difference[1], nan=np.inf, posinf=np.inf)))
+        same_labels += _labels(answer, slot) == _labels(expected, slot)
         if spec.task == "detect":
             unsure = replace(spec, confidence_floor=_CONFIDENT)
             (rows,) = select_detections(answer.cpu(), unsure, end_to_end=slot.layout.end_to_end)
             boxes.append(ImageBoxes(rows[:, :4], rows[:, 5].astype(np.int64), rows[:, 4]))
-            (rows,) = select_detections(_as_ours(expected, slot), spec, end_to_end=slot.layout.end_to_end)
+            (rows,) = select_detections(expected, spec, end_to_end=slot.layout.end_to_end)
             truths.append(rows[:, (0, 1, 2, 3, 5)])
     mean_precision = match_boxes(boxes, truths, _SAME_PLACE_IOU).mean_average_precision() if boxes else None
     return Agreement(confidence, box_pixels, len(images), same_labels, mean_precision)
@@ -179,33 +180,31 @@ def _labels(output: torch.Tensor, slot: Slot) -> list[int]:
     return sorted(int(row[5]) for row in rows.tolist())
 
 
-def _as_ours(expected: torch.Tensor, slot: Slot) -> torch.Tensor:
+def _in_slot_form(output: torch.Tensor, slot: Slot) -> torch.Tensor:
     """Return an original's answer in a slot's form: boxes as corners."""
     if slot.spec.task == "classify" or slot.layout.end_to_end:
-        return expected
-    centres, sizes = expected[:, :2], expected[:, 2:4]
-    return torch.cat((centres - sizes / 2, centres + sizes / 2, expected[:, 4:]), 1)
+        return output
+    centres, sizes = output[:, :2], output[:, 2:4]
+    return torch.cat((centres - sizes / 2, centres + sizes / 2, output[:, 4:]), 1)
 
 
 def _compare_dense(answer: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
-    """answer: (4 + classes, A), corners; expected: the same with centres and sizes, as ultralytics answers."""
-    centres, sizes = expected[:2], expected[2:4]
-    corners = torch.cat((centres - sizes / 2, centres + sizes / 2))
+    """Both (4 + classes, A): corners, then a score per class. Boxes are compared where the original is surest."""
     sureness = expected[4:].amax(0)
     threshold = min(_CONFIDENT, float(sureness.topk(min(_SUREST, len(sureness))).values[-1]))
     sure = sureness >= threshold
     confidence = (answer[4:] - expected[4:]).abs().max()
-    return float(confidence), float((answer[:4] - corners).abs()[:, sure].max())
+    return float(confidence), float((answer[:4] - expected[:4]).abs()[:, sure].max())
 
 
 def _compare_picked(answer: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
-    """Both (boxes, 6): pair each of the original's surest boxes with the nearest of its class; orders may differ."""
-    confidence = box_pixels = 0.0
-    for row in expected[:_SUREST]:
-        same = answer[answer[:, 5] == row[5]]
-        if not len(same):
-            return float("inf"), float("inf")
-        boxes, scores = (same[:, :4] - row[:4]).abs().amax(1), (same[:, 4] - row[4]).abs()
-        best = int((boxes + scores * _PIXELS_PER_CONFIDENCE).argmin())
-        confidence, box_pixels = max(confidence, float(scores[best])), max(box_pixels, float(boxes[best]))
-    return confidence, box_pixels
+    """Both (boxes, 6): pair each of the original's surest boxes with the nearest of its class; orders may differ.
+
+    A box whose class the answer lacks counts as one of confidence 0 there; its place is not compared.
+    """
+    sure = expected[:_SUREST, None]
+    boxes, scores = (answer[:, :4] - sure[..., :4]).abs().amax(2), (answer[:, 4] - sure[..., 4]).abs()
+    is_same = answer[:, 5] == sure[..., 5]
+    nearest = (boxes + scores * _PIXELS_PER_CONFIDENCE).where(is_same, float("inf")).argmin(1, keepdim=True)
+    confidence = scores.gather(1, nearest).where(is_same.any(1, keepdim=True), sure[..., 4])
+    return float(confidence.max()), float((boxes * is_same).gather(1, nearest).max())

@@ -1,22 +1,24 @@
 """Results over MQTT 5: each message to a topic of its own, the state of each board retained, a last will.
 
-`PREFIX/inspection/TYPE/SERIAL`, `PREFIX/board/TYPE/SERIAL`, `PREFIX/review/TYPE/SERIAL`, `PREFIX/generation/SOURCE` and
-`PREFIX/status`. A message is delivered when the broker has confirmed it (QoS 1). The state of a board has
-`final_verdict`, and is sent again after a review.
+`PREFIX/inspection/TYPE/SERIAL`, `PREFIX/board/TYPE/SERIAL`, `PREFIX/review/TYPE/SERIAL`, `PREFIX/generation/SOURCE`,
+`PREFIX/alarms` and `PREFIX/status`. A message is delivered when the broker has confirmed it (QoS 1). The state of a
+board has `final_verdict`, and is sent again after a review.
 """
 
 import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from aiomqtt import MqttError, ProtocolVersion, Will
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from daemon.consumers.mqtt.broker import BrokerClient, PublishRefusedError, trouble, why_ended
-from daemon.consumers.mqtt.settings import CredentialError, MqttSettings, read_password, tls_context
+from daemon.consumers.mqtt.settings import MqttSettings, tls_context
 from daemon.consumers.protocol import DeliveryError, Message
+from daemon.wire.keys import CredentialError, read_password
 from daemon.wire.messages import encode
 
 #: Messages that may wait for the broker's confirmation at once, unless it allows fewer.
@@ -34,12 +36,13 @@ _NO_SUBSCRIBERS = 0x10  # MQTT 5, 3.4.2.1
 class Mqtt:
     """A consumer (protocol.py) at the broker in `settings`. Password and certificates are read for each connection."""
 
-    def __init__(self, settings: MqttSettings, client: str) -> None:
+    def __init__(self, settings: MqttSettings, client: str, alarms: Path) -> None:
         """`client` is our identifier, always the same: the broker then ends an old connection that it still keeps."""
         self._settings = settings
         self._identifier = settings.client or client
         self._where = f"{settings.host}:{settings.port}"
         self._status_topic = f"{settings.prefix}/status"
+        self._alarms, self._alarms_told = alarms, b""
         self._retained = Properties(PacketTypes.PUBLISH)
         if settings.retain_boards is not None:
             self._retained.MessageExpiryInterval = int(settings.retain_boards)
@@ -69,11 +72,12 @@ class Mqtt:
         self._window = asyncio.Semaphore(min(_WINDOW, client.receive_maximum))
         self._listeners_by_s = time.monotonic() + _LISTENERS_COME_BACK_S if self._has_connected else 0.0
         self._has_connected = True
-        self._position = position
+        self._position, self._alarms_told = position, b""
         await self._publish_status()
 
     async def deliver(self, messages: Sequence[Message]) -> int:
         """Deliver as `Consumer` says; all of `messages` are under way at once, as far as the broker allows."""
+        await self._publish_alarms()
         if not messages:
             self._must_stand()
             if self._position != self._reported and time.monotonic() >= self._publish_at_s:
@@ -171,15 +175,24 @@ class Mqtt:
             raise DeliveryError(f"{self._where} ended the connection{why_ended(error)}")
 
     async def _publish_status(self) -> None:
+        self._publish_at_s = time.monotonic() + _STATUS_EVERY_S
+        await self._publish_retained(self._status_topic, encode({"state": "online", "position": self._position}))
+        self._reported = self._position
+
+    async def _publish_alarms(self) -> None:
+        """Publish the active alarms, once for each connection and whenever they change."""
+        body = self._alarms.read_bytes() if self._alarms.exists() else self._alarms_told
+        if body != self._alarms_told:
+            await self._publish_retained(f"{self._settings.prefix}/alarms", body)
+            self._alarms_told = body
+
+    async def _publish_retained(self, topic: str, body: bytes) -> None:
         client = self._client
         assert client is not None
-        self._publish_at_s = time.monotonic() + _STATUS_EVERY_S
-        body = encode({"state": "online", "position": self._position})
         try:
-            await client.publish_and_hear(self._status_topic, body, retain=True)
+            await client.publish_and_hear(topic, body, retain=True)
         except MqttError as error:
             raise self._trouble(client.excess or error) from None
-        self._reported = self._position
 
     def _trouble(self, error: BaseException) -> DeliveryError:
         return trouble(error, self._where, has_tls=self._settings.tls is not None)

@@ -1,4 +1,4 @@
-"""The settings of an MQTT broker, and the password and certificates that they name, read again for each connection."""
+"""The settings of an MQTT broker, and the certificates that they name, read again for each connection."""
 
 import re
 import ssl
@@ -8,12 +8,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from daemon.consumers.protocol import Consumer, ConsumerSettings, KeyedTexts, SettingKey
+from daemon.consumers.protocol import Consumer, ConsumerSettings, KeyedTexts, LineAccess, SecretFiles
 from daemon.units import Seconds, between
-from daemon.wire.keys import open_to
+from daemon.wire.keys import CredentialError, read_password, require_private
 from daemon.wire.sockets import is_open_host
 
-_MAX_PASSWORD_BYTES = 65_535  # MQTT 5, 3.1.3.6
 _HOST = r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}"
 
 
@@ -46,8 +45,7 @@ class MqttSettings(ConsumerSettings):
     """A broker that speaks MQTT 5; `client` is our identifier there, `retain_boards` how long it keeps states."""
 
     extra: ClassVar[tuple[str, str, str] | None] = ("mqtt", "aiomqtt", "a consumer speaks MQTT")
-    secret_files: ClassVar[frozenset[SettingKey]] = frozenset({("password",), ("tls", "key")})
-
+    secret_files: ClassVar[SecretFiles] = {("password",): read_password, ("tls", "key"): require_private}
     repeats_boards: ClassVar[bool] = True
 
     kind: Literal["mqtt"]  # type: ignore[assignment]
@@ -61,10 +59,10 @@ class MqttSettings(ConsumerSettings):
     keepalive: Annotated[Seconds, between(5.0, 3600.0, "from 5s to 1h")] = 30.0
     retain_boards: Annotated[Seconds, between(1.0, 2**32 - 2, "from 1s to 136y")] | None = 30 * 86400.0
 
-    def make(self, identifier: str) -> Consumer:
+    def make(self, identifier: str, line: LineAccess) -> Consumer:
         from daemon.consumers.mqtt.consumer import Mqtt  # noqa: PLC0415 - of the extra `mqtt`
 
-        return Mqtt(self, identifier)
+        return Mqtt(self, identifier, line.alarms)
 
     def servers(self) -> list[tuple[str, int]]:
         return [(self.host, self.port)]
@@ -82,12 +80,7 @@ class MqttSettings(ConsumerSettings):
         return mistakes
 
     def file_problems(self) -> KeyedTexts:
-        problems: KeyedTexts = []
-        try:
-            if self.password is not None:
-                read_password(self.password)
-        except CredentialError as error:
-            problems.append((("password",), str(error)))
+        problems = super().file_problems()
         try:
             if self.tls is not None:
                 tls_context(self.tls)
@@ -96,7 +89,7 @@ class MqttSettings(ConsumerSettings):
             files = {key: file for key, file in self.files().items() if key[0] == "tls"}
             keys = (key for key, file in files.items() if str(error).startswith(str(file)))
             problems.append((next(keys, ("tls",)), str(error)))
-        return problems
+        return list(dict.fromkeys(problems))
 
     def warnings(self) -> KeyedTexts:
         if self.password is not None and self.tls is None and is_open_host(self.host):
@@ -107,24 +100,6 @@ class MqttSettings(ConsumerSettings):
         return self.host, self.port, self.prefix
 
 
-class CredentialError(Exception):
-    """A file that cannot be used; the text says which, why and what to do, and never what is in it."""
-
-
-def read_password(file: Path) -> str:
-    """Return the password, the only line of `file`, which only the daemon may read."""
-    _must_be_private(file)
-    try:
-        text = file.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
-    except OSError as error:
-        raise CredentialError(f"{file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise CredentialError(f"{file} does not hold a password: it is not UTF-8 text") from None
-    if not text or "\n" in text or len(text.encode()) > _MAX_PASSWORD_BYTES:
-        raise CredentialError(f"{file} does not hold a password: expected one line")
-    return text
-
-
 def tls_context(tls: Tls) -> ssl.SSLContext:
     """Return a context that checks the broker's name and authority, and shows our certificate if there is one."""
     try:
@@ -133,7 +108,7 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
         expected = "expected certificates of authorities as PEM"
         raise CredentialError(f"{tls.ca} cannot be used: {error.strerror or error}: {expected}") from None
     if tls.cert is not None and tls.key is not None:
-        _must_be_private(tls.key)
+        require_private(tls.key)
         for file in (tls.cert, tls.key):
             try:
                 file.open("rb").close()
@@ -146,12 +121,3 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
             expected = "expected a certificate and its key as PEM, the key without a passphrase"
             raise CredentialError(f"{tls.cert} and {tls.key} cannot be used: {why}: {expected}") from None
     return context
-
-
-def _must_be_private(file: Path) -> None:
-    try:
-        readers = open_to(file)
-    except OSError as error:
-        raise CredentialError(f"{file} cannot be read: {error.strerror}") from None
-    if readers:
-        raise CredentialError(f"{file} can be read by {readers}: chmod 600 it, and replace its content if it was read")

@@ -223,17 +223,22 @@ def fails_now(database: Database, rules: StoredRules, since: str) -> tuple[list[
 
 
 def silence(database: Database, now_s: float) -> tuple[float, float] | None:
-    """Return for how long no image came and the usual pause between boards, in seconds; None if that is not unusual.
+    """Return how long no image came and the usual pause between boards, in seconds; None if that is not unusual."""
+    newest = database.first(_NEWEST_IMAGE)
+    begun = [wall_seconds(row.first_seen_at) for row in database.rows(_BEGINNINGS, limit=_PAUSE_BOARDS)]
+    return unusual_silence(begun, wall_seconds(newest.accepted_at) if newest else None, now_s)
+
+
+def unusual_silence(boards_s: Sequence[float], newest_s: float | None, now_s: float) -> tuple[float, float] | None:
+    """Return how long ago `newest_s` is and the usual pause between `boards_s`, in seconds; None if that is usual.
 
     Too long is five times the pause that nine of ten boards do not exceed, and at least five minutes. A line that had
     no image for eight hours is off.
     """
-    newest = database.first(_NEWEST_IMAGE)
-    begun = sorted(wall_seconds(row.first_seen_at) for row in database.rows(_BEGINNINGS, limit=_PAUSE_BOARDS))
-    pauses = sorted(pause for pause in (after - before for before, after in pairwise(begun)) if pause <= _BREAK_S)
-    if newest is None or not pauses:
+    pauses = sorted(pause for pause in (b - a for a, b in pairwise(sorted(boards_s))) if pause <= _BREAK_S)
+    if newest_s is None or not pauses:
         return None
     usual_s = pauses[len(pauses) * 9 // 10]
-    silent_s = now_s - wall_seconds(newest.accepted_at)
+    silent_s = now_s - newest_s
     limit_s = min(max(_MIN_SILENCE_S, _SILENCE_FACTOR * usual_s), _BREAK_S)
     return (silent_s, usual_s) if limit_s <= silent_s <= _OFF_S else None

@@ -150,6 +150,8 @@ def _ticks(width: int, seconds: float) -> tuple[tuple[float, str], ...]:
 
 # Memory
 
+#: A pool with few experts gets fewer rows: most of them would be empty.
+_SPARE_ROWS = 3
 #: By width: height of a row, gap, maximum number of rows, and the width that a typical block gets for its name.
 _ROWS = {WIDE: (34, 5, 14, 92), NARROW: (26, 4, 30, 60)}
 _MIN_VISIBLE = 1e-6
@@ -185,7 +187,11 @@ def memory_map(pool: Mapping[str, Any], width: int) -> MemoryMap:
     experts: Sequence[Mapping[str, Any]] = pool["experts"]
     typical_bytes = sum(expert["bytes"] for expert in experts) / len(experts) if experts else pool_bytes
     height, gap, max_rows, typical_width = _ROWS[width]
-    rows = min(max_rows, max(1, math.ceil(typical_width * pool_bytes / max(1.0, typical_bytes) / width)))
+    rows = min(
+        max_rows,
+        len(experts) + _SPARE_ROWS,
+        max(1, math.ceil(typical_width * pool_bytes / max(1.0, typical_bytes) / width)),
+    )
     row_bytes = pool_bytes / rows
     blocks: list[MemoryBlock] = []
     begin = 0.0

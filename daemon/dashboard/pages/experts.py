@@ -7,6 +7,7 @@ daemon's control socket request them with `coserve pin` (docs/decisions.md).
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
 
@@ -21,12 +22,13 @@ from daemon.dashboard.site.database import CachedAnswer, Database, NoDatabase, T
 from daemon.dashboard.site.site import SearchText, ShortText, Site
 from daemon.line.line import compile_kept_rules, load_catalog
 from daemon.storage.database.reviews import ExpertCalls, VersionKey, by_version, calls_statement, confidences_statement
+from daemon.storage.database.shadow import EFFECTS, MAX_IMAGES, shadow_report
 from daemon.units import utc_text
 from daemon.wire.control import ControlError
 from experts.catalog import Catalog
 from experts.drift import BINS, Drift, compare
-from experts.spec import ExpertId
-from experts.versions import Versions, VersionsError
+from experts.spec import ExpertId, ExpertSpec
+from experts.versions import Expert, Versions, VersionsError
 from routing_rules.routes import Routes
 from routing_rules.uses import uses
 
@@ -289,8 +291,7 @@ class ExpertOverview:
 
     def newest_confidences(self, expert: str) -> Mapping[str, Sequence[int]]:
         """Return the recent confidences of the version in force; without a catalog entry, of any version."""
-        spec = self.catalog()[0].get(ExpertId(expert))
-        histograms = self.confidences(expert)
+        spec, histograms = self.catalog()[0].get(ExpertId(expert)), self.confidences(expert)
         if spec is not None:
             return histograms.get((expert, spec.version, spec.settings_digest), {})
         return next(iter(histograms.values()), {})
@@ -315,17 +316,10 @@ class ExpertOverview:
 
     def _find_drifted(self) -> list[str]:
         catalog, _ = self.catalog()
-        try:
-            histograms = self._confidences.get() if catalog.confidences else {}
-        except (NoDatabase, TooMuchToCount):
-            return []
-        drifts = {
-            expert: compare(training, histograms.get((expert, spec.version, spec.settings_digest), {}))
-            for expert, training in catalog.confidences.items()
-            if (spec := catalog.get(expert)) is not None
-        }
-        drifted = [(drift.value, expert) for expert, drift in drifts.items() if drift.grade == "drifted"]
-        return [expert for _, expert in sorted(drifted, reverse=True)]
+        histograms: VersionHistograms = ask_or({}, self._confidences.get, "Drift", []) if catalog.confidences else {}
+        rows = [_row(_without_daemon(catalog, name), catalog, {}, histograms, {}) for name in catalog]
+        drifted = [row for row in rows if row.drift is not None and row.drift.grade == "drifted"]
+        return [row.expert for row in sorted(drifted, key=SORTS["drift"])]
 
 
 def _read_catalog(config: Config) -> tuple[Catalog, list[str]]:
@@ -370,9 +364,14 @@ def _row(
     is_in_force = spec is not None and (spec.version, spec.settings_digest) == key[1:]
     training = catalog.confidences.get(name) if is_in_force else None
     calls = calls_of.get(key)
+    work: Mapping[str, Any] = recent.get(name, {})
+    if spec is not None and not spec.classes:  # a backbone answers through its heads, and is loaded by its slot's name
+        heads = [{head, each.resident.expert} for head, each in catalog.items() if each.resident.sha256 == spec.sha256]
+        counts = [recent[each] for each in set().union(*heads) if each in recent]
+        work = {field: sum(row.get(field, 0) for row in counts) for field in ("today", "answers", "loads")}
     fields = {field: known[field] for field in ExpertRow.__dataclass_fields__ if field in known}
     return ExpertRow(
-        **fields | recent.get(name, {}),
+        **{**fields, **work},
         false_calls=calls.false_calls if calls else 0,
         escapes=calls.escapes if calls else 0,
         drift=compare(training, histograms.get(key, {})) if training else None,
@@ -448,16 +447,19 @@ def _expert_page(site: Site, overview: ExpertOverview, request: Request, name: s
     calls: Sequence[ExpertCalls] = ask_or([], lambda: overview.calls(name), "False calls and escapes", problems)
     answers: Sequence[Row[Any]] = ask_or([], lambda: _newest_answers(site.database, name), "Newest answers", problems)
     training, recent = overview.training(name), overview.newest_confidences(name)
-    routes = _rules_in_force(site, catalog)
+    spec, history = catalog.get(ExpertId(name)), _history(site, name, problems)
+    routes = rules_in_force(site, catalog)
     return site.page(
         request,
         "expert.html",
         name=name,
         row=row,
-        spec=catalog.get(ExpertId(name)),
+        spec=spec,
         uses=uses(routes, name) if routes else (),
         versions=versions,
-        history=_history(site, name, problems),
+        history=history,
+        shadow=ask_or(None, lambda: _shadow(site, history, spec), "Shadow", problems),
+        effects=EFFECTS,
         calls=calls,
         answered={
             name for each in calls for name in (each.expert_version, f"{each.expert_version}+{each.expert_settings}")
@@ -470,6 +472,16 @@ def _expert_page(site: Site, overview: ExpertOverview, request: Request, name: s
     )
 
 
+def _shadow(site: Site, expert: Expert | None, spec: ExpertSpec | None) -> dict[str, Any] | None:
+    """Return the comparison of a version in shadow, and the `problem` of its process; None without one."""
+    if expert is None or expert.shadow is None or spec is None:
+        return None
+    rows = ask_or([], lambda: site.status().get("shadows", []), "", [])
+    ask, in_force = partial(site.database.rows, limit=MAX_IMAGES), (spec.version, spec.settings_digest)
+    problem = next((row["problem"] for row in rows if row["expert"] == expert.name), None)
+    return shadow_report(ask, expert.name, in_force, expert.shadow) | {"problem": problem}
+
+
 def _newest_answers(database: Database, expert: str) -> list[Row[Any]]:
     """Return the newest answers whose picture was kept; if there are none, the newest of all."""
     values = {"expert": expert, "after": database.id_before_newest(_RECENT_IMAGES_FOR_CALLS)}
@@ -478,7 +490,7 @@ def _newest_answers(database: Database, expert: str) -> list[Row[Any]]:
     return answers or database.rows(_ANSWERS.format(only=""), values, limit=_MAX_ANSWERS)
 
 
-def _rules_in_force(site: Site, catalog: Catalog) -> Routes | None:
+def rules_in_force(site: Site, catalog: Catalog) -> Routes | None:
     """Return the rules as the daemon reads them; None if they are unknown or no longer fit the catalog."""
     try:
         rules = site.database.first(_RULES, version=str(site.status()["rules_version"]))
@@ -487,7 +499,7 @@ def _rules_in_force(site: Site, catalog: Catalog) -> Routes | None:
     return compile_kept_rules(rules.text, catalog) if rules is not None else None
 
 
-def _history(site: Site, name: str, problems: list[str]) -> Any:
+def _history(site: Site, name: str, problems: list[str]) -> Expert | None:
     """Return the changes of version by `coserve experts`, None if there were none."""
     try:
         return Versions(site.config.catalog).read().get(name)

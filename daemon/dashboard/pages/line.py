@@ -194,6 +194,9 @@ class LineAlarm:
     level: Literal["trouble", "notice"]
     title: str
     remedy: str
+    #: Of an alarm of the rules: its images, and since when it is active.
+    images: Sequence[Mapping[str, Any]] = ()
+    since: str | None = None
 
 
 def alarms(status: Status | ControlError) -> list[LineAlarm]:
@@ -234,6 +237,12 @@ def _rejection_alarms(status: Status) -> Iterable[LineAlarm]:
         yield LineAlarm("notice", title, f"Newest reason: {row['reason']}")
 
 
+def _rule_alarms(status: Status) -> Iterable[LineAlarm]:
+    """Yield the active alarms of the rules."""
+    for row in status.get("alarms", ()):
+        yield LineAlarm("notice", f"{row['text']}.", f"Alarm {row['alarm']} of the rules.", row["images"], row["since"])
+
+
 def _expert_alarms(status: Status) -> Iterable[LineAlarm]:
     """Yield experts whose weights are missing or damaged: their images are not judged."""
     problems = status.get("unusable", ())
@@ -249,7 +258,7 @@ def _collecting_alarms(status: Status) -> Iterable[LineAlarm]:
         title = (
             f"This line collects: {counted(count, 'component type')} {'has' if count == 1 else 'have'} no expert yet."
         )
-        yield LineAlarm("notice", title, "coserve export --training, then coserve train classifier; see Experts.")
+        yield LineAlarm("notice", title, "coserve dataset export, then coserve train classifier; see Experts.")
 
 
 def _disk_alarms(status: Status) -> Iterable[LineAlarm]:
@@ -301,6 +310,7 @@ def _drift_alarms(status: Status) -> Iterable[LineAlarm]:
 _CATCHES_UP = "It catches up automatically, as far back as results are kept (retention.results_for)."
 ALARM_SOURCES: Sequence[Callable[[Status], Iterable[LineAlarm]]] = (
     _state_alarms,
+    _rule_alarms,
     _expert_alarms,
     _collecting_alarms,
     _rejection_alarms,

@@ -350,6 +350,7 @@ def _retention(config: Config) -> list[tuple[str, str]]:
         ("Images kept", ", ".join(kept.keep) or "none"),
         ("Keep for", duration(kept.images_for) if kept.images_for else "no limit (images_for)"),
         ("Good examples", f"the newest {kept.good_examples} passes of each component (good_examples)"),
+        ("Passes to train with", f"{kept.sample:.1%} (sample)"),
         ("At most", size_text(kept.images_bytes) if kept.images_bytes else "no limit (images_bytes)"),
         ("Free on their disk", size_text(kept.free) if kept.free else "no floor (free)"),
         ("Keep results for", duration(kept.results_for) if kept.results_for else "no limit (results_for)"),

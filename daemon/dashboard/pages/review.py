@@ -5,6 +5,7 @@ person decided meanwhile. Fragments are rendered here, so that every text of a p
 images that wait are defined in `storage.database.reviews`.
 """
 
+import json
 import secrets
 import threading
 import time
@@ -16,6 +17,7 @@ from urllib.parse import quote, unquote, urlencode
 
 from fastapi import APIRouter, Cookie, Depends, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from pydantic import Json
 from sqlalchemy import Row, Select, and_, case, exists, func, literal, select
 from starlette.exceptions import HTTPException
 
@@ -23,7 +25,16 @@ from daemon.dashboard.site.access import safe_path
 from daemon.dashboard.site.database import CachedAnswers, TooMuchToCount
 from daemon.dashboard.site.pictures import PictureSize
 from daemon.dashboard.site.site import ShortText, Site, Verdict
-from daemon.storage.database.reviews import Review, WaitingFilter, count_of, decisions, is_newest, stands, waiting
+from daemon.storage.database.reviews import (
+    Review,
+    WaitingFilter,
+    count_of,
+    counting_boxes,
+    decisions,
+    is_newest,
+    stands,
+    waiting,
+)
 from daemon.storage.database.schema import boards, detections, inspections, pending, reviews, stages
 from daemon.wire.control import ControlError
 from daemon.wire.messages import MAX_INTEGER, NAME
@@ -41,7 +52,7 @@ _CACHE_S = 30.0
 #: Codes, filters, and the good parts of each component.
 _MAX_CACHED = 1000
 _MAX_CODES = 60
-_MAX_ROWS = 200
+_MAX_ROWS = 300
 #: The filters' values are taken from so many waiting images, the line's codes from so many of the newest fails.
 _FACET_IMAGES = 1000
 _CODE_IMAGES = 5000
@@ -51,6 +62,12 @@ _GOOD_PARTS_TIMEOUT_S = 1.0
 #: A page that is silent for this long is closed.
 _SHOWN_S = 60.0
 _MAX_OFFERS = 20_000
+
+#: Detectors alone answer without a label.
+_CLASSES = """
+SELECT classes FROM stages JOIN expert_versions USING (expert, expert_version)
+WHERE inspection_id = :id AND label IS NULL ORDER BY step
+"""
 
 ImageId = Annotated[int, Path(ge=1, le=MAX_INTEGER)]
 ReviewerCookie = Annotated[str, Cookie(alias=_NAME_COOKIE)]
@@ -106,6 +123,8 @@ class ReviewItem:
     size: PictureSize | None
     answers: Sequence[Row[Any]]
     boxes: Sequence[Row[Any]]
+    drawn: Sequence[Row[Any]]
+    labels: Sequence[str]
     past: Sequence[Review]
     standing: Review | None
     good_part: GoodPart | None
@@ -182,10 +201,11 @@ def _add_decisions(routes: APIRouter, page: "_ReviewPage") -> None:
         verdict: Annotated[str, Form()],
         defect: Annotated[str, Form()] = "",
         note: Annotated[str, Form()] = "",
+        boxes: Annotated[Json[Any], Form()] = None,
         newest: SeenReview = "",
         cookie: ReviewerCookie = "",
     ) -> JSONResponse:
-        return page.write(image, cookie, newest, verdict=verdict, defect=defect, note=note.strip())
+        return page.write(image, cookie, newest, verdict=verdict, defect=defect, note=note.strip(), boxes=boxes)
 
     @routes.post("/review/items/{image}/undo")
     def undo(image: ImageId, newest: SeenReview = "", cookie: ReviewerCookie = "") -> JSONResponse:
@@ -267,14 +287,13 @@ class _ReviewPage:
         if not reviewer:
             return _refusal(401, "no_name", "give your name first: reload the page")
         given: dict[str, Any] = {name: value for name, value in fields.items() if value or name == "verdict"}
+        given |= {"inspection_id": image, "reviewer": reviewer}
         if newest:
             given["newest"] = int(newest)
         if "defect" in given:
             given["defect"] = self._site.rules.code(given["defect"])
         try:
-            written = self._site.ask_daemon(
-                "review", timeout_s=REVIEW_TIMEOUT_S, inspection_id=image, reviewer=reviewer, **given
-            )
+            written = self._site.ask_daemon("review", timeout_s=REVIEW_TIMEOUT_S, **given)
         except ControlError as error:
             return _refusal(REFUSED.get(error.code, 503), error.code, error.reason)
         return JSONResponse(written)
@@ -298,6 +317,8 @@ class _ReviewPage:
             size=size,
             answers=answers,
             boxes=boxes,
+            drawn=rows(counting_boxes([inspection_id]), limit=_MAX_ROWS),
+            labels=self._labels(inspection_id),
             past=past,
             standing=standing[-1] if standing else None,
             good_part=self._good_part(image),
@@ -319,6 +340,12 @@ class _ReviewPage:
             for code, *_ in self._database.rows(question, limit=_MAX_CODES):
                 codes.setdefault(code, code)
         return list(codes.items())[:_MAX_CODES]
+
+    def _labels(self, inspection_id: int) -> list[str]:
+        """Return the labels that boxes may have: classes of the detectors that answered, else names of the codes."""
+        classes = self._database.rows(_CLASSES, {"id": inspection_id}, limit=_MAX_ROWS)
+        labels = dict.fromkeys(label for row in classes for label in json.loads(row.classes))
+        return list(labels) or [name for _, name in self._cache.get("codes", self._codes)]
 
     def _good_part(self, image: Row[Any]) -> GoodPart | None:
         """Return the most similar good part: best of the same place and board type, passed by a person, the newest."""

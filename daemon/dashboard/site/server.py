@@ -94,20 +94,20 @@ class _HttpConnection(H11Protocol):
         self._unread_s = None
         super().resume_writing()
 
-    def is_late(self, now_s: float) -> bool:
+    def is_late(self, now_s: float, request_s: float) -> bool:
         """Return True if its request, its reading or its closing takes too long."""
         if self.transport.is_closing():
             self._closing_s = self._closing_s or now_s
             return now_s - self._closing_s > _CLOSING_S
         if self._unread_s is not None:
             return now_s - self._unread_s > _UNREAD_S
-        return self.waits_for_client and now_s - self._quiet_s > _REQUEST_S
+        return self.waits_for_client and now_s - self._quiet_s > request_s
 
 
 class PageServer(uvicorn.Server):
-    """Serves one listening socket until SIGTERM."""
+    """Serves one listening socket until SIGTERM. A client has `request_s` to send a request, its body included."""
 
-    def __init__(self, app: ASGIApp, live: LiveTopics) -> None:
+    def __init__(self, app: ASGIApp, live: LiveTopics, request_s: float = _REQUEST_S) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -126,6 +126,7 @@ class PageServer(uvicorn.Server):
             )
         )
         self._live = live
+        self._request_s = request_s
 
     async def on_tick(self, counter: int) -> bool:
         if counter % _SWEEP_TICKS == 0:
@@ -140,7 +141,7 @@ class PageServer(uvicorn.Server):
 
     def _sweep(self, now_s: float) -> None:
         for connection in _connections(self.server_state):
-            if connection.is_late(now_s):
+            if connection.is_late(now_s, self._request_s):
                 connection.transport.abort()
 
 

@@ -6,9 +6,9 @@ A page is a module with `router(site) -> APIRouter`, listed in app.py. Its route
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,12 +20,12 @@ from markupsafe import Markup
 from pydantic import StringConstraints
 
 from daemon.config.plant_time import PlantTime
-from daemon.config.settings import Config, Plant
+from daemon.config.settings import Config
 from daemon.dashboard.site.database import CachedAnswer, Database
 from daemon.dashboard.site.live import LiveTopics
 from daemon.dashboard.site.pictures import WIDTHS, PictureFolder
 from daemon.dashboard.site.stored_rules import StoredRules
-from daemon.units import counted, size_text
+from daemon.units import counted, size_text, utc_text
 from daemon.wire.control import ask
 
 _CONTROL_TIMEOUT_S = 1.0
@@ -34,7 +34,7 @@ _STATUS_CACHE_S = 0.5
 ShortText = Annotated[str, StringConstraints(max_length=128)]
 SearchText = Annotated[ShortText, StringConstraints(strip_whitespace=True)]
 Verdict = Literal["", "pass", "fail", "review", "unknown"]
-#: The pages in the order of the navigation: path, title, and the key that follows `g`.
+#: A line's pages in the order of the navigation.
 NAVIGATION = (
     ("/", "Line", "l"),
     ("/boards", "Boards", "b"),
@@ -46,21 +46,15 @@ NAVIGATION = (
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """The services of one line's pages, for any thread."""
+class PageShell:
+    """The services that a line's and a plant's pages share, for any thread: a frame, live parts, the plant's clock."""
 
-    config: Config
-    database: Database
     live: LiveTopics
-    pictures: PictureFolder
     plant: PlantTime
-    rules: StoredRules
     templates: jinja2.Environment
-    _status: CachedAnswer[Mapping[str, Any]]
-
-    def ask_daemon(self, kind: str, /, *, timeout_s: float = _CONTROL_TIMEOUT_S, **fields: Any) -> dict[str, Any]:
-        """Return control's answer to `kind`; ControlError with `code` and `reason` if there is none."""
-        return ask(self.config.endpoints.control, kind, timeout_s=timeout_s, **fields)
+    #: The pages: path, title, and the key that follows `g`.
+    navigation: Sequence[tuple[str, str, str]]
+    has_token: bool
 
     def today(self) -> date:
         """Return the plant's day now."""
@@ -70,22 +64,33 @@ class Site:
         """Return when the plant's day began."""
         return self.plant.days(self.today()).since
 
-    def status(self) -> Mapping[str, Any]:
-        """Return control's `status`, at most half a second old; ControlError as above."""
-        return self._status.get()
-
     def render(self, template: str, **context: Any) -> str:
         """Return the text of a fragment."""
         return self.templates.get_template(template).render(**context)
 
     def page(self, request: Request, template: str, *, status_code: int = 200, **context: Any) -> HTMLResponse:
         """Return a whole page. `template` extends base.html and escapes everything in `context`."""
-        shell = {
-            "path": request.url.path,
-            "navigation": NAVIGATION,
-            "has_token": self.config.security.http_token is not None,
-        }
-        return HTMLResponse(self.render(template, **shell, **context), status_code)
+        frame = {"path": request.url.path, "navigation": self.navigation, "has_token": self.has_token}
+        return HTMLResponse(self.render(template, **frame, **context), status_code)
+
+
+@dataclass(frozen=True, slots=True)
+class Site(PageShell):
+    """The services of one line's pages, for any thread."""
+
+    config: Config
+    database: Database
+    pictures: PictureFolder
+    rules: StoredRules
+    _status: CachedAnswer[Mapping[str, Any]]
+
+    def ask_daemon(self, kind: str, /, *, timeout_s: float = _CONTROL_TIMEOUT_S, **fields: Any) -> dict[str, Any]:
+        """Return control's answer to `kind`; ControlError with `code` and `reason` if there is none."""
+        return ask(self.config.endpoints.control, kind, timeout_s=timeout_s, **fields)
+
+    def status(self) -> Mapping[str, Any]:
+        """Return control's `status`, at most half a second old; ControlError as above."""
+        return self._status.get()
 
 
 def make_site(config: Config) -> Site:
@@ -99,43 +104,49 @@ def make_site(config: Config) -> Site:
         pictures=PictureFolder(config.images),
         plant=config.plant.clock(),
         rules=rules,
-        templates=_templates(config.plant, rules),
+        templates=page_templates(config.plant.timezone, config.plant.clock(), rules.defect),
+        navigation=NAVIGATION,
+        has_token=config.security.http_token is not None,
         _status=CachedAnswer(
             _STATUS_CACHE_S, lambda: ask(config.endpoints.control, "status", timeout_s=_CONTROL_TIMEOUT_S)
         ),
     )
 
 
-def _templates(plant: Plant, rules: StoredRules) -> jinja2.Environment:
+def page_templates(
+    timezone: str | None, clock: PlantTime, defect: Callable[[Any], str], *folders: Path
+) -> jinja2.Environment:
+    """Return the templates of every page and those of `folders`; `defect` gives a code its name."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / "templates"),
+        loader=jinja2.FileSystemLoader([Path(__file__).parents[1] / "templates", *folders]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.globals["widths"] = WIDTHS
-    environment.globals["plant_zone"] = plant.timezone or ""
+    environment.globals["plant_zone"] = timezone or ""
     environment.filters |= {
-        "moment": partial(_moment, plant.clock()),
+        "moment": partial(_moment, clock),
         "percent": _percent,
         "number": _number,
         "ms": _ms,
         "size": _size,
-        "defect": rules.defect,
+        "defect": defect,
         "reason": _reason,
         "counted": counted,
     }
     return environment
 
 
-def _moment(plant: PlantTime, value: str | None, style: str = "full") -> Markup:
-    """Return a stored time as `<time>`: app.js shows it in the plant's zone, or in the reader's.
+def _moment(plant: PlantTime, value: str | datetime | None, style: str = "full") -> Markup:
+    """Return a time as `<time>`: UTC text, or with its zone. app.js shows it in the plant's zone, or in the reader's.
 
     `style` is `full`, `time` or `date`. Without scripts, and in the title, it is in the plant's zone in full.
     """
     if not value:
         return Markup("–")
+    value = utc_text(value.timestamp()) if isinstance(value, datetime) else value
     try:
         text = plant.text(value)
     except ValueError:

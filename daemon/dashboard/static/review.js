@@ -9,6 +9,7 @@
   const EMPTY_AGAIN_MS = 4000;
   const HOLD_AGAIN_MS = 25000; // images shown here are offered to others last, for a minute each time
   const DOUBLE_TAP_MS = 250;
+  const SIDES = [0, 1, 2, 3]; // of a box: left, top, right, bottom
   const SKIPPED = 200; // as many as the server takes at once
   const SKIPPED_MS = 12 * 3600 * 1000; // a skipped image comes last for a shift
   const find = (id) => document.getElementById(id);
@@ -27,6 +28,7 @@
   let again = null;
   let skips = []; // what this reviewer skipped, the longest ago first: [image, time]
   let isUnread = false; // the problem that is shown is that the next images could not be read
+  let marking = null; // boxes are being changed: {svg, before, size, selected, label, drag}
   let counted = 0; // decisions counted here: numbers asked for before one are old
 
   const inZone = (text) => text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (at) => FORMATS.full.format(new Date(at)));
@@ -97,6 +99,8 @@
   function show(item) {
     current = item;
     isChoosing = false;
+    marking = null;
+    place.classList.remove("marking");
     note.value = "";
     stage.classList.remove("compare");
     stage.replaceChildren(...(item ? [item.node] : []));
@@ -193,14 +197,15 @@
   }
   function decide(verdict, defect = "") {
     if (!current || isSending || current.node.dataset.finished !== "yes") return;
-    const { id, node } = current;
+    if (marking) endMarking(true);
+    const { id, node, boxes } = current;
     const name = node.dataset.name;
     const label = defect ? `${verdict}, ${called(defect)}` : verdict;
     send({
       id,
       label: `${name} ${label}`,
       path: `/review/items/${id}`,
-      fields: { verdict, defect, note: note.value, newest: node.dataset.newest },
+      fields: { verdict, defect, note: note.value, newest: node.dataset.newest, ...boxes },
       then: (stored) => {
         undoable.push({ id, newest: stored.review_id, name });
         say(`${name}: ${label}, stored. Undo takes it back.`);
@@ -220,18 +225,19 @@
   }
   function fail() {
     if (!current) return;
+    if (marking) endMarking(true);
     const { defect } = current.node.dataset;
     if (defect) decide("fail", defect);
     else if (isChoosing) decide("fail");
     else {
       isChoosing = true;
       nameFail();
-      const how = place.querySelector(".code") ? "Choose one" : "Write its code";
+      const how = place.querySelector("[data-code]") ? "Choose one" : "Write its code";
       say(`Which defect? ${how}, or the same again for none.`);
     }
   }
   function skip() {
-    if (!current || isSending) return;
+    if (!current || isSending || marking) return;
     const { id, node } = current;
     unsent = null;
     complain("");
@@ -240,7 +246,7 @@
     next();
   }
   async function undo() {
-    if (isSending) return;
+    if (isSending || marking) return;
     let last = undoable[undoable.length - 1];
     if (!last) {
       const { ok, body } = await ask("/review/last").catch(() => ({ ok: false }));
@@ -313,6 +319,95 @@
     picture.append(beside);
   }
 
+  /* Marking: boxes are rectangles in a copy of the picture's svg, in pixels of the image, named by their labels. */
+  const inPixels = (onScreen) => (onScreen * marking.size[0]) / marking.svg.clientWidth;
+  function mark() {
+    if (marking) return endMarking(true);
+    const before = stage.querySelector(".review-picture > .picture svg");
+    const label = stage.querySelector("[data-label]")?.dataset.label;
+    if (!before || !label) return say(before ? "There is no label to give: no detector answered, and the rules have no defect codes." : "There is no image to mark.");
+    const size = ["width", "height"].map((name) => before.viewBox.baseVal[name]);
+    marking = { svg: before.cloneNode(false), before, size, label };
+    before.replaceWith(marking.svg);
+    const rects = before.querySelectorAll(before.querySelector(".drawn") ? ".drawn" : "rect");
+    rects.forEach((rect) => draw(cornersOf(rect), rect.ariaLabel));
+    place.classList.add("marking");
+    select(null);
+  }
+  function endMarking(isKept) {
+    const boxes = [...marking.svg.children].map((rect) => ({ label: rect.ariaLabel, box: cornersOf(rect) }));
+    if (isKept) current.boxes = { boxes: JSON.stringify(boxes) };
+    else marking.svg.replaceWith(marking.before);
+    select(null);
+    marking = null;
+    place.classList.remove("marking");
+    say(isKept ? `Boxes: ${boxes.length}. They are stored with your decision.` : "The boxes are as before.");
+  }
+  function draw(box, label = marking.label) {
+    const rect = marking.svg.appendChild(document.createElementNS(marking.svg.namespaceURI, "rect"));
+    Object.assign(rect, { tabIndex: 0, ariaLabel: label });
+    rect.classList.add("drawn");
+    change(rect, box);
+    return rect;
+  }
+  function select(rect, label = rect ? rect.ariaLabel : marking.label) {
+    Object.assign(marking, { selected: rect, label });
+    if (rect) rect.ariaLabel = label;
+    for (const button of stage.querySelectorAll("[data-label]")) button.ariaPressed = button.dataset.label === label;
+    (rect || stage.querySelector(".review-picture")).focus();
+  }
+  function cornersOf(rect) {
+    const [x, y, width, height] = ["x", "y", "width", "height"].map((name) => Number(rect.getAttribute(name)));
+    return [x, y, x + width, y + height].map((value) => Math.round(10 * value) / 10);
+  }
+  /* Put `rect` at `box`, some of its sides moved `by` pixels, as far as the image reaches. */
+  function change(rect, box, sides = [], by = []) {
+    const moved = box.map((at, side) => at + (sides.includes(side) ? by[side % 2] : 0));
+    const [x1, y1, x2, y2] = moved.map((at, side) => Math.min(Math.max(at, 0), marking.size[side % 2]));
+    const [width, height] = [x2 - x1, y2 - y1].map((length) => Math.max(Math.abs(length), 1));
+    const attributes = { x: Math.min(x1, x2), y: Math.min(y1, y2), width, height };
+    Object.entries(attributes).forEach(([name, value]) => rect.setAttribute(name, value));
+  }
+  /* Take the selected box, or those of its sides that are near; elsewhere begin a new one. */
+  function press(event) {
+    if (!event.isPrimary) return drop(event);
+    const { left, top } = marking.svg.getBoundingClientRect();
+    const [x, y] = [event.clientX - left, event.clientY - top].map(inPixels);
+    const reach = inPixels(event.pointerType === "mouse" ? 8 : 18);
+    const box = marking.selected ? cornersOf(marking.selected) : [];
+    const isOn = x > box[0] - reach && x < box[2] + reach && y > box[1] - reach && y < box[3] + reach;
+    const near = SIDES.filter((side) => Math.abs((side % 2 ? y : x) - box[side]) < reach);
+    if (isOn) marking.drag = { rect: marking.selected, box, sides: near.length ? near : SIDES, start: event };
+    else marking.drag = { rect: draw([x, y, x, y]), box: [x, y, x, y], sides: [2, 3], start: event, isNew: true };
+    marking.svg.setPointerCapture(event.pointerId);
+  }
+  function pull({ isPrimary, movementX, movementY, clientX, clientY }) {
+    const { rect, box, sides, start } = marking.drag || {};
+    if (!isPrimary) stage.querySelector(".review-picture").scrollBy(-movementX, -movementY);
+    else if (rect) change(rect, box, sides, [clientX - start.clientX, clientY - start.clientY].map(inPixels));
+  }
+  function drop({ type, clientX, clientY }) {
+    const { rect, box, isNew } = marking.drag || {};
+    if (!rect) return;
+    marking.drag = null;
+    if (type !== "pointerup") return isNew ? rect.remove() : change(rect, box);
+    const { width, height } = rect.getBoundingClientRect();
+    if (!isNew || Math.min(width, height) > 6) return select(rect);
+    rect.remove(); // a tap: of the boxes that are there, the smallest
+    const under = document.elementsFromPoint(clientX, clientY).filter((each) => each.matches(".drawn"));
+    select(under.sort((a, b) => a.getBBox().width - b.getBBox().width)[0] || null);
+  }
+  function nudge(event) {
+    const by = { ArrowLeft: [-4, 0], ArrowRight: [4, 0], ArrowUp: [0, -4], ArrowDown: [0, 4] }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    change(event.target, cornersOf(event.target), event.shiftKey ? [2, 3] : SIDES, by.map(inPixels));
+  }
+  const pointing = { pointerdown: press, pointermove: pull, pointerup: drop, pointercancel: drop };
+  const touchstart = (event) => event.preventDefault(); // else the tap after a swipe only ends its fling
+  for (const [type, act] of Object.entries({ ...pointing, touchstart, keydown: nudge, focusin: ({ target }) => select(target) }))
+    stage.addEventListener(type, (event) => marking?.svg.contains(event.target) && act(event));
+
   /* Keys and taps */
   const once = (act) => (event) => event.repeat || act(event);
   const both = (key, act) => [key, key.toUpperCase()].forEach((one) => addKey(one, once(act)));
@@ -325,17 +420,20 @@
   both("z", zoom);
   both("c", compare);
   both("n", () => note.focus());
+  both("b", mark);
+  both("h", () => document.documentElement.classList.toggle("no-boxes"));
+  both("a", () => marking && select(draw([0.4, 0.4, 0.6, 0.6].map((share, side) => share * marking.size[side % 2]))));
+  addKey("Delete", () => marking && select(marking.selected?.remove() || null));
+  addKey("Escape", () => marking && endMarking(false));
   const codes = [...place.querySelectorAll(".code")];
-  codes.slice(0, 9).forEach((button, at) => addKey(String(at + 1), once(() => button.click())));
-  const tapped = (act) => () => Date.now() - shownAt > DOUBLE_TAP_MS && act();
-  for (const button of place.querySelectorAll("[data-decide]"))
-    button.addEventListener("click", tapped(() => (button.dataset.decide === "fail" ? fail() : decide(button.dataset.decide))));
+  for (let at = 0; at < 9; at += 1)
+    addKey(String(at + 1), once(() => (marking ? stage.querySelectorAll("[data-label]") : codes)[at]?.click()));
   for (const button of codes) button.addEventListener("click", () => decide("fail", button.dataset.code));
-  find("review-skip").addEventListener("click", tapped(skip));
-  find("review-undo").addEventListener("click", undo);
-  find("review-retry").addEventListener("click", retry);
-  find("review-zoom").addEventListener("click", zoom);
-  find("review-compare").addEventListener("click", compare);
+  place.addEventListener("click", ({ target }) => {
+    const { label, press } = target.closest("[data-label], [data-press]")?.dataset || {};
+    if (label) select(marking.selected, label);
+    else if (Date.now() - shownAt > DOUBLE_TAP_MS) keys.get(press)?.({});
+  });
   find("review-other").addEventListener("submit", (event) => {
     event.preventDefault();
     const code = find("review-code").value.trim();
@@ -349,7 +447,7 @@
     event.preventDefault();
     note.blur();
   });
-  stage.addEventListener("dblclick", (event) => event.target.closest(".review-picture") && zoom());
+  stage.addEventListener("dblclick", (event) => !marking && event.target.closest(".review-picture") && zoom());
   window.addEventListener("beforeunload", (event) => unsent && event.preventDefault());
   document.addEventListener("visibilitychange", () => !document.hidden && refill());
 

@@ -47,6 +47,9 @@ class Balance:
         self._gpu = next((facts.device for facts in residency.pools.values() if facts.processor == "gpu"), None)
         cpus = [facts for facts in residency.pools.values() if facts.processor == "cpu"]
         self._cpu = cpus[0].device if cpus else None
+        # PCs are taken as equal, so each kind of device gets the same share of its backlog.
+        self._gpu_count = len({facts.device for facts in residency.pools.values() if facts.processor == "gpu"})
+        self._cpu_count = len({facts.device for facts in cpus})
         self.takeover = TAKEOVER_BATCHES * max((facts.max_batch for facts in cpus), default=0)
 
     def disk_binds(self) -> bool:
@@ -69,7 +72,7 @@ class Balance:
         if not self._balances:
             return True
         row = self._residency.matrix.of(self._cpu, self._residency.experts[group.expert].architecture)
-        return self._groups.cpu_queued * row.k_s > self._gpu_backlog_s(group.expert)
+        return self._groups.cpu_queued / self._cpu_count * row.k_s > self._gpu_backlog_s(group.expert)
 
     def to_help(self, pool: PoolId) -> ExpertId | None:
         """Return the largest group that only GPUs have, if an idle CPU would finish a batch of it before they begin."""
@@ -78,7 +81,7 @@ class Balance:
             return None
         candidates = (
             home.group
-            for shelf in groups.shelves.values()
+            for shelf in groups.of_host(groups.shelves[pool].host)
             if shelf.is_gpu
             for home in shelf.ready.values()
             if not home.group.on_cpu and residency.takes(pool, home.group.expert)
@@ -90,6 +93,28 @@ class Balance:
         read_s = residency.matrix.of(residency.pools[pool].device, residency.experts[largest].architecture).disk_s
         batch_s = self._batch_s(pool, largest, residency.max_batch(pool, largest))
         return largest if self._gpu_backlog_s(largest) > read_s + batch_s else None
+
+    def to_share(self, pool: PoolId) -> ExpertId | None:
+        """Return the expert of the largest group on the PC that is furthest behind, if `pool` computes it sooner."""
+        groups, residency, own = self._groups, self._residency, self._groups.shelves[pool]
+        others = [shelf for shelf in groups.shelves.values() if shelf.host != own.host and shelf.is_gpu == own.is_gpu]
+        behind, most = None, 0
+        for shelf in others:
+            images = sum(len(home.group.requests) for home in shelf.ready.values())
+            if images > most:
+                behind, most = shelf, images
+        if not self._balances or behind is None:
+            return None
+        candidates = [
+            home.group
+            for home in behind.ready.values()
+            if home.group.expert not in own.residents and residency.takes(pool, home.group.expert)
+        ]
+        group = max(candidates, key=lambda group: (len(group.requests), group.expert), default=None)
+        if group is None or residency.is_coming(group.expert):
+            return None
+        row = residency.matrix.of(residency.pools[pool].device, residency.experts[group.expert].architecture)
+        return group.expert if most * row.k_s > row.disk_s + self._batch_s(pool, group.expert, 1) else None
 
     def _batch_s(self, pool: PoolId, expert: ExpertId, images: int) -> float:
         row = self._residency.matrix.of(
@@ -103,5 +128,6 @@ class Balance:
             return 0.0
         return (
             self._groups.gpu_queued
+            / self._gpu_count
             * self._residency.matrix.of(self._gpu, self._residency.experts[expert].architecture).k_s
         )

@@ -74,7 +74,7 @@ class Deadlines:
         return tuple(late)
 
     def next_s(self) -> float | None:
-        first = self._latest_start.first()
+        first = self._latest_start.first() if self._known else None
         return None if first is None else float(first[1][0])
 
     def _head(self, expert: ExpertId) -> Request | None:

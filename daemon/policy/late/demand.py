@@ -3,12 +3,13 @@
 See docs/how-it-schedules.md.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from daemon.policy.discipline import Evict, Want
 from daemon.policy.late.balance import Balance, Pace
 from daemon.policy.late.deadlines import Deadlines
-from daemon.policy.late.groups import Group, Groups
+from daemon.policy.late.groups import Group, Groups, Shelf
 from daemon.policy.presets import Preset, Tuning
 from daemon.policy.request import ExecutorId, PoolId, Request
 from daemon.policy.residency import SHARE_UNITS, Residency
@@ -20,24 +21,30 @@ LOOK_PAST = 4
 WORTH_EVICTING = 0.5
 #: Seconds of waiting that a full batch is worth when an executor chooses.
 FULL_BATCH_S = 12.0
+#: Seconds of waiting that each queued image is worth when the loader chooses while executors run out of work.
+IMAGE_S = 0.2
 #: Loads for due groups per ordinary load: they may evict an expert that others wait for.
 DUE_SHARE = 0.1
 
 
 class DemandTable:
-    """Groups by expert. The group that has waited longest is read first; executors also count full batches."""
+    """Groups by expert. Loader and executors rank them by waiting, and count images too: see `_reads` and `_choose`."""
 
     def __init__(self, residency: Residency, deadlines: Deadlines, pace: Pace, preset: Preset, tuning: Tuning) -> None:
         self._residency = residency
         self._deadlines = deadlines
         self._in_flight = preset.loads_in_flight
+        self._executor_counts = Counter(facts.pool for facts in residency.executors.values())
         processors = {facts.processor for facts in residency.pools.values()}
         # Where a GPU and a CPU share the work, small batches cost more than the memory gains.
         self._makes_room = preset.makes_room and not {"gpu", "cpu"} <= processors
+        self._several_hosts = len({facts.host for facts in residency.pools.values()}) > 1
         self._max_wait_s = tuning.max_wait_s
         self._margin_s = tuning.deadline_margin_s
         self._groups = Groups(residency, foresight=preset.foresight, max_lead_s=2 * tuning.max_wait_s)
         self._balance = Balance(residency, self._groups, pace, balances=preset.balances)
+        #: Batches that have ended on each PC.
+        self._ended: Counter[str] = Counter()
         #: True for pools that should load an expert and cannot, because every resident is wanted.
         self._blocked = dict.fromkeys(residency.pools, False)
         #: Loads that due groups may still cause in each pool.
@@ -60,7 +67,8 @@ class DemandTable:
         near = self._deadlines.nearest(group.expert, now + self._margin_s, bound)
         return self._groups.take(group, near, bound, now)
 
-    def ended(self, _executor: ExecutorId, expert: ExpertId, count: int) -> None:
+    def ended(self, executor: ExecutorId, expert: ExpertId, count: int) -> None:
+        self._ended[self._groups.shelves[self._residency.executors[executor].pool].host] += 1
         self._groups.ended(expert, count)
 
     def moved(self, expert: ExpertId) -> None:
@@ -72,6 +80,7 @@ class DemandTable:
         groups, residency = self._groups, self._residency
         groups.settle()
         shelf, ledger = groups.shelves[pool], residency.ledgers[pool]
+        shelf.changes_seen = self._changes(shelf)
         copying = residency.copying[pool]
         room_bytes = ledger.free_bytes + shelf.unwanted_bytes
         # Nothing to run and no load under way: the residents are kept only for requests that have not arrived.
@@ -96,6 +105,16 @@ class DemandTable:
             largest = self._balance.to_help(pool)
             if largest is not None:
                 yield Want(largest, "demand", "unwanted")
+        if self._several_hosts and not shelf.is_ram and not beside_gpu:
+            yield from self._shares(pool, now)
+
+    def may_want(self, pool: PoolId) -> bool:
+        """Return False if nothing has changed on the pool's PC, and no expert has moved, since `wants` was called.
+
+        Always True if there is only one PC, and for a pool that lacks work.
+        """
+        shelf = self._groups.shelves[pool]
+        return not self._several_hosts or self._lacks_work(pool) or shelf.changes_seen != self._changes(shelf)
 
     def granted(self, want: Want, pool: PoolId) -> None:
         change = -1.0 if want.is_due else DUE_SHARE
@@ -127,6 +146,13 @@ class DemandTable:
 
     def check(self) -> None:
         self._groups.check()
+
+    def _lacks_work(self, pool: PoolId) -> bool:
+        """Return True if `pool` has fewer groups to compute than executors."""
+        return len(self._groups.shelves[pool].ready) < self._executor_counts[pool]
+
+    def _changes(self, shelf: Shelf) -> int:
+        return self._groups.moves + self._ended[shelf.host] + self._residency.room_changes
 
     # Choosing
 
@@ -163,9 +189,18 @@ class DemandTable:
         return since_s if latest_s is None else min(since_s, latest_s - self._margin_s - self._max_wait_s)
 
     def _reads(self, pool: PoolId, now: float, room_bytes: int, *, is_idle: bool, expected: bool) -> Iterator[Want]:
-        """Yield the groups whose expert is nowhere, the oldest request first, then those that are `expected`."""
+        """Yield the groups whose expert is nowhere, the longest waiting first, then those that are `expected`.
+
+        While fewer groups are ready than the pool has executors, each image counts as `IMAGE_S` more of waiting.
+        """
+        host = self._groups.shelves[pool].host
+        absent: Iterable[Group] = self._groups.absent
+        if self._several_hosts:
+            absent = [group for group in absent if group.is_read_by(host)]
+        if self._lacks_work(pool):
+            absent = sorted(absent, key=lambda group: (group.since_s - IMAGE_S * len(group.requests), group.since_id))
         looked_past = 0
-        for group in self._groups.absent:
+        for group in absent:
             if looked_past >= LOOK_PAST:
                 return
             if not self._may_come(pool, group, None if is_idle else room_bytes, now):
@@ -175,7 +210,7 @@ class DemandTable:
             yield Want(group.expert, "demand", "any" if is_idle else "unwanted")
         if not expected or (is_idle and self._groups.queued):
             return  # requests that preliminaries will send can wait until one of them has begun
-        for group in self._groups.most_expected():
+        for group in self._groups.most_expected(host):
             if looked_past >= LOOK_PAST:
                 return
             looked_past += self._may_come(pool, group, None, now)
@@ -185,13 +220,14 @@ class DemandTable:
 
     def _copies(self, pool: PoolId, room_bytes: int, now: float, *, is_idle: bool) -> Iterator[Want]:
         """Yield experts that only host memory has: all staged ones; of the CPU's, those it outgrew, or any if idle."""
-        for group in self._groups.most_staged(LOOK_PAST):
+        shelf = self._groups.shelves[pool]
+        for group in self._groups.most_staged(LOOK_PAST, shelf.host):
             makes_place = is_idle and bool(group.requests)
             if self._may_come(pool, group, None if makes_place else room_bytes, now):
                 cause = "demand" if group.requests else "prefetch"
                 yield Want(group.expert, cause, "any" if makes_place else "unwanted")
-        has_work = bool(self._groups.shelves[pool].ready)
-        for group in self._groups.most_copyable(LOOK_PAST, self._balance.takeover if has_work else 0):
+        has_work = bool(shelf.ready)
+        for group in self._groups.most_copyable(LOOK_PAST, self._balance.takeover if has_work else 0, shelf.host):
             is_worth = self._balance.outgrown(group) or (
                 not has_work and self._residency.source_for(pool, group.expert) is not None
             )
@@ -200,11 +236,38 @@ class DemandTable:
             if self._may_come(pool, group, room_bytes, now):
                 yield Want(group.expert, "demand", "unwanted")
 
+    def _shares(self, pool: PoolId, now: float) -> Iterator[Want]:
+        """Yield experts of other PCs if executors of this pool lack work and nothing is loading.
+
+        From a PC that is behind one that it has; from PCs where every resident is wanted one that they cannot read now.
+        """
+        if not self._lacks_work(pool) or self._residency.ledgers[pool].loading_count > 0:
+            return
+        expert = self._balance.to_share(pool)
+        if expert is not None:
+            yield Want(expert, "demand", "unwanted")
+        host = self._groups.shelves[pool].host
+        can_read = {self._groups.shelves[other].host for other, blocked in self._blocked.items() if not blocked}
+        for group in self._groups.absent:
+            may_read = not group.is_read_by(host) and can_read.isdisjoint(group.readers)
+            if may_read and self._may_come(pool, group, None, now):
+                yield Want(group.expert, "demand", "unwanted")
+
     def _may_come(self, pool: PoolId, group: Group, room_bytes: int | None, now: float) -> bool:
         """Return True if `pool` may load the group's expert into `room_bytes`; None: others are evicted for it."""
         residency, expert = self._residency, group.expert
         fits = room_bytes is None or residency.bytes_of(expert) <= room_bytes
-        return fits and residency.takes(pool, expert) and not residency.has_failed(expert, now)
+        return (
+            fits
+            and residency.takes(pool, expert)
+            and not residency.has_failed(expert, now)
+            and self._is_near(pool, group)
+        )
+
+    def _is_near(self, pool: PoolId, group: Group) -> bool:
+        """Return True unless only the host memory of other PCs has the group's expert."""
+        host = self._groups.shelves[pool].host
+        return not group.staged or any(shelf.host == host for shelf, _ in group.homes)
 
     def _due(self, pool: PoolId, now: float, *, staged: bool = False) -> Iterator[Want]:
         """Yield the most urgent group that waits for memory and is due, by its oldest request or by a deadline."""

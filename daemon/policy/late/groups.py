@@ -36,12 +36,18 @@ class Group:
     staged: bool = False
     #: True if the CPU holds it, and no GPU holds or loads it.
     copyable: bool = False
+    #: The PCs that have read the expert (`Residency.readers`).
+    readers: dict[str, None] = field(default_factory=dict[str, None])
     #: Seconds of a load from disk.
     read_s: float = 0.0
 
     @property
     def demand(self) -> int:
         return len(self.requests) * SHARE_UNITS + self.promised
+
+    def is_read_by(self, host: str) -> bool:
+        """Return True if no PC has read the expert yet, or if `host` has and so need not load it over the network."""
+        return not self.readers or host in self.readers
 
     def age(self) -> tuple[float, int]:
         """Rank by waiting, the longest first."""
@@ -68,9 +74,12 @@ class Shelf:
 
     is_gpu: bool
     is_ram: bool
+    host: str
     residents: dict[ExpertId, Home] = field(default_factory=dict[ExpertId, Home])
     ready: dict[ExpertId, Home] = field(default_factory=dict[ExpertId, Home])
     unwanted_bytes: int = 0
+    #: The count of changes (DemandTable._changes) when the pool was last asked for loads.
+    changes_seen: int = -1
 
 
 class Waiting:
@@ -117,12 +126,15 @@ class Groups:
         #: The device whose disk loads the backlog of reads is counted in.
         self._reader = devices.get("gpu") or devices.get("cpu")
         self.shelves = {
-            pool: Shelf(facts.processor == "gpu", facts.processor == "ram") for pool, facts in residency.pools.items()
+            pool: Shelf(facts.processor == "gpu", facts.processor == "ram", facts.host)
+            for pool, facts in residency.pools.items()
         }
         self.absent, self.staged = Waiting(), Waiting()
         #: Groups without requests whose preliminaries will send some: of experts that are absent, or staged.
         self.expected: dict[ExpertId, Group] = {}
         self.queued = self.gpu_queued = self.cpu_queued = 0
+        #: How often experts changed places, and groups began to wait for memory.
+        self.moves = 0
         #: The residency's `room_changes` when the groups were last updated.
         self._room_changes = residency.room_changes
 
@@ -202,8 +214,10 @@ class Groups:
             if not shelf.is_ram:
                 shelf.ready[group.expert] = home
         if group.absent:
+            self.moves += 1
             self.absent.add(group, is_newest=True)
         elif group.staged:
+            self.moves += 1
             self.staged.add(group, is_newest=True)
 
     def _left(self, group: Group) -> None:
@@ -226,6 +240,7 @@ class Groups:
                 shelf.unwanted_bytes -= home.weights_bytes if wanted else -home.weights_bytes
         if not group.requests:
             if wanted and group.absent:
+                self.moves += 1
                 self.expected[group.expert] = group
             else:
                 self.expected.pop(group.expert, None)
@@ -277,6 +292,7 @@ class Groups:
 
     def _place(self, group: Group) -> None:
         """Find the pools that hold the group's expert, and correct every sum and list that depends on them."""
+        self.moves += 1
         residency, expert, queued = self._residency, group.expert, len(group.requests)
         wanted = queued > 0 or group.promised > 0
         for shelf, home in group.homes:
@@ -294,6 +310,7 @@ class Groups:
         group.on_cpu = any(not shelf.is_gpu and not shelf.is_ram for _, shelf in shelves)
         on_host = any(not shelf.is_gpu for _, shelf in shelves)
         usage, weights_bytes = residency.usage(expert), residency.bytes_of(expert)
+        group.readers = residency.readers.get(expert, {})
         group.homes = tuple(
             (
                 shelf,
@@ -340,21 +357,22 @@ class Groups:
             return iter(self.staged)
         return iter(self.absent) if not self.staged else iter(sorted([*self.absent, *self.staged], key=Group.age))
 
-    def most_expected(self) -> list[Group]:
-        return sorted(self.expected.values(), key=_by_demand)
+    def most_expected(self, host: str) -> list[Group]:
+        return sorted((group for group in self.expected.values() if group.is_read_by(host)), key=_by_demand)
 
-    def most_staged(self, count: int) -> list[Group]:
-        """Return at most `count` staged groups, those with the most demand first."""
-        ram = next((shelf for shelf in self.shelves.values() if shelf.is_ram), None)
-        if ram is None:
-            return []
-        return sorted((group for group in self if group.staged and group.demand), key=_by_demand)[:count]
+    def of_host(self, host: str) -> Iterator[Shelf]:
+        return (shelf for shelf in self.shelves.values() if shelf.host == host)
 
-    def most_copyable(self, count: int, more_than: int) -> Iterator[Group]:
-        """Yield at most `count` groups that only the CPU can run, with over `more_than` requests, the largest first."""
+    def most_staged(self, count: int, host: str) -> list[Group]:
+        """Return at most `count` staged groups of a PC, those with the most demand first."""
+        homes = (home for shelf in self.of_host(host) if shelf.is_ram for home in shelf.residents.values())
+        return sorted((home.group for home in homes if home.group.staged and home.group.demand), key=_by_demand)[:count]
+
+    def most_copyable(self, count: int, more_than: int, host: str) -> Iterator[Group]:
+        """Yield at most `count` groups of over `more_than` requests that only a PC's CPU can run, the largest first."""
         groups = [
             home.group
-            for shelf in self.shelves.values()
+            for shelf in self.of_host(host)
             if not shelf.is_gpu
             for home in shelf.ready.values()
             if len(home.group.requests) > more_than and home.group.copyable

@@ -28,12 +28,6 @@ class QueuedGroup:
     first: int = 0
     holes: set[RequestId] | None = None
 
-    def add(self, request: Request) -> None:
-        if self.holes is not None and request.request_id in self.holes:
-            self.fill_holes()
-        self.requests.append(request)
-        self.size += 1
-
     def discard(self, request: Request) -> None:
         if self.holes is None:
             self.holes = set()
@@ -68,8 +62,7 @@ class Queue:
 
     def missing(self) -> ExpertId | None:
         """Return the expert that an idle executor needs next and does not have."""
-        head = self.head
-        if head is None or self.running is not None or self.ledger.holds(head.expert):
+        if self.running is not None or (head := self.head) is None or self.ledger.holds(head.expert):
             return None
         return head.expert
 

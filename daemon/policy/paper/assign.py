@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from daemon.policy.paper.arrange import Queue, QueuedGroup
 from daemon.policy.paper.cost import Costs
 from daemon.policy.presets import Preset
-from daemon.policy.request import RAM, ExecutorFacts, PoolFacts, PoolId
+from daemon.policy.request import ExecutorFacts, PoolFacts, PoolId
 from daemon.policy.residency import Residency
 from experts.spec import ExpertId
 
@@ -15,7 +15,7 @@ from experts.spec import ExpertId
 def partition(
     pools: Sequence[PoolFacts], executors: Sequence[ExecutorFacts], preset: Preset
 ) -> tuple[tuple[PoolFacts, ...], tuple[ExecutorFacts, ...]]:
-    """Return the pools and executors that a preset makes of a machine's devices; the RAM tier stays one pool.
+    """Return the pools and executors that a preset makes of a machine's devices; a RAM tier stays one pool.
 
     A GPU's executors come first. Where each executor has its own pool, the device's memory is cut into equal shares and
     a pool is named as its executor is. A machine that was partitioned before stays as it is.
@@ -28,7 +28,7 @@ def partition(
     for facts in pools:
         mine = [executor for executor in used if executor.pool == facts.pool]
         bound = facts.max_batch if preset.batch_bound is None else preset.batch_bound
-        if facts.pool == RAM:
+        if facts.processor == "ram":
             divided.append(facts)
         elif not mine:
             continue
@@ -86,10 +86,6 @@ class Candidates:
         from_disk_ns = first_ns + cost.disk_ns
         from_ram_ns = from_disk_ns if cost.ram_ns is None else first_ns + cost.ram_ns
         return Candidate(queue, queue.newest, queue.ledger.is_ready, cost.each_ns, first_ns, from_ram_ns, from_disk_ns)
-
-
-class Assigner(Protocol):
-    def choose(self, expert: ExpertId, /) -> Queue: ...
 
 
 class RoundRobin:

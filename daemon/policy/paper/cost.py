@@ -53,7 +53,7 @@ class Costs:
             return Cost(0, 0, 0, None)
         facts_of_pool = self._residency.pools[pool]
         row = self._residency.matrix.of(facts_of_pool.device, facts.architecture)
-        has_copies = facts_of_pool.processor == "gpu" and row.ram_s is not None
+        has_copies = facts_of_pool.processor == "gpu" and not facts_of_pool.host and row.ram_s is not None
         return Cost(
             each_ns=round(row.k_s * NS_PER_S),
             start_ns=round(row.b_s * NS_PER_S),

@@ -72,16 +72,16 @@ class TwoStages(FirstInFirstOut):
         self.rebuild()
 
     def victims(self, pool: PoolId) -> Iterable[ExpertId]:
-        ledger, residency = self._residency.ledgers[pool], self._residency
-        residents, places = ledger.resident, self._places
+        residents, places = dict.fromkeys(self._residency.ledgers[pool].resident), self._places
         # Experts that left the catalog have no reason to stay.
         yield from [expert for expert in residents if expert not in places]
+        preliminaries, bytes_of = self._preliminaries, self._residency.bytes_of
         first = [
             expert
             for expert in residents
-            if expert in self._preliminaries and not any(map(ledger.is_ready, self._preliminaries[expert]))
+            if expert in preliminaries and residents.keys().isdisjoint(preliminaries[expert])
         ]
-        yield from sorted(first, key=lambda expert: (-residency.bytes_of(expert), expert))
+        yield from sorted(first, key=lambda expert: (-bytes_of(expert), expert))
         yield from sorted([expert for expert in residents if expert in places], key=places.__getitem__)
 
     def rebuild(self) -> None:

@@ -41,7 +41,6 @@ class ExecutorQueues:
         self._order = ORDERS[preset.evict](residency, [queue.pool for queue in everyone])
         self._tier = RamTier(residency, everyone, self._order, self._costs)
         self._groups: dict[RequestId, QueuedGroup] = {}
-        self._counts: dict[ExpertId, int] = {}
         #: Loads under way, to notice those that fail.
         self._coming: dict[tuple[PoolId, ExpertId], None] = {}
         #: The queue that ended a batch last: the next steps of its images arrive right after that report.
@@ -53,7 +52,6 @@ class ExecutorQueues:
 
     def add(self, request: Request) -> None:
         expert = request.expert
-        self._counts[expert] = self._counts.get(expert, 0) + 1
         if self._chain_first and request.step > 0 and self._ended_last is not None:
             queue = self._ended_last
             if self._residency.takes(queue.pool, expert):
@@ -63,17 +61,18 @@ class ExecutorQueues:
         self._put(request, self._join(queue, expert) or self._open(queue, expert))
 
     def discard(self, request: Request) -> None:
-        self._counts[request.expert] -= 1
         self._remove(request)
 
     def take(self, executor: ExecutorId, _now: float) -> tuple[Request, ...]:
-        self._settle()
+        if self._room_changes != self._residency.room_changes:
+            self.rebuild()
         queue = self._queues[executor]
         group = queue.head
         if group is None:
             return ()
         expert, pool = group.expert, queue.pool
-        if not self._residency.can_run(pool, expert) or expert in self._residency.draining[pool]:
+        residency = self._residency
+        if not queue.ledger.is_ready(expert) or expert in residency.leaving[pool] or expert in residency.draining[pool]:
             return ()
         batch = _cut(group, self._residency.max_batch(pool, expert))
         queue.work_ns -= group.overhead_ns
@@ -85,7 +84,6 @@ class ExecutorQueues:
             queue.close(group)
         for request in batch:
             del self._groups[request.request_id]
-        self._counts[expert] -= len(batch)
         self._order.used(pool, expert)
         self._tier.moved(expert)
         if self._ended_last is queue:
@@ -114,7 +112,9 @@ class ExecutorQueues:
                     self._move_home(coming, pool)
 
     def wants(self, pool: PoolId, _now: float) -> Iterable[Want]:
-        self._settle()
+        # Assign anew where budgets, pins or refusals have changed, before any pool is asked what it wants.
+        if self._room_changes != self._residency.room_changes:
+            self.rebuild()
         if pool == RAM:
             return self._tier.wants()
         if self._residency.ledgers[pool].loading_count:
@@ -126,6 +126,9 @@ class ExecutorQueues:
             and not self._residency.is_refused(pool, expert)
             and not self._tier.delays(queue, expert)
         ]
+
+    def may_want(self, _pool: PoolId) -> bool:
+        return True
 
     def granted(self, want: Want, pool: PoolId) -> None:
         self._coming[pool, want.expert] = None
@@ -148,7 +151,11 @@ class ExecutorQueues:
         )
 
     def queued(self) -> dict[ExpertId, int]:
-        return {expert: count for expert, count in self._counts.items() if count}
+        counts: dict[ExpertId, int] = {}
+        for queue in self._queues.values():
+            for group in queue.groups:
+                counts[group.expert] = counts.get(group.expert, 0) + group.size
+        return counts
 
     def next_turn_s(self, _now: float) -> float | None:
         return None
@@ -198,7 +205,10 @@ class ExecutorQueues:
     # Parts
 
     def _put(self, request: Request, group: QueuedGroup) -> None:
-        group.add(request)
+        if group.holes is not None and request.request_id in group.holes:
+            group.fill_holes()
+        group.requests.append(request)
+        group.size += 1
         group.queue.work_ns += group.cost.each_ns
         self._groups[request.request_id] = group
 
@@ -233,11 +243,6 @@ class ExecutorQueues:
                     self._remove(request)
                     home = min(homes, key=lambda queue: queue.work_ns)
                     self._put(request, self._join(home, expert) or self._open(home, expert))
-
-    def _settle(self) -> None:
-        """Assign anew where budgets, pins or refusals have changed, before any pool is asked what it wants."""
-        if self._room_changes != self._residency.room_changes:
-            self.rebuild()
 
 
 def _cut(group: QueuedGroup, limit: int) -> tuple[Request, ...]:

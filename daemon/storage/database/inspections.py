@@ -181,16 +181,22 @@ class GoodExamples:
 
     Chosen at their verdict, in the writer's thread. To copy every pass would cost the line more than they are worth: a
     component's examples are renewed once a minute at most. Only what was kept as an example goes for a newer one:
-    passes that an earlier `retention.keep` kept stay as long as the other settings say.
+    passes that an earlier `retention.keep` kept stay as long as the other settings say. Apart from these, the share
+    `sample` of all passes is kept to train with, chosen by the bytes of the image, and stays as those do.
     """
 
-    def __init__(self, connection: Connection, count: int) -> None:
-        self._count = count
+    def __init__(self, connection: Connection, count: int, sample: float = 0.0) -> None:
+        self._count, self._sample = count, sample
         self._ids: dict[str, list[int]] = newest_passes(connection, count) if count else {}
         self._renewed_s: dict[str, float] = {}
 
-    def choose(self, component: str, inspection_id: int, now_s: float) -> bool:
-        """Return True if the picture of this pass is to be kept: some are missing, or the newest is a minute old."""
+    def _is_sampled(self, sha256: str) -> bool:
+        return int(sha256[:12], 16) < self._sample * 16**12
+
+    def choose(self, component: str, inspection_id: int, sha256: str, now_s: float) -> bool:
+        """Return True to keep the picture of this pass: sampled, or some are missing, or the newest is a minute old."""
+        if self._is_sampled(sha256):
+            return True
         ids = self._ids.get(component, [])
         is_due = len(ids) < self._count or now_s - self._renewed_s.get(component, -_RENEW_S) >= _RENEW_S
         if not self._count or not is_due:
@@ -209,16 +215,16 @@ class GoodExamples:
         table = inspections.c
         is_waiting = exists().where(pending.c.inspection_id == table.inspection_id)
         is_reviewed = exists().where(reviews.c.inspection_id == table.inspection_id)
-        query = select(table.inspection_id, table.image_path, is_waiting, is_reviewed)
+        query = select(table.inspection_id, table.image_path, is_waiting, is_reviewed, table.image_sha256)
         query = query.where(table.inspection_id.in_([one for one, _ in extra]))
         rows = {row[0]: row for row in tx.connection.execute(query)}
         paths: dict[int, str] = {}
         for one, ids in extra:
-            _, path, waits, reviewed = rows.get(one, (one, None, False, False))
+            _, path, waits, reviewed, sha256 = rows.get(one, (one, None, False, False, "f" * 64))
             if waits:
                 continue  # its copy is under way: next time
             ids.remove(one)
-            if path is not None and not reviewed:
+            if path is not None and not reviewed and not self._is_sampled(sha256):
                 paths[one] = path
         tx.connection.execute(update(inspections).where(table.inspection_id.in_(paths)).values(image_path=None))
         return list(paths.values())
@@ -322,7 +328,7 @@ class ResultsBatch:
         for stage in outcome.stages:
             self._note_expert(stage)
         is_example = outcome.verdict == "pass" and self._examples.choose(
-            row["component"], row["inspection_id"], tx.now_s
+            row["component"], row["inspection_id"], row["image_sha256"], tx.now_s
         )
         if is_example or outcome.verdict in self._keep:  # the bytes stay in the journal until they are copied
             self._to_keep.append(row["inspection_id"])

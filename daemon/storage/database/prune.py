@@ -19,6 +19,7 @@ from daemon.storage.database.schema import (
     recipes,
     reviews,
     rules_versions,
+    shadow_answers,
     stages,
     stream_position,
 )
@@ -135,7 +136,7 @@ def forget_boards(tx: Transaction, board_ids: Sequence[int], old: AgeLimit) -> P
     ).all()
     ids = [row.inspection_id for row in images]
     for chunk in chunks(ids):
-        for table in (detections, stages, inspections):
+        for table in (detections, stages, shadow_answers, inspections):
             tx.connection.execute(delete(table).where(table.c.inspection_id.in_(chunk)))
     tx.connection.execute(delete(boards).where(boards.c.board_id.in_(going)))
     _count_pruned(tx, len(ids) + len(going))

@@ -17,6 +17,7 @@ from daemon.storage.database.schema import (
     detections,
     generations,
     inspections,
+    pending,
     reviews,
     stages,
     stream_position,
@@ -58,6 +59,16 @@ class ResultsReader:
         row = self._find_text.first(of_source=source, of_request=request_id)
         return as_sent(row) if row is not None else None
 
+    def kept_copy(self, inspection_id: int) -> tuple[str | None, bool]:
+        """Return the `image_path` of an image's copy, and True if one is still to be made."""
+        table = inspections.c
+        query = select(table.image_path, pending.c.task).outerjoin_from(
+            inspections, pending, pending.c.inspection_id == table.inspection_id
+        )
+        with self._engine.connect() as connection:
+            row = connection.execute(query.where(table.inspection_id == inspection_id)).first()
+        return (None, False) if row is None else (row.image_path, row.task is not None)
+
     def open_rules(self, board_type: str, serial: str, attempt: int | None) -> str | None:
         """Return the rules version of the board's newest (or named) attempt while that is open."""
         table = boards.c
@@ -67,6 +78,12 @@ class ResultsReader:
         with self._engine.connect() as connection:
             row = connection.execute(query.order_by(table.attempt.desc()).limit(1)).one_or_none()
         return None if row is None or row.verdict is not None else row.rules_version
+
+    def open_boards(self) -> int:
+        """Return the number of board attempts that are not closed."""
+        with self._engine.connect() as connection:
+            query = select(func.count()).select_from(boards).where(boards.c.verdict.is_(None))
+            return connection.execute(query).scalar_one()
 
     def rules_in_use(self) -> set[str]:
         """Return the rules versions of open attempts, and of images without a verdict."""
@@ -103,6 +120,16 @@ class ResultsReader:
             "more": len(messages) > limit,
             "oldest_seq": oldest_seq,
         }
+
+    def at(self, seq: int) -> str | None:
+        """Return the time of the message with that number, None if it does not exist (any more)."""
+        items = self.results_since(seq - 1, 1)["items"]
+        return items[0]["at"] if items and items[0]["seq"] == seq else None
+
+    def before_oldest(self) -> int:
+        """Return the `seq` before the first message that is kept."""
+        oldest = self.results_since(0, 1)["oldest_seq"]
+        return self.last_seq() if oldest is None else oldest - 1
 
     def board_states(self, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the closed board with its `final_verdict` for each of `items` that reviews its newest attempt."""

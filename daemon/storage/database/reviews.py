@@ -3,7 +3,7 @@
 The newest row of an image, or of an attempt as a whole, counts, in the order of `review_id`, which no clock spoils.
 A decision names the row that its reviewer saw last, so that no decision is overruled unseen. Undoing appends a row as
 well: the decision before the undone one with its reviewer's name, or the line's own verdict, by `daemon`, if there was
-none. The note says what was undone and by whom.
+none. The note says what was undone and by whom. Boxes that people drew belong to the decision that they came with.
 
 The second half counts the outcomes of each expert version's answers, for `coserve experts` and the dashboard.
 """
@@ -35,6 +35,7 @@ from daemon.storage.database.rows import review_message
 from daemon.storage.database.schema import (
     FINAL_BOARDS,
     boards,
+    drawn_boxes,
     expert_settings,
     expert_versions,
     inspections,
@@ -51,8 +52,17 @@ WAITING = ("review", "fail", "unknown")
 DAEMON = "daemon"
 #: Recent confidences are taken from the newest images only; of a rare expert fewer answers are among them.
 RECENT_IMAGES = 100_000
+#: Changes against reviewers: corrections that would no longer be needed, and new ones that would.
+EFFECTS = {
+    "false_calls_gone": "false calls that would go",
+    "escapes_caught": "escapes that would be caught",
+    "new_false_calls": "reviewers' passes that would fail",
+    "new_escapes": "reviewers' fails that would pass",
+}
 #: What gave an answer: expert, version, settings (None in rows from before these were recorded).
 VersionKey = tuple[str, str, str | None]
+#: A label, and x1, y1, x2, y2 in pixels of the image.
+DrawnBox = tuple[str, float, float, float, float]
 _VERSION_KEY = (stages.c.expert, stages.c.expert_version, stages.c.expert_settings)
 
 _UNDO = re.compile(r"(?:undecided again: )?undo of review ([0-9]{1,19}) by (.+)")
@@ -112,6 +122,7 @@ class ReviewDecision:
     defect: str | None = None
     note: str | None = None
     board_id: int | None = None
+    boxes: tuple[DrawnBox, ...] = ()
 
     @property
     def subject(self) -> str:
@@ -150,7 +161,7 @@ def append(tx: Transaction, wanted: ReviewDecision) -> tuple[Review, Published |
     subject = _subject(tx.connection, wanted)
     past = history(tx.connection, wanted.inspection_id, wanted.board_id)
     newest = past[-1] if past else None
-    if newest is not None and _is_repeated(wanted, newest, past[-2].review_id if len(past) > 1 else None):
+    if newest is not None and _is_repeated(tx.connection, wanted, past):
         return newest, None
     if wanted.newest != (newest.review_id if newest else None):
         seen = newest or f"{wanted.subject} has no review {wanted.newest}"
@@ -167,6 +178,9 @@ def append(tx: Transaction, wanted: ReviewDecision) -> tuple[Review, Published |
     row["board_verdict"] = tx.connection.execute(final).scalar()
     changed = update(reviews).where(reviews.c.review_id == row["review_id"])
     tx.connection.execute(changed.values(board_verdict=row["board_verdict"]))
+    names = drawn_boxes.c.keys()[1:]
+    if boxes := [dict(zip(names, (row["review_id"], *box), strict=True)) for box in wanted.boxes]:
+        tx.connection.execute(insert(drawn_boxes), boxes)
     return Review(**row), review_message({**subject, "undo_of": None, **row})
 
 
@@ -231,6 +245,22 @@ def stands() -> ColumnElement[bool]:
     undo = reviews.alias("undo")
     same = (undo.c.inspection_id == reviews.c.inspection_id) | (undo.c.board_id == reviews.c.board_id)
     return reviews.c.undo_of.is_(None) & ~exists().where(same, undo.c.undo_of == reviews.c.review_id)
+
+
+def counting_boxes(ids: Sequence[int]) -> Select[*tuple[Any, ...]]:
+    """Select the drawn boxes that count for these images: those of each image's newest decision that stands.
+
+    Rows have the columns of `drawn_boxes`, and `inspection_id`, `reviewer` and `at` of the decision. An image without
+    rows was not marked; with a person's `pass`, it has no defect to mark.
+    """
+    newest = select(func.max(reviews.c.review_id).label("review_id"))
+    newest = newest.where(reviews.c.inspection_id.in_(ids), stands()).group_by(reviews.c.inspection_id).subquery()
+    return (
+        select(drawn_boxes, reviews.c.inspection_id, reviews.c.reviewer, reviews.c.at)
+        .join_from(drawn_boxes, reviews, reviews.c.review_id == drawn_boxes.c.review_id)
+        .join(newest, newest.c.review_id == reviews.c.review_id)
+        .order_by(reviews.c.inspection_id, drawn_boxes.c.box_id)
+    )
 
 
 def newest_of_each() -> Subquery:
@@ -299,13 +329,16 @@ def _asked_again() -> Select[*tuple[Any, ...]]:
     return select(newest.c.inspection_id).where(is_image, newest.c.verdict == "review", is_newest(newest))
 
 
-def _is_repeated(wanted: ReviewDecision, newest: Review, before: int | None) -> bool:
-    """Return True if `newest` is the wanted row, written right after the one that its reviewer saw."""
+def _is_repeated(connection: Connection, wanted: ReviewDecision, past: list[Review]) -> bool:
+    """Return True if the newest row is the wanted one, written right after the one that its reviewer saw."""
+    newest, before = past[-1], past[-2].review_id if len(past) > 1 else None
     if newest.writer != wanted.reviewer or before != wanted.newest:
         return False
     if wanted.verdict is None:
         return newest.undo_of is not None
-    return (newest.verdict, newest.defect, newest.note) == (wanted.verdict, wanted.defect, wanted.note)
+    query = select(drawn_boxes).where(drawn_boxes.c.review_id == newest.review_id).order_by(drawn_boxes.c.box_id)
+    decision = (newest.verdict, newest.defect, newest.note, *(tuple(box)[2:] for box in connection.execute(query)))
+    return decision == (wanted.verdict, wanted.defect, wanted.note, *wanted.boxes)
 
 
 def _undoing(past: list[Review], wanted: ReviewDecision, verdict: str, defect: str | None) -> dict[str, Any]:
@@ -406,6 +439,19 @@ def answered_settings(connection: Connection) -> dict[tuple[str, str | None], st
     table = expert_settings.c
     rows = connection.execute(select(table.expert, table.expert_settings, table.settings))
     return {(expert, digest): settings for expert, digest, settings in rows if digest_of(settings) == digest}
+
+
+def effect_of(old: str, final: str | None, new: str) -> str | None:
+    """Return the key of EFFECTS of an image that people gave the verdict `final`, if its `old` one became `new`."""
+    if final == "pass" and old == "fail" and new == "pass":
+        return "false_calls_gone"
+    if final == "fail" and old == "pass" and new in ("fail", "review"):
+        return "escapes_caught"
+    if final == "pass" and old != "fail" and new == "fail":
+        return "new_false_calls"
+    if final == "fail" and old != "pass" and new == "pass":
+        return "new_escapes"
+    return None
 
 
 def confidences_statement(expert: str | None = None) -> Select[*tuple[Any, ...]]:

@@ -222,6 +222,31 @@ reviews = Table(
     sqlite_autoincrement=True,
 )
 
+#: Defects that people marked on an image in Review, in its pixels; they belong to the decision that they came with.
+drawn_boxes = Table(
+    "drawn_boxes",
+    metadata,
+    Column("box_id", _Big, primary_key=True),
+    Column("review_id", _Big, ForeignKey("reviews.review_id"), nullable=False, index=True),
+    Column("label", Text, nullable=False),
+    *_columns(_Real, "x1", "y1", "x2", "y2"),
+)
+
+#: Answers of versions in shadow. `outcome` is what the rules make of it at that step, `outcome_in_service` what they
+#: made of the answer of the version in service: pass, fail CODE, review, next STEP, or review, next STEP.
+shadow_answers = Table(
+    "shadow_answers",
+    metadata,
+    Column("inspection_id", _Big, ForeignKey("inspections.inspection_id"), primary_key=True),
+    *(Column(name, Text, primary_key=True) for name in ("expert", "expert_version")),
+    Column("step", Integer, nullable=False),
+    Column("label", Text),
+    Column("confidence", _Real),
+    *_columns(Text, "outcome", "outcome_in_service"),
+    Column("infer_ms", _Real, nullable=False),
+    Index(None, "expert", "expert_version", "inspection_id"),
+)
+
 generations = Table(
     "generations",
     metadata,

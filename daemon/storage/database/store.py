@@ -14,15 +14,7 @@ import structlog
 from sqlalchemy import Connection, Engine, Executable, bindparam, func, insert, select, update
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from daemon.records import (
-    Accepted,
-    AcceptedText,
-    Arrival,
-    ExpertSwitch,
-    JournalKey,
-    Outcome,
-    Published,
-)
+from daemon.records import Accepted, AcceptedText, Arrival, ExpertSwitch, JournalKey, Outcome, Published
 from daemon.storage.database import changes, generations, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
 from daemon.storage.database.connections import StoreError, open_for_writing
@@ -67,11 +59,12 @@ def _known(count: int) -> Executable:
     )
 
 
-def open_store(
+def open_store(  # noqa: PLR0913  app.py names each setting
     url: str,
     *,
     keep: Collection[Verdict] = KEEP,
     good_examples: int = 0,
+    sample: float = 0.0,
     expert_version: VersionOf = lambda _expert, _version: None,
     clock: Clock | None = None,
     busy_timeout_ms: int = 2000,
@@ -81,9 +74,9 @@ def open_store(
     """Open the database at `url`, and make or migrate it where that is due; StoreError says what to do otherwise.
 
     `expert_version(expert, version)` describes weights at their first verdict; `keep` are the verdicts whose images
-    stay, and `good_examples` passes of each component; `busy_timeout_ms` is the wait for another program's lock;
-    `tell` gets the progress of a long migration; `record` knows the results that the line gave out, and with it an
-    older or another database gets a new epoch.
+    stay, with `good_examples` passes of each component and the share `sample` of all; `busy_timeout_ms` is the wait for
+    another program's lock; `tell` gets the progress of a long migration; `record` knows the results that the line gave
+    out, and with it an older or another database gets a new epoch.
     """
     try:
         engine = open_for_writing(url, busy_timeout_ms)
@@ -93,7 +86,7 @@ def open_store(
         raise StoreError(f"cannot use {url}: {error}; name a file, for example sqlite:///inspection.db") from error
     try:
         migrate(engine, tell)
-        return Store(engine, frozenset(keep), good_examples, expert_version, clock or Clock(), record)
+        return Store(engine, frozenset(keep), good_examples, expert_version, clock or Clock(), record, sample)
     except SQLAlchemyError as error:
         engine.dispose()
         raise StoreError(f"cannot use the database at {engine.url.render_as_string()}: {error}") from error
@@ -182,6 +175,7 @@ class Store:
         expert_version: VersionOf,
         clock: Clock,
         record: EpochRecord | None = None,
+        sample: float = 0.0,
     ) -> None:
         #: For upkeep between two transactions, in the writer's thread (upkeep.py).
         self.engine = engine
@@ -198,7 +192,7 @@ class Store:
             for number, images in tx.connection.execute(select(segment, func.count()).group_by(segment)):
                 tx.segments[number] = images
             tx.due_added = _open_time_limits(tx)
-            self._examples = GoodExamples(tx.connection, 0 if "pass" in keep else good_examples)
+            self._examples = GoodExamples(tx.connection, 0 if "pass" in keep else good_examples, sample)
             #: 12 hex digits that name this history of results.
             self.epoch, is_new = _settle_epoch(tx, record)
         if record is not None and is_new:

@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from experts.ledger import Ledger
-from experts.memory import HostMemory, PinnedBudget
+from experts.memory import PinnedBudget
 from experts.moe.gating import ExpertKey
 from experts.moe.weights.expert_store import ExpertStore
 from experts.spec import ExpertId
@@ -55,7 +55,7 @@ class WeightTransfer:
 
     def fill(self, key: ExpertKey, place: SlotMemory) -> None:
         """Fill the slot. Raises ModelError; the slot is then empty."""
-        self._store.read(key, _memory(place).view)
+        self._store.read(key, place.host.view)
 
     def begin_use(self, place: SlotMemory, *, late: bool) -> None:
         """Order this thread's computing after the slot's fill; `late`: the thread has waited for it already."""
@@ -181,7 +181,7 @@ class PinnedTier:
             try:
                 if page.copied is not None:
                     synchronise(page.copied)  # the GPU may still be reading the page
-                self._store.read(key, _memory(page.place).view)
+                self._store.read(key, page.place.host.view)
             except BaseException:
                 self.ledger.abandon_load(_name(key))
                 self._spare.append(page)
@@ -239,7 +239,7 @@ class DeviceWeightTransfer(WeightTransfer):
     def fill(self, key: ExpertKey, place: SlotMemory) -> None:
         events = self._events[id(place)]
         page = self._tier.page(key, self._streams.synchronise)
-        page.copied = events.copied = self._streams.copy(place.buffer, _memory(page.place).tensor, events.computed)
+        page.copied = events.copied = self._streams.copy(place.buffer, page.place.host.tensor, events.computed)
         events.computed = None
 
     def begin_use(self, place: SlotMemory, *, late: bool) -> None:
@@ -256,9 +256,3 @@ class DeviceWeightTransfer(WeightTransfer):
 
 def _name(key: ExpertKey) -> ExpertId:
     return ExpertId(f"{key.layer}.{key.expert}")
-
-
-def _memory(place: SlotMemory) -> HostMemory:
-    if place.memory is None:
-        raise TypeError("this place is not in host memory")
-    return place.memory

@@ -9,13 +9,15 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from tests.bench.options import DeviceNames, chosen_devices
 from tools.terminal.console import console, errors, fail
-from tools.terminal.option_values import DeviceNames, chosen_devices, must_be_architecture, must_be_one_of
+from tools.terminal.option_values import JsonFile, must_be_architecture, must_be_one_of
 
 Name = TypeVar("Name", bound=str)
-#: Of the quick comparison: the values of ExpertRecipe, and images.
+#: Of the quick comparison: the values of ExpertRecipe, images, and memory as a share of the experts' bytes: two experts
+#: for each executor, so that one can be read while the other computes.
 _QUICK_RECIPE = (16, 2, "resnet18", "yolov8n", 128)
-_QUICK_REQUESTS = 100
+_QUICK_REQUESTS, _QUICK_MEMORY = 100, 0.25
 Folder = Annotated[Path | None, typer.Option("--dir", help="Where the experts are made once (~45 GB); a cache folder.")]
 
 
@@ -46,7 +48,7 @@ def bench_live(
     threads: Annotated[int, typer.Option(min=1, help="Processor threads of every side, over its executors.")] = 2,
     device: DeviceNames = None,
     record: Annotated[Path | None, typer.Option("--trace", help="Record our policies' runs into this folder.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Images per second of our policies and of what others would use: one memory budget, one disk, one trace.
 
@@ -68,10 +70,11 @@ def bench_live(
     recipe = ExpertRecipe(experts, detectors, classifier, detector, input_size)
     folder = folder or default_folder() / ("quick" if quick else "")
     if quick:
-        recipe, requests = ExpertRecipe(*_QUICK_RECIPE), _QUICK_REQUESTS
+        recipe, requests, memory = ExpertRecipe(*_QUICK_RECIPE), _QUICK_REQUESTS, _QUICK_MEMORY
         console.print(
-            f"quick: {recipe.classifiers} small experts instead of {experts}, {requests} images; ratios differ from"
-            " those of large experts, and only the usage-skewed trace is run where --traces names no other"
+            f"quick: {recipe.classifiers} small experts instead of {experts}, {requests} images, memory for"
+            f" {memory:.0%} of the bytes; ratios differ from those of large experts, and only the usage-skewed trace is"
+            " run where --traces names no other"
         )
     options = LiveOptions(folder, recipe, requests, memory, limit_s, executors, threads, window, chosen_devices(device))
     chosen_sides = chosen(sides, tuple(SIDES), "--sides") if sides else tuple(COMPARED)

@@ -2,7 +2,7 @@
 
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +20,9 @@ from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, device_of
 from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels
-from experts.spec import Answer
-from experts.vision.infer import infer
+from experts.errors import ExpertError
+from experts.spec import Answer, ExpertSpec, resident_in
+from experts.vision.infer import infer_each
 from experts.vision.preprocess import Prepared
 from experts.vision.slot import SlotPool
 from routing_rules.compile import compile_rules
@@ -81,7 +82,9 @@ class LiveEngine:
                     each,
                     pools[each.pool].slot,
                     self._read,
-                    _with_verdicts_of_the_trace(infer if side.loading == "slots" else pools[each.pool].forward),
+                    _with_verdicts_of_the_trace(
+                        infer_each if side.loading == "slots" else _of_one_expert(pools[each.pool].forward)
+                    ),
                     enter=lambda: torch.set_num_threads(threads),
                 )
                 for each in executor_facts
@@ -140,7 +143,7 @@ class LiveEngine:
             }
             return {name: ModelPool(loader) for name, loader in loaders.items()}
         shelf = bench_shelf(packs={facts.device for facts in pools} == {"cpu"})
-        for spec in self._specs.values():
+        for spec in resident_in(self._specs).values():
             accept_file(shelf, spec)
         return {facts.pool: SlotPool(facts.device, facts.budget_bytes, shelf, reader) for facts in pools}
 
@@ -201,15 +204,24 @@ def _result(
     )
 
 
-def _with_verdicts_of_the_trace(forward: Forward) -> Forward:
+ForwardEach = Callable[[Any, Sequence[Prepared], Sequence[ExpertSpec]], Sequence[Answer | ExpertError]]
+
+
+def _of_one_expert(forward: Forward) -> ForwardEach:
+    return lambda slot, prepared, _experts: forward(slot, prepared)
+
+
+def _with_verdicts_of_the_trace(forward: ForwardEach) -> ForwardEach:
     """The network computes; the label of a classifier's image is then the one that the image carries."""
 
-    def run(slot: Any, prepared: Sequence[Prepared]) -> list[Answer]:
-        answers = forward(slot, prepared)
+    def run(slot: Any, prepared: Sequence[Prepared], experts: Sequence[ExpertSpec]) -> Sequence[Answer | ExpertError]:
+        answers = forward(slot, prepared, experts)
         if slot.spec.task == "detect":
             return [Answer(None, None) for _ in answers]
         return [
-            replace(answer, label=LABELS[0] if goes_on(image.placement.width) else LABELS[1])
+            answer
+            if isinstance(answer, ExpertError)
+            else replace(answer, label=LABELS[0] if goes_on(image.placement.width) else LABELS[1])
             for answer, image in zip(answers, prepared, strict=True)
         ]
 

@@ -18,11 +18,12 @@ import yaml
 from torch import nn
 
 from experts.catalog import CatalogFile, resolve, write_catalog
-from experts.reading import DirectReader, FileReader
+from experts.reading import FileReader
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.architectures import ARCHITECTURES
 from experts.vision.networks import build_original, select_head
 from tests.bench.live.image_trace import LABELS
+from tests.experts.direct import DirectReader
 from tests.experts.paced import PacedReader
 from tools.camera.render import board_types, render_board
 from tools.training.expert_file import Form
@@ -39,6 +40,7 @@ _DEFECT_RATE = 0.08
 
 Disk = Literal["cold", "paced"]
 DISKS: tuple[Disk, ...] = ("cold", "paced")
+PLAIN = "float32"
 #: The paper's SATA SSD.
 PACED_BYTES_PER_S = 530e6
 
@@ -57,8 +59,8 @@ class ExpertRecipe:
     classifier: str = "resnet101"
     detector: str = "yolo11m"
     input_size: int = 128
-    #: Form of the slots' files (`coserve import --store`).
-    store: str = "float32"
+    #: Form of the slots' files (`coserve import --store`); ordinary files are made beside plain ones only.
+    store: str = PLAIN
 
     @property
     def classifier_names(self) -> list[str]:
@@ -93,7 +95,8 @@ def make_experts(folder: Path, recipe: ExpertRecipe, on_expert: Callable[[str], 
             report = import_model(
                 model, architecture, LABELS, recipe.input_size, folder, expert=name, images=pattern_images(1), form=form
             )
-            torch.save(model.state_dict(), ordinary_file(report.spec))
+            if recipe.store == PLAIN:
+                torch.save(model.state_dict(), ordinary_file(report.spec))
             entries[name] = report.entry
             on_expert(name)
     write_catalog(catalog, entries)

@@ -140,7 +140,9 @@ LIBRARIES = {
     "onnxruntime": Library("onnxruntime", ".ort", _compile_onnxruntime, OnnxRuntime),
 }
 #: The packages that a side needs, by library; ONNX is the form in which both compilers get a model.
-_PACKAGES = {"openvino": ("openvino", "onnx"), "onnxruntime": ("onnxruntime", "onnx"), "ray": ("ray",)}
+#: Ray Serve needs gRPC, which comes with ray[serve] and not with Ray alone.
+_PACKAGES = {"openvino": ("openvino", "onnx"), "onnxruntime": ("onnxruntime", "onnx"), "ray": ("ray", "grpc")}
+_COMES_WITH = {"grpc": "ray"}
 
 
 def library_versions() -> dict[str, str | None]:
@@ -152,9 +154,13 @@ def missing_library(name: str) -> str | None:
     """Return what to install before a library can be a side, None if it is all there."""
     for package in _PACKAGES.get(name, ()):
         if find_spec(package) is None:
-            wanted = next(line for line in _REQUIREMENTS.read_text().splitlines() if line.startswith(package))
-            return f"{package} is not installed: pip install '{wanted}'"
+            return f"{package} is not installed: pip install '{requirement(_COMES_WITH.get(package, package))}'"
     return None
+
+
+def requirement(package: str) -> str:
+    """Return the package with the version that benchmarks were run with, as pip takes it."""
+    return next(line for line in _REQUIREMENTS.read_text().splitlines() if line.startswith(package))
 
 
 class CompileWork(NamedTuple):

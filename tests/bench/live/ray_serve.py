@@ -113,6 +113,7 @@ def _inspector(serve: Any, work: SideInput) -> Any:
     models = _models_of_a_replica(work, largest_bytes)
     threads, disk, lock, device = work.threads_per_executor, work.disk, work.disk_lock, work.devices[0]
     loading, ongoing = side_of(work.side).loading, max(1, work.window // work.executors)
+    max_batch = side_of(work.side).max_batch or ongoing
 
     class Inspector:
         """One replica: an executor with its own models."""
@@ -135,7 +136,7 @@ def _inspector(serve: Any, work: SideInput) -> Any:
         async def replica(self) -> int:
             return os.getpid()
 
-        @serve.batch(max_batch_size=ongoing, batch_wait_timeout_s=_BATCH_WAIT_S)
+        @serve.batch(max_batch_size=max_batch, batch_wait_timeout_s=_BATCH_WAIT_S)
         async def answers(self, payloads: list[bytes]) -> list[ReplicaAnswer]:
             self.torch.set_num_threads(threads)
             expert = serve.get_multiplexed_model_id()

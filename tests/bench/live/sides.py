@@ -11,11 +11,11 @@ from typing import Literal, NamedTuple
 from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS
 from experts.memory import HostMemory
-from experts.reading import DirectReader
 from experts.spec import ArchitectureId, ExpertId, ExpertSpec
 from tests.bench.devices import bench_shelf
 from tests.bench.live.expert_files import (
     PACED_BYTES_PER_S,
+    PLAIN,
     Disk,
     ExpertRecipe,
     make_experts,
@@ -25,8 +25,9 @@ from tests.bench.live.expert_files import (
 from tests.bench.live.image_trace import ImageOrder, ImageTrace, make_trace, make_types
 from tests.bench.live.libraries import LIBRARIES, CompileWork, compile_all, missing_library
 from tests.bench.live.loading import Loading
+from tests.bench.loading import read_seconds
 from tests.bench.processes import OwnProcesses, RunError
-from tools.bench.loading import read_seconds
+from tests.experts.direct import DirectReader
 from tools.profile.measure import Bench, load_seconds
 from tools.profile.samples import Samples
 from tools.simulate.fit import fit_line, largest_useful_batch
@@ -38,13 +39,15 @@ class Side:
 
     `scheduler` is one of our policies by name, a server with one queue (server.py), or Ray Serve. A server's batches
     are of the requests at the head of its queue (`window` 1), of those within the window of all sides ("limited"), or
-    of all that wait (None). `max_batch` is less than the executors' where it is given.
+    of all that wait (None). `max_batch` is less than the executors' where it is given; `store` is the form of the files
+    (`coserve import --store`).
     """
 
     scheduler: str
     loading: Loading
     window: Literal["limited", 1] | None = "limited"
     max_batch: int | None = None
+    store: str = PLAIN
 
     @property
     def is_policy(self) -> bool:
@@ -61,7 +64,9 @@ class Side:
         return "ray" if self.scheduler == "ray" else self.loading
 
 
-SAMBA, PLUS = "samba", "coserve-plus"
+SAMBA, PLUS, THIN = "samba", "coserve-plus", "coserve-plus-int8"
+#: Ray Serve with batches as small as an executor's (tests/bench/cluster.py).
+RAY_OF_8 = "ray-slots-8"
 #: The sides that are compared, then those that show what each idea brings: slots, batching, scheduling.
 COMPARED: dict[str, Side] = {
     SAMBA: Side("server", "ordinary", window=1),
@@ -78,6 +83,7 @@ COMPARED: dict[str, Side] = {
     "slots-batching": Side("server", "slots"),
     "coserve": Side("coserve", "slots"),
     PLUS: Side(PLUS, "slots"),
+    THIN: Side(PLUS, "slots", store="int8"),
 }
 #: Each idea added to the one before, and each alone on the base.
 LADDER = (SAMBA, "samba-slots", "slots-batching", PLUS)
@@ -85,6 +91,7 @@ ALONE = {"slots": "samba-slots", "batching": "samba-batching", "scheduling": "sa
 #: The paper's other policies are run where they are asked for.
 SIDES: dict[str, Side] = {
     **COMPARED,
+    RAY_OF_8: Side("ray", "slots", max_batch=8),
     **{name: Side(name, "slots") for name in PRESETS if name not in COMPARED and not name.startswith("samba")},
 }
 
@@ -134,7 +141,7 @@ class LiveOptions:
 
 @dataclass(frozen=True, slots=True)
 class MachineCosts:
-    """Costs of a batch while all executors compute; `disk_s` in them is of the cold disk.
+    """Costs of a batch while all executors compute; `disk_s` in them is of plain files on the cold disk.
 
     `residuals` are the largest relative errors of the fits by architecture; `read_method` names how files were read.
     """
@@ -217,11 +224,11 @@ class SideResult:
 
 @dataclass(frozen=True, slots=True)
 class LiveSetup:
-    """Experts, pictures and measured costs."""
+    """Experts, pictures and measured costs. `catalogs` by the form of the files; `specs` are of plain ones."""
 
     options: LiveOptions
     scratch: Path
-    catalog: Path
+    catalogs: dict[str, Path]
     specs: dict[ExpertId, ExpertSpec]
     pictures: list[tuple[bytes, bytes]]
     costs: MachineCosts
@@ -245,11 +252,12 @@ class LiveSetup:
         return make_trace(types, order, self.options.requests, len(self.pictures), _SEED)
 
     def side_input(self, side: str, trace: ImageTrace, disk: Disk) -> SideInput:
-        slower = self.costs.cold_bytes_per_s / self.costs.bytes_per_s(disk)
+        bytes_per_s, catalog = self.costs.bytes_per_s(disk), self.catalogs[side_of(side).store]
+        read_bytes = {ArchitectureId(spec.layout): spec.read_bytes for spec in read_experts(catalog).values()}
         return SideInput(
             side=side,
             trace=trace,
-            catalog=self.catalog,
+            catalog=catalog,
             pictures=self.pictures,
             budgets=self.budgets,
             disk=disk,
@@ -257,7 +265,7 @@ class LiveSetup:
             disk_lock=self.scratch / "disk.lock",
             executors=self.options.executors,
             threads=self.options.threads,
-            costs=tuple(replace(row, disk_s=row.disk_s * slower) for row in self.costs.rows),
+            costs=tuple(replace(row, disk_s=read_bytes[row.architecture] / bytes_per_s) for row in self.costs.rows),
             window=self.options.window,
             # Others serve the popular experts first: only the whole trace shows how fast they are.
             enough_images=_ENOUGH_IMAGES if side_of(side).window == 1 else None,
@@ -278,7 +286,11 @@ def prepare(
     machine. Raises RunError.
     """
     processes = OwnProcesses(["tests.bench.live.preload"])
-    catalog = make_experts(options.folder.resolve(), options.recipe, lambda name: on_step(f"making {name}"))
+    folder, catalogs = options.folder.resolve(), dict[str, Path]()
+    for store in {PLAIN, *(side_of(side).store for side in sides)}:
+        recipe, place = replace(options.recipe, store=store), folder if store == PLAIN else folder / store
+        catalogs[store] = make_experts(place, recipe, lambda name: on_step(f"making {name}"))
+    catalog = catalogs[PLAIN]
     loadings = {side_of(side).loading for side in sides}
     libraries = tuple(name for name in LIBRARIES if name in loadings and missing_library(name) is None)
     if libraries:
@@ -288,7 +300,7 @@ def prepare(
     pictures = make_pictures(_PICTURES, _SEED)
     on_step("measuring this machine")
     costs = processes.call(_measure_costs, CostWork(catalog, pictures, options), _AROUND_A_RUN_S)
-    return LiveSetup(options, scratch, catalog, read_experts(catalog), pictures, costs, processes)
+    return LiveSetup(options, scratch, catalogs, read_experts(catalog), pictures, costs, processes)
 
 
 def run_side(work: SideInput) -> SideResult:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from daemon.dispatch.trace import replay
 from daemon.policy.matrix import Performance
-from experts.reading import CachedReader, DirectReader
+from experts.reading import CachedReader
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
@@ -38,8 +38,10 @@ from tests.bench.live.loading import KeptModules, Loader, Loading, loader_of
 from tests.bench.live.server import LruModels, RequestQueue, Waiting, run_server
 from tests.bench.live.sides import (
     COMPARED,
+    PLUS,
     SAMBA,
     SIDES,
+    THIN,
     LiveOptions,
     LiveSetup,
     MachineCosts,
@@ -49,6 +51,7 @@ from tests.bench.live.sides import (
     side_of,
 )
 from tests.bench.processes import OwnProcesses, RunError
+from tests.experts.direct import DirectReader
 
 torch.set_num_threads(1)
 
@@ -61,14 +64,20 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_experts(tmp_path_factory.mktemp("stock"), RECIPE)
 
 
+@pytest.fixture(scope="session")
+def thin_catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_experts(tmp_path_factory.mktemp("thin"), replace(RECIPE, store="int8"))
+
+
 @pytest.fixture
-def setup(catalog: Path, tmp_path: Path) -> LiveSetup:
+def setup(catalog: Path, thin_catalog: Path, tmp_path: Path) -> LiveSetup:
     specs = read_experts(catalog)
     rows = tuple(Performance("cpu", spec.layout, 0.01, 0.01, 4, disk_s=0.05) for spec in specs.values())  # pyright: ignore[reportArgumentType]
     # After so long what hangs is ended.
     options = LiveOptions(tmp_path, RECIPE, requests=24, memory_share=0.8, limit_s=240.0)
     costs = MachineCosts(rows, {}, 1e9, "direct")
-    return LiveSetup(options, tmp_path, catalog, specs, make_pictures(PICTURES, 1), costs, OwnProcesses())
+    catalogs = {"float32": catalog, "int8": thin_catalog}
+    return LiveSetup(options, tmp_path, catalogs, specs, make_pictures(PICTURES, 1), costs, OwnProcesses())
 
 
 def a_trace(images: int, recipe: ExpertRecipe = RECIPE, order: ImageOrder = "skewed") -> ImageTrace:
@@ -127,11 +136,15 @@ def test_the_experts_are_made_once_and_every_file_has_bytes_of_its_own(catalog: 
     assert [file.stat().st_mtime_ns for file in files] == before
 
 
-def test_experts_can_be_stored_thin(tmp_path: Path) -> None:
-    recipe = replace(RECIPE, classifiers=1, detectors=1, store="int8")
-    for spec in read_experts(make_experts(tmp_path, recipe)).values():
+def test_the_thin_side_reads_thin_files_and_its_costs_say_so(setup: LiveSetup, thin_catalog: Path) -> None:
+    plain, thin = (setup.side_input(side, a_trace(9), "cold") for side in (PLUS, THIN))
+    assert thin.catalog == thin_catalog
+    for spec in read_experts(thin.catalog).values():
+        assert not ordinary_file(spec).exists()
         pool = SlotPool("cpu", spec.weights_bytes)
         assert pool.load(spec).bytes == spec.read_bytes < spec.weights_bytes / 3.5
+    for row, of_plain in zip(thin.costs, plain.costs, strict=True):
+        assert row.disk_s < of_plain.disk_s / 3.5
 
 
 @pytest.mark.parametrize("expert", ["part-000", "solder-0"])
@@ -201,7 +214,7 @@ def test_a_server_serves_every_image_once_at_each_of_its_experts(
     loading = side_of(side).loading
     if missing_library(loading):
         pytest.skip(f"{loading} is not installed")
-    compile_all(CompileWork(setup.catalog, tuple({loading} & libraries.LIBRARIES.keys())))
+    compile_all(CompileWork(setup.catalogs["float32"], tuple({loading} & libraries.LIBRARIES.keys())))
     visits: dict[str, int] = {}
 
     def counting(*arguments: Any) -> Loader:

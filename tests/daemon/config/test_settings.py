@@ -196,8 +196,11 @@ def test_a_host_cache_is_for_gpus(tmp_path: Path) -> None:
     ("device", "problem"),
     [
         ("cuda:0: {expert_memory: 1GB, memory: shared, host_cache: 1GB}", "the experts of cuda:0 are in RAM already"),
-        ("cuda:0: {memory: shared, profile: here.yaml}", "how much of it its experts get"),
-        ("cuda:0: {expert_memory: 1GB, memory: shared, pinned_memory: 1GB}", "nothing is copied to cuda:0"),
+        ("cuda:0: {memory: shared, profile: here.yaml}", "write expert_memory beside `memory: shared`"),
+        (
+            "cuda:0: {expert_memory: 1GB, memory: shared, pinned_memory: 1GB}",
+            "from pinned memory, and cuda:0 is not one: remove it",
+        ),
         ("cuda:0: {expert_memory: 1GB, memory: unified}", "expected 'own' or 'shared'"),
     ],
 )
@@ -210,8 +213,8 @@ def test_a_gpu_that_shares_the_hosts_memory_names_its_part_and_caches_nothing(
 @pytest.mark.parametrize(
     ("setting", "problem"),
     [
-        ("memory: shared", "coserve.yaml:4:39: `shared` is for a GPU that computes in the CPU's memory"),
-        ("pinned_memory: 1GB", "coserve.yaml:4:46: nothing is copied to cpu from pinned memory"),
+        ("memory: shared", "coserve.yaml:4:39: only a GPU can have `memory: shared`"),
+        ("pinned_memory: 1GB", "coserve.yaml:4:46: only a GPU with memory of its own is filled from pinned memory"),
     ],
 )
 def test_settings_of_gpus_are_refused_for_the_cpu(tmp_path: Path, setting: str, problem: str) -> None:
@@ -293,3 +296,38 @@ def test_what_the_settings_state_is_told_without_passwords(tmp_path: Path, datab
 @pytest.mark.parametrize("name", ["", "  ", "a\tb", "x" * 129])
 def test_a_name_of_a_line_is_a_short_text(tmp_path: Path, name: str) -> None:
     assert "coserve.yaml:5" in problems_of(tmp_path, f"{MINIMAL}line: {json.dumps(name)}\n")
+
+
+CLUSTER = "cluster: {address: 'head.lan:6379', token: keys/ray}\n"
+
+
+def test_a_device_of_another_pc_has_a_name_of_its_own_and_its_host(tmp_path: Path) -> None:
+    config = a_config(tmp_path, MINIMAL + "  pc2-gpu: {host: pc2, expert_memory: 12GB}\n" + CLUSTER)
+    assert (config.devices["pc2-gpu"].host, config.devices["pc2-gpu"].device) == ("pc2", "cuda:0")
+    assert config.cluster.token == tmp_path / "keys/ray"
+    environ = {"COSERVE_DEVICES_PC2_GPU_DEVICE": "cpu", "COSERVE_CLUSTER_ADDRESS": "10.0.0.1:6379"}
+    config = load_config(tmp_path / "coserve.yaml", environ)
+    assert (config.devices["pc2-gpu"].device, config.cluster.address) == ("cpu", "10.0.0.1:6379")
+
+
+@pytest.mark.parametrize(
+    ("device", "cluster", "problem"),
+    [
+        ("pc2-gpu: {expert_memory: 1GB}", CLUSTER, "coserve.yaml:5:12: pc2-gpu is not a device of this PC"),
+        ("pc2-gpu: {expert_memory: 1GB, host: pc2}", "", ":39: a device of another PC needs `cluster.address`"),
+        ("cuda:0: {expert_memory: 1GB, host: pc2}", CLUSTER, "give one of another PC a name of its own, such as pc2-"),
+        ("cuda:0: {expert_memory: 1GB, device: cpu}", CLUSTER, "is for devices of other PCs"),
+        ("p: {expert_memory: 1GB, host: pc2, device: gpu}", CLUSTER, "coserve.yaml:5:"),
+        ("p: {expert_memory: 1GB, host: pc2, host_cache: 1GB}", CLUSTER, "is for GPUs of this PC: remove it"),
+        ("p: {expert_memory: 1GB, host: '../x'}", CLUSTER, "coserve.yaml:5:33:"),
+        ("p: {expert_memory: 1GB, host: pc2}", "cluster: {address: head}\n", "address"),
+    ],
+)
+def test_mistakes_in_devices_of_other_pcs_are_named(tmp_path: Path, device: str, cluster: str, problem: str) -> None:
+    assert problem in problems_of(tmp_path, MINIMAL + f"  {device}\n{cluster}")
+
+
+def test_a_language_model_runs_on_the_lines_own_pc(tmp_path: Path) -> None:
+    model = "models:\n  report: {checkpoint: moe, memory: 1GB, device: p}\n"
+    device = "  p: {expert_memory: 1GB, host: pc2}\n"
+    assert "p is on another PC" in problems_of(tmp_path, MINIMAL + device + CLUSTER + model)

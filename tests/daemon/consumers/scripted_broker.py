@@ -71,10 +71,10 @@ class ScriptedBroker:
                     if self.connack == "close":
                         return
                     connection.sendall(self._connack(int(self.connack)))
-                if kind == CONNECT and self.flood is not None:
+                if kind == CONNECT and (flood := self.flood) is not None:
                     connection.settimeout(60)
-                    for place in range(0, len(self.flood), 65536):
-                        connection.sendall(self.flood[place : place + 65536])
+                    for place in range(0, len(flood), 65536):
+                        connection.sendall(flood[place : place + 65536])
                         self.flooded_bytes = max(self.flooded_bytes, place)
                 elif kind == PINGREQ:
                     connection.sendall(b"\xd0\x00")

@@ -75,7 +75,7 @@ class Bringing:
 
     @asynccontextmanager
     async def running(self):
-        self.consumer = Counted(self.settings, "coserve-test")
+        self.consumer = Counted(self.settings, "coserve-test", self.database.file.with_name("alarms.json"))
         named = {"send": self.settings.send, "repeats_boards": self.settings.repeats_boards}
         async with running(self.database, self.consumer, status_page=self.status_page, **named):
             yield self
@@ -169,7 +169,9 @@ async def test_a_review_goes_out_and_the_retained_state_of_its_board_follows_it(
 
 @in_a_loop
 async def test_a_state_that_the_broker_refuses_is_not_skipped_behind_its_review(tmp_path: Path) -> None:
-    consumer = Mqtt(MqttSettings.model_validate({"kind": "mqtt", "host": "127.0.0.1"}), "coserve-test")
+    consumer = Mqtt(
+        MqttSettings.model_validate({"kind": "mqtt", "host": "127.0.0.1"}), "coserve-test", tmp_path / "none"
+    )
     consumer._lost = asyncio.create_task(asyncio.sleep(60))
     consumer._client = SimpleNamespace(excess=None)  # type: ignore[assignment]  # that the connection stands is enough
     refused = PublishRefusedError("coserve/board/pair/S1", 0x97)

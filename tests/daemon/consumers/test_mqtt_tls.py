@@ -76,7 +76,7 @@ def open_error(settings: MqttSettings) -> DeliveryError | None:
     """Return the error of opening a connection, None if it stands."""
 
     async def open_and_close() -> None:
-        consumer = Mqtt(settings, "coserve-test")
+        consumer = Mqtt(settings, "coserve-test", Path("alarms.json"))
         await consumer.open(0)
         await consumer.deliver(())
         await consumer.close()

@@ -63,7 +63,7 @@ def test_a_board_shows_its_images_with_boxes_stages_and_reviews(web: Web) -> Non
     for text in ("B-1", "D207", "solder", "abcdefabcdef", "bridge", "61 %", "Anna", "only dust", "3.0 ms", "P-17"):
         assert text in page.text, text
     assert '<svg viewBox="0 0 160 120"' in page.text
-    assert '<rect x="10.5" y="20.0" width="19.5" height="24.0">' in page.text
+    assert '<rect x="10.5" y="20.0" width="19.5" height="24.0"' in page.text
     picture = web.get("/pictures/1", Accept="image/*")
     assert (picture.status, picture.headers["content-type"]) == (200, "image/png")
 

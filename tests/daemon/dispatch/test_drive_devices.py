@@ -20,7 +20,7 @@ from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels
 from daemon.storage.journal import Journal
 from experts.spec import ExpertId, ExpertSpec
-from experts.vision.infer import infer
+from experts.vision.infer import infer_each
 from experts.vision.slot import SlotPool
 from routing_rules.compile import compile_rules
 from tests.daemon.dispatch.simulated_line import reports_to
@@ -62,7 +62,7 @@ def test_chains_run_with_memory_for_one_expert_and_the_run_replays(
         Makeup(expert_facts(specs.values(), routes, {}), facts, executors, policy, Tuning()),
         Chains(Rulebook(routes).get, time.monotonic, time.time),
         specs,
-        [ExecutorThread(each, pools[each.pool].slot, journal.read, infer) for each in executors],
+        [ExecutorThread(each, pools[each.pool].slot, journal.read, infer_each) for each in executors],
         [PoolLoader(name, pool, channels, pools) for name, pool in pools.items()],
         record=tmp_path / "trace.jsonl",
     )

@@ -4,6 +4,7 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 
 import pytest
+import structlog
 
 from daemon.dispatch.orders import BatchReport, Unanswered
 from daemon.policy.matrix import Performance
@@ -257,3 +258,72 @@ def test_the_first_fill_does_not_delay_what_images_need(policy: str):
     # One load under way, at most one fill of the same pool that has begun to wait, and its own.
     assert line.ended_s[1] < 3.2
     assert len([switch for switch in line.switches if switch.cause == "startup"]) >= 4
+
+
+@pytest.mark.parametrize("policy", ["samba-parallel", "coserve", "coserve-plus"])
+def test_a_device_that_is_lost_and_comes_back_costs_no_image_and_is_used_again_from_empty_on(policy: str):
+    line = a_line(policy=policy, budgets={"cuda:0": 60, "cpu": 60}, executors=["cuda:0", "cpu"])
+    executor, used = line.executors["cuda:0/0"], list[BatchReport]()
+    answer = executor._report
+
+    def report(done: BatchReport) -> None:
+        used.append(done)
+        if len(used) == 3:
+            lost = tuple(Unanswered("expert_failed", LOST) for _ in done.results)
+            answer(replace(done, results=lost, device_error=LOST, is_lost=True))
+            line.drive.device_lost("cuda:0", "the cable is cut")
+        else:
+            answer(done)
+
+    executor._report = report
+    line.accept(*a_mix(80))
+    line.run()
+    assert list(line.reasons().values()) == [None] * 80
+    assert len(used) == 3
+    (row,) = (row for row in line.ask("status")["executors"] if row["device"] == "cuda:0")
+    assert (row["out_of_service"], row["resident"], row["budget_bytes"]) == ("the cable is cut", [], 0)
+    assert line.drive.is_failing
+    line.drive.device_lost("cuda:0", "it is still cut")
+    resumed: list[str] = []
+    line.drive.device_back("cuda:0", lambda: resumed.append("before any order"))
+    line.turn()
+    line.accept(*a_mix(80, first=80))
+    line.run()
+    assert resumed
+    assert list(line.reasons().values()) == [None] * 160
+    assert len(used) > 3
+    assert not line.drive.is_failing
+    (row,) = (row for row in line.ask("status")["executors"] if row["device"] == "cuda:0")
+    assert "out_of_service" not in row
+    assert (bool(row["resident"]), row["budget_bytes"]) == (True, 60)
+
+
+def test_a_device_that_was_never_there_is_absent_and_has_no_experts_that_could_move():
+    line = a_line(budgets={"cuda:0": 60, "cpu": 5}, executors=["cuda:0", "cpu"])
+    with structlog.testing.capture_logs() as logs:
+        line.drive.device_lost("cuda:0", "its worker is not connected yet", was_there=False)
+        line.turn()
+        (row,) = (row for row in line.ask("status")["executors"] if row["device"] == "cuda:0")
+        assert row["out_of_service"] == "its worker is not connected yet"
+        line.drive.device_back("cuda:0", lambda: None)
+        line.drive.device_lost("cuda:0", "the cable is cut")
+        line.turn()
+    events = [entry["event"] for entry in logs if entry["log_level"] in ("warning", "error")]
+    assert events == ["device_absent", "experts_cannot_move", "device_lost"]
+
+
+def test_experts_that_fit_only_a_lost_device_give_unknown_images_until_it_is_back():
+    line = a_line(budgets={"cuda:0": 60, "cpu": 5}, executors=["cuda:0", "cpu"])
+    line.drive.device_lost("cuda:0", "the cable is cut")
+    lose(line, "cuda:0/0")
+    for name, pool in line.pools.items():
+        pool.broken = dict.fromkeys(a_catalog(), LOST) if name == "cuda:0" else {}
+    line.accept(*a_mix(8))
+    line.run(until_s=10.0)
+    assert list(line.reasons().values()) == ["expert_failed"] * 8
+    line.pools[PoolId("cuda:0")].broken = {}
+    line.executors["cuda:0/0"]._report = line.drive._events.put
+    line.drive.device_back("cuda:0", lambda: None)
+    line.accept(*a_mix(8, first=8))
+    line.run()
+    assert [line.reasons()[number] for number in range(8, 16)] == [None] * 8

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from daemon.config.settings import Device
 from daemon.dispatch.executors import ExecutorThread
 from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, ImageOrder, Unanswered
 from daemon.dispatch.simulated import SimulatedClock, SimulatedExecutor, SimulatedPool
-from daemon.dispatch.torch_devices import TorchDevices
+from daemon.dispatch.torch_devices import TorchDevices, shelf_of
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId
 from daemon.records import JournalKey, Pixels
 from daemon.storage.journal import Journal
 from experts.spec import Answer, Detection, ExpertSpec
-from experts.vision.infer import infer
+from experts.vision.infer import infer_each
 from experts.vision.preprocess import Prepared
 from experts.vision.slot import Slot, SlotPool
 from tests.experts.pictures import a_picture, encoded
@@ -70,7 +71,7 @@ def bench(request: pytest.FixtureRequest, spec: ExpertSpec, pool: SlotPool) -> I
     reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
     if request.param == "real":
         good = encoded(a_picture())
-        bench = Bench(ExecutorThread(FACTS, pool.slot, reader_of(good, BAD, good, good), infer), reports)
+        bench = Bench(ExecutorThread(FACTS, pool.slot, reader_of(good, BAD, good, good), infer_each), reports)
     else:
         clock, fake = SimulatedClock(), SimulatedPool(spec.weights_bytes)
         fake.load(spec)
@@ -123,7 +124,7 @@ def start(pool: SlotPool) -> Iterator[Callable[..., Bench]]:
 
 def test_answers_are_those_of_the_network_alone(spec: ExpertSpec, start: Callable[..., Bench]):
     pictures = [a_picture(width=80 + seed, seed=seed) for seed in range(3)]
-    bench = start(infer, reader_of(*(encoded(picture) for picture in pictures)))
+    bench = start(infer_each, reader_of(*(encoded(picture) for picture in pictures)))
     together = bench.run(an_order(spec, 0, 1, 2)).results
     for number, picture in enumerate(pictures):
         (alone,) = bench.run(an_order(spec, number)).results
@@ -138,7 +139,7 @@ def test_answers_are_those_of_the_network_alone(spec: ExpertSpec, start: Callabl
 def test_an_image_that_poisons_its_batch_costs_only_itself(spec: ExpertSpec, start: Callable[..., Bench]):
     poison = encoded(a_picture(width=33, height=33))
 
-    def run(_slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+    def run(_slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:
         if any(image.placement.width == 33 for image in prepared):
             raise RuntimeError("the network chokes")
         return [Answer("ok", 0.9) for _ in prepared]
@@ -157,7 +158,7 @@ def test_out_of_memory_halves_the_batch_and_says_what_fitted(
 ):
     sizes: list[int] = []
 
-    def run(_slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+    def run(_slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:
         sizes.append(len(prepared))
         if len(prepared) > 1:
             raise error
@@ -184,7 +185,7 @@ def test_an_error_of_the_device_ends_the_batch_at_once_and_is_reported(
 ):
     sizes: list[int] = []
 
-    def run(_slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+    def run(_slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:
         sizes.append(len(prepared))
         raise error
 
@@ -200,7 +201,7 @@ def test_an_error_of_the_device_ends_the_batch_at_once_and_is_reported(
     [Answer("ok", float("nan")), Answer("ok", 0.9, (Detection("ok", 0.9, (0.0, float("inf"), 1.0, 1.0)),))],
 )
 def test_an_answer_that_is_not_a_number_is_no_answer(answer: Answer, spec: ExpertSpec, start: Callable[..., Bench]):
-    bench = start(lambda _slot, prepared: [answer for _ in prepared])
+    bench = start(lambda _slot, prepared, _experts: [answer for _ in prepared])
     (result,) = bench.run(an_order(spec, 0)).results
     assert isinstance(result, Unanswered)
     assert result.fault == "expert_failed"
@@ -214,7 +215,7 @@ def test_an_altered_journal_record_costs_its_image_only(spec: ExpertSpec, start:
     data[keys[0].offset + 100] ^= 1
     segment.write_bytes(data)
     images = tuple(ImageOrder(RequestId(n), key, Pixels()) for n, key in enumerate(keys))
-    report = start(infer, journal.read).run(BatchOrder(1, spec, images))
+    report = start(infer_each, journal.read).run(BatchOrder(1, spec, images))
     assert [isinstance(result, Answered) for result in report.results] == [False, True]
     journal.close()
 
@@ -226,7 +227,7 @@ def test_bytes_that_the_disk_refuses_now_are_no_fault_of_the_image(
     (key,) = journal.append([encoded(a_picture())])
     journal.close()
     (tmp_path / "journal").rename(tmp_path / "elsewhere")
-    bench = start(infer, journal.read)
+    bench = start(infer_each, journal.read)
     order = BatchOrder(1, spec, (ImageOrder(RequestId(1), key, Pixels()),))
     (result,) = bench.run(order).results
     assert isinstance(result, Unanswered)
@@ -242,11 +243,11 @@ def test_each_executor_keeps_its_own_number_of_threads(
 ):
     threads_of: dict[str, int] = {}
 
-    def run(_slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+    def run(_slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:
         threads_of[threading.current_thread().name] = torch.get_num_threads()
         return [Answer("ok", 0.9) for _ in prepared]
 
-    monkeypatch.setattr("daemon.dispatch.torch_devices.infer", run)
+    monkeypatch.setattr("daemon.dispatch.torch_devices.infer_each", run)
     devices, reports = TorchDevices({}), queue.SimpleQueue[BatchReport]()
     executors = [
         devices.executor(
@@ -267,7 +268,7 @@ def test_each_executor_keeps_its_own_number_of_threads(
 def test_stop_finishes_the_batch_that_runs(spec: ExpertSpec, start: Callable[..., Bench]):
     begun, go_on = threading.Event(), threading.Event()
 
-    def run(_slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+    def run(_slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:
         begun.set()
         assert go_on.wait(60.0)
         return [Answer("ok", 0.9) for _ in prepared]
@@ -279,3 +280,14 @@ def test_stop_finishes_the_batch_that_runs(spec: ExpertSpec, start: Callable[...
     go_on.set()
     assert bench.executor.stop(60.0)
     assert isinstance(bench.reports.get(timeout=60.0).results[0], Answered)
+
+
+def test_a_gpu_that_shares_the_hosts_memory_leaves_the_limit_of_pinned_memory_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("daemon.dispatch.torch_devices.transfer_for", lambda name, pin, shared: pin.limit_bytes)
+    own, shared = Device(expert_memory=1, pinned_memory=64 << 20), Device(expert_memory=1, memory="shared")
+    for devices in ({"cuda:0": own}, {"cpu": Device(expert_memory=2), "cuda:0": own, "cuda:1": shared}):
+        transfers = shelf_of(devices).transfers
+        assert transfers is not None
+        assert transfers("cuda:0") == 64 << 20

@@ -377,7 +377,7 @@ classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_bel
         self.drive.accept([an_image(1, rules_version=version)])
         assert self.begun.wait(60.0)
 
-    def _run(self, slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+    def _run(self, slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:
         self.threads.append(threading.current_thread())
         if len(self.threads) == 1:
             self.begun.set()

@@ -103,6 +103,14 @@ def test_a_killed_child_is_started_again_and_says_how_it_ended() -> None:
     assert not is_alive(second)
 
 
+def test_an_idle_child_gets_a_core_only_while_nothing_in_its_session_wants_it() -> None:
+    with a_child(SLEEPER, nice=19, is_idle=True) as children:
+        pid = pid_of(children)
+        until(lambda: stepped_back(pid) == (19, os.SCHED_IDLE))
+        assert os.getsid(pid) == os.getsid(0)
+        assert os.getpgid(pid) != os.getpgid(0), "Ctrl-C is the daemon's"
+
+
 def test_a_child_that_ends_at_once_is_started_ever_more_rarely(tmp_path: Path) -> None:
     diary = tmp_path / "starts"
     diary.touch()
@@ -116,13 +124,10 @@ def test_a_child_that_ends_at_once_is_started_ever_more_rarely(tmp_path: Path) -
     assert all(later - earlier >= wait_s for (earlier, later), wait_s in zip(pairwise(starts), waits, strict=False))
 
 
-def test_a_child_that_hangs_is_killed_and_started_again_whether_it_stands_waits_or_spins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("daemon.host.children._HUNG_AFTER_S", 0.5)
+def test_a_child_that_hangs_is_killed_and_started_again_whether_it_stands_waits_or_spins() -> None:
     ways = ("stop", "lock", "spin")
     children = Children()
-    children.start([ChildSpec(way, (sys.executable, "-c", HANGS, way), beats=True) for way in ways])
+    children.start([ChildSpec(way, (sys.executable, "-c", HANGS, way), beats=True, hung_after_s=0.5) for way in ways])
     try:
         until(lambda: all(row["restarts"] for row in children.status()))
         reason = "it hung: no sign of life for 0.5 s; killed by SIGKILL"
@@ -153,10 +158,11 @@ asyncio.run(beat(int(sys.argv[4])))
         children.stop()
 
 
-def test_a_child_that_hangs_at_each_start_is_started_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.host.children._HUNG_AFTER_S", 0.02)
+def test_a_child_that_hangs_at_each_start_is_started_ever_more_rarely() -> None:
     waits: list[float] = []
-    with a_child(SLEEPER, beats=True, on_wait=waits.append):  # it never beats, and has ten times as long for a start
+    with a_child(
+        SLEEPER, beats=True, hung_after_s=0.02, on_wait=waits.append
+    ):  # it never beats, and has ten times as long for a start
         until(lambda: len(waits) > 2)
     assert waits[:3] == [0.5, 1.0, 2.0]
 

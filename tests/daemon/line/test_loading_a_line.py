@@ -67,7 +67,9 @@ def test_a_share_of_the_memory_that_is_too_small_names_the_policy_that_shares(fo
 
 
 def test_memory_that_this_machine_has_not_and_pictures_that_cannot_be_kept_end_a_start(folder: Path) -> None:
-    assert "devices.cpu.expert_memory: 60.0 TB of the" in str(start_problems(settings(folder, expert_memory="60TB")))
+    assert "devices.cpu.expert_memory: 60.0 TB is more than" in str(
+        start_problems(settings(folder, expert_memory="60TB"))
+    )
     path = settings(folder, expert_memory="60MB")
     path.write_text(path.read_text() + "images: /proc/nope\n")
     assert "images: nothing can be written in /proc" in str(start_problems(path))
@@ -154,7 +156,7 @@ def test_check_finds_what_a_start_refuses_also_beside_other_mistakes_in_the_orde
     lines = [int(problem.split(":")[1]) for problem in problems if problem.startswith("coserve.yaml:")]
     assert lines == sorted(lines)
     for line, text in (
-        (2, "devices.cpu.expert_memory: 60.0 TB of the"),
+        (2, "devices.cpu.expert_memory: 60.0 TB is more than"),
         (4, "http://127.0.0.1:5570 is named twice (endpoints.intake)"),
         (6, "ports end at 65535"),
         (7, "control is reached over ipc only"),

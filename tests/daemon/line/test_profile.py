@@ -20,6 +20,7 @@ from daemon.line.devices import (
 )
 from daemon.line.profile import MachineIdentity, load_profile, this_machine
 from daemon.policy.request import RAM
+from daemon.units import size_text
 from experts.spec import ExpertId
 from tests.daemon.dispatch.simulated_line import a_catalog
 
@@ -176,7 +177,7 @@ def test_a_gpu_that_shares_the_hosts_memory_takes_its_part_of_the_cpus(tmp_path:
     assert {pool.pool: pool.budget_bytes for pool in pools} == {"cpu": 700, "cuda:0": 300}
     config, _ = completed(tmp_path, f"{{{shared}}}")
     assert [pool.budget_bytes for pool in pools_and_executors(config)[0]] == [300]
-    problem = "devices.cpu.expert_memory: 300 B are for the CPU and the GPUs that share its memory"
+    problem = "devices.cpu.expert_memory: GPUs with `memory: shared` use 300 B of these 300 B"
     assert problem in problems_of(tmp_path, f"{{cpu: {{expert_memory: 300}}, {shared}}}")
 
 
@@ -187,7 +188,10 @@ def test_shared_and_own_memory_are_counted_together_against_the_ram(tmp_path: Pa
         f"{{cpu: {{expert_memory: {ram_bytes * 2}}}, 'cuda:0': {{expert_memory: {ram_bytes}, memory: shared}}}}",
     )
     (problem,) = device_problems(config, gpu_count=1)
-    assert problem.startswith("devices.cpu.expert_memory: ")
+    assert problem.startswith(f"devices.cpu.expert_memory: {size_text(ram_bytes * 2)} is more than this machine's RAM")
+    config, _ = completed(tmp_path, f"{{'cuda:0': {{expert_memory: {ram_bytes * 2}, memory: shared}}}}")
+    (problem,) = device_problems(config, gpu_count=1)
+    assert problem.startswith("devices.cuda:0.expert_memory: "), "the CPU is not a device of this line"
 
 
 def test_a_host_cache_without_a_measured_copy_is_a_warning(tmp_path: Path) -> None:

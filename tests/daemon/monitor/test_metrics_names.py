@@ -54,6 +54,7 @@ def a_scrape(**changed: object) -> str:
             {"name": "writer", "budget_bytes": 9, "used_bytes": 8, "text_budget_bytes": 3, "text_used_bytes": 2},
             {"name": HOSTILE, "budget_bytes": 5},
         ],
+        "shadows": [{"answers": 3, "dropped": 1}, {"answers": 4, "dropped": 0}],
         "temperatures": [Reading("cuda:0", 71.0), Reading("coretemp", 48.5)],
     } | changed
     metrics.registry.register(Gauges(lambda: ScrapeFacts(**facts)))  # pyright: ignore[reportArgumentType]
@@ -86,6 +87,8 @@ coserve_queued_requests_unloaded 2.0
 coserve_image_retries_total 9.0
 coserve_consumer_lag_messages{consumer="plant"} 12.0
 coserve_child_up{child="dashboard"} 1.0
+coserve_shadow_answers_total 7.0
+coserve_shadow_dropped_total 1.0
 coserve_model_memory_used_bytes{model="writer",what="experts"} 8.0
 coserve_model_memory_budget_bytes{model="writer",what="texts"} 3.0
 coserve_temperature_celsius{sensor="coretemp"} 48.5

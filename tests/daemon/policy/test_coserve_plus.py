@@ -42,11 +42,19 @@ def test_the_fullest_batch_among_the_residents_goes_first_and_ties_go_by_arrival
     assert [run.expert for run in line.runs()] == ["b", "c", "a"]
 
 
-def test_the_loader_runs_ahead_with_the_oldest_request_first():
-    line = a_line(budget_bytes=30)
-    line.arrive(*(a_request(n, expert) for n, expert in enumerate("cdaaabbb")))
-    line.run(until_s=0.0)
-    assert [load.expert for load in line.loads()] == ["c", "d", "a"]
+def test_the_loader_runs_ahead_with_the_oldest_request_first_while_executors_have_work():
+    line = filled(a_line(budget_bytes=20))
+    line.arrive(*(a_request(n, expert, 100.0) for n, expert in enumerate("acddd")))
+    line.run(until_s=100.0)
+    assert [load.expert for load in line.loads("demand")] == ["c"]
+
+
+@pytest.mark.parametrize(("second_s", "first_read"), [(100.2, "b"), (100.5, "d")])
+def test_each_image_counts_as_a_fifth_of_a_second_of_waiting_while_executors_have_no_work(second_s, first_read):
+    line = filled(a_line(budget_bytes=10))
+    line.arrive(a_request(1, "c", 100.0), a_request(2, "d", 100.1), *(a_request(n, "b", second_s) for n in (3, 4)))
+    line.run()
+    assert [load.expert for load in line.loads("demand")][:2] == ["c", first_read]
 
 
 def test_what_queued_preliminaries_will_send_is_loaded_after_what_waits():

@@ -16,12 +16,21 @@ from tests.daemon.policy.line import a_pool, a_request, a_scheduler, an_expert, 
 
 NAMES = ["a", "b", "c", "d", "e", "huge"]
 SIZES = {"a": 10, "b": 20, "c": 10, "d": 15, "e": 5, "huge": 500}
+ON_PC2 = [
+    PoolFacts(PoolId("pc2-gpu"), "gpu", 35, 4, host="pc2"),
+    PoolFacts(PoolId("pc2-cpu"), "cpu", 20, 2, host="pc2"),
+    PoolFacts(PoolId("pc2-ram"), "ram", 20, 1, host="pc2"),
+]
 POOLS = {
     "one slot": ([a_pool(budget_bytes=20)], executors_on("cpu")),
     "two executors": ([a_pool(budget_bytes=35)], executors_on("cpu", "cpu")),
     "gpu and cpu": ([a_pool("cuda:0", 30), a_pool("cpu", 25, 2)], executors_on("cuda:0", "cuda:0", "cpu")),
     "two gpus": ([a_pool("cuda:0", 20), a_pool("cuda:1", 30)], executors_on("cuda:0", "cuda:1")),
     "gpu and ram": ([a_pool("cuda:0", 50), PoolFacts(RAM, "ram", 25, 1)], executors_on("cuda:0", "cuda:0")),
+    "two pcs": (
+        [a_pool("cuda:0", 30), a_pool("cpu", 25, 2), *ON_PC2],
+        executors_on("cuda:0", "cpu", "pc2-gpu", "pc2-gpu", "pc2-cpu"),
+    ),
     "everything": (
         [a_pool("cuda:0", 60), PoolFacts(RAM, "ram", 20, 1), a_pool("cpu", 40, 2)],
         executors_on("cuda:0", "cuda:0", "cuda:0", "cpu", "cpu"),
@@ -214,8 +223,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.loads, self.runs = [], []
 
     def decide_everything(self) -> None:
-        for facts in self.pools:
-            while not isinstance(action := self.scheduler.next_load(facts.pool, self.now), Wait):
+        for pool in self.scheduler.pools_to_ask([facts.pool for facts in self.pools], self.now):
+            while not isinstance(action := self.scheduler.next_load(pool, self.now), Wait):
                 if isinstance(action, Load):
                     self.loads.append(action)
         for executor in self.executors:

@@ -1,5 +1,6 @@
 """`review` over the control socket: the decisions that it takes and refuses by name; an answer is durable."""
 
+import math
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,10 @@ from daemon.wire.control import ControlError
 from tests.contract.client import Line, running
 
 GOOD: dict[str, Any] = {"inspection_id": 1, "verdict": "fail", "reviewer": "Eva", "defect": "D1", "note": "a pad"}
+
+
+def a_box(*corners: Any, label: Any = "void", **more: Any) -> dict[str, Any]:
+    return {"label": label, "box": list(corners or (1, 2, 3, 4)), **more}
 
 
 WRONG: dict[str, list[dict[str, Any]]] = {
@@ -34,6 +39,18 @@ WRONG: dict[str, list[dict[str, Any]]] = {
     "newest: expected an integer from 1": [{"newest": -1}],
     "undo: expected true or false": [{"undo": "yes"}],
     "verdict: undoing restores the decision before": [{"undo": True}],
+    "boxes: expected a list of at most 300": [{"boxes": value} for value in ({}, "x", True, [a_box()] * 301)],
+    'boxes[1]: expected {"label", "box": [x1, y1, x2, y2]}: a string of 1 to 128': [
+        {"boxes": [a_box(), value]}
+        for value in (
+            *(None, 7, [1, 2, 3, 4], {}, {"label": "void"}, {"box": [1, 2, 3, 4]}, a_box(1, 2, 3), a_box(note="x")),
+            *(a_box(label=label) for label in (None, 7, "", "x" * 129, "a\nb", "a\x00b")),
+            *(a_box(*corners) for corners in ((3, 2, 1, 4), (1, 4, 3, 2), (1, 2, 1, 4), (1, 2, 3, 2), (-1, 2, 3, 4))),
+            *(a_box(1, 2, 3, value) for value in (math.nan, math.inf, True, "4", None, 10**400)),
+        )
+    ],
+    "boxes: are drawn on an image": [{"inspection_id": None, "board_id": 1, "boxes": [a_box()]}],
+    "boxes: undoing restores": [{"undo": True, "verdict": None, "defect": None, "note": None, "boxes": []}],
     "at: expected one of": [{"at": "2020-01-01"}],
 }
 
@@ -86,6 +103,26 @@ def test_a_decision_is_in_the_database_when_its_answer_comes(line: Line) -> None
     assert len(rows(line, image)) == 2
 
 
+def test_boxes_come_with_a_decision_and_count_until_it_is_undone(line: Line) -> None:
+    image = an_image(line)
+    ask: dict[str, Any] = {"inspection_id": image, "verdict": "fail", "reviewer": "Eva"}
+    query = (
+        "SELECT label, x1, y1, x2, y2 FROM drawn_boxes JOIN reviews USING (review_id)"
+        " WHERE inspection_id = ? ORDER BY box_id"
+    )
+    refused = line.control("review", **ask, boxes=[a_box(), a_box(3, 2, 1, 4)])
+    assert (refused["code"], rows(line, image)) == ("bad_field", [])
+    assert refused["reason"].startswith("boxes[1]: expected")
+    many = [a_box(number, 0, number + 0.5, 7, label="Lötbrücke") for number in range(300)]
+    answer = line.control("review", **ask, boxes=many)
+    assert (answer["type"], "boxes" in answer) == ("ok", False)
+    assert line.rows(query, image) == [("Lötbrücke", number, 0, number + 0.5, 7) for number in range(300)]
+    assert line.control("review", **ask, boxes=many) == answer, "sent again, it counts once"
+    assert line.control("review", **ask, boxes=many[1:])["code"] == "conflict"
+    assert line.control("review", **ask | {"newest": answer["review_id"]}, boxes=[])["type"] == "ok"
+    assert len(line.rows(query, image)) == 300, "nothing is deleted"
+
+
 def test_refusals_have_the_codes_that_pages_and_programs_know(line: Line) -> None:
     image = an_image(line)
     ask: dict[str, Any] = {"inspection_id": image, "verdict": "pass", "reviewer": "Eva"}
@@ -96,6 +133,10 @@ def test_refusals_have_the_codes_that_pages_and_programs_know(line: Line) -> Non
     conflict = line.control("review", **ask | {"verdict": "unknown", "reviewer": "Ben"})
     assert conflict["code"] == "conflict"
     assert "Eva decided pass at 2" in conflict["reason"]
+
+
+def test_no_boxes_may_be_said_as_null_like_every_field_that_is_missing() -> None:
+    assert decision(GOOD | {"boxes": None}) == decision(GOOD)
 
 
 def test_of_many_who_decide_at_once_one_is_written_and_the_others_hear_who_it_was(line: Line) -> None:

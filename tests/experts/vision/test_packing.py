@@ -66,7 +66,7 @@ def test_weights_are_packed_at_the_third_batch_since_a_load_and_plain_ones_make_
             answers(pool, spec)
             assert packed_bytes(slot) == 0
         answers(pool, spec)
-        assert 0.9 * spec.weights_bytes < packed_bytes(slot) < 1.01 * spec.weights_bytes
+        assert 0.9 * spec.weights_bytes < packed_bytes(slot) < 1.02 * spec.weights_bytes
         assert int(slot.buffer.count_nonzero()) < 0.1 * slot.size_bytes, "pages that were given back read zeros"
 
 

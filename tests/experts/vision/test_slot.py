@@ -18,7 +18,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from experts.errors import ExpertError
-from experts.reading import DirectReader
 from experts.spec import ExpertId, ExpertSpec
 from experts.transfer import HostTransfer, StagedTransfer
 from experts.vision.graphs import WARM_UPS, Recorders
@@ -27,6 +26,7 @@ from experts.vision.layouts import Layout
 from experts.vision.preprocess import fit
 from experts.vision.slot import LayoutShelf, Slot, SlotPool
 from experts.weights import read_header
+from tests.experts.direct import DirectReader
 from tests.experts.lanes import LateLane
 from tests.experts.paced import PacedReader
 from tests.experts.pictures import a_picture

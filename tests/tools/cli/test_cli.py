@@ -40,9 +40,10 @@ def coserve(*arguments: str, cwd: Path | None = None, **environ: str) -> subproc
     return start_coserve(*arguments, cwd=cwd, env={**os.environ, **environ})
 
 
-def test_commands_that_need_no_torch_do_not_import_it() -> None:
+def test_the_command_starts_light_and_commands_that_need_no_torch_do_not_import_it() -> None:
     code = (
         "import sys; from tools.cli.main import app\n"
+        "if early := {'numpy', 'sqlalchemy', 'torch'} & {*sys.modules}: sys.exit(f'itself: {early}')\n"
         f"for words in {[[*command.split(), *_arguments(command)] for command in LIGHT]!r}:\n"
         "    try: app(words)\n"
         "    except SystemExit: pass\n"
@@ -51,7 +52,7 @@ def test_commands_that_need_no_torch_do_not_import_it() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
     )
-    assert done.returncode == 0, f"torch was imported by coserve {done.stderr}"
+    assert done.returncode == 0, f"too much was imported by coserve {done.stderr}"
 
 
 def _arguments(command: str) -> list[str]:

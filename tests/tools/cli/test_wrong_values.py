@@ -25,15 +25,29 @@ def refused(*words: str) -> str:
         # A value that cannot be read: a choice, a number, one of a list, an argument.
         (["simulate", "--loading", "fast"], "--loading: expected one of slots, ordinary, not 'fast'"),
         (["profile", "c.yaml", "--max-batch", "0"], "--max-batch: expected a whole number from 1, not '0'"),
-        (["train", "classifier", "f", "--seed", "1.5"], "--seed: expected a whole number, not '1.5'"),
+        (["train", "classifier", "f", "--seed", "1.5"], "--seed: expected a whole number from 0, not '1.5'"),
         (["bench", "scheduler", "--queued", "1", "--queued", "many"], "--queued: expected a whole number, not 'many'"),
         (["review", "first"], "ID: expected a whole number from 1, not 'first'"),
         (["results", "--verdict", "bad"], "--verdict: expected one of pass, fail, review, unknown, not 'bad'"),
+        (
+            ["train", "all", "nowhere", "--out", "experts"],
+            "no folder nowhere: name one with a subfolder for each component",
+        ),
+        (["plant", "releases", "nowhere"], "no folder nowhere: mount the stick, or make the folder first"),
         # A name that no command knows.
         (["simulate", "--policy", "best"], "--policy: policy 'best' is unknown: expected one of samba, "),
         (["bench", "scheduler", "--policy", "best"], "--policy: policy 'best' is unknown: expected one of samba, "),
         (["bench", "line", "--policy", "best"], "--policy: policy 'best' is unknown: expected one of samba, "),
         (["bench", "compute", "--networks", "resnet19"], "--networks: expected one of resnet18, "),
+        *(
+            (["bench", "compute", "--batches", sizes], "--batches: expected whole numbers from 1 to 256 such as 1,8")
+            for sizes in ("1,99999999999", "0", "many", "")
+        ),
+        *(
+            ([*words, "--json", file], f"--json: cannot write {file}: name a file in a folder that exists")
+            for words in (*(["bench", name] for name in ("ablation", "live", "online", "paper")), ["moe", "bench", "."])
+            for file in ("no/figures.json", ".")
+        ),
         (["bench", "load", "--architecture", "yolo11n"], "--architecture: expected one of resnet18, "),
         (["bench", "load", "--folder", "FILE"], "no folder "),
         (["bench", "live", "--classifier", "yolo11n"], "--classifier: expected one of resnet18, "),

@@ -164,7 +164,7 @@ steps:
     placements = [p for p in render_board("sensor-node", 1, 0.0).placements if p.component in components]
     parts = [PartToJudge("sensor-node", p.component, p.pixels) for p in placements]
     shares: list[float] = []
-    verdicts = judge_parts(routes, pool.slot, parts, shares.append)
+    verdicts = judge_parts(routes, {spec.expert: spec for spec in specs}, pool.slot, parts, shares.append)
     by_component = {part.component: verdict for part, verdict in zip(parts, verdicts, strict=True)}
     assert by_component == {"R0402": "fail", "CE6": "review", "QFP32": "fail", "C0603": "pass"}
     assert len(shares) == 3, "parts of one expert are asked together, those behind others too"

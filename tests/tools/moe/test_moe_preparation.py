@@ -19,12 +19,13 @@ pytest.importorskip("transformers", reason="needs the extra `moe`")
 
 from experts.moe.library import transformers
 from tests.experts.moe.tiny import write_tiny
+from tests.moe.bench import BenchCell, draw_times
+from tests.moe.evaluate import decode_timing, held_out_prompts, perplexity
+from tests.moe.fixture import FixtureRecipe, make_fixture
+from tests.moe.side import SideJob, measure
 from tools.cli.main import app
-from tools.moe.bench import BenchCell, draw_times
+from tools.moe.checkpoint import open_runtime
 from tools.moe.corpus import DOMAINS, CorpusDocument, collect
-from tools.moe.evaluate import decode_timing, held_out_prompts, open_runtime, perplexity
-from tools.moe.fixture import FixtureRecipe, make_fixture
-from tools.moe.side import SideJob, measure
 from tools.moe.text import encode, load_text, read_tokenizer
 from tools.moe.trace import take_traces
 

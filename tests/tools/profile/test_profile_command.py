@@ -24,6 +24,7 @@ from tests.daemon.storage.database.store_parts import a_line as a_store
 from tests.daemon.storage.database.store_parts import a_stage, an_arrival, an_outcome
 from tests.experts.recorder import FakeRecorder
 from tests.lines import a_jpeg, a_line
+from tests.ports import free_port
 from tools.cli.main import app
 from tools.profile import measure
 from tools.profile.executors import Pair, best, pairs, try_pairs
@@ -137,13 +138,31 @@ def test_memory_that_holds_no_expert_is_refused_with_what_is_needed(tmp_path: Pa
         profile_line(load_line(config), a_wish(memory_bytes=20_000_000), quiet)
 
 
+def test_a_device_of_another_pc_that_is_out_of_reach_is_named_and_the_rest_is_measured(tmp_path: Path, experts: Path):
+    pytest.importorskip("ray")
+    address = f"127.0.0.1:{free_port()}"
+    there = {"pc2-cpu": {"host": "pc2", "device": "cpu", "expert_memory": "150MB"}}
+    here = {"cpu": {"expert_memory": "150MB", "executors": 1}}
+    config = a_line(tmp_path / "line", experts, devices=here | there, cluster={"address": address})
+    done = command(str(config), "--quick", "--max-batch", "1")
+    assert done.exit_code == 0, done.output
+    said = f"pc2-cpu was not measured: no cluster answers at {address} (Connection refused): start its head"
+    assert said in " ".join(done.stdout.split())
+    assert [*load_profile(config.parent / "profile.yaml").devices] == ["cpu"]
+    config = a_line(tmp_path / "none_here", experts, devices=there, cluster={"address": address})
+    done = command(str(config), "--quick", "--max-batch", "1")
+    assert done.exit_code == 1
+    assert f"pc2-cpu: no cluster answers at {address}" in done.stderr
+    assert not (config.parent / "profile.yaml").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["none.yaml"], 2, "no file none.yaml"),
+        (["none.yaml"], 2, "none.yaml: cannot read the file"),
         (["{line}", "--images", "nowhere"], 2, "no folder nowhere"),
         (["{line}", "--memory", "much"], 2, "expected a size such as 250MB"),
-        (["{gpu_line}", "--quick"], 2, "this machine has no cuda:7"),
+        (["{gpu_line}", "--quick"], 2, "devices.cuda:7: torch sees"),
         (["{empty_line}", "--quick"], 1, "names no expert whose weights can be read"),
     ],
 )

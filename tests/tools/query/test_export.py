@@ -16,9 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from daemon.config.settings import load_config
 from daemon.storage.database.connections import open_for_reading
+from daemon.storage.database.reviews import ReviewDecision
+from daemon.storage.database.schema import inspections
+from daemon.storage.database.store import open_store
 from daemon.units import spreadsheet_cell
 from tests.contract.client import Line
 from tests.faults.shim import read_log, shim_environment
@@ -86,6 +90,20 @@ def test_the_package_of_a_lot_has_all_of_its_rows(judged: Line, package: Path) -
     assert manifest["line"]["config"] == str(judged.config)
     assert manifest["selection"]["lots"] == ["L1"]
     assert manifest["last_seq"] == judged.rows("SELECT last_seq FROM stream_position")[0][0]
+
+
+def test_boxes_that_people_drew_are_in_the_package_of_their_board_alone(line: Path, tmp_path: Path) -> None:
+    with closing(open_store(f"sqlite:///{line}/inspection.db")) as store:
+        with store.engine.connect() as connection:
+            failed = inspections.c.lot == "L1", inspections.c.verdict == "fail"
+            image = connection.execute(select(inspections.c.inspection_id).where(*failed).limit(1)).scalar_one()
+        review = store.review(ReviewDecision(image, "Eva", None, "fail", boxes=(("void", 1.5, 2, 3, 4),)))
+    for lot, rows in (("L1", 1), ("L2", 0)):
+        export(line, tmp_path / lot, lots=(lot,))
+        assert len(lines(tmp_path / lot, "drawn_boxes")) == rows
+    box = {"box_id": 1, "review_id": review.review_id, "label": "void", "x1": 1.5, "y1": 2, "x2": 3, "y2": 4}
+    assert lines(tmp_path / "L1", "drawn_boxes") == [box]
+    assert "no mistakes found" in coserve("db", "check", "--config", line / "coserve.yaml").stdout
 
 
 def test_parquet_lies_beside_where_it_can_be_written(package: Path) -> None:

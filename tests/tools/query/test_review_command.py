@@ -112,6 +112,13 @@ def test_a_defect_is_named_by_label_or_code_and_an_unknown_code_is_refused(line:
     assert stored("D999", "--new-code") == stored("D999") == "D999"
 
 
+def test_without_codes_in_the_rules_a_mistyped_defect_is_refused_too(line: Path) -> None:
+    refused = review(line, 1, "fail", "--defect", "tombston")
+    assert refused.exit_code == 2
+    assert "no result has it; a new code goes with --new-code" in refused.stderr
+    assert review(line, 1, "fail", "--defect", "tombston", "--new-code").exit_code == 0
+
+
 def test_a_board_is_named_by_its_serial(line: Path) -> None:
     with closing(sqlite3.connect(line.parent / "inspection.db")) as database, database:
         database.execute(

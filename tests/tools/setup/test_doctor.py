@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pynvml
 import pytest
 import yaml
 from sqlalchemy import Connection
@@ -202,6 +203,9 @@ def test_folders_of_another_user_are_named_with_what_gives_the_right(config: Pat
         ({"devices": {"cuda:0": {"expert_memory": "20GB"}}},
          lambda context: machine.gpu_memory(replace(context, driver=SMALL_GPU), "cuda:0"),
          "lower devices.cuda:0.expert_memory"),
+        ({"devices": {"cpu": {"expert_memory": psutil.virtual_memory().total},
+                      "cuda:0": {"expert_memory": "20GB", "memory": "shared"}}},
+         machine.memory, "lower devices.cpu.expert_memory, which the GPUs share"),
     ],
 )  # fmt: skip
 def test_settings_that_this_pc_cannot_serve_are_named(
@@ -278,6 +282,32 @@ def test_driver_and_torch_that_do_not_fit_are_named() -> None:
     assert [machine.serves(capability, built["architectures"]) for capability in ((7, 5), (8, 6), (9, 0), (10, 0))] == [
         *(False, True, True, True)
     ]
+
+
+def test_a_gpu_that_shares_the_hosts_memory_is_measured_against_ram(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = {"expert_memory": "20GB", "activation_memory": "30GB", "memory": "shared"}
+    context = examine_line(changed(config, devices={"cpu": {"expert_memory": "25GB"}, "cuda:0": shared}))
+    (finding,) = machine.gpu_memory(replace(context, driver=SMALL_GPU), "cuda:0")
+    assert (finding.grade, finding.do) == ("ok", None), "NVML's figure is not what it has"
+    (finding, _) = machine.memory(context)
+    assert "the line may take 56.5 GB" in finding.so
+
+    def not_supported(handle: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    answers = {
+        "nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
+        "nvmlSystemGetDriverVersion": lambda: "580", "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetHandleByIndex": lambda number: number, "nvmlDeviceGetMemoryInfo": not_supported,
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: (12, 1), "nvmlDeviceGetName": lambda handle: "GB10",
+    }  # fmt: skip
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    driver = find_driver()
+    assert driver is not None
+    assert driver.gpus[0].total_bytes == psutil.virtual_memory().total
 
 
 def test_a_service_whose_program_is_gone_is_wrong(config: Path, tmp_path: Path) -> None:

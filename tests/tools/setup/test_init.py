@@ -35,7 +35,7 @@ def test_without_a_question_a_line_is_made_whose_only_lack_is_its_experts(tmp_pa
     assert problems == []
     assert "the catalog has no experts" in facts["warnings"][0]
     for command in (
-        "coserve train classifier training/R0402 --id R0402 --out line/experts",
+        "coserve train all training --out line/experts",
         "coserve check line/coserve.yaml",
         "coserve doctor line/coserve.yaml",
         "coserve run line/coserve.yaml",
@@ -126,7 +126,7 @@ def test_the_commands_that_are_printed_can_be_pasted(tmp_path: Path) -> None:
         return done.stdout
 
     output = printed("line", "/usr/bin:/bin")
-    assert "\n  .venv/bin/coserve train classifier training/U --id U --out line/experts\n" in output
+    assert "\n  .venv/bin/coserve train all training --out line/experts\n" in output
     assert "\n  .venv/bin/coserve check line/coserve.yaml\n" in output
     assert "\n  coserve check other/coserve.yaml\n" in printed("other", f"{command.parent}:/usr/bin:/bin")
 

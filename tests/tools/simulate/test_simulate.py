@@ -241,3 +241,16 @@ def test_an_architecture_that_the_device_does_not_know_is_named(tmp_path: Path):
     done = CliRunner().invoke(app, ["simulate", *paths])
     assert done.exit_code == 2
     assert "giant" in done.stderr
+
+
+def test_what_if_classifiers_became_heads_of_one_backbone(tmp_path: Path):
+    files = write(tmp_path)
+    apart, family = (
+        json.loads(CliRunner().invoke(app, [*files, "--policy", "coserve-plus", "--json", *heads]).stdout)[0]
+        for heads in ([], ["--heads", "c*"])
+    )
+    assert family["loads"] < apart["loads"]
+    refused = CliRunner().invoke(app, [*files, "--heads", "nothing*"])
+    assert refused.exit_code == 2
+    assert "no expert of" in refused.output
+    assert "matches nothing*" in refused.output

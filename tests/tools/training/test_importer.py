@@ -12,6 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from experts.catalog import CatalogFile, resolve
+from experts.vision.architectures import NORMALISATIONS
 from experts.vision.frameworks import ultralytics
 from experts.vision.infer import infer
 from experts.vision.networks import select_head
@@ -19,12 +20,13 @@ from experts.vision.preprocess import fit
 from experts.vision.slot import SlotPool
 from tests.experts.pictures import encoded
 from tests.experts.samples import PICTURES, a_model, labels
+from tests.small_disk import small_disk
 from tools.cli.main import app
 from tools.experts.measure import images_below
 from tools.training.expert_file import CONFIDENCE_TOLERANCES, Form, ImportRefusedError
 from tools.training.fit import Schedule, fit_network, logits_of, new_network
 from tools.training.importer import ImportTarget, import_file, import_model
-from tools.training.proof import pattern_images
+from tools.training.proof import compare, original_outputs, pattern_images, squares
 
 CLASSES = labels(5)
 
@@ -114,9 +116,23 @@ def test_a_pickled_checkpoint_is_opened_elsewhere_and_proved_there(tmp_path: Pat
     assert report.entry["classes"] == [f"defect {index}" for index in range(5)]
     assert report.agreement.confidence < 1e-3
     assert report.agreement.box_pixels < 0.5
-    assert report.layout.endswith("end_to_end") == end_to_end
+    assert report.spec.layout.endswith("end_to_end") == end_to_end
     catalog, problems = the_catalog(tmp_path)
     assert (list(catalog), problems) == (["best"], [])
+
+
+def test_a_box_that_an_end_to_end_detector_lacks_counts_as_confidence_0_and_nan_as_no_agreement(tmp_path: Path):
+    model = a_model("yolo26n")
+    select_head(model, end_to_end=True)
+    spec = import_model(model, "yolo26n", CLASSES, 160, tmp_path, expert="d", images=PICTURES).spec
+    inputs = squares(PICTURES, "detect", 160)
+    outputs = tuple(output.clone() for output in original_outputs(model, inputs, NORMALISATIONS["none"]))
+    outputs[1][0, 7, 4:] = torch.tensor([0.375, len(CLASSES)])
+    agreement = compare(spec, PICTURES, outputs)
+    assert agreement.confidence == 0.375, "the expert has no box of that class"
+    assert agreement.box_pixels < 0.5
+    outputs[1][0, 8, 4] = float("nan")
+    assert compare(spec, PICTURES, outputs).confidence == float("inf")
 
 
 class FileMaker:
@@ -221,7 +237,7 @@ def test_reduced_precision_halves_the_file_within_a_tolerance_of_the_users(tmp_p
     full = import_model(model, "resnet18", CLASSES, 96, tmp_path, expert="full")
     form = Form(dtype="bfloat16", tolerance=0.05)
     half = import_model(model, "resnet18", CLASSES, 96, tmp_path, expert="half", form=form)
-    assert half.weights_bytes < 0.51 * full.weights_bytes
+    assert half.spec.weights_bytes < 0.51 * full.spec.weights_bytes
     assert half.agreement.confidence > full.agreement.confidence
 
 
@@ -298,6 +314,8 @@ def test_auto_without_pictures_and_forms_that_are_not_known_are_refused(tmp_path
     (tmp_path / "empty").mkdir()
     with pytest.raises(ImportRefusedError, match="no image that can be decoded"):
         import_file(file, a_target(tmp_path, form=Form(store="auto")), images=tmp_path / "empty")
+    with pytest.raises(ImportRefusedError, match="missing: is not a folder"):
+        import_file(file, a_target(tmp_path, form=Form(store="auto")), images=tmp_path / "missing")
     assert not (tmp_path / "experts").exists()
 
 
@@ -370,3 +388,17 @@ def test_an_import_removes_what_a_killed_one_of_the_same_expert_left(tmp_path: P
     import_file(a_state_dict(tmp_path), a_target(tmp_path, expert="r"))
     hidden = {file for file in out.iterdir() if file.name.startswith(".")}
     assert hidden == {*left, working}
+
+
+def test_a_full_disk_is_named_and_leaves_nothing_of_the_import(tmp_path: Path):
+    file = a_state_dict(tmp_path)
+    with small_disk(tmp_path / "small", "50m") as disk:
+        target = replace(a_target(tmp_path, expert="a", form=Form(store="int8")), out=disk)
+        reason = f"cannot write to {disk}: No space left on device; correct that, or name another folder with --out"
+        free_pages = os.statvfs(disk).f_bavail
+        thin_pages = 2740
+        for left_pages in (thin_pages - 1, thin_pages):  # not the file; the file, and not its entry in the catalog
+            (disk / "fill").write_bytes(bytes(4096 * (free_pages - left_pages)))
+            with pytest.raises(ImportRefusedError, match=re.escape(reason)):
+                import_file(file, target)
+            assert [entry.name for entry in disk.iterdir()] == ["fill"]

@@ -14,7 +14,7 @@ from experts.vision.preprocess import decode, to_square
 from tools.training import TrainingError
 from tools.training.detector import train_detector
 from tools.training.detector_loop import Progress, Sample, TrainingEffort, collate, fit_detector
-from tools.training.photographs import Photograph, PhotographSampler, read_yolo_data
+from tools.training.photographs import Photograph, PhotographSampler, Views, read_yolo_data
 
 SIZE = 64
 
@@ -107,6 +107,37 @@ def test_boxes_stay_on_what_they_mark_when_photographs_are_moved(tmp_path: Path)
         assert np.abs(boxes[0, :4] - np.array(found)).max() <= 1.5
 
 
+def test_symmetry_shows_all_eight_views_and_boxes_turn_with_them(tmp_path: Path) -> None:
+    photograph = Photograph(tmp_path / "corner.png", np.array([[0.125, 0.25, 0.25, 0.75, 0]], np.float32))
+    picture = np.zeros((64, 64, 3), np.uint8)
+    picture[16:48, 8:16] = 255
+    picture[0, 0] = 100
+    sampler = PhotographSampler([photograph], SIZE, jitter=False, views=Views(symmetry=True))
+    sampler.cache[photograph.file] = picture
+    views, rng = set[bytes](), np.random.default_rng(0)
+    for _ in range(100):
+        pixels, boxes = sampler(rng)
+        views.add(pixels.tobytes())
+        bright = np.argwhere(pixels.min(axis=2) > 200)
+        assert boxes[0, :4].tolist() == [*bright.min(axis=0)[::-1], *(bright.max(axis=0)[::-1] + 1)]
+    assert len(views) == 8
+
+
+def test_crops_are_of_the_scale_of_the_input_and_mostly_around_an_object(tmp_path: Path) -> None:
+    photograph = Photograph(tmp_path / "large.png", np.array([[0.8, 0.1, 0.85, 0.15, 0]], np.float32))
+    views = Views(symmetry=True, zoom=0.0, crop=32)
+    sampler = PhotographSampler([photograph], 320, jitter=True, views=views)
+    sampler.cache[photograph.file] = np.zeros((640, 640, 3), np.uint8)
+    rng = np.random.default_rng(0)
+    samples = [sampler(rng) for _ in range(100)]
+    assert {pixels.shape for pixels, _ in samples} == {(32, 32, 3)}
+    shown = [boxes for _, boxes in samples if len(boxes)]
+    assert 70 <= len(shown) < 100
+    assert all(side <= 16.01 for boxes in shown for side in (boxes[:, 2:4] - boxes[:, :2]).ravel())
+    with pytest.raises(TrainingError, match="a crop of 50 pixels is not a multiple of 32"):
+        Views(crop=50)
+
+
 def test_a_box_mostly_outside_is_gone() -> None:
     photograph = Photograph(Path("edge.png"), np.array([[0.0, 0.0, 0.05, 0.05, 0]], np.float32))
     cache = {photograph.file: np.zeros((64, 64, 3), np.uint8)}
@@ -117,8 +148,8 @@ def test_a_box_mostly_outside_is_gone() -> None:
 def test_a_data_set_becomes_an_expert_with_a_report(tmp_path: Path) -> None:
     file = a_data_set(tmp_path)
     out = tmp_path / "experts"
-    effort = TrainingEffort(steps=2, batch=2, threads=1)
-    report = train_detector(file, "yolo11n", SIZE, out, expert="solder", effort=effort)
+    effort = TrainingEffort(steps=2, batch=2, threads=1, closing_share=0.6)
+    report = train_detector(file, "yolo11n", SIZE, out, expert="solder", effort=effort, views=Views(crop=32))
     catalog, problems, unusable = load_catalog(out / "catalog.yaml")
     assert not problems
     assert not unusable

@@ -15,7 +15,7 @@ from daemon.config.settings import Config
 from daemon.errors import MissingExtraError
 from daemon.storage.database.reviews import VersionKey
 from daemon.storage.image_archive import is_as_sent
-from experts.catalog import dump, entry_with
+from experts.catalog import backbone_file, dump, entry_with
 from experts.spec import digest_of
 from experts.versions import weights_of
 from experts.weights import file_sha256
@@ -211,9 +211,12 @@ def copy_experts(catalog: Path, written: PackageRows, folder: Path, *, with_weig
             experts.warnings.append(f"expert {expert} {version}: its weights are deleted")
         if kept is not None and with_weights:
             row["weights"] = _copy_weights(catalog.parent / kept.file, folder / name, kept.sha256, experts)
+            if (backbone := kept.backbone) is not None:
+                place = folder / backbone_file(backbone.sha256)
+                _copy_weights(catalog.parent / backbone.file, place, backbone.sha256, experts)
         entry = None if settings is None or sha256 is None else entry_with(settings, name, sha256)
         if entry is None and kept is not None:
-            entry = kept.model_copy(update={"file": name})
+            entry = kept.model_copy(update={"file": name, "backbone": kept.backbone and kept.backbone.for_package()})
             experts.warnings.append(f"expert {expert} {version}: its settings are not known; its entry is today's")
         if entry is None:
             continue

@@ -15,11 +15,11 @@ from typing import Any
 
 from sqlalchemy import Connection, select, tuple_
 
+from daemon.registry.signing import SIGNATURE, read_public_key, signature_problem
 from daemon.storage.database.schema import metadata
 from daemon.units import spreadsheet_cell
 from experts.weights import file_sha256
 from tools.query.package.contents import json_lines
-from tools.query.package.signing import SIGNATURE, read_public_key, signature_problem
 from tools.query.package.write import MANIFEST, SUMS, PackageError
 from tools.query.reading import Row
 

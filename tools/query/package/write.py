@@ -19,6 +19,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from daemon.config.settings import Config
+from daemon.registry.signing import SIGNATURE, key_id, read_signing_key, sign
 from daemon.storage.database.connections import redacted_url
 from daemon.storage.database.upkeep import room_problem
 from experts.durable import sync
@@ -33,7 +34,6 @@ from tools.query.package.contents import (
     copy_pictures,
     write_rows,
 )
-from tools.query.package.signing import SIGNATURE, key_id, read_signing_key, sign
 from tools.query.reading import BoardSelection
 from tools.terminal.console import CommandError
 
@@ -83,7 +83,7 @@ def write_package(
 ) -> PackageReport:
     """Write the package `out`. After PackageError, PackageFolderError or OSError nothing is left of it."""
     key = None if sign_with is None else read_signing_key(sign_with)
-    with _unfinished(out) as part:
+    with unfinished_folder(out) as part:
         rows = part / "rows"
         rows.mkdir()
         progress("rows")
@@ -94,7 +94,7 @@ def write_package(
             )
         if not written.rows.get("boards"):
             raise PackageError("no board matches: `coserve results --boards` lists those that closed last")
-        _need_room(settings, out, written.picture_bytes + _ROW_BYTES)
+        need_room(settings, out, written.picture_bytes + _ROW_BYTES)
         progress("pictures")
         pictures = copy_pictures(settings, written, rows, part)
         progress("experts")
@@ -147,7 +147,7 @@ def write_package(
 
 
 @contextmanager
-def _unfinished(out: Path) -> Iterator[Path]:
+def unfinished_folder(out: Path) -> Iterator[Path]:
     """Yield `OUT.part`, locked by this process; it becomes `out` at the end, or is deleted after an error."""
     part = out.with_name(f"{out.name}.part")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -189,9 +189,9 @@ def _empty(folder: Path) -> None:
             entry.unlink()
 
 
-def _need_room(settings: Config, out: Path, size_bytes: int) -> None:
-    """Raise PackageError if the pictures do not fit beside what a line on the same disk keeps free for itself."""
-    folder, what = out.absolute().parent, "the package"
+def need_room(settings: Config, out: Path, size_bytes: int, what: str = "the package") -> None:
+    """Raise PackageError if `what` does not fit beside what a line on the same disk keeps free for itself."""
+    folder = out.absolute().parent
     if settings.journal.exists() and settings.journal.stat().st_dev == folder.stat().st_dev:
         size_bytes += settings.retention.reserve + (settings.retention.free or 0)
         what += ", with what the line keeps free,"

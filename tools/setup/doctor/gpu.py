@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import psutil
 import pynvml
 
 
@@ -49,6 +50,12 @@ def _nvml() -> Iterator[None]:
 
 def _gpu(number: int) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        total_bytes, free_bytes = int(memory.total), int(memory.free)
+    except pynvml.NVMLError as error:
+        if getattr(error, "value", None) != pynvml.NVML_ERROR_NOT_SUPPORTED:  # else it computes in the host's memory
+            raise
+        total_bytes, free_bytes = psutil.virtual_memory()[:2]
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return Gpu(str(pynvml.nvmlDeviceGetName(handle)), int(memory.total), int(memory.free), (int(major), int(minor)))
+    return Gpu(str(pynvml.nvmlDeviceGetName(handle)), total_bytes, free_bytes, (int(major), int(minor)))

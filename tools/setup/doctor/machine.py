@@ -121,7 +121,10 @@ def gpu_memory(context: DoctorContext, name: str) -> Iterator[Finding]:
     assert context.driver is not None
     assert context.config is not None
     gpu, device = context.driver.gpus[int(name.removeprefix("cuda:"))], context.config.devices[name]
-    needed_bytes = (device.activation_memory or 0) + (device.expert_memory if device.memory == "own" else 0)
+    if device.memory == "shared":
+        yield ok("gpu memory", f"{name} computes in RAM (`memory: shared`): see memory")
+        return
+    needed_bytes = (device.activation_memory or 0) + device.expert_memory
     summary = f"{name} has {size_text(gpu.total_bytes)}, {size_text(gpu.free_bytes)} free; the line asks for"
     if needed_bytes > gpu.total_bytes:
         yield wrong("gpu memory", f"{summary} {size_text(needed_bytes)}", f"lower devices.{name}.expert_memory")
@@ -141,10 +144,13 @@ def memory(context: DoctorContext) -> Iterator[Finding]:
     else:
         needed_bytes = _asked_ram(context)
         so = f"{so}; the line may take {size_text(needed_bytes)}"
+        devices = context.config.devices
+        is_shared = "cpu" in devices and any(device.memory == "shared" for device in devices.values())
+        lower = "lower devices.cpu.expert_memory, which the GPUs share" if is_shared else "lower expert_memory"
         if needed_bytes > ram.total:
-            yield wrong("memory", so, "lower expert_memory or host_cache, or add memory: it would swap, or be killed")
+            yield wrong("memory", so, f"{lower} or host_cache, or add memory: it would swap, or be killed")
         elif needed_bytes > ram.available and not context.is_running:
-            yield warn("memory", so, "end what else needs memory here, or lower expert_memory")
+            yield warn("memory", so, f"end what else needs memory here, or {lower}")
         else:
             yield ok("memory", so)
     swap = psutil.swap_memory()
@@ -161,8 +167,9 @@ def _asked_ram(context: DoctorContext) -> int:
     total = _BASE_BYTES + context.config.limits.in_memory
     devices = context.config.devices
     for name, device in devices.items():
-        if name == "cpu" or (device.memory == "shared" and "cpu" not in devices):
-            total += device.expert_memory + (device.activation_memory or 0)
+        if name == "cpu" or device.memory == "shared":
+            is_counted = name != "cpu" and "cpu" in devices  # the CPU's budget includes the GPUs'
+            total += (device.activation_memory or 0) + (0 if is_counted else device.expert_memory)
         total += device.host_cache or 0
     return total
 

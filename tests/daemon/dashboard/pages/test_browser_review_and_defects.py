@@ -130,7 +130,7 @@ def test_a_whole_review_by_touch_on_a_telephone(shown_line: ShownLine, open_page
     assert has_no_sideways_scroll(page)
     tap = page.touchscreen.tap
     for number, (selector, after) in enumerate(
-        (("[data-decide=pass]", 1), (".code >> nth=0", 2), ("#review-undo", 1)), 1
+        (("[data-decide=pass]", 1), ("[data-code] >> nth=0", 2), ("#review-undo", 1)), 1
     ):
         let_time_stand(page, number)  # what comes within a quarter of a second is taken for the second half of a tap
         box = page.locator(selector).bounding_box()

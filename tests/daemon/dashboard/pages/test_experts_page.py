@@ -20,7 +20,7 @@ from daemon.dashboard.pages.line import alarms
 from daemon.dashboard.site.database import CachedAnswer
 from daemon.dashboard.site.site import make_site
 from daemon.line.line import load_catalog
-from tests.daemon.dashboard.web import Web, an_expert, answering_control
+from tests.daemon.dashboard.web import STATUS, Web, an_expert, answering_control
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&amp; ../%2e%2e/{{7*7}}?a=b#c"
 NAMES = ("R0402", HOSTILE, "..", "a/b", "/slash/", "Größe µ", "x" * 128, "C0603")
@@ -265,6 +265,11 @@ def test_a_picture_of_memory_is_as_large_as_the_memory_and_no_block_leaves_it(po
     assert shown == {expert["expert"] for expert in pool["experts"]}
 
 
+def test_a_large_memory_with_one_expert_is_a_picture_of_few_rows() -> None:
+    drawing = memory_map(a_pool([44_700_000], free=12_600_000_000), WIDE)
+    assert len({block.y for block in drawing.blocks}) == 4
+
+
 def test_a_device_that_gave_up_its_memory_is_an_empty_picture() -> None:
     assert memory_map(a_pool([]), WIDE).blocks == ()
 
@@ -296,3 +301,36 @@ def test_nothing_on_these_pages_changes_the_line(web: Web) -> None:
             main = text[text.index("<main") : text.index("</main>")]
             assert 'method="post"' not in main
             assert web.post(path).status in (403, 405)
+
+
+def test_a_version_in_shadow_is_compared_on_the_page_of_its_expert_with_links_to_the_images(web: Web) -> None:
+    entry = yaml.safe_load((web.folder / "experts" / "catalog.yaml").read_text(encoding="utf-8"))["experts"]["R0402"]
+    other = entry | {"sha256": "feedfeedfeed" + "0" * 52}
+    stored = {"entry": other, "put_at": "2026-11-21T09:00:00Z", "put_by": "eva", "source": "new"}
+    for asked, holds in (({"images": 2, "agreement": 0.0}, True), ({"images": 9, "agreement": 0.98}, False)):
+        marked = {"versions": {"feedfeedfeed": stored}, "shadow": {"version": "feedfeedfeed"} | asked}
+        text = yaml.safe_dump({"experts": {"R0402": marked}})
+        (web.folder / "experts" / "versions.yaml").write_text(text, encoding="utf-8")
+        for inspection, outcome in ((3, "pass"), (6, "fail <b>D1</b>")):  # people failed image 3
+            web.sql(
+                "INSERT OR IGNORE INTO shadow_answers"
+                " VALUES (:id, 'R0402', 'feedfeedfeed', 0, 'ok', 1, :new, 'pass', 1)",
+                id=inspection,
+                new=outcome,
+            )
+        shadows = [
+            {"expert": "R0402", "problem": "its process ended: killed by SIGKILL"},
+            {"expert": "det", "problem": "x"},
+        ]
+        with answering_control(web, experts=experts(web, "R0402"), status={**STATUS, "shadows": shadows}):
+            page = re.sub(r"\s+", " ", web.get("/experts/R0402").text)
+        assert "It does not answer: its process ended: killed by SIGKILL." in page
+        assert ("coserve experts promote R0402 feedfeedfeed" in page) == holds
+        assert ("It holds: 2 of 2 images" in page) == holds
+        assert ("It does not hold yet: 2 of 9 images" in page) == (not holds)
+        assert "fail &lt;b&gt;D1&lt;/b&gt;" in page
+        assert '<a href="/boards/3?inspection=6">6</a>' in page
+        assert "Of 1 reviewed image: 0 false calls that would go" in page
+    (web.folder / "experts" / "versions.yaml").unlink()
+    with answering_control(web, experts=experts(web, "R0402")):
+        assert "shadow-title" not in web.get("/experts/R0402").text

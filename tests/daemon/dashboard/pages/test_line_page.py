@@ -151,6 +151,18 @@ def test_what_is_wrong_with_the_line_itself_is_told_troubles_first() -> None:
     assert "its end is missing" in alarms(status)[-1].remedy
 
 
+def test_an_alarm_of_the_rules_is_told_in_its_words_with_links_to_its_boards(web: Web) -> None:
+    image = {"inspection_id": 1, "board": {"type": "mainboard-a", "serial": "A/0815", "attempt": 1}, "designator": "U1"}
+    text = "mainboard-a: bridge at U1 on 3 of the last 20 boards"
+    row = {"alarm": "same-place", "since": "2026-11-25T07:48:38.361Z", "text": text, "count": 3, "images": [image]}
+    with web.running(), answering_control(web, status={**STATUS, "alarms": [row]}):
+        page = web.get("/").text
+    assert f"<strong>{text}.</strong>" in page
+    assert 'Since <time datetime="2026-11-25T07:48:38.361Z"' in page
+    assert '<a href="/boards?serial=A%2F0815">A/0815 U1</a>' in page
+    assert alarms(STATUS) == []
+
+
 def test_a_line_without_experts_says_that_it_collects_and_how_they_are_made(web: Web) -> None:
     for image, component in enumerate(("R0402", "R0402", "C0603"), 1):
         web.add_image(image, 1, "unknown", component=component, reason="no_expert", designator=f"X{image}")
@@ -161,7 +173,7 @@ def test_a_line_without_experts_says_that_it_collects_and_how_they_are_made(web:
         page = web.get("/").text
         listed = web.get("/experts").text
     assert "This line collects: 2 component types have no expert yet." in page
-    assert "coserve export --training" in page
+    assert "coserve dataset export" in page
     assert "no expert yet <span>X1, R0402" in page
     assert "no_expert" not in page
     assert "This line has no experts yet" in listed

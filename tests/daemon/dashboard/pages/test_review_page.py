@@ -3,8 +3,11 @@
 Deciding needs a daemon: test_browser_review_and_defects.py.
 """
 
+import json
+import re
 import time
 from collections.abc import Iterator
+from html import unescape
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -44,6 +47,15 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
     line.add_stage(3, expert=EVIL, label=EVIL)
     line.add_box(1, 1, "bridge", 0.61, 10.5, 20, 30, 44)
     line.add_review(5, "fail", EVIL, defect="D500", note=EVIL)
+    line.add_image(7, 1, "pass", image_path="images/2026-11-21/000000/1.png", component="BGA")
+    line.add_stage(7, 0, expert="BGA")
+    line.add_stage(7, 1, expert="balls", label=None, confidence=None)
+    line.add_version("BGA", classes='["ok", "tilted"]')
+    line.add_version("balls", classes=json.dumps(["void", EVIL, "void"]))
+    line.add_version("balls", expert_version="ffffffffffff", classes='["older"]')
+    line.add_box(7, 1, EVIL, 0.9, 1, 2, 3, 4)
+    line.add_review(7, "fail", EVIL, review_id=70)
+    line.add("drawn_boxes", review_id=70, label=EVIL, x1=1, y1=2, x2=3, y2=4)
     for number in (1, 2):
         line.add_picture(f"images/2026-11-21/000000/{number}.png", a_picture())
     with line.running() as running:
@@ -141,7 +153,7 @@ def test_an_image_comes_with_all_that_is_known_of_it(web: Web, image: int, parts
 
 
 def test_nothing_that_a_publisher_wrote_is_markup(web: Web) -> None:
-    for path in ("/review/items/3", "/review/items/5", "/review", f"/review?lot={quote(EVIL)}"):
+    for path in ("/review/items/3", "/review/items/5", "/review/items/7", "/review", f"/review?lot={quote(EVIL)}"):
         answer = web.get(path, Cookie=EVA)
         text = answer.json["html"] if path.startswith("/review/items") else answer.text
         assert "<script>alert" not in text
@@ -160,7 +172,7 @@ def test_without_a_daemon_a_decision_is_not_stored_and_says_so(web: Web) -> None
     answer = web.post("/review/items/1", "verdict=pass&newest=", Origin=web.origin, Cookie=EVA)
     assert (answer.status, answer.json["code"]) == (503, "no_daemon")
     assert "coserve run" in answer.json["reason"]
-    assert web.sql("SELECT count(*) FROM reviews") == [(1,)]
+    assert web.sql("SELECT count(*) FROM reviews") == [(2,)]
 
 
 def test_another_code_may_be_typed_as_the_label_that_the_rules_have(web: Web) -> None:
@@ -169,6 +181,27 @@ def test_another_code_may_be_typed_as_the_label_that_the_rules_have(web: Web) ->
             body = urlencode({"verdict": "fail", "defect": typed})
             answer = web.post("/review/items/1", body, Origin=web.origin, Cookie=EVA)
             assert (answer.status, answer.json["got"]) == (200, code)
+
+
+def test_labels_of_boxes_are_the_detectors_else_names_of_codes(web: Web) -> None:
+    def labels(image: int) -> list[str]:
+        html = web.get(f"/review/items/{image}", Cookie=EVA).json["html"]
+        return [unescape(label) for label in re.findall(r'data-label="([^"]*)"', html)]
+
+    assert labels(7) == ["void", EVIL]
+    assert labels(3)[:3] == ["tombstone", "bridge", "D500"]
+
+
+def test_boxes_go_to_the_daemon_as_they_were_drawn_and_what_is_no_json_is_refused(web: Web) -> None:
+    boxes = [{"label": "void", "box": [1, 2.5, 3, 4]}]
+    with answering_control(web, review=lambda fields: {"got": fields.get("boxes", "not marked")}):
+        for sent, got in ((json.dumps(boxes), boxes), ("[]", "not marked"), ("7", 7), (None, "not marked")):
+            body = urlencode({"verdict": "fail"} | ({"boxes": sent} if sent else {}))
+            answer = web.post("/review/items/1", body, Origin=web.origin, Cookie=EVA)
+            assert (answer.status, answer.json["got"]) == (200, got)
+        for broken in ("[", "NaN]", "{'a': 1}", "\x00"):
+            body = urlencode({"verdict": "fail", "boxes": broken})
+            assert web.post("/review/items/1", body, Origin=web.origin, Cookie=EVA).status == 422
 
 
 def test_what_one_page_shows_is_offered_to_others_last(web: Web) -> None:

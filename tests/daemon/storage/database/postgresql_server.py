@@ -8,9 +8,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S
@@ -31,11 +33,14 @@ def programs() -> Path | None:
 class Server:
     """`with server:` it answers. Stopped and started again it has its databases still."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *settings: str) -> None:
         folder_of_programs = programs()
         assert folder_of_programs is not None, WANTED
         self._programs = folder_of_programs
         self._folder = folder
+        self._settings = [
+            option for setting in ("listen_addresses=127.0.0.1", "fsync=off", *settings) for option in ("-c", setting)
+        ]
         self._port = free_port()
         self._as: dict[str, Any] = {}
         if os.geteuid() == 0:
@@ -55,7 +60,7 @@ class Server:
         return f"postgresql+psycopg://coserve:secret@/{name}?host={host or self._folder}&port={self._port}"
 
     def start(self) -> None:
-        options = ("-k", self._folder, "-p", str(self._port), "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off")
+        options = ("-k", self._folder, "-p", str(self._port), *self._settings)
         with (self._folder / "log").open("ab") as log:
             program = [self._programs / "postgres", "-D", self._folder / "data", *options]
             self._process = subprocess.Popen(program, stdout=log, stderr=log, cwd=self._folder, **self._as)
@@ -78,6 +83,17 @@ class Server:
             self._process.send_signal(how)
             self._process.wait(PATIENCE_S)
 
+    def kill(self) -> None:
+        """SIGKILL to every process of the server at once."""
+        assert self._process is not None
+        server = psutil.Process(self._process.pid)
+        processes = [server, *server.children()]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait(PATIENCE_S)
+        psutil.wait_procs(processes, PATIENCE_S)
+
     def _conninfo(self, database: str) -> str:
         return f"host={self._folder} port={self._port} user=coserve dbname={database}"
 
@@ -88,10 +104,10 @@ class Server:
 
 
 @contextmanager
-def a_server() -> Iterator[Server]:
+def a_server(*settings: str) -> Iterator[Server]:
     """A server in a folder with a short name, for its socket's sake."""
     with tempfile.TemporaryDirectory(prefix="pg") as folder:
-        server = Server(Path(folder))
+        server = Server(Path(folder), *settings)
         try:
             server.start()
             yield server

@@ -1,5 +1,6 @@
 """The newest passes of each component, kept to compare with: enough, never more, and kept longer than others."""
 
+import hashlib
 from pathlib import Path
 
 from daemon.policy.retain import images_to_prune
@@ -87,3 +88,31 @@ def test_where_space_is_needed_the_newest_examples_go_after_other_passes_and_bef
     with line.store.engine.connect() as connection:
         order = images_to_prune(oldest_kept(connection, 100, None, 2), 10**9)
     assert [image.inspection_id for image in order] == [1, 2, 3, 4, 5]
+
+
+def test_a_share_of_all_passes_is_kept_by_the_bytes_of_the_image_and_outlives_the_examples(tmp_path: Path) -> None:
+    line = a_line(tmp_path, good_examples=2, sample=0.2)
+    sampled: set[int] = set()
+    for number in range(100):
+        payload = b"\xff\xd8\xffimage %d" % number
+        (image,) = line.accept(an_arrival(f"i{number}", designator=f"R{number}", payload=payload))
+        is_failed = number % 10 == 0
+        written = line.store.write([an_outcome(image.inspection_id, "fail" if is_failed else "pass")])
+        line.store.write(copies=[ImageCopy(each.inspection_id, "images/1.jpg") for each in written.copies])
+        if not is_failed and int(hashlib.sha256(payload).hexdigest(), 16) < 0.2 * 2**256:
+            sampled.add(image.inspection_id)
+    line.store.drop_examples()
+    assert 10 <= len(sampled) <= 30
+    fails = set(range(1, 100, 10))
+    assert sampled | fails < set(kept(line))
+    assert len(set(kept(line)) - sampled - fails) == 2, "the examples"
+    # After a restart some of them are among the newest, and no newer example drives them out.
+    line.store.close()
+    line.store = open_store(line.url, clock=line.clock.clock, good_examples=5, sample=0.2)
+    line.clock.pass_s(61.0)
+    passes(line, 6)
+    assert line.store.drop_examples() != []
+    assert sampled | fails < set(kept(line))
+    with line.store.engine.connect() as connection:
+        order = images_to_prune(oldest_kept(connection, 1000, None, 5), 10**9)
+    assert [image.verdict for image in order] == ["pass"] * (len(order) - 10) + ["fail"] * 10

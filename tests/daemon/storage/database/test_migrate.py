@@ -38,7 +38,7 @@ NEXT_REVISION = """
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision, branch_labels, depends_on = "9999", "0003", None, None
+revision, down_revision, branch_labels, depends_on = "9999", "0004", None, None
 
 
 def upgrade() -> None:
@@ -223,7 +223,7 @@ def test_a_database_of_a_newer_version_says_which_version_or_copy_to_go_back_to(
     migrated(old)
     monkeypatch.undo()
     before = old.read_bytes()
-    version = r"schema 9999; this one knows up to 0003\): install CoServe 3\.14\.2 or newer again, or put back the copy"
+    version = r"schema 9999; this one knows up to 0004\): install CoServe 3\.14\.2 or newer again, or put back the copy"
     for copy in (f"{old}.before-9999, as docs/upgrading.md says", r"that it made, \*\.before-9999"):
         with pytest.raises(StoreError, match=f"{version} {copy}"):
             migrated(old)
@@ -234,9 +234,9 @@ def test_a_database_of_a_newer_version_says_which_version_or_copy_to_go_back_to(
 
 def test_a_database_of_a_development_version_says_to_start_with_a_new_one(old: Path) -> None:
     with closing(sqlite3.connect(old)) as connection, connection:
-        connection.execute("UPDATE alembic_version SET version_num = '0004'")
+        connection.execute("UPDATE alembic_version SET version_num = '0005'")
     before = old.read_bytes()
-    advice = r"development version of CoServe \(schema 0004; .* cannot be upgraded: start with a new one"
+    advice = r"development version of CoServe \(schema 0005; .* cannot be upgraded: start with a new one"
     with pytest.raises(StoreError, match=advice):
         migrated(old)
     assert old.read_bytes() == before
@@ -276,7 +276,7 @@ def test_the_documented_way_back_gives_the_older_version_its_database(
     monkeypatch.undo()
     with pytest.raises(StoreError, match=r"put back the copy .*inspection\.db\.before-9999, as docs/upgrading"):
         open_store(f"sqlite:///{old}")
-    commands = the_way_back().replace("/var/lib/coserve", str(old.parent)).replace("before-0003", "before-9999")
+    commands = the_way_back().replace("/var/lib/coserve", str(old.parent)).replace("before-0004", "before-9999")
     subprocess.run(["bash", "-euc", commands], check=True)
     assert all_rows(old) == before
     assert stat.S_IMODE(old.stat().st_mode) == 0o640
@@ -402,7 +402,7 @@ def test_a_database_of_an_older_schema_has_every_row_and_the_new_columns(tmp_pat
     path = an_older_database(tmp_path, revision)
     before = all_rows(path)
     line = a_line(tmp_path)
-    assert [copy.name for copy in copies_of(path)] == ["inspection.db.before-0003"]
+    assert [copy.name for copy in copies_of(path)] == ["inspection.db.before-0004"]
     assert all_rows(path, like=before) == before
     assert ask(path, "SELECT review_id, undo_of, seq FROM reviews") == [(1, None, None), (2, 1, None), (3, None, None)]
     assert ask(path, "SELECT seq FROM sqlite_sequence WHERE name = 'reviews'") == [(4,)]

@@ -40,18 +40,23 @@ from daemon.storage.database.reviews import (
     ReviewRefusedError,
     calls_by_version,
     count_of,
+    counting_boxes,
     history,
     recent_confidences,
     waiting,
 )
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.schema import VIEWS, boards, generations, inspections, metadata, reviews, stream_position
+from daemon.storage.database.shadow import add_answers, shadow_report
 from daemon.storage.database.store import open_store
+from experts.spec import digest_of
+from experts.versions import Shadow
 from tests import ROOT
 from tests.contract.client import Line as RunningLine
 from tests.daemon.storage.database.postgresql_server import WANTED, Server, a_server, programs
 from tests.daemon.storage.database.store_parts import (
     RULES,
+    SETTINGS,
     Line,
     MovingClock,
     a_box,
@@ -116,12 +121,17 @@ def _live(line: _Line) -> None:
     line.accept(an_arrival("waits", "R0402", "R9", type="loose", serial="W", deadline_ms=60_000))
     switch = ExpertSwitch(line.clock.set_s, "cpu", "cpu", "r50", ("yolo",), 4096, 1.5, "disk", "demand")
     line.store.write((), [switch], [ImageCopy(2, "images/2026-11-21/000000/2.jpg")])
+    answer = {"inspection_id": 2, "expert": "r50", "expert_version": "feedfeedfeed", "step": 0, "label": None}
+    answer |= {"confidence": 0.5, "infer_ms": 1.5, "outcome": "fail Lötbrücke", "outcome_in_service": "pass"}
+    for inspection_id in (1, 2, 2, 2**40):  # none twice, and none of an image that is gone
+        line.store.transact(add_answers, [answer | {"inspection_id": inspection_id}])
     line.store.transact(note_age, 5, 4.0, 60)
     request = TextRequest("mes", "g1", "m", "what\0 is it?", 2**40, None, 900, None, None, stream=True)
     (text_row,) = line.store.transact(accept_texts, [request])
     line.store.transact(finish_texts, [TextOutcome(text_row.generation_id, None, "expert_failed")])  # type: ignore[union-attr]
-    line.store.review(ReviewDecision(2, "Žofie", None, "pass", None, "100 % clean_"))
-    line.store.review(ReviewDecision(4, "Žofie", None, "fail", "D2"))
+    boxes = (("Lötbrücke", 0.1, 2.0, 30.5, 4e6), ("void", 0.0, 0.0, 1 / 3, 1.0))
+    line.store.review(ReviewDecision(2, "Žofie", None, "pass", None, "100 % clean_", boxes=boxes))
+    line.store.review(ReviewDecision(4, "Žofie", None, "fail", "D2", boxes=boxes))
     line.store.review(ReviewDecision(4, "Jan", 2, None))
     line.reopen(60.0)
     line.accept(an_arrival("is here", "R0402", "R9", type="loose", serial="V"))
@@ -236,12 +246,23 @@ def test_what_became_of_answers_and_decisions_is_the_same(lines: list[_Line]):
     assert alike(lines, recent_confidences)
     assert alike(lines, lambda connection: rows(connection, waiting()))
     assert alike(lines, lambda connection: connection.execute(count_of(waiting(), 3)).scalar()) == 3
+    counting = alike(lines, lambda connection: [tuple(row) for row in connection.execute(counting_boxes([2, 4]))])
+    assert [(row[2], *row[-3:-1]) for row in counting] == [("Lötbrücke", 2, "Žofie"), ("void", 2, "Žofie")]
     assert [review.reviewer for review in alike(lines, lambda connection: history(connection, 4))] == [
         "Žofie",
         "daemon",
     ]
     with pytest.raises(ReviewRefusedError):
         lines[1].store.review(ReviewDecision(4, "Jan", 1, "pass"))
+
+
+def test_a_version_in_shadow_is_compared_alike(lines: list[_Line]):
+    in_force = ("0123456789ab", digest_of(SETTINGS))
+    shadow = Shadow(version="feedfeedfeed", images=2, agreement=0.5)
+    report = alike(
+        lines, lambda connection: shadow_report(lambda query: connection.execute(query).all(), "r50", in_force, shadow)
+    )
+    assert (report["images"], report["outcomes"][0]["shadow"], report["holds"]) == (2, "fail Lötbrücke", False)
 
 
 def test_what_may_be_pruned_is_the_same_and_goes(lines: list[_Line]):

@@ -8,13 +8,16 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import IntegrityError
 
 from daemon.storage.database.reviews import (
+    DrawnBox,
     Review,
     ReviewDecision,
     ReviewRefusedError,
     WaitingFilter,
     count_of,
+    counting_boxes,
     history,
     waiting,
 )
@@ -38,9 +41,16 @@ class Kit:
             self.line.judge(an_outcome(image.inspection_id, verdict, defect, stages=[a_stage(expert)]))
         return image.inspection_id
 
-    def decide(self, image: int, verdict: str | None, defect=None, note=None, *, after=None, reviewer="Eva") -> Review:
+    def decide(
+        self, image: int, verdict: str | None, defect=None, note=None, *, after=None, reviewer="Eva", boxes=()
+    ) -> Review:
         self.line.clock.pass_s(1)
-        return self.line.store.review(ReviewDecision(image, reviewer, after, verdict, defect, note))
+        return self.line.store.review(ReviewDecision(image, reviewer, after, verdict, defect, note, boxes=boxes))
+
+    def boxes(self, *images: int) -> list[tuple[int, DrawnBox, str]]:
+        with self.engine.connect() as connection:
+            rows = connection.execute(counting_boxes(images)).all()
+        return [(row.inspection_id, (row.label, row.x1, row.y1, row.x2, row.y2), row.reviewer) for row in rows]
 
     def waits(self, newest_first=False, **which) -> list[int]:
         with self.engine.connect() as connection:
@@ -107,6 +117,47 @@ def test_a_decision_whose_answer_was_lost_counts_once_however_often_it_is_sent(k
     for changed in ({"verdict": "fail", "defect": "D2"}, {"verdict": "fail", "defect": "D1", "note": "other"}):
         with pytest.raises(ReviewRefusedError, match="Eva undid"):
             kit.decide(image, **changed, after=first.review_id)
+
+
+VOID, BRIDGE = ("void", 1.5, 2, 30, 40.25), ("bridge", 0, 0, 5, 5)
+
+
+def test_the_boxes_that_count_are_those_of_the_newest_decision_that_was_not_undone(kit):
+    image, other = kit.image("fail"), kit.image("fail")
+    first = kit.decide(image, "fail", "D1", boxes=(VOID, BRIDGE))
+    kit.decide(other, "pass", boxes=(BRIDGE,))
+    eva = [(image, VOID, "Eva"), (image, BRIDGE, "Eva")]
+    assert kit.boxes(image, other) == [*eva, (other, BRIDGE, "Eva")]
+    assert kit.boxes(image) == eva
+    second = kit.decide(image, "fail", "D1", after=first.review_id, reviewer="Ben", boxes=(BRIDGE,))
+    assert kit.boxes(image) == [(image, BRIDGE, "Ben")]
+    third = kit.decide(image, "pass", after=second.review_id, reviewer="Ute")
+    assert kit.boxes(image) == [], "Ute saw nothing to mark"
+    undone = kit.decide(image, None, after=third.review_id, reviewer="Ute")
+    assert kit.boxes(image) == [(image, BRIDGE, "Ben")]
+    undone = kit.decide(image, None, after=undone.review_id, reviewer="Ute")
+    assert kit.boxes(image) == eva
+    kit.decide(image, None, after=undone.review_id)
+    assert kit.boxes(image) == []
+    assert kit.boxes(other) == [(other, BRIDGE, "Eva")]
+
+
+def test_a_decision_sent_twice_has_its_boxes_once_and_other_boxes_are_another_decision(kit):
+    image = kit.image()
+    first = kit.decide(image, "fail", boxes=(VOID, BRIDGE))
+    assert kit.decide(image, "fail", boxes=(VOID, BRIDGE)) == first
+    for boxes in ((), (VOID,), (BRIDGE, BRIDGE)):
+        with pytest.raises(ReviewRefusedError, match="Eva decided fail") as refused:
+            kit.decide(image, "fail", boxes=boxes)
+        assert refused.value.code == "conflict"
+    assert [box for _, box, _ in kit.boxes(image)] == [VOID, BRIDGE]
+
+
+def test_a_decision_whose_boxes_cannot_be_written_is_not_written_either(kit):
+    image = kit.image()
+    with pytest.raises(IntegrityError):
+        kit.decide(image, "fail", boxes=(BRIDGE, ("void", 1, 2, 3, None)))
+    assert kit.history(image) == kit.boxes(image) == []
 
 
 @pytest.mark.parametrize(("image", "code"), [(99, "unknown_inspection"), (1, "not_finished")])

@@ -1,0 +1,92 @@
+"""The settings of a line's connection to its plant's hub."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from daemon.consumers.protocol import Consumer, ConsumerSettings, KeyedTexts, LineAccess, SecretFiles
+from daemon.units import parse_bytes
+from daemon.wire.keys import read_password, read_token
+from daemon.wire.sockets import is_open_host
+
+#: A line's name at the hub: in URLs, tables and files.
+LINE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+_DATABASE = r"postgresql(?:\+psycopg)?://(?:[^@/]+@)?[^@/?]*/[^@/?]+(?:\?[^@]*)?"
+
+
+def line_name(value: str) -> str:
+    """Return `value` unchanged; ValueError says what a line's name at the hub may be."""
+    if re.fullmatch(LINE_NAME, value) is None:
+        raise ValueError(f"expected a name such as line-3: letters, digits and . _ - (64 at most), not {value!r}")
+    return value
+
+
+def _database(value: str) -> str:
+    if re.fullmatch(_DATABASE, value) is None:  # and the value, which may hold a password, is not repeated
+        raise ValueError("expected the hub's database, postgresql://USER@HOST:PORT/DATABASE")
+    return value.replace("postgresql+psycopg://", "postgresql://", 1)
+
+
+def _hub(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+        raise ValueError(f"expected the hub's address such as http://hub.plant.lan:9480, not {value!r}")
+    return value.rstrip("/")
+
+
+def _rate(value: object) -> int:
+    if not isinstance(value, str) or not value.endswith("/s"):
+        raise ValueError(f"expected bytes per second such as 2MB/s, not {value!r}")
+    return parse_bytes(value.removesuffix("/s"))
+
+
+class PlantSettings(ConsumerSettings):
+    """A hub: its `database`, and `hub` with `key` for pictures."""
+
+    extra: ClassVar[tuple[str, str, str] | None] = ("plant", "psycopg", "a consumer writes to a plant's hub")
+    secret_files: ClassVar[SecretFiles] = {("password",): read_password, ("key",): read_token}
+    batch: ClassVar[int] = 1000
+
+    kind: Literal["plant"]  # type: ignore[assignment]
+    line: Annotated[str, AfterValidator(line_name)]
+    database: Annotated[str, AfterValidator(_database)]
+    password: Path | None = None
+    hub: Annotated[str, AfterValidator(_hub)] | None = None
+    key: Path | None = None
+    pictures: Literal["none", "failed", "reviewed"] = "none"
+    bandwidth: Annotated[int, BeforeValidator(_rate), Field(gt=0)] = 2_000_000
+
+    def make(self, identifier: str, line: LineAccess) -> Consumer:
+        from daemon.consumers.plant.consumer import PlantConsumer  # noqa: PLC0415 - of the extra `plant`
+
+        return PlantConsumer(self, identifier, line)
+
+    def servers(self) -> list[tuple[str, int]]:
+        database = urlsplit(self.database)
+        servers = [(database.hostname, database.port or 5432)] if database.hostname else []
+        if self.hub is not None:
+            hub = urlsplit(self.hub)
+            servers.append((hub.hostname or "", hub.port or (443 if hub.scheme == "https" else 80)))
+        return servers
+
+    def mistakes(self, others: Mapping[str, ConsumerSettings]) -> KeyedTexts:
+        mistakes: KeyedTexts = []
+        if "generations" in self.send:
+            mistakes.append((("send",), "a hub takes boards, inspections and reviews: remove generations"))
+        if self.pictures != "none" and (self.hub is None or self.key is None):
+            mistakes.append((("pictures",), "needs `hub`, its address, and `key`, the file with this line's key there"))
+        for name, other in others.items():
+            if isinstance(other, PlantSettings) and (other.database, other.line) == (self.database, self.line):
+                mistakes.append((("line",), f"{self.line} is that of {name} at the same hub: one of them is enough"))
+        return mistakes
+
+    def warnings(self) -> KeyedTexts:
+        if self.key is not None and self.hub is not None:
+            parts = urlsplit(self.hub)
+            if parts.scheme == "http" and is_open_host(parts.hostname or ""):
+                return [(("key",), "crosses the network unencrypted: put a proxy with TLS before the hub, https://…")]
+        return []

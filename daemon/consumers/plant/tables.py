@@ -1,0 +1,228 @@
+"""The tables of the hub's PostgreSQL database: results of all lines, keyed by line, epoch and `seq`.
+
+A line's rows come from its results stream, unchanged where a column has the name of a field. `epoch` names one history
+of a line: a line that was restored from a backup counts again and has another one.
+"""
+
+from datetime import date
+from typing import Any
+
+from sqlalchemy import (
+    TEXT,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Date,
+    DateTime,
+    Double,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from daemon.consumers.plant.settings import LINE_NAME
+
+metadata = MetaData()
+_Time = DateTime(timezone=True)
+#: Texts compare by their bytes, as on a line, so that an index of serials also finds beginnings of serials.
+Text = TEXT(collation="C")
+
+
+def _texts(*names: str, nullable: bool = False) -> list[Column[str]]:
+    return [Column(name, Text, nullable=nullable) for name in names]
+
+
+def _counts(*names: str) -> list[Column[int]]:
+    return [Column(name, BigInteger, nullable=False, server_default="0") for name in names]
+
+
+def _key() -> list[Column[Any]]:
+    return [
+        *(Column(name, Text, primary_key=True) for name in ("line", "epoch")),
+        Column("seq", BigInteger, primary_key=True),
+    ]
+
+
+#: One row for each line. `last_seq` of `epoch` is its durable position: everything up to it is here. `last_seen` moves
+#: every few seconds while the line is connected. `identity` names the PC and the folders that write; `accepts` is set
+#: by `coserve plant accept`: the next identity or epoch that is not known may take over.
+lines = Table(
+    "lines",
+    metadata,
+    Column("line", Text, primary_key=True),
+    *_texts("epoch", "identity", "host"),
+    Column("last_seq", BigInteger, nullable=False),
+    *(Column(name, _Time) for name in ("last_at", "connected_at", "last_seen")),
+    *_texts("software", nullable=True),
+    Column("pictures_seq", BigInteger, nullable=False, server_default="0"),
+    Column("accepts", Boolean, nullable=False, server_default="false"),
+    CheckConstraint(f"line ~ '{LINE_NAME}'", name="line_name"),
+)
+
+#: A partition for each day of `at` (UTC), `inspections_20261126`; `inspections_other` has times that are far off.
+#: `label`, `expert`, `expert_version` and `confidence` are those of the last stage; `stages` has all of them as
+#: `[{expert, version, label, confidence}]`.
+inspections = Table(
+    "inspections",
+    metadata,
+    *_key(),
+    Column("at", _Time, primary_key=True),
+    *(Column(name, BigInteger, nullable=False) for name in ("inspection_id", "attempt")),
+    *_texts("image_id", "source", "board_type", "board_serial", "component", "verdict", "rules_version"),
+    *_texts("lot", "station", "designator", "defect", "reason", nullable=True),
+    *_texts("expert", "expert_version", "label", nullable=True),
+    *(Column(name, Double) for name in ("confidence", "latency_ms")),
+    Column("late", Boolean, nullable=False),
+    Column("stages", JSONB, nullable=False),
+    Index("inspections_by_id", "line", "inspection_id"),
+    Index("inspections_by_serial", "board_serial", "board_type"),
+    Index("inspections_not_passed", "line", "at", postgresql_where=text("verdict <> 'pass'")),
+    postgresql_partition_by="RANGE (at)",
+)
+
+#: `final_verdict` is the line's own at first, then `board_verdict` of the newest review.
+boards = Table(
+    "boards",
+    metadata,
+    *_key(),
+    Column("at", _Time, nullable=False),
+    *_texts("board_type", "board_serial", "verdict", "final_verdict"),
+    Column("attempt", BigInteger, nullable=False),
+    *_texts("lot", "station", "reason", "rules_version", nullable=True),
+    *(Column(name, Integer, nullable=False) for name in ("expected", "inspected")),
+    *(Column(name, JSONB, nullable=False) for name in ("failed", "review", "unknown", "missing")),
+    Index("boards_by_serial", "board_serial", "board_type"),
+    Index("boards_by_time", "line", "at"),
+)
+
+#: `verdict_by_line`, `expert` and `expert_version` are those of the image when the decision came in; null if the
+#: decision is about a whole board, or its image is not at the hub any more.
+reviews = Table(
+    "reviews",
+    metadata,
+    *_key(),
+    Column("at", _Time, nullable=False),
+    *(Column(name, BigInteger, nullable=False) for name in ("review_id", "attempt")),
+    *(Column(name, BigInteger) for name in ("inspection_id", "undo_of")),
+    *_texts("board_type", "board_serial", "verdict", "reviewer"),
+    *_texts("component", "designator", "defect", "note", nullable=True),
+    *_texts("board_verdict", "verdict_by_line", "expert", "expert_version", nullable=True),
+    Index("reviews_by_image", "line", "inspection_id"),
+    Index("reviews_by_serial", "board_serial", "board_type"),
+    Index("reviews_by_time", "line", "at"),
+)
+
+#: Counted in the transaction that brings the rows, by the hour of `at`: images by the line's verdict; attempts of
+#: boards by the line's verdict; first attempts, those that the line passed, and those that pass after reviews.
+yields_by_hour = Table(
+    "yields_by_hour",
+    metadata,
+    Column("hour", _Time, primary_key=True),
+    *(Column(name, Text, primary_key=True) for name in ("line", "board_type")),
+    *_counts("inspected", "passed", "failed", "review", "unknown"),
+    *_counts("boards", "boards_passed", "boards_failed", "boards_review", "boards_unknown"),
+    *_counts("first_boards", "first_passed", "first_final_passed"),
+)
+
+#: Images that the line failed, by the hour of `at`; `defect` is '' where there is none.
+defects_by_hour = Table(
+    "defects_by_hour",
+    metadata,
+    Column("hour", _Time, primary_key=True),
+    *(Column(name, Text, primary_key=True) for name in ("line", "board_type", "component", "defect")),
+    *_counts("count"),
+)
+
+#: News about lines: `joined`, `moved`, `restored`, `replaced`, `name_taken`, `older_copy`, `pictures_wait`, `rollout`.
+events = Table(
+    "events",
+    metadata,
+    Column("event_id", BigInteger, Identity(), primary_key=True),
+    Column("line", Text),
+    Column("at", _Time, nullable=False, server_default=text("now()")),
+    *_texts("kind", "text"),
+    Index("events_by_time", "line", "at"),
+)
+
+#: Decisions that were made at the hub, for the line to take over: `asked`, then `accepted` or `refused` with the line's
+#: `answer`. `newest` is the newest `review_id` of the image that the reviewer saw, null for none: as on a line, a
+#: decision on something else is a conflict.
+review_requests = Table(
+    "review_requests",
+    metadata,
+    Column("request_id", BigInteger, Identity(), primary_key=True),
+    *_texts("line", "epoch"),
+    Column("inspection_id", BigInteger, nullable=False),
+    *_texts("verdict", "reviewer"),
+    *_texts("defect", "note", nullable=True),
+    Column("newest", BigInteger),
+    Column("at", _Time, nullable=False, server_default=text("now()")),
+    Column("state", Text, nullable=False, server_default="asked"),
+    Column("answer", Text),
+    Column("answered_at", _Time),
+    CheckConstraint("state IN ('asked', 'accepted', 'refused')", name="state"),
+    Index("review_requests_asked", "line", postgresql_where=text("state = 'asked'")),
+)
+
+#: Pictures of images: `stored` under their sha256 in the hub's folder or bucket, `gone` at the line, `too_large` for
+#: the hub, or `pruned`.
+pictures = Table(
+    "pictures",
+    metadata,
+    *_key(),
+    Column("inspection_id", BigInteger, nullable=False),
+    Column("sha256", Text),
+    Column("bytes", BigInteger, nullable=False, server_default="0"),
+    Column("at", _Time, nullable=False, server_default=text("now()")),
+    Column("state", Text, nullable=False),
+    CheckConstraint("state IN ('stored', 'gone', 'too_large', 'pruned')", name="state"),
+    Index("pictures_by_sha256", "sha256"),
+    Index("pictures_by_time", "line", "at"),
+)
+
+#: Partitions of `inspections` that exist, by day.
+partitions = Table("partitions", metadata, Column("day", Date, primary_key=True))
+
+
+#: The release of each name that a line says it has in force, since when (its own clock), and why it `refused` another.
+line_releases = Table(
+    "line_releases",
+    metadata,
+    *(Column(name, Text, primary_key=True) for name in ("line", "name")),
+    Column("number", Integer, nullable=False),
+    Column("since", _Time, nullable=False),
+    *(Column(name, Integer) for name in ("refused", "compared", "agreed")),
+    *_texts("problem", "waits", nullable=True),
+    Column("reported_at", _Time, nullable=False, server_default=text("now()")),
+)
+
+#: Roll-outs of releases. `plan` is that of daemon/policy/rollout.py, `step` and `direction` say how far it is, `waits`
+#: what it waits for; `state` is `running`, then `all_new` or `all_old`, with the `reason` for going back; `given_up`
+#: by a person: lines that never came back may still have it.
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("rollout_id", BigInteger, Identity(), primary_key=True),
+    *_texts("name", "started_by"),
+    Column("number", Integer, nullable=False),
+    Column("plan", JSONB, nullable=False),
+    Column("step", Integer, nullable=False, server_default="0"),
+    Column("direction", Text, nullable=False, server_default="forward"),
+    Column("state", Text, nullable=False, server_default="running"),
+    *_texts("reason", "waits", nullable=True),
+    *(Column(name, _Time, nullable=False, server_default=text("now()")) for name in ("since", "started_at")),
+    *(Column(name, _Time) for name in ("looked_at", "ended_at")),
+    CheckConstraint("direction IN ('forward', 'back')", name="direction"),
+    CheckConstraint("state IN ('running', 'all_new', 'all_old', 'given_up')", name="state"),
+    Index("rollouts_running", "name", unique=True, postgresql_where=text("state = 'running'")),
+)
+
+
+def partition_name(day: date) -> str:
+    """Return the name of the partition of `inspections` with that day."""
+    return f"inspections_{day:%Y%m%d}"

@@ -1,0 +1,228 @@
+"""The hub's process: schema and upkeep in a thread, and one HTTP server for lines, programs and pages."""
+
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from pydantic import BaseModel, ValidationError
+from sqlalchemy import Connection, Engine, func, select, update
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from daemon.consumers.plant.tables import lines
+from daemon.dashboard.site.live import LiveTopics
+from daemon.dashboard.site.server import PageServer
+from daemon.errors import ReleaseError, StartError
+from daemon.host.logs import configure_logs
+from daemon.monitor.http_server import bind_http, url_of
+from daemon.plant.picture_store import PictureStore, PictureStoreError, open_pictures
+from daemon.plant.schema import database_problem, open_database, unknown_line
+from daemon.plant.settings import HubSettings, load_plant
+from daemon.plant.upkeep import Upkeep
+from daemon.policy.rollout import NoPlanError
+from daemon.wire.keys import KeyFileError, Token, no_token_text, read_password, read_token
+from experts.catalog import Digest
+
+#: A picture may come over a slow link.
+_PICTURE_S = 600.0
+_MAX_JSON_BYTES = 1 << 20
+_Body = TypeVar("_Body", bound=BaseModel)
+#: First parts of the paths for lines and programs; all other paths are pages.
+_API = frozenset({"pictures", "healthz", "releases", "objects", "rollouts", "line-releases"})
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """Settings, database and keys for the routers. `problem` returns what is wrong with the database, or None."""
+
+    settings: HubSettings
+    engine: Engine
+    pictures: PictureStore
+    keys: Mapping[str, Token]
+    token: Token | None
+    problem: Callable[[], str | None]
+
+
+def open_hub(settings: HubSettings) -> tuple[Hub, Upkeep]:
+    """Return the hub of plant.yaml and its upkeep, not yet started; nothing is connected yet."""
+    engine = open_database(settings.database, read_password(settings.password) if settings.password else None)
+    pictures = open_pictures(settings.pictures)
+    upkeep = Upkeep(engine, settings, pictures)
+    keys = {name: read_token(line.key) for name, line in settings.lines.items()}
+    token = read_token(settings.http_token) if settings.http_token else None
+    return Hub(settings, engine, pictures, keys, token, lambda: upkeep.problem), upkeep
+
+
+def make_app(hub: Hub, *routers: APIRouter) -> FastAPI:
+    """Return the hub's HTTP for lines and programs: `/pictures`, `/healthz`, and those of `routers`."""
+    app = FastAPI(title="CoServe plant", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.hub = hub
+    # Lines try again after a status of 500 or more.
+    for error, status in ((ReleaseError, 409), (NoPlanError, 409), (KeyFileError, 503), (OSError, 507)):
+        app.add_exception_handler(error, partial(_refuse, status))
+    for router in (picture_router(hub), *routers):
+        app.include_router(router)
+    return app
+
+
+def _refuse(status: int, _request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": str(error)}, status)
+
+
+def picture_router(hub: Hub) -> APIRouter:
+    """Return the routes where lines send pictures and programs check the hub's health."""
+    router = APIRouter()
+
+    @router.put("/pictures/{sha256}/space")
+    def check_size_of_picture(sha256: Digest, request: Request, bytes: int) -> dict[str, Any]:  # noqa: A002, ARG001  # pyright: ignore[reportUnusedFunction]
+        line_of(hub, request)
+        return {"fits": bytes <= hub.settings.pictures.max_picture}
+
+    @router.put("/pictures/{sha256}", status_code=201)
+    async def put_picture(sha256: Digest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        line_of(hub, request)
+        content = await read_body(request, hub.settings.pictures.max_picture)
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise HTTPException(422, "the picture has another sha256 than its address: it was damaged on the way")
+        try:
+            await run_in_threadpool(hub.pictures.put, sha256, content)
+        except PictureStoreError as error:
+            raise HTTPException(507, str(error)) from None
+        return Response(status_code=201)
+
+    @router.get("/pictures/{sha256}")
+    def get_picture(sha256: Digest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        if hub.token is not None and not hub.token.matches(request.headers.get("authorization", "")):
+            line_of(hub, request)
+        return picture(hub, sha256)
+
+    @router.get("/healthz")
+    def health() -> Response:  # pyright: ignore[reportUnusedFunction]
+        problem = hub.problem()
+        return Response(problem or "ok", 503 if problem else 200, media_type="text/plain")
+
+    return router
+
+
+def picture(hub: Hub, sha256: str) -> Response:
+    """Return the answer with a stored picture; 404 if there is none, or it was deleted."""
+    try:
+        content = hub.pictures.get(sha256)
+    except PictureStoreError as error:
+        raise HTTPException(503, str(error)) from None
+    if content is None:
+        raise HTTPException(404, "the hub does not have this picture, or has deleted it")
+    kind = "image/jpeg" if content.startswith(b"\xff\xd8") else "application/octet-stream"
+    kind = "image/png" if content.startswith(b"\x89PNG") else kind
+    return Response(content, media_type=kind, headers={"Cache-Control": "private, max-age=86400"})
+
+
+def by_path(api: ASGIApp, pages: ASGIApp) -> ASGIApp:
+    """Return one application: `api` answers its paths, `pages` all others and the lifespan events."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        is_api = scope["type"] == "http" and scope["path"].split("/")[1] in _API
+        await (api if is_api else pages)(scope, receive, send)
+
+    return answer
+
+
+def run_hub(
+    path: Path, pages: Callable[[Hub, Path], tuple[ASGIApp, LiveTopics]], *routers: Callable[[Hub], APIRouter]
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ConfigError, StartError or TokenError if it cannot start."""
+    configure_logs(os.environ, sys.stderr)
+    settings = load_plant(path)
+    hub, upkeep = open_hub(settings)
+    try:
+        listener = bind_http(settings.http, has_token=hub.token is not None)
+    except StartError as error:
+        raise StartError(str(error).replace("endpoints.http", f"{path}: http")) from None
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    site, live = pages(hub, path.resolve().parent)
+    app = by_path(make_app(hub, *(router(hub) for router in routers)), site)
+    upkeep.start()
+    print(f"coserve plant: ready at {url_of(listener)}, database {hub.engine.url.render_as_string()}", flush=True)
+    try:
+        PageServer(app, live, request_s=_PICTURE_S).run(sockets=[listener])
+    finally:
+        upkeep.stop()
+
+
+@contextmanager
+def _hub_transaction(path: Path) -> Iterator[tuple[Hub, Connection]]:
+    """Yield the hub of plant.yaml and a transaction in its database. ConfigError, StartError."""
+    hub, _ = open_hub(load_plant(path))
+    try:
+        with hub.engine.begin() as connection:
+            yield hub, connection
+    except SQLAlchemyError as error:
+        raise StartError(database_problem(hub.engine, error)) from None
+    finally:
+        hub.engine.dispose()
+
+
+def check_hub(path: Path) -> dict[str, Any]:
+    """Read plant.yaml and ask the database; return its address, version and lines. ConfigError, StartError."""
+    with _hub_transaction(path) as (hub, connection):
+        version = connection.exec_driver_sql("SHOW server_version").scalar()
+        has_schema = connection.exec_driver_sql("SELECT to_regclass('lines')").scalar() is not None
+        count = connection.execute(select(func.count()).select_from(lines)).scalar() if has_schema else 0
+    return {"database": hub.engine.url.render_as_string(), "postgresql": version, "schema": has_schema, "lines": count}
+
+
+def accept_line(path: Path, line: str) -> None:
+    """Let the next PC that connects as `line` take the name over. ConfigError, StartError."""
+    with _hub_transaction(path) as (_, connection):
+        if problem := unknown_line(connection, line):
+            raise StartError(problem)
+        connection.execute(update(lines).where(lines.c.line == line).values(accepts=True))
+
+
+def line_of(hub: Hub, request: Request) -> str:
+    """Return the line whose key the request carries; 401 if there is none."""
+    header = request.headers.get("authorization", "")
+    line = next((name for name, key in hub.keys.items() if key.matches(header)), None)
+    if line is None:
+        raise HTTPException(
+            401,
+            f"{no_token_text(header)}: `lines` of plant.yaml names each line's key; only http_token changes releases",
+        )
+    return line
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Return the body of a request; 413 if it is larger."""
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > max_bytes:
+            raise HTTPException(413, f"{request.url.path}: the hub takes {max_bytes} bytes at most")
+    return bytes(content)
+
+
+def json_body(model: type[_Body]) -> Callable[[Request], Awaitable[_Body]]:
+    """Return a dependency that reads a body of JSON; list it behind those that check the sender.
+
+    FastAPI's own bodies are of any size, and read before anything is checked.
+    """
+
+    async def parse(request: Request) -> _Body:
+        try:
+            return model.model_validate_json(await read_body(request, _MAX_JSON_BYTES))
+        except ValidationError as error:
+            raise HTTPException(
+                422, error.errors(include_url=False, include_context=False, include_input=False)
+            ) from None
+
+    return parse

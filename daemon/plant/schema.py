@@ -1,0 +1,76 @@
+"""Make the hub's schema, or bring an older one to this version without losing anything."""
+
+from sqlalchemy import Connection, Engine, create_engine, select, text
+from sqlalchemy.engine import make_url
+
+from daemon.consumers.plant.tables import lines, metadata
+from daemon.errors import StartError
+
+#: Two hubs that start at once wait for each other.
+_SCHEMA_LOCK = int.from_bytes(b"plant", "big")
+#: Statements that bring the version before to each version; new tables need none.
+UPGRADES: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE IF NOT EXISTS inspections_other PARTITION OF inspections DEFAULT",
+        # Lines may not make tables: this function, which runs as the hub, makes the day of their rows for them. A day
+        # that is far off, or whose rows came before it could be made, stays in `inspections_other`.
+        """
+        CREATE OR REPLACE FUNCTION ensure_day(wanted date) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+        SET search_path FROM CURRENT AS $$
+        BEGIN
+            IF wanted < current_date - 3660 OR wanted > current_date + 7 THEN RETURN; END IF;
+            IF EXISTS (SELECT FROM partitions WHERE day = wanted) THEN RETURN; END IF;
+            PERFORM pg_advisory_xact_lock(hashtext('ensure_day'));
+            IF EXISTS (SELECT FROM partitions WHERE day = wanted) THEN RETURN; END IF;
+            EXECUTE format(
+                'CREATE TABLE IF NOT EXISTS inspections_%s PARTITION OF inspections FOR VALUES FROM (%L) TO (%L)',
+                to_char(wanted, 'YYYYMMDD'), wanted::text || ' 00:00:00+00', (wanted + 1)::text || ' 00:00:00+00'
+            );
+            INSERT INTO partitions VALUES (wanted) ON CONFLICT DO NOTHING;
+        EXCEPTION WHEN check_violation THEN NULL;
+        END $$
+        """,
+    ),
+    # A role's own temporary tables come first unless they are named last: no line's may stand for the hub's there.
+    ("ALTER FUNCTION ensure_day(date) SET search_path FROM CURRENT",),
+)
+
+
+def open_database(url: str, password: str | None = None) -> Engine:
+    """Return an engine of the hub's database, not yet connected."""
+    address = make_url(url)
+    if password is not None:
+        address = address.set(password=password)
+    return create_engine(address, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+
+
+def make_schema(engine: Engine) -> int:
+    """Make or upgrade everything in one transaction; return the version. StartError for a newer one."""
+    with engine.begin() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK})
+        connection.execute(text("CREATE TABLE IF NOT EXISTS schema_version (version integer NOT NULL)"))
+        present = connection.execute(text("SELECT version FROM schema_version")).scalar()
+        if present is not None and present > len(UPGRADES):
+            raise StartError(
+                f"the hub's database has schema {present}, and this CoServe knows {len(UPGRADES)}: upgrade CoServe"
+            )
+        metadata.create_all(connection)
+        connection.execute(text("SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"))
+        for statements in UPGRADES[present or 0 :]:
+            for statement in statements:
+                connection.execute(text(statement.replace(":", r"\:")))
+        connection.execute(text("DELETE FROM schema_version"))
+        connection.execute(text("INSERT INTO schema_version VALUES (:version)"), {"version": len(UPGRADES)})
+        return len(UPGRADES)
+
+
+def unknown_line(connection: Connection, line: str) -> str | None:
+    """Return in words the lines that the hub knows, if `line` is none of them."""
+    names = connection.execute(select(lines.c.line).order_by(lines.c.line)).scalars().all()
+    return None if line in names else f"the hub knows no line {line!r}, only: {', '.join(names) or 'none yet'}"
+
+
+def database_problem(engine: Engine, error: Exception) -> str:
+    """Return one sentence about an error of the database, with its address and without the password."""
+    cause = str(getattr(error, "orig", None) or error).strip().splitlines()
+    return f"{engine.url.render_as_string()}: {cause[0] if cause else type(error).__name__}"

@@ -1,0 +1,155 @@
+"""Upkeep of the hub, once an hour: make days ahead; delete the rows, pictures and releases that are too old."""
+
+import threading
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+from sqlalchemy import Engine, Table, delete, select, text, tuple_, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from daemon.consumers.plant import tables
+from daemon.consumers.plant.tables import boards, inspections, lines, partition_name, partitions, pictures, reviews
+from daemon.errors import ReleaseError, StartError
+from daemon.plant.picture_store import PictureStore, PictureStoreError
+from daemon.plant.schema import database_problem, make_schema
+from daemon.plant.settings import HubSettings, Retention
+from daemon.registry.store import Store
+
+_EVERY_S = 3600.0
+_RETRY_S = 5.0
+_DAYS_AHEAD = 3
+#: Rows that one statement deletes: lines that write must not wait for a long transaction.
+_ROWS_AT_ONCE = 20_000
+_PICTURES_AT_ONCE = 1000
+#: The longest that a push may take: until it ends, no release names its files.
+_PUSH_S = 86400.0
+
+
+class Upkeep:
+    """A thread that makes the schema as soon as the database answers, then keeps it in order."""
+
+    def __init__(self, engine: Engine, settings: HubSettings, store: PictureStore) -> None:
+        self._engine, self._settings, self._store = engine, settings, store
+        self._stopping = threading.Event()
+        self._log: Any = structlog.get_logger("upkeep")
+        self.problem: str | None = "the schema is not made yet"
+        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                make_schema(self._engine)
+                pruned = keep_in_order(self._engine, self._settings.retention, self._store, time.time())
+                files = prune_releases(self._engine, self._settings, time.time())
+                self._log.info("upkeep_done", **pruned, release_files=files)
+                self.problem = None
+            except SQLAlchemyError as error:
+                self._report(database_problem(self._engine, error))
+            except (StartError, PictureStoreError) as error:
+                self._report(str(error))
+            except Exception as error:  # noqa: BLE001 - lines write on without upkeep; it is reported and tried again
+                self._log.exception("upkeep_failed")
+                self._report(f"{type(error).__name__}: {error}")
+            self._stopping.wait(_RETRY_S if self.problem else _EVERY_S)
+
+    def _report(self, problem: str) -> None:
+        if problem != self.problem:
+            self._log.error("upkeep_waits", why=problem)
+        self.problem = problem
+
+
+def keep_in_order(engine: Engine, retention: Retention, store: PictureStore, now_s: float) -> Mapping[str, int]:
+    """Make the next days and delete what is too old; return how many days, rows and pictures were deleted."""
+    now = datetime.fromtimestamp(now_s, UTC)
+    for ahead in range(_DAYS_AHEAD + 1):
+        with engine.begin() as connection:
+            connection.execute(text("SELECT ensure_day(:day)"), {"day": (now + timedelta(days=ahead)).date()})
+    counts = {"days": 0, "rows": 0, "pictures": 0}
+    with engine.connect() as connection:
+        names = connection.execute(select(lines.c.line)).scalars().all()
+    ages = {name: retention.lines.get(name, retention.results) for name in names}
+    if names and all(ages.values()):
+        counts["days"] = _drop_days(engine, now - timedelta(seconds=max(age for age in ages.values() if age)))
+    for name, age_s in ages.items():
+        if age_s is not None:
+            before = now - timedelta(seconds=age_s)
+            counts["rows"] += sum(_delete_rows(engine, table, name, before) for table in (inspections, boards, reviews))
+        picture_age_s = min((age for age in (age_s, retention.pictures) if age is not None), default=None)
+        if picture_age_s is not None:
+            counts["pictures"] += _prune_pictures(engine, store, name, now - timedelta(seconds=picture_age_s))
+    return counts
+
+
+def prune_releases(engine: Engine, settings: HubSettings, now_s: float) -> int:
+    """Delete old releases that no line has and no roll-out names, and their files; return how many files."""
+    store, most = Store(settings.releases), settings.retention.releases
+    if most is None:
+        return 0
+    present, running = tables.line_releases.c, tables.rollouts.c.state == "running"
+    with engine.connect() as connection:
+        retained = {(name, number) for name, number in connection.execute(select(present.name, present.number))}
+        for row in connection.execute(select(tables.rollouts).where(running)):
+            retained |= {(row.name, number) for number in (row.number, *row.plan["before"].values())}
+    numbers = {name: store.numbers(name) for name in store.names()}
+    retained |= {(name, number) for name in numbers for number in numbers[name][-most:]}
+
+    def is_retained(name: str, number: int) -> bool:
+        """Return True also for a release that was pushed since `numbers` were listed."""
+        return (name, number) in retained or number > max(numbers.get(name, ()), default=0)
+
+    try:
+        return store.prune(is_retained, now_s - _PUSH_S)
+    except ReleaseError as error:
+        structlog.get_logger("upkeep").warning("releases_not_pruned", why=str(error))
+        return 0
+
+
+def _drop_days(engine: Engine, before: datetime) -> int:
+    """Drop partitions of days that are over for every line."""
+    with engine.begin() as connection:
+        old = connection.execute(select(partitions.c.day).where(partitions.c.day < before.date())).scalars().all()
+        for day in old:
+            connection.execute(text(f"DROP TABLE IF EXISTS {partition_name(day)}"))
+        connection.execute(delete(partitions).where(partitions.c.day.in_(old)))
+    return len(old)
+
+
+def _delete_rows(engine: Engine, table: Table, line: str, before: datetime) -> int:
+    """Delete the line's rows from before then, some at a time; return how many."""
+    key = tuple_(*table.primary_key)
+    is_old = (table.c.line == line) & (table.c.at < before)
+    some = select(*table.primary_key).where(is_old).limit(_ROWS_AT_ONCE)
+    deleted = 0
+    while True:
+        with engine.begin() as connection:
+            count = connection.execute(delete(table).where(is_old, key.in_(some))).rowcount
+        deleted += count
+        if count < _ROWS_AT_ONCE:
+            return deleted
+
+
+def _prune_pictures(engine: Engine, store: PictureStore, line: str, before: datetime) -> int:
+    """Remove pictures from before then that no other image has; their rows stay, with the state `pruned`."""
+    is_old = (pictures.c.line == line) & (pictures.c.at < before) & (pictures.c.state == "stored")
+    some = select(*pictures.primary_key).where(is_old).limit(_PICTURES_AT_ONCE)
+    prune = update(pictures).where(tuple_(*pictures.primary_key).in_(some)).values(state="pruned")
+    pruned = 0
+    while True:
+        with engine.begin() as connection:
+            digests = connection.execute(prune.returning(pictures.c.sha256)).scalars().all()
+            shared = select(pictures.c.sha256).where(pictures.c.sha256.in_(digests), pictures.c.state == "stored")
+            for digest in {*digests} - {*connection.execute(shared).scalars()}:
+                store.remove(digest)
+        pruned += len(digests)
+        if len(digests) < _PICTURES_AT_ONCE:
+            return pruned

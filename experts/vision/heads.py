@@ -1,0 +1,184 @@
+"""Heads: what follows a backbone's features, for one component type. Small: all of a line's stay in host memory.
+
+A *linear* head gives a score per label. A *bank* has only good pictures to go by: an image is as unusual as that patch
+of it which is farthest from the nearest patch of theirs (PatchCore, arXiv 2106.08265) at the same position, since parts
+are centred.
+"""
+
+import hashlib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from experts.errors import ExpertError, WeightsError
+from experts.spec import Answer, ExpertId, ExpertSpec
+from experts.weights import Entry, check_digest, describe_os_error, open_weights, read_header_from
+
+#: A head's kind, in its file's header.
+LINEAR, BANK = "linear", "bank"
+#: Files of heads are read as a whole; a larger one is cut off, and fails the check of its digest.
+_MAX_HEAD_BYTES = 64 << 20
+_DTYPES = {"F32": torch.float32, "F16": torch.float16}
+
+
+class Head(Protocol):
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """Return (B, classes) scores of (B, F) features."""
+        ...
+
+
+class Heads:
+    """The heads of one layout's backbones, by expert: read and checked when they are first used, then kept."""
+
+    def __init__(self) -> None:
+        self._heads: dict[ExpertId, tuple[ExpertSpec, Head]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, spec: ExpertSpec, backbone: ExpertSpec) -> Head:
+        """Return the head of `spec` for the features of `backbone`. Raises ExpertError."""
+        if spec.backbone != backbone:
+            raise ExpertError(
+                spec.expert, f"belongs to another backbone than {backbone.expert}, which is loaded; reload the catalog"
+            )
+        known = self._heads.get(spec.expert)
+        if known is not None and known[0] == spec:
+            return known[1]
+        with self._lock:  # of several executors one reads
+            known = self._heads.get(spec.expert)
+            if known is None or known[0] != spec:
+                known = self._heads[spec.expert] = spec, read_head(spec)
+        return known[1]
+
+    def answers(
+        self, features: torch.Tensor, experts: Sequence[ExpertSpec], backbone: ExpertSpec
+    ) -> list[Answer | ExpertError]:
+        """Return the answer of each image's head to its row of features (B, F), or why that head has none.
+
+        For the backbone itself, which judges nothing, the answer is empty.
+        """
+        answers: list[Answer | ExpertError] = [Answer(None, None)] * len(experts)
+        rows: dict[int, list[int]] = {}
+        for row, spec in enumerate(experts):
+            rows.setdefault(id(spec), []).append(row)
+        for mine in rows.values():
+            spec = experts[mine[0]]
+            if spec == backbone:
+                continue
+            try:
+                logits = self.get(spec, backbone).logits(features[mine])
+            except ExpertError as error:
+                found: Sequence[Answer | ExpertError] = [error] * len(mine)
+            except RuntimeError as error:  # tensors of another size than the features
+                text = f"cannot judge the features of {backbone.expert}: {error}; train it again"
+                found = [ExpertError(spec.expert, text, spec.file)] * len(mine)
+            else:
+                found = classify_answers(logits, spec)
+            for row, answer in zip(mine, found, strict=True):
+                answers[row] = answer
+        return answers
+
+
+def probabilities(logits: torch.Tensor, spec: ExpertSpec) -> NDArray[np.float32]:
+    """(B, head rows) logits to (B, classes): padding rows cut off, softmax of logits / temperature."""
+    return (logits[:, : len(spec.classes)].float() / spec.temperature).softmax(1).numpy()
+
+
+def classify_answers(logits: torch.Tensor, spec: ExpertSpec) -> list[Answer]:
+    """Return the surest label of each row of logits (B, head rows)."""
+    shares = probabilities(logits, spec)
+    return [Answer(spec.classes[int(row.argmax())], float(row.max())) for row in shares]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearHead:
+    """weight: (classes, F'), for the first F' features, those of a ResNet's last layer; bias: (classes,)."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        return functional.linear(features[:, : self.weight.shape[1]], self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class BankHead:
+    """bank: (places, N, C), for each place of a map the patches of good pictures there, divided by `scale` (C,).
+
+    An image whose distance is `centre` is as likely good as not; its log odds grow by 1 with each `spread` beyond. The
+    label that is not good has the number `bad` of two.
+    """
+
+    bank: torch.Tensor
+    scale: torch.Tensor
+    centre: float
+    spread: float
+    bad: int
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        return bank_logits(bank_distances(features, self.bank, self.scale), self.centre, self.spread, self.bad)
+
+
+def bank_distances(features: torch.Tensor, bank: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return (B,): the distance of that patch of each image that is farthest from the nearest one of good pictures."""
+    patches = patches_of(features, *bank.shape[::2]) / scale
+    return torch.cdist(patches, bank).amin(2).amax(0)
+
+
+def bank_logits(distances: torch.Tensor, centre: float, spread: float, bad: int) -> torch.Tensor:
+    """Return (B, 2) scores of distances (B,), as BankHead says."""
+    scores = (distances - centre) / spread
+    pair = (torch.zeros_like(scores), scores)
+    return torch.stack(pair if bad else pair[::-1], 1)
+
+
+def patches_of(features: torch.Tensor, places: int, channels: int) -> torch.Tensor:
+    """Return the map at the end of (B, F) features as (places, B, channels)."""
+    return features[:, -places * channels :].view(-1, channels, places).permute(2, 0, 1)
+
+
+def read_head(spec: ExpertSpec) -> Head:
+    """Read a head's file and check its bytes. Raises ExpertError."""
+    try:
+        with open_weights(spec.file) as file:
+            header = read_header_from(file.fileno(), spec.file)
+            content = file.read(_MAX_HEAD_BYTES)
+        check_digest(hashlib.sha256(content).hexdigest(), spec)
+        tensors = {entry.name: _tensor(content, header.data_start, entry) for entry in header.entries}
+        return _head(header.metadata, tensors, spec)
+    except WeightsError as error:
+        raise ExpertError(spec.expert, error.message, spec.file) from error
+    except ValueError as error:
+        message = f"holds numbers of a kind that heads do not have ({error}); train the expert again"
+        raise ExpertError(spec.expert, message, spec.file) from error
+    except OSError as error:
+        raise ExpertError(spec.expert, describe_os_error(error), spec.file) from error
+
+
+def _tensor(content: bytes, start: int, entry: Entry) -> torch.Tensor:
+    if entry.dtype not in _DTYPES:
+        raise ValueError(entry.dtype)
+    stored = torch.frombuffer(bytearray(content[start + entry.begin : start + entry.end]), dtype=torch.uint8)
+    return stored.view(_DTYPES[entry.dtype]).view(entry.shape).float()
+
+
+def _head(metadata: Mapping[str, str], tensors: Mapping[str, torch.Tensor], spec: ExpertSpec) -> Head:
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        raise WeightsError(spec.file, "holds weights that are not finite numbers; train the expert again")
+    match metadata.get("head"), tensors:
+        case "linear", {"weight": weight, "bias": bias} if weight.shape[:1] == bias.shape == (len(spec.classes),):
+            return LinearHead(weight, bias)
+        case "bank", {"bank": bank, "scale": scale, "odds": odds} if (
+            bank.dim() == 3 and scale.shape == bank.shape[2:] and odds.shape == (3,) and len(spec.classes) == 2
+        ):
+            centre, spread, bad = odds.tolist()
+            if spread <= 0 or bad not in (0, 1):
+                raise WeightsError(spec.file, "holds an impossible calibration; train the expert again")
+            return BankHead(bank, scale, centre, spread, int(bad))
+        case _:
+            raise WeightsError(spec.file, f"holds a head of an unknown kind ({metadata.get('head')}); train it again")

@@ -1,0 +1,232 @@
+"""A Ray cluster on this PC for tests: a head, as on the line's PC, and a worker that joins it."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.contract.client import Line, everything_is_whole
+from tests.lines import a_jpeg
+from tests.ports import free_port
+from tests.waiting import until
+
+#: 100 ports for each node, below those that the kernel gives away.
+_FIRST_PORT = 21000
+
+
+#: A PC with room for one classifier of three: images of all three that come at once need the other PC, too.
+TOO_SMALL = {"cpu": {"expert_memory": "60MB"}}
+THERE = {"pc2-cpu": {"host": "pc2", "device": "cpu", "expert_memory": "150MB"}}
+_BURST = 12
+
+
+class Node:
+    """`coserve worker` as a process, with Ray's processes below it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        *options: str,
+        token: Path,
+        code: Path | None = None,
+        before: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """`code` is a folder with other code than this checkout's; `before` is a command that runs the node's."""
+        self._code = code
+        self._environ = dict(environ or {})
+        self._command = [
+            *before,
+            sys.executable,
+            "-m",
+            "tools",
+            "worker",
+            "--token",
+            str(token),
+            "--cpus",
+            "1",
+            *options,
+        ]
+        self._command += ["--ports", str(_FIRST_PORT + 100 * number + 1000 * (os.getpid() % 10))]
+        self._command += ["--dir", str(folder / f"n{number}"), "--cache", str(folder / f"cache{number}")]
+        self.log = folder / f"n{number}.log"
+        self.cache = folder / f"cache{number}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._ending = threading.Lock()
+
+    def start(self) -> None:
+        """Begin, and begin again whenever it ends by itself, as the unit does: a head may not answer yet."""
+        self._begin()
+        threading.Thread(target=self._keep_running, daemon=True).start()
+        until(self._has_started, lambda: self.log.read_text()[-2000:])
+
+    def _has_started(self) -> bool:
+        time.sleep(0.3)  # a look costs more than others, and Ray gives its parts 15 s to start
+        return self._part("raylet") is not None
+
+    def start_once(self) -> subprocess.Popen[bytes]:
+        """Begin, and not again when it ends by itself."""
+        self._begin()
+        assert self.process is not None
+        return self.process
+
+    def _begin(self) -> None:
+        environ = (
+            os.environ
+            | {"OMP_NUM_THREADS": "1"}
+            | self._environ
+            | ({"PYTHONPATH": str(self._code)} if self._code else {})
+        )
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, env=environ, start_new_session=True, cwd=self._code
+            )
+
+    def _keep_running(self) -> None:
+        while process := self.process:
+            process.wait()
+            time.sleep(1)
+            with self._ending:
+                if self.process is process:
+                    self._begin()
+
+    def _part(self, name: str) -> psutil.Process | None:
+        return next((each for each in self._below() if name in _name(each)), None)
+
+    def _below(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True) if self.process else []
+        except psutil.NoSuchProcess:
+            return []
+
+    def actor(self) -> psutil.Process:
+        """Return the process that computes."""
+        until(lambda: self._part("DeviceWorker") is not None)
+        actor = self._part("DeviceWorker")
+        assert actor is not None
+        return actor
+
+    def kill_actor(self) -> None:
+        """End the process that computes, as the kernel does when memory runs out."""
+        self.actor().kill()
+
+    def kill(self) -> None:
+        """Cut the power of this node."""
+        with self._ending:
+            process, processes = self.process, self._below()
+            self.process = None
+        if process is not None:
+            process.kill()
+            process.wait()
+        for each in processes:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        psutil.wait_procs(processes, 10)
+
+    def stop(self) -> int:
+        """SIGTERM, as systemd sends it; the exit status."""
+        with self._ending:
+            process, self.process = self.process, None
+        assert process is not None
+        process.send_signal(signal.SIGTERM)
+        return process.wait(60)
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def a_token(path: Path) -> Path:
+    path.write_text(secrets.token_hex(32), encoding="ascii")
+    path.chmod(0o600)
+    return path
+
+
+class RayCluster:
+    """A head for the line, and the worker `pc2`."""
+
+    def __init__(self, folder: Path, ip: str = "127.0.0.1", before_worker: Sequence[str] = ()) -> None:
+        self._folder = folder
+        self.token = a_token(folder / "token")
+        port = free_port()
+        self.address = f"{ip}:{port}"
+        self.head = Node(folder, 0, "--name", "head", "--head", "--port", str(port), token=self.token)
+        self.worker = Node(
+            folder, 1, "--name", "pc2", "--address", self.address, token=self.token, before=before_worker
+        )
+
+    def another(self, name: str, *, token: Path | None = None, **of_node: Any) -> Node:
+        """Return a further worker's PC, with more of what `Node` takes."""
+        options = ("--name", name, "--address", self.address)
+        return Node(self._folder, 2, *options, token=token or self.token, **of_node)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Return `cluster` of coserve.yaml."""
+        return {"address": self.address, "token": str(self.token)}
+
+    def end(self) -> None:
+        for node in (self.worker, self.head):
+            node.kill()
+
+
+def is_used(line: Line, device: str = "pc2-cpu") -> bool:
+    rows = [row for row in line.status()["executors"] if row["device"] == device]
+    return all("out_of_service" not in row and row["budget_bytes"] for row in rows)
+
+
+def judged_there(line: Line, more_than: int | None = None) -> int:
+    """Return how many images the other PC has judged, once there are `more_than` so many."""
+
+    def count() -> int:
+        return line.rows("SELECT count(*) FROM stages WHERE device = 'pc2-cpu'")[0][0]
+
+    if more_than is not None:
+        line.wait(lambda: count() > more_than)
+    return count()
+
+
+@contextmanager
+def images_for_two(line: Line) -> Iterator[list[str]]:
+    """Send images of every component at once, again and again, until the body ends; yield the ids of all."""
+    stopping, sent = threading.Event(), list[str]()
+
+    def camera() -> None:
+        with line.peer() as peer:
+            while not stopping.wait(0.2):
+                if line.status()["backlog"] < _BURST:
+                    headers = [line.inspect(component="PVF"[number % 3]) for number in range(_BURST)]
+                    for number, header in enumerate(headers):
+                        peer.send(header, a_jpeg(number))
+                    assert {peer.take()["type"] for _ in headers} == {"accepted"}
+                    sent.extend(header["id"] for header in headers)
+
+    thread = threading.Thread(target=camera)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        stopping.set()
+        thread.join()
+
+
+def each_was_judged_once(line: Line, sent: list[str]) -> None:
+    everything_is_whole(line)
+    assert line.rows("SELECT count(*), count(DISTINCT image_id) FROM inspections") == [(len(sent), len(sent))]
+    assert line.rows("SELECT count(*) FROM inspections WHERE verdict = 'unknown'") == [(0,)]
+    unjudged = "SELECT count(*) FROM inspections i WHERE verdict = 'pass' AND NOT EXISTS"
+    unjudged += " (SELECT 1 FROM stages s WHERE s.inspection_id = i.inspection_id)"
+    assert line.rows(unjudged) == [(0,)]

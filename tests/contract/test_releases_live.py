@@ -1,0 +1,430 @@
+"""Releases between real lines: pushed, carried in a folder, pulled while boards are judged; and what is refused."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from coserve_client import Publisher
+from daemon.registry.signing import key_id, read_public_key
+from daemon.registry.store import Store
+from tests.contract.client import Line
+from tests.lines import COSERVE_RUN, a_jpeg
+from tests.tools.run_commands import coserve
+from tests.waiting import until
+from tools.experts.change import put, switch
+from tools.experts.line import open_line
+
+RULES = """\
+boards:
+  pair: {time_limit: 10m, components: {P: [P1, P2, P3, P4], Q: [Q1]}}
+classifiers:
+  "*": {expert: "{component}", pass: [ok, bad], review_below: 0.0}
+"""
+RULES_2 = RULES.replace("review_below: 0.0", "review_below: 0.1")
+POSITIONS = {"P1": "P", "P2": "P", "P3": "P", "P4": "P", "Q1": "Q"}
+
+
+@pytest.fixture
+def places(tmp_path: Path, version_folders: tuple[Path, Path]) -> dict[str, Path]:
+    """Line a with another version of P and other rules in force than line b; Anna's keys; b takes Anna's releases."""
+    for name in ("anna", "mallory"):
+        coserve("keys", "new", name, "--sign", "--dir", tmp_path / "keys")
+    settings: dict[str, Any] = {"plant": {"signers": ["../keys/anna.sign"]}, "memory": "100MB"}
+    a = Line(tmp_path / "a", version_folders[0], RULES_2, COSERVE_RUN, **settings)
+    b = Line(tmp_path / "b", version_folders[0], RULES, COSERVE_RUN, **settings)
+    experts = open_line(a.config)
+    switch(experts, "P", put(experts, "P", version_folders[1])[0])
+    keys = tmp_path / "keys"
+    (tmp_path / "stick").mkdir()
+    return {"a": a.config, "b": b.config, "key": keys / "anna.sign_secret", "stick": tmp_path / "stick", "keys": keys}
+
+
+def push(places: dict[str, Path], *words: object, key: str = "anna", **options: Any) -> str:
+    secret = places["keys"] / f"{key}.sign_secret"
+    done = coserve("plant", "push", places["a"], "--to", places["stick"], "--key", secret, "--json", *words, **options)
+    return json.loads(done.stdout)["release"]
+
+
+def pull(places: dict[str, Path], *words: object, status: int = 0) -> Any:
+    done = coserve("plant", "pull", places["b"], "--from", places["stick"], *words, status=status)
+    return " ".join(done.output.split())
+
+
+def line_b(places: dict[str, Path]) -> Line:
+    line = Line.__new__(Line)  # its files are there already
+    line.folder, line.config, line.command, line.count = places["b"].parent, places["b"], COSERVE_RUN, 0
+    return line
+
+
+def state_of(config: Path) -> dict[str, str]:
+    """What the line would judge with: the version of each expert, and its rules."""
+    experts = open_line(config).experts()
+    return {name: expert.version or "" for name, expert in experts.items()} | {
+        "rules": (config.parent / "rules.yaml").read_text(encoding="utf-8")
+    }
+
+
+def test_a_release_carried_in_a_folder_makes_another_line_judge_as_the_first(places: dict[str, Path]):
+    before = state_of(places["b"])
+    assert push(places, "--note", "better P") == "line/1"
+    said = pull(places)
+    assert "line/1, signed by anna.sign: 1 expert changed, rules changed" in said
+    assert "no daemon runs: its next start serves it" in said
+    assert state_of(places["b"]) == state_of(places["a"]) != before
+    assert not (places["b"].parent / "experts" / "releases" / "objects").exists()
+    assert "0 experts changed;" in pull(places)  # again: nothing to do
+    coserve("check", places["b"])
+    coserve("experts", "verify", "--config", places["b"])
+
+
+def test_releases_that_a_line_does_not_take_change_nothing(places: dict[str, Path]):
+    before = state_of(places["b"])
+    push(places, key="mallory")
+    assert "line/1 is signed by nobody in plant.signers (anna.sign)" in pull(places, status=1)
+    assert push(places) == "line/2"
+    (manifest,) = (places["stick"] / "manifests" / "line").glob("2.json")
+    original = manifest.read_bytes()
+    manifest.write_bytes(original.replace(b'"number":2', b'"number":3'))
+    assert "signed by nobody in plant.signers" in pull(places, status=1)
+    manifest.write_bytes(original)
+    shutil.copy(manifest, manifest.with_name("9.json"))  # an old release under a new number
+    shutil.copy(manifest.with_suffix(".sig"), manifest.with_name("9.sig"))
+    assert "line/9: its manifest says line/2" in pull(places, status=1)
+    for file in manifest.parent.glob("9.*"):
+        file.unlink()
+    every = {file: file.read_bytes() for file in (places["stick"] / "objects").rglob("*") if file.is_file()}
+    for file, content in every.items():
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert "is damaged: its bytes do not have that sha256, and were deleted" in pull(places, status=1)
+    done = coserve("plant", "releases", places["stick"], "--signer", places["keys"] / "anna.sign", "--json", status=1)
+    rows = {row["release"]: (row["signer"], row["problem"]) for row in json.loads(done.stdout)}
+    assert "signed by nobody" in rows["line/1"][1]
+    assert rows["line/2"][0] == "anna.sign"
+    assert "is damaged" in rows["line/2"][1]
+    for file, content in every.items():
+        file.write_bytes(content)
+    assert state_of(places["b"]) == before
+    config = yaml.safe_load(places["b"].read_text())
+    places["b"].write_text(yaml.safe_dump(config | {"plant": {"signers": []}}))  # Anna's key is revoked
+    assert "this line accepts no signers: name their keys in plant.signers" in pull(places, status=1)
+    places["b"].write_text(yaml.safe_dump(config))
+    pull(places)
+    assert state_of(places["b"]) != before
+
+
+def test_a_replay_an_expired_release_and_a_way_back_by_a_person(places: dict[str, Path]):
+    push(places)
+    pull(places)
+    first = state_of(places["b"])
+    switch(open_line(places["a"]), "P", None)
+    push(places)
+    pull(places)
+    second = state_of(places["b"])
+    assert first != second
+    said = pull(places, "--release", "line/1", status=1)
+    assert "line/1 is older than line/2, which this line has had: it may be a replay" in said
+    assert state_of(places["b"]) == second
+    pull(places, "--release", "line/1", "--allow-older")
+    assert state_of(places["b"]) == first
+    config = open_line(places["a"])
+    from daemon.registry.signing import read_signing_key
+    from tools.registry.pack import push as push_release
+
+    push_release(config, Store(places["stick"]), read_signing_key(places["key"]), "line", valid_for_s=0.0)
+    assert "line/3 expired at" in pull(places, status=1)
+    shutil.rmtree(places["stick"])
+    places["stick"].mkdir()
+    push(places, "--no-rules")  # the store was lost, and numbers began anew
+    assert "line/1 is another release than the one of this number" in pull(places, "--allow-older", status=1)
+
+
+@pytest.mark.parametrize("moment", ["Store.fetch", "replace_entries", "LineReleases.note"])
+def test_a_pull_that_is_killed_goes_on_and_leaves_the_old_release_or_the_new_one(places: dict[str, Path], moment: str):
+    before = state_of(places["b"])
+    push(places)
+    patch = {
+        "Store.fetch": "import daemon.registry.store as s\nwhole = s._pieces\ndef cut_off(file, start):\n"
+        "    yield next(whole(file, start))[:100_000]\n    os.kill(os.getpid(), 9)\ns._pieces = cut_off",
+        "replace_entries": "import experts.versions as v; v.replace_entries = lambda *_: os.kill(os.getpid(), 9)",
+        "LineReleases.note": "import tools.registry.line_releases as r;"
+        " r.LineReleases.note = lambda *_: os.kill(os.getpid(), 9)",
+    }[moment]
+    code = f"import os\n{patch}\nfrom tools.cli.main import app\napp()"
+    command = [sys.executable, "-c", code, "plant", "pull", str(places["b"]), "--from", str(places["stick"])]
+    assert subprocess.run(command, check=False, timeout=300).returncode == -signal.SIGKILL
+    is_new = moment == "LineReleases.note"
+    assert state_of(places["b"]) == (state_of(places["a"]) if is_new else before)
+    said = pull(places)
+    assert state_of(places["b"]) == state_of(places["a"])
+    fetched = {"replace_entries": "0 bytes", "LineReleases.note": "0 bytes"}.get(moment, "MB")
+    assert f"{fetched} fetched" in said or fetched == "0 bytes", said
+
+
+def killed(places: dict[str, Path], patch: str) -> None:
+    """Let a pull kill itself where `patch` says."""
+    code = f"import os\n{patch}\nfrom tools.cli.main import app\napp()"
+    command = [sys.executable, "-c", code, "plant", "pull", str(places["b"]), "--from", str(places["stick"])]
+    assert subprocess.run(command, check=False, timeout=300).returncode == -signal.SIGKILL
+
+
+class Hub(Store):
+    """A hub whose releases are in a folder, and which wants these numbers of a line that follows it."""
+
+    def __init__(self, folder: Path, **wanted: int) -> None:
+        super().__init__(folder)
+        self.wanted, self.reports = wanted, list[Any]()
+
+    def ask_json(self, _method: str, _path: str, fields: Any) -> Any:
+        self.reports.append(fields["in_force"])
+        return {"wanted": self.wanted, "compare": [], "revoked": []}
+
+
+def test_a_line_whose_pull_was_killed_behind_the_change_goes_back_though_its_notes_say_it_has(places: dict[str, Path]):
+    from tools.registry.follow import Follower
+
+    push(places)
+    pull(places)
+    first = state_of(places["b"])
+    switch(open_line(places["a"]), "P", None)
+    push(places)
+    note = "import tools.registry.line_releases as r; r.LineReleases.note = lambda *_: os.kill(os.getpid(), 9)"
+    killed(places, note)
+    assert state_of(places["b"]) != first
+    hub, said = Hub(places["stick"], line=1), list[str]()
+    follower = Follower(places["b"], hub, 1.0, said.append)  # type: ignore[arg-type]
+    with open_line(places["b"]).versions.changing():  # such as a training that is just put in
+        follower.turn()
+    assert "line/1 waits: versions of experts are being changed" in said[0]
+    assert hub.reports[-1]["line"]["refused"] is None
+    hub.wanted.clear()  # the roll-out is over, as all lines have said that they have what they had
+    follower.turn()
+    assert state_of(places["b"]) == first
+    follower.turn()
+    assert len(said) == 2
+
+
+def test_a_pull_while_another_is_under_way_waits_and_changes_nothing(places: dict[str, Path]):
+    from tools.registry.line_releases import LineReleases
+
+    push(places)
+    before = state_of(places["b"])
+    with LineReleases(open_line(places["b"])).pulling():
+        assert "another pull is under way on this line" in pull(places, status=1)
+    assert state_of(places["b"]) == before
+    pull(places)
+
+
+def test_a_pull_that_is_killed_between_catalog_and_rules_leaves_no_mix_of_two_releases(places: dict[str, Path]):
+    from daemon.config.settings import load_config
+    from daemon.line.line import load_rules_and_catalog
+
+    def read() -> tuple[str, str]:
+        """What a daemon that starts or reloads now would judge with."""
+        routes, catalog = load_rules_and_catalog(load_config(places["b"], {}))
+        return routes.version, str(next(spec for name, spec in catalog.items() if name == "P").version)
+
+    push(places)
+    old, files = read(), state_of(places["b"])
+    code = "import os\nimport tools.registry.pull as p\nreal = p.replace_text\n"  # `like` is given for the pull's mark
+    code += "p.replace_text = lambda *a, **named: real(*a, **named) if named else os.kill(os.getpid(), 9)\n"
+    code += "from tools.cli.main import app\napp()"
+    command = [sys.executable, "-c", code, "plant", "pull", str(places["b"]), "--from", str(places["stick"])]
+    assert subprocess.run(command, check=False, timeout=300).returncode == -signal.SIGKILL
+    on_disk = (places["b"].parent / "experts" / "catalog.yaml").read_text(encoding="utf-8")
+    assert "versions/P/" in on_disk  # the catalog is new, and the rules are old
+    assert read() == old
+    assert state_of(places["b"]) == files
+    coserve("check", places["b"])
+    line = line_b(places)
+    with line.service():
+        first = line.result(line.send(board={"type": "pair", "serial": "S1"}, designator="P1"))
+        assert first["stages"][0]["version"] == old[1]
+        assert line.rows("SELECT rules_version FROM boards") == [(old[0],)]
+        assert "the daemon serves it" in pull(places, "--now")
+    assert read() != old
+    assert state_of(places["b"]) == state_of(places["a"])
+
+
+def test_a_signer_that_the_source_has_revoked_is_refused_there_and_then_everywhere(places: dict[str, Path]):
+    before = state_of(places["b"])
+    push(places)
+    (places["stick"] / "revoked").mkdir()
+    shutil.copy(places["keys"] / "anna.sign", places["stick"] / "revoked" / "lost-notebook.sign")
+    assert "line/1 is signed by anna.sign, which is revoked" in pull(places, status=1)
+    shutil.rmtree(places["stick"] / "revoked")  # another stick does not know it; the line does
+    assert "line/1 is signed by anna.sign, which is revoked" in pull(places, status=1)
+    assert state_of(places["b"]) == before
+    (noted,) = (places["b"].parent / "experts" / "releases" / "revoked").iterdir()
+    noted.write_text("no key")
+    assert "is not a public Ed25519 key" in pull(places, status=1)
+    noted.unlink()
+    pull(places)
+
+
+def test_a_second_key_of_the_same_file_name_is_revoked_as_the_first_was(places: dict[str, Path]):
+    from tools.registry.line_releases import LineReleases
+
+    def told(revoked: str) -> list[str]:
+        return [file.name for file in LineReleases(open_line(places["b"])).revoked([revoked])]
+
+    def own() -> str:
+        return key_id(read_public_key(places["keys"] / "anna.sign"))
+
+    assert told(own()) == ["anna.sign"]
+    for file in places["keys"].glob("anna.*"):  # her notebook was stolen, and she makes a new pair
+        file.unlink()
+    coserve("keys", "new", "anna", "--sign", "--dir", places["keys"])
+    assert told("") == []
+    assert told(own()) == ["anna.sign"]
+    assert told("") == ["anna.sign"]
+
+
+def test_two_signers_of_one_file_name_are_two(places: dict[str, Path]):
+    """Two people called Anna: the line takes what either signed, until one of them loses her key."""
+    from daemon.registry.manifest import ReleaseError
+    from tools.registry.line_releases import LineReleases
+    from tools.registry.pull import PullOptions, accepted
+
+    coserve("keys", "new", "anna", "--sign", "--dir", places["keys"] / "night")
+    settings = yaml.safe_load(places["b"].read_text(encoding="utf-8"))
+    settings["plant"]["signers"].append("../keys/night/anna.sign")
+    places["b"].write_text(yaml.safe_dump(settings), encoding="utf-8")
+    push(places)
+    push(places, key="night/anna")
+    releases, stick = LineReleases(open_line(places["b"])), Store(places["stick"])
+
+    def signer(number: int) -> str:
+        return accepted(releases, "line", number, stick.manifest("line", number), PullOptions())[1]
+
+    assert [signer(number) for number in (1, 2)] == ["anna.sign", "anna.sign"]
+    lost = places["keys"] / "night" / "anna.sign"
+    assert releases.revoked([key_id(read_public_key(lost))]) == [places["b"].parent / "../keys/night/anna.sign"]
+    assert signer(1) == "anna.sign"
+    with pytest.raises(ReleaseError, match=r"line/2 is signed by anna\.sign, which is revoked"):
+        signer(2)
+
+
+def test_a_person_s_change_with_a_release_s_name_as_its_note_is_not_what_the_release_replaced(places: dict[str, Path]):
+    from tools.registry.line_releases import LineReleases
+
+    push(places)
+    pull(places)
+    line = open_line(places["b"])
+    assert LineReleases(line).agreement("line") == {"compared": 0, "agreed": 0}
+    switch(line, "P", None, note="line/1")
+    assert LineReleases(line).agreement("line") == {}
+
+
+def test_a_hub_cannot_bring_an_old_release_back_as_a_way_back(places: dict[str, Path]):
+    """What `follow` does when a hub, broken into, wants the release of last year, or one that the line never had."""
+    from daemon.registry.manifest import ReleaseError
+    from tools.registry.line_releases import LineReleases
+    from tools.registry.pull import PullOptions, accepted
+
+    stick = Store(places["stick"])
+    for number in (1, 2, 3):
+        push(places, "--note", f"number {number}")
+        if number != 2:
+            pull(places)
+    releases = LineReleases(open_line(places["b"]))
+
+    def take(number: int) -> str:
+        back = PullOptions(is_return=True)
+        return accepted(releases, "line", number, stick.manifest("line", number), back)[0].release
+
+    for number in (1, 2):  # the release in force allows 2, which the line has not had
+        with pytest.raises(ReleaseError, match=f"line/{number} is not a way back from line/3: its signer allows 2"):
+            take(number)
+    pull(places, "--release", "line/2", "--allow-older")
+    pull(places, "--release", "line/3")
+    assert take(2) == "line/2"
+
+
+def test_without_its_extra_a_pull_says_what_to_install(places: dict[str, Path]):
+    code = "import sys\nsys.modules['cryptography'] = None\nfrom tools.cli.main import app\napp()"
+    command = [sys.executable, "-c", code, "plant", "releases", str(places["stick"])]
+    done = subprocess.run(command, check=False, timeout=300, capture_output=True, text=True)
+    assert "needs the extra `plant`" in " ".join(done.stderr.split())
+    assert done.returncode == 2
+
+
+def test_a_line_that_judges_takes_a_release_between_boards_and_mixes_none(places: dict[str, Path]):
+    push(places)
+    line = line_b(places)
+    stop = threading.Event()
+    accounts: list[dict[str, Any]] = []
+
+    def publish() -> None:
+        """Two boards at a time, interleaved: there is always one that is open."""
+        number = 0
+        with Publisher(line.intake, source="camera") as publisher:
+            while not stop.is_set():
+                pair = [f"B{number}", f"B{number + 1}"]
+                for at, position in enumerate(POSITIONS):
+                    for serial in pair:
+                        board = {"type": "pair", "serial": serial}
+                        publisher.send(
+                            f"{serial}/{position}",
+                            a_jpeg(at),
+                            board=board,
+                            component=POSITIONS[position],
+                            designator=position,
+                        )
+                    stop.wait(0.02)
+                number += 2
+            accounts.append(publisher.finish().as_dict())
+
+    def closed() -> int:
+        return len(line.rows("SELECT 1 FROM boards WHERE verdict IS NOT NULL"))
+
+    with line.service():
+        camera = threading.Thread(target=publish)
+        camera.start()
+        try:
+            until(lambda: closed() > 4)
+            said = pull(places)
+            before = closed()
+            until(lambda: closed() > before + 4)
+        finally:
+            stop.set()
+            camera.join(120)
+        line.idle()
+    assert "the daemon serves it" in said
+    (account,) = accounts
+    assert account["accepted"] == account["sent"]
+    rows = line.rows(
+        "SELECT b.serial, b.rules_version, s.expert_version FROM boards b JOIN inspections i USING (board_id)"
+        " JOIN stages s USING (inspection_id) WHERE s.expert = 'P'"
+    )
+    by_board: dict[str, set[tuple[str, str]]] = {}
+    for serial, rules, version in rows:
+        by_board.setdefault(serial, set()).add((rules, version))
+    assert all(len(pairs) == 1 for pairs in by_board.values()), by_board
+    assert len({pair for pairs in by_board.values() for pair in pairs}) == 2  # some boards before, some after
+    assert {verdict for (verdict,) in line.rows("SELECT DISTINCT verdict FROM boards WHERE verdict IS NOT NULL")} <= {
+        "pass",
+        "review",
+    }
+
+
+def test_a_pull_gives_up_where_a_board_stays_open_and_the_line_goes_on(places: dict[str, Path]):
+    before = state_of(places["b"])
+    push(places)
+    line = line_b(places)
+    with line.service():
+        line.send(board={"type": "pair", "serial": "S1"}, designator="P1")
+        assert "1 boards were still open" in pull(places, "--within", 1, status=1)
+        assert state_of(places["b"]) == before
+        line.send(board={"type": "pair", "serial": "S2"}, designator="P1")  # a new board is taken again
+        assert "the daemon serves it" in pull(places, "--now")
+    assert state_of(places["b"]) == state_of(places["a"])
+    push(places)
+    assert "2 boards are open in the results: start the line" in pull(places, status=1)

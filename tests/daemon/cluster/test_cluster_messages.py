@@ -1,0 +1,104 @@
+"""Frames between the daemon and its process for the cluster, and the values in them."""
+
+import json
+import socket
+import struct
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from daemon.cluster.messages import (
+    checked_report,
+    order_of,
+    packed_order,
+    plain_report,
+    plain_spec,
+    receive,
+    report_of,
+    result_of,
+    send,
+    spec_of,
+)
+from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, ImageOrder, Unanswered
+from daemon.policy.request import ExecutorId, RequestId
+from daemon.records import JournalKey, Pixels
+from experts.spec import Answer, ArchitectureId, Detection, ExpertId, ExpertSpec, LayoutId
+
+SPEC = ExpertSpec(
+    ExpertId("R0402"), ArchitectureId("resnet18"), "classify", Path("/line/R0402.safetensors"), ("ok", "bad"), 64,
+    (0.1, 0.2, 0.3), (1.0, 1.0, 1.0), "ab" * 32, LayoutId("a-layout"), 4096, temperature=1.1,
+)  # fmt: skip
+BACKBONE = replace(SPEC, expert=ExpertId("backbone"), classes=(), sha256="cd" * 32)
+
+
+def test_frames_arrive_whole_and_in_order_however_the_bytes_are_cut():
+    ours, theirs = socket.socketpair()
+    body = bytes(range(256)) * 20_000
+
+    def write() -> None:
+        send(ours, {"do": "run", "name": "Ünï"}, [body[:5], body[5:]])
+        send(ours, {"do": "ping"})
+        ours.close()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    with theirs, theirs.makefile("rb") as stream:
+        assert receive(stream) == ({"do": "run", "name": "Ünï"}, body)
+        assert receive(stream) == ({"do": "ping"}, b"")
+        assert receive(stream) is None
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\0\0\0",
+        struct.pack(">II", 1 << 31, 0),
+        struct.pack(">II", 2, (1 << 30) + 1) + b"{}",
+        struct.pack(">II", 5, 0) + b"{}",
+        struct.pack(">II", 2, 10) + b"{}abc",
+        struct.pack(">II", 4, 0) + b"nope",
+        struct.pack(">II", 2, 0) + b"[]",
+    ],
+    ids=["cut lengths", "long head", "long body", "cut head", "cut body", "not JSON", "no object"],
+)
+def test_a_frame_that_is_not_one_ends_the_connection(frame: bytes):
+    ours, theirs = socket.socketpair()
+    with ours, theirs, theirs.makefile("rb") as stream:
+        ours.sendall(frame)
+        ours.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionError):
+            receive(stream)
+
+
+def test_a_batch_crosses_with_its_heads_and_only_the_digests_of_its_files():
+    heads = [replace(SPEC, expert=ExpertId(name), sha256=name * 64, backbone=BACKBONE) for name in "ef"]
+    pixels = [Pixels(), Pixels("raw", (2, 1, 3)), Pixels(), Pixels()]
+    images = tuple(
+        ImageOrder(RequestId(number), JournalKey(1, number, 3), pixels[number], heads[number % 2])
+        for number in range(4)
+    )
+    packed = packed_order(BatchOrder(7, BACKBONE, images), (0, 1, 3), (3, 6, 0))
+    order, payloads = order_of(packed + b"abcdefghi", len(packed), Path("/cache"))
+    assert order.batch_id == 7
+    assert order.spec == replace(BACKBONE, file=Path("/cache") / BACKBONE.sha256)
+    assert [payloads[image.key] for image in order.images] == [b"abc", b"defghi", b""]
+    assert [image.pixels for image in order.images] == [pixels[0], pixels[1], pixels[3]]
+    assert [image.head and image.head.expert for image in order.images] == ["e", "f", "f"]
+    assert order.images[1].head is order.images[2].head
+    assert order.images[0].head is not None
+    assert order.images[0].head.backbone == order.spec
+    assert spec_of(json.loads(json.dumps(plain_spec(SPEC))), SPEC.file.parent) == replace(
+        SPEC, file=SPEC.file.parent / SPEC.sha256
+    )
+
+
+def test_a_report_comes_back_with_this_pcs_clock():
+    box = Detection("bridge", 0.1 + 0.2, (1.0, 2.5, 3.0, 4.0))
+    results = (Answered(Answer("bridge", 0.1 + 0.2, (box,)), (80, 60)), Unanswered("bad_image", "cut short"))
+    report = BatchReport(ExecutorId("cpu/0"), 3, results, 1e9, 2e9, 12.5, memory_limit=4, device_error="CUDA error")
+    arrived = checked_report(json.loads(json.dumps(plain_report(report))), [replace(SPEC, classes=("bridge",))] * 2)
+    again = report_of(arrived, [*map(result_of, arrived.results)], ExecutorId("pc2-gpu/0"), 8, (5.0, 6.0))
+    assert again == replace(report, executor=ExecutorId("pc2-gpu/0"), batch_id=8, started_s=5.0, ended_s=6.0)

@@ -1,0 +1,116 @@
+"""The worker of one device: what it computes is what the line itself would compute."""
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.cluster.messages import code_version, packed_order, plain_spec, result_of
+from daemon.cluster.worker import CACHE, CACHE_SIZE, DeviceWorker
+from daemon.dispatch.orders import Answered, BatchOrder, ImageOrder, Unanswered
+from daemon.policy.request import RequestId
+from daemon.records import JournalKey, Pixels
+from experts.spec import ExpertSpec
+from experts.vision.infer import infer
+from experts.vision.preprocess import prepare
+from experts.vision.slot import SlotPool
+from tests.experts.pictures import a_picture, encoded
+from tests.experts.samples import an_expert_file
+
+PICTURES = [encoded(a_picture(seed=seed)) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> ExpertSpec:
+    return an_expert_file(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture
+def worker(tmp_path: Path, spec: ExpertSpec, monkeypatch: pytest.MonkeyPatch) -> DeviceWorker:
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_SIZE, str(1 << 30))
+    settings = {"executors": 1, "threads": 1, "activation_memory": None, "expert_memory": 1}
+    about = {"device": "cpu", "settings": settings, "max_pixels": 1 << 20, "host": "pc2"}
+    worker = DeviceWorker()
+    worker.open(json.dumps(about | {"pools": {"p": spec.weights_bytes}, "executors": {"p/0": "p"}}))
+    return worker
+
+
+def sent(worker: DeviceWorker, spec: ExpertSpec, alter: Callable[[bytes], bytes] = lambda content: content) -> str:
+    content = alter(spec.file.read_bytes())
+    return worker.take(spec.sha256, len(content), 0, content)
+
+
+def loaded(worker: DeviceWorker, spec: ExpertSpec) -> dict[str, object]:
+    return json.loads(worker.load("p", json.dumps(plain_spec(spec))))
+
+
+def run(worker: DeviceWorker, spec: ExpertSpec, payloads: list[bytes], batch: int = 1) -> dict[str, Any]:
+    images = tuple(ImageOrder(RequestId(n), JournalKey(0, n, 1), Pixels()) for n in range(len(payloads)))
+    order = packed_order(BatchOrder(batch, spec, images), range(len(payloads)), [*map(len, payloads)])
+    return json.loads(worker.run("p/0", len(order), b"".join((order, *payloads))))["report"]
+
+
+def test_weights_are_asked_for_once_and_answers_are_the_lines_own(worker: DeviceWorker, spec: ExpertSpec):
+    assert worker.hello() == code_version()
+    assert loaded(worker, spec) == {"missing": [spec.sha256]}
+    assert sent(worker, spec) == ""
+    assert loaded(worker, spec)["bytes"] == spec.weights_bytes
+    worker.unload("p", spec.expert)
+    worker.unload("p", "never there")
+    assert loaded(worker, spec) == {"bytes": spec.weights_bytes}
+    report = run(worker, spec, [PICTURES[0], b"not an image", PICTURES[2]])
+    results = [result_of(each) for each in report["results"]]
+    assert isinstance(results[1], Unanswered)
+    assert results[1].fault == "bad_image"
+    pool = SlotPool("cpu", spec.weights_bytes)
+    pool.load(spec)
+    for number in (0, 2):
+        (expected,) = infer(pool.slot(spec.expert), [prepare(PICTURES[number], "image", None, spec)])
+        result = results[number]
+        assert isinstance(result, Answered)
+        assert result.answer.label == expected.label
+        assert result.answer.confidence == pytest.approx(expected.confidence, abs=1e-6)
+
+
+def test_altered_weights_are_refused_with_their_name(worker: DeviceWorker, spec: ExpertSpec):
+    refusal = sent(worker, spec, lambda content: content[:-1] + bytes([content[-1] ^ 1]))
+    assert refusal.startswith("the weights did not reach the worker: the bytes that arrived are")
+    assert loaded(worker, spec) == {"missing": [spec.sha256]}
+
+
+def test_a_new_version_is_wanted_where_the_old_one_is(worker: DeviceWorker, spec: ExpertSpec):
+    new, other = "a" * 64, "b" * 64
+    assert worker.prefetch(json.dumps({new: spec.sha256})) == "{}"
+    sent(worker, spec)
+    assert json.loads(worker.prefetch(json.dumps({new: spec.sha256, spec.sha256: spec.sha256, other: new}))) == {
+        "missing": [new]
+    }
+
+
+def test_an_expert_that_does_not_fit_costs_itself_only(worker: DeviceWorker, spec: ExpertSpec):
+    sent(worker, spec)
+    worker.resize("p", 1)
+    answer = loaded(worker, spec)
+    assert "raise the device's budget" in str(answer["error"])
+    assert answer["is_device_error"] is False
+    worker.resize("p", spec.weights_bytes)
+    assert "bytes" in loaded(worker, spec)
+
+
+def test_two_batches_keep_their_images_apart(worker: DeviceWorker, spec: ExpertSpec):
+    sent(worker, spec)
+    loaded(worker, spec)
+    answers: dict[int, object] = {}
+    threads = [
+        threading.Thread(target=lambda n=n: answers.update({n: run(worker, spec, [PICTURES[n]], n)["results"]}))
+        for n in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(answers[n] == run(worker, spec, [PICTURES[n]], 10 + n)["results"] for n in range(3))

@@ -1,0 +1,309 @@
+"""The consumer of a plant's hub over a real PostgreSQL: every row once, whoever fails, and one line to a name."""
+
+import asyncio
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from daemon.consumers.protocol import ReviewAnswerError
+from daemon.delivery import runner as runner_module
+from daemon.delivery.deliveries import SharedStatusPage
+from daemon.storage.database.reviews import ReviewDecision
+from daemon.storage.database.store import open_store
+from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, sending
+from tests.daemon.delivery.results_database import ResultsDatabase
+from tests.daemon.storage.database.postgresql_server import WANTED, Server, a_server, programs
+from tests.small_disk import small_disk
+from tests.waiting import in_a_loop
+
+pytest.importorskip("psycopg", reason=WANTED)
+pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with a_server() as server:
+        yield server
+
+
+@pytest.fixture
+def hub(server: Server, request: pytest.FixtureRequest) -> Iterator[HubDatabase]:
+    hub = HubDatabase(server, f"hub_{abs(hash(request.node.name))}")
+    yield hub
+    hub.engine.dispose()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> ResultsDatabase:
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.begin_epoch()
+    return database
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "_POLL_S", 0.02)
+    monkeypatch.setattr(runner_module, "_FIRST_BACK_OFF_S", 0.05)
+    monkeypatch.setattr(runner_module, "_LONGEST_BACK_OFF_S", 0.2)
+    monkeypatch.setattr("daemon.consumers.plant.consumer._REVIEWS_EVERY_S", 0.05)
+
+
+async def until(happened: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not await asyncio.to_thread(happened):
+            await asyncio.sleep(0.02)
+
+
+def counts(hub: HubDatabase) -> tuple[int, ...]:
+    return tuple(hub.value(f"SELECT count(*) FROM {table}") for table in ("inspections", "boards", "reviews"))  # noqa: S608
+
+
+def materialised(hub: HubDatabase) -> tuple[int, ...]:
+    (row,) = hub.ask("SELECT sum(inspected) AS i, sum(passed) AS p, sum(boards) AS b FROM yields_by_hour")
+    return int(row["i"]), int(row["p"]), int(row["b"])
+
+
+def fail(database: ResultsDatabase, inspection_id: int) -> None:
+    with closing(sqlite3.connect(database.file)) as rows, rows:
+        rows.execute("UPDATE inspections SET verdict = 'fail', defect = 'D1' WHERE inspection_id = ?", (inspection_id,))
+
+
+@in_a_loop
+async def test_every_row_and_every_count_arrives_once_also_by_day_and_after_a_restart(
+    hub: HubDatabase, database: ResultsDatabase
+) -> None:
+    last = database.grow(4000)  # an hour and seven minutes
+    async with sending(hub, database) as runner:
+        await until(lambda: runner.position == last)
+    last = database.grow(10)
+    async with sending(hub, database) as runner:
+        await until(lambda: runner.position == last)
+    assert counts(hub) == (8020, 4010, 0)
+    assert materialised(hub) == (8020, 8020, 4010)
+    assert hub.value("SELECT count(*) FROM yields_by_hour") == 2
+    (line,) = hub.ask("SELECT * FROM lines")
+    assert (line["line"], line["last_seq"], line["host"]) == ("line-1", last, line["host"])
+    assert [row["kind"] for row in hub.ask("SELECT kind FROM events")] == ["joined"]
+    day = hub.value("SELECT DISTINCT tableoid::regclass::text FROM inspections")
+    assert day == "inspections_20261120"
+
+
+@in_a_loop
+async def test_reviews_change_the_boards_final_verdict_and_the_yield_in_the_boards_hour(
+    hub: HubDatabase, database: ResultsDatabase
+) -> None:
+    database.grow(2)
+    fail(database, 1)
+    with closing(sqlite3.connect(database.file)) as rows, rows:
+        rows.execute("UPDATE boards SET verdict = 'fail' WHERE board_id = 1")
+    async with sending(hub, database) as runner:
+        await until(lambda: runner.position == 6)
+        assert hub.ask("SELECT first_boards, first_passed, first_final_passed FROM yields_by_hour") == [
+            {"first_boards": 2, "first_passed": 1, "first_final_passed": 1}
+        ]
+        store = open_store(database.url)
+        with closing(store):
+            store.review(ReviewDecision(1, "Eva", None, "pass", None, "a shadow"))
+            store.review(ReviewDecision(None, "Ben", None, "fail", board_id=2))
+        await until(lambda: runner.position == 8)
+    assert hub.ask("SELECT first_passed, first_final_passed FROM yields_by_hour") == [
+        {"first_passed": 1, "first_final_passed": 1}  # one more, one less
+    ]
+    assert [row["final_verdict"] for row in hub.ask("SELECT final_verdict FROM boards ORDER BY seq")] == [
+        "pass",
+        "fail",
+    ]
+    assert hub.ask("SELECT reviewer, verdict_by_line, note FROM reviews ORDER BY seq") == [
+        {"reviewer": "Eva", "verdict_by_line": "fail", "note": "a shadow"},
+        {"reviewer": "Ben", "verdict_by_line": None, "note": None},
+    ]
+    assert hub.ask("SELECT component, defect, count FROM defects_by_hour") == [
+        {"component": "P", "defect": "D1", "count": 1}
+    ]
+
+
+@in_a_loop
+async def test_a_line_put_back_from_a_backup_is_told_and_overwrites_nothing(
+    hub: HubDatabase, database: ResultsDatabase, tmp_path: Path
+) -> None:
+    common = database.grow(20)
+    backup = shutil.copy(database.file, tmp_path / "backup.db")
+    last = database.grow(30, serial="before{}")
+    async with sending(hub, database) as runner:
+        await until(lambda: runner.position == last)
+    old = hub.ask("SELECT * FROM boards ORDER BY seq")
+    for name in ("inspection.db-wal", "inspection.db-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    shutil.copy(backup, database.file)
+    database.begin_epoch()  # as the daemon does at its next start
+    database.begin = database.begin.replace(day=24)
+    again = database.grow(5, serial="after{}")
+    shutil.rmtree(tmp_path / "consumers-pc-1")  # the position went with the disk
+    async with sending(hub, database) as runner:
+        await until(lambda: runner.position == again)
+    assert hub.ask("SELECT * FROM boards WHERE epoch = %s ORDER BY seq", old[0]["epoch"]) == old
+    new = hub.ask("SELECT seq, board_serial FROM boards WHERE epoch <> %s ORDER BY seq", old[0]["epoch"])
+    assert [row["seq"] for row in new] == [common + 3 * number for number in range(1, 6)]
+    assert new[0]["board_serial"] == "after21"
+    assert materialised(hub)[2] == 55
+    (event,) = hub.ask("SELECT text FROM events WHERE kind = 'restored'")
+    assert f"its results after seq {common} are counted again" in event["text"]
+    assert f"up to seq {last}, stays" in event["text"]
+
+
+@in_a_loop
+async def test_an_older_copy_with_the_same_epoch_is_refused_with_what_to_do(
+    hub: HubDatabase, database: ResultsDatabase, tmp_path: Path
+) -> None:
+    database.grow(20)
+    backup = shutil.copy(database.file, tmp_path / "backup.db")
+    last = database.grow(30)
+    async with sending(hub, database) as runner:
+        await until(lambda: runner.position == last)
+    before = counts(hub)
+    other = ResultsDatabase(Path(shutil.copy(backup, tmp_path / "copy.db")))
+    page = SharedStatusPage.make("test")
+    async with sending(hub, other, status_page=page):
+        await until(lambda: page.read().get("state") == "refused")
+    assert "it is an older copy. Stop the daemon" in page.read()["last_error"]
+    page.close()
+    assert counts(hub) == before
+    assert hub.value("SELECT count(*) FROM events WHERE kind = 'older_copy'") == 1
+
+
+@in_a_loop
+async def test_the_second_line_of_a_name_is_refused_until_a_person_accepts_it(
+    hub: HubDatabase, database: ResultsDatabase, tmp_path: Path
+) -> None:
+    last = database.grow(5)
+    other = ResultsDatabase(tmp_path / "other.db")
+    other.begin_epoch()
+    other.begin = other.begin.replace(day=22)
+    others_last = other.grow(3, serial="other{}")
+    page = SharedStatusPage.make("test")
+    async with sending(hub, database) as runner:
+        await until(lambda: runner.position == last)
+        async with sending(hub, other, identifier="pc-2", status_page=page):  # while the first is connected
+            await until(lambda: page.read().get("state") == "refused")
+            assert "two lines have one name" in page.read()["last_error"]
+    async with sending(hub, other, identifier="pc-2", status_page=page) as runner:  # and when it is not
+        await until(lambda: "coserve plant accept" in str(page.read().get("last_error")))
+        assert counts(hub) == (10, 5, 0)
+        hub.ask("UPDATE lines SET accepts = true WHERE line = 'line-1'")
+        await until(lambda: runner.position == others_last and counts(hub)[1] == 8)
+    async with sending(hub, database, status_page=page):  # now that is the other one
+        await until(lambda: page.read().get("state") == "refused")
+    page.close()
+    kinds = {row["kind"] for row in hub.ask("SELECT kind FROM events")}
+    assert kinds == {"joined", "name_taken", "replaced"}
+
+
+@in_a_loop
+async def test_a_hub_that_was_put_back_gets_again_what_it_lost(hub: HubDatabase, database: ResultsDatabase) -> None:
+    last = database.grow(100)
+    async with sending(hub, database) as runner:
+        await until(lambda: runner.position == last)
+    hub.ask("DELETE FROM boards WHERE seq > 150")
+    hub.ask("DELETE FROM inspections WHERE seq > 150")
+    hub.ask("UPDATE lines SET last_seq = 150, last_at = NULL")
+    async with sending(hub, database):
+        await until(lambda: counts(hub) == (200, 100, 0))
+
+
+@in_a_loop
+async def test_a_full_disk_at_the_hub_is_said_and_delivery_goes_on_when_there_is_room(
+    hub: HubDatabase, database: ResultsDatabase
+) -> None:
+    last = database.grow(4000)
+    page = SharedStatusPage.make("test")
+    with tempfile.TemporaryDirectory(prefix="pgdisk") as folder, small_disk(Path(folder) / "disk", "256k") as disk:
+        Path(folder).chmod(0o755)
+        shutil.chown(disk, "postgres", "postgres")
+        hub.ask(f"CREATE TABLESPACE tiny LOCATION '{disk}'")
+        hub.ask("ALTER TABLE boards SET TABLESPACE tiny")
+        async with sending(hub, database, status_page=page) as runner:
+            await until(lambda: "its disk is full" in str(page.read().get("last_error")))
+            assert page.read()["state"] == "waiting"
+            assert counts(hub)[1] < 4000
+            hub.ask("ALTER TABLE boards SET TABLESPACE pg_default")  # a larger disk
+            await until(lambda: runner.position == last)
+        hub.ask("DROP TABLESPACE tiny")
+    page.close()
+    assert counts(hub) == (8000, 4000, 0)
+    assert materialised(hub) == (8000, 8000, 4000)
+
+
+@in_a_loop
+async def test_odd_characters_arrive_and_run_nothing(hub: HubDatabase, database: ResultsDatabase) -> None:
+    odd = "'; DROP TABLE boards; --\t\\N\n\"ü板\\u0000"
+    database.grow(1, serial=odd.replace("{", "{{") + "{}")
+    with closing(sqlite3.connect(database.file)) as rows, rows:
+        rows.execute("UPDATE inspections SET component = ? WHERE inspection_id = 1", ("a\0b",))
+        rows.execute("UPDATE boards SET failed = ?", ('[{"designator": "a\\u0000b", "component": "\'", "defect": 1}]',))
+    async with sending(hub, database) as runner:
+        await until(lambda: runner.position == 3)
+    (board,) = hub.ask("SELECT board_serial, failed FROM boards")
+    assert board["board_serial"] == odd + "1"
+    assert board["failed"][0]["designator"] == "a\ufffdb"
+    assert hub.value("SELECT component FROM inspections WHERE inspection_id = 1") == "a\ufffdb"
+
+
+@in_a_loop
+async def test_decisions_at_the_hub_reach_the_line_and_its_answer_comes_back(
+    hub: HubDatabase, database: ResultsDatabase
+) -> None:
+    database.grow(1)
+    side = LineSide(database)
+    ask = (
+        "INSERT INTO review_requests (line, epoch, inspection_id, verdict, defect, reviewer, newest)"
+        " SELECT 'line-1', epoch, 1, 'fail', 'D9', 'Eva', %s FROM lines"
+    )
+    async with sending(hub, database, side=side) as runner:
+        await until(lambda: runner.position == 3)
+        side.refuses = ReviewAnswerError("no daemon answers", is_final=False)
+        hub.ask(ask, None)
+        await asyncio.sleep(0.3)
+        assert hub.value("SELECT state FROM review_requests") == "asked"
+        side.refuses = None
+        await until(lambda: hub.value("SELECT state FROM review_requests") == "accepted")
+        assert side.decisions == [{"inspection_id": 1, "verdict": "fail", "defect": "D9", "reviewer": "Eva"}]
+        side.refuses = ReviewAnswerError("somebody decided in between", is_final=True)
+        hub.ask(ask, 7)
+        await until(lambda: hub.value("SELECT count(*) FROM review_requests WHERE state = 'refused'") == 1)
+        hub.ask(ask.replace("epoch, 1", "'old', 1"), None)
+        await until(lambda: hub.value("SELECT count(*) FROM review_requests WHERE state = 'refused'") == 2)
+    answers = [row["answer"] for row in hub.ask("SELECT answer FROM review_requests ORDER BY request_id")]
+    assert answers == [
+        None,
+        "somebody decided in between",
+        "the line was restored since: its images have other numbers",
+    ]
+
+
+@in_a_loop
+async def test_a_database_that_is_no_hub_or_lets_nobody_in_is_refused(
+    server: Server, hub: HubDatabase, database: ResultsDatabase
+) -> None:
+    database.grow(1)
+    page = SharedStatusPage.make("test")
+    url, hub.url = hub.url, server.url("no_hub")
+    async with sending(hub, database, status_page=page):
+        await until(lambda: "coserve plant run" in str(page.read().get("last_error")))
+    hub.url = url.replace("/hub_", "/absent_")
+    async with sending(hub, database, status_page=page):
+        await until(lambda: "create it, or correct `database`" in str(page.read().get("last_error")))
+    assert page.read()["state"] == "refused"
+    page.close()
+
+
+def test_no_name_with_other_characters_enters_the_table(hub: HubDatabase) -> None:
+    for name in ("", "a b", "x'; DROP TABLE lines; --", "../etc", "a" * 65):
+        with pytest.raises(psycopg.errors.CheckViolation):
+            hub.ask("INSERT INTO lines (line, epoch, identity, host, last_seq) VALUES (%s, 'e', 'i', 'h', 0)", name)

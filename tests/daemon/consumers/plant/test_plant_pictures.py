@@ -1,0 +1,163 @@
+"""Pictures on their way to the hub: by digest, behind the rows, no faster than allowed, and never blocking them."""
+
+import asyncio
+import hashlib
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from daemon.plant.hub import Hub, make_app
+from daemon.plant.picture_store import PictureStore, S3Pictures, open_pictures
+from daemon.plant.settings import HubSettings, Pictures
+from daemon.wire.keys import read_token
+from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, sending
+from tests.daemon.consumers.plant.test_plant_consumer import (
+    database,
+    fail,
+    hasty,
+    hub,
+    materialised,
+    server,
+    until,
+)
+from tests.daemon.delivery.results_database import ResultsDatabase
+from tests.daemon.storage.database.postgresql_server import WANTED, programs
+from tests.waiting import PATIENCE_S, in_a_loop
+
+pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
+__all__ = ["database", "hasty", "hub", "server"]
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    file = tmp_path / "line-1.key"
+    file.write_text("k" * 40)
+    file.chmod(0o600)
+    return file
+
+
+@contextmanager
+def serving(hub: HubDatabase, key: Path, store: PictureStore) -> Iterator[str]:
+    """The hub's HTTP on a free port of loopback."""
+    settings = HubSettings(database=hub.url, pictures=Pictures(max_picture=1_000_000))
+    app = make_app(Hub(settings, hub.engine, store, {"line-1": read_token(key)}, None, lambda: None))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE_S)
+
+
+def stored(hub: HubDatabase) -> list[tuple[Any, ...]]:
+    rows = hub.ask("SELECT inspection_id, sha256, state FROM pictures ORDER BY seq")
+    return [tuple(row.values()) for row in rows]
+
+
+@in_a_loop
+async def test_pictures_of_failed_images_arrive_by_digest_and_a_missing_one_is_noted(
+    hub: HubDatabase, database: ResultsDatabase, key: Path, tmp_path: Path
+) -> None:
+    last = database.grow(4)
+    content = b"\xff\xd8" + bytes(100_000)
+    digest = hashlib.sha256(content).hexdigest()
+    for image in (1, 2, 4, 6):
+        fail(database, image)
+    large = b"\xff\xd8" + bytes(1_000_000)
+    side = LineSide(database, {1: content, 2: large, 6: content}, not_copied={1})
+    store = open_pictures(Pictures(folder=tmp_path / "pictures"))
+    with serving(hub, key, store) as url:
+        async with sending(hub, database, side=side, pictures="failed", hub=url, key=key) as runner:
+            await until(lambda: runner.position == last and len(stored(hub)) == 4)
+            await until(lambda: hub.value("SELECT pictures_seq FROM lines") == last)
+    too_large = (2, hashlib.sha256(large).hexdigest(), "too_large")
+    assert stored(hub) == [(1, digest, "stored"), too_large, (4, None, "gone"), (6, digest, "stored")]
+    assert store.get(digest) == content
+    assert [file.name for file in (tmp_path / "pictures").rglob("*") if file.is_file()] == [digest]
+
+
+@in_a_loop
+async def test_many_pictures_behind_a_slow_link_or_a_hub_that_is_away_hold_no_row_back(
+    hub: HubDatabase, database: ResultsDatabase, key: Path, tmp_path: Path
+) -> None:
+    last = database.grow(300)
+    for image in range(1, 301):
+        fail(database, image)
+    side = LineSide(database, dict.fromkeys(range(1, 301), bytes(200_000)))
+    store = open_pictures(Pictures(folder=tmp_path / "pictures"))
+    sent: dict[str, Any] = {"side": side, "pictures": "failed", "key": key}
+    async with sending(hub, database, **sent, hub="http://127.0.0.1:1") as runner:
+        await until(lambda: runner.position == last)
+        await until(lambda: hub.value("SELECT count(*) FROM events WHERE kind = 'pictures_wait'") == 1)
+    assert materialised(hub)[0] == 600
+    assert stored(hub) == []
+    with serving(hub, key, store) as url:
+        async with sending(hub, database, **sent, hub=url, bandwidth="1KB/s") as runner:
+            last = database.grow(100)
+            await until(lambda: runner.position == last)
+        assert stored(hub) == []  # the first picture alone takes minutes
+        async with sending(hub, database, **sent, hub=url, bandwidth="1GB/s"):
+            await until(lambda: len(stored(hub)) > 60)
+        before = len(stored(hub))
+        async with sending(hub, database, **sent, hub=url, bandwidth="1GB/s"):  # goes on behind the last one
+            await until(lambda: len(stored(hub)) > before)
+
+
+@in_a_loop
+async def test_the_hub_takes_pictures_of_lines_with_a_key_only_and_whole_ones_only(
+    hub: HubDatabase, key: Path, tmp_path: Path
+) -> None:
+    import http.client
+
+    def put(url: str, path: str, body: bytes, token: str) -> tuple[int, str]:
+        with closing(http.client.HTTPConnection(url.removeprefix("http://"))) as connection:
+            connection.request("PUT", path, body, {"Authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    def attempts(url: str) -> None:
+        digest = hashlib.sha256(b"picture").hexdigest()
+        assert put(url, f"/pictures/{digest}", b"picture", "w" * 40)[0] == 401
+        status, text = put(url, f"/pictures/{digest}", b"pictur", "k" * 40)
+        assert (status, "damaged on the way" in text) == (422, True)
+        assert put(url, "/pictures/..%2f..%2fetc", b"x", "k" * 40)[0] == 404
+        assert put(url, f"/pictures/{digest}", b"picture", "k" * 40)[0] == 201
+        assert put(url, f"/pictures/{digest}", b"picture", "k" * 40)[0] == 201
+
+    with serving(hub, key, open_pictures(Pictures(folder=tmp_path / "pictures"))) as url:
+        await asyncio.to_thread(attempts, url)
+
+
+def test_a_bucket_keeps_pictures_by_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    boto3 = pytest.importorskip("boto3")
+    from daemon.plant.picture_store import PictureStoreError
+
+    moto_server = pytest.importorskip("moto.server")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, "us-east-1")
+    server = moto_server.ThreadedMotoServer(port=0)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        endpoint = f"http://{host}:{port}"
+        boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="plant")
+        store = S3Pictures("s3://plant/pictures", endpoint)
+        assert store.get("ab") is None
+        store.put("ab", b"picture")
+        store.put("ab", b"picture")
+        assert store.get("ab") == b"picture"
+        store.remove("ab")
+        assert store.get("ab") is None
+        with pytest.raises(PictureStoreError, match="s3://absent"):
+            S3Pictures("s3://absent", endpoint).put("ab", b"picture")
+    finally:
+        server.stop()

@@ -1,0 +1,206 @@
+"""Boxes that people draw and correct on Review, in a real Chromium before a real line: by mouse, touch and keys."""
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.daemon.dashboard.browser import Pages, ShownLine
+from tests.daemon.dashboard.pages.test_browser_review_and_defects import begin, has_no_sideways_scroll, publish, shows
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+#: The pictures of the line (ShownLine.send_image).
+WIDTH, HEIGHT = 160, 120
+Box = tuple[str, float, float, float, float]
+
+
+def an_image(line: ShownLine, lot: str, *boxes: Box, component: str = "QFP64") -> int:
+    """Publish an image in which the detector `yolo-solder` found `boxes`."""
+    (image,) = publish(line, lot, 1, component=component)
+    with closing(sqlite3.connect(line.folder / "inspection.db")) as database, database:
+        database.executemany(
+            "INSERT INTO detections (inspection_id, step, label, confidence, x1, y1, x2, y2)"
+            " VALUES (?, 1, ?, 0.9, ?, ?, ?, ?)",
+            [(image, *box) for box in boxes],
+        )
+    return image
+
+
+def drawn(line: ShownLine, image: int) -> list[Any]:
+    """Return the boxes of the image's newest decision."""
+    query = (
+        "SELECT label, x1, y1, x2, y2 FROM drawn_boxes"
+        " WHERE review_id = (SELECT max(review_id) FROM reviews WHERE inspection_id = ?) ORDER BY box_id"
+    )
+    return line.rows(query, image)
+
+
+def opened(line: ShownLine, open_page: Pages, lot: str, image: int, width: int = 1280) -> "Page":
+    page = open_page(line.url(f"/review?lot={lot}&image={image}"), width)
+    begin(page, "Eva")
+    shows(page, image)
+    page.wait_for_function("() => document.querySelector('.review-picture img').complete")
+    page.wait_for_timeout(300)  # buttons take no tap that began at the image before
+    return page
+
+
+def at(page: "Page", x: float, y: float) -> tuple[float, float]:
+    """Return where a pixel of the image is on the screen."""
+    svg = page.locator(".review-picture > .picture svg").bounding_box()
+    assert svg
+    return svg["x"] + x * svg["width"] / WIDTH, svg["y"] + y * svg["height"] / HEIGHT
+
+
+def pull(page: "Page", start: tuple[float, float], end: tuple[float, float]) -> None:
+    """Drag with the mouse between two pixels of the image."""
+    page.mouse.move(*at(page, *start))
+    page.mouse.down()
+    page.mouse.move(*at(page, *((a + b) / 2 for a, b in zip(start, end, strict=True))))
+    page.mouse.move(*at(page, *end))
+    page.mouse.up()
+
+
+def near(*boxes: Box) -> list[Any]:
+    return [(box[0], *(pytest.approx(value, abs=0.7) for value in box[1:])) for box in boxes]
+
+
+def test_boxes_of_a_detector_are_corrected_with_the_mouse_and_stored_with_the_decision(
+    shown_line: ShownLine, open_page: Pages
+) -> None:
+    image = an_image(shown_line, "mouse", ("bridge", 10, 10, 60, 50), ("void", 20, 20, 40, 40), ("void", 90, 5, 99, 9))
+    page = opened(shown_line, open_page, "mouse", image)
+    page.get_by_role("button", name="Mark").click()
+    assert page.locator("[data-label][aria-pressed=true]").inner_text().split() == ["1", "bridge"]
+    pull(page, (120, 110), (70, 60))  # a new one, from its lower right corner
+    pull(page, (95, 85), (105, 90))  # it is selected: moved
+    pull(page, (80, 80), (75, 80))  # its left side
+    page.keyboard.press("2")
+    page.mouse.click(*at(page, 30, 30))  # of two under the pointer the smaller one
+    pull(page, (40, 40), (44, 46))  # its lower right corner
+    page.mouse.click(*at(page, 95, 7))
+    page.get_by_role("button", name="Delete").click()
+    page.mouse.click(*at(page, 150, 30))  # nothing is there
+    pull(page, (150, 30), (190, 50))  # as far as the image reaches
+    page.locator(".review-marks").get_by_role("button", name="Done").click()
+    page.wait_for_selector("text=Boxes: 4.")
+    page.keyboard.press("1")
+    page.wait_for_selector("#review-empty:visible")
+    assert drawn(shown_line, image) == near(
+        ("bridge", 10, 10, 60, 50), ("void", 20, 20, 44, 46), ("void", 75, 65, 130, 115), ("void", 150, 30, 160, 50)
+    )
+    page.goto(shown_line.url(f"/review?image={image}"))
+    shows(page, image)
+    assert "decided by Eva with 4 boxes" in page.inner_text(".review-standing")
+    assert page.locator(".review-picture .drawn title").all_text_contents() == ["bridge Eva", *["void Eva"] * 3]
+    page.keyboard.press("b")
+    assert page.locator(".review-picture rect").count() == 4, "those of Eva, without the detector's"
+
+
+def test_boxes_are_drawn_and_corrected_by_keys_alone_and_escape_leaves_them_as_they_were(
+    shown_line: ShownLine, open_page: Pages
+) -> None:
+    image = an_image(shown_line, "keyboard", ("bridge", 10, 10, 60, 50), ("void", 20, 20, 40, 40))
+    page = opened(shown_line, open_page, "keyboard", image)
+    for key in ("b", "a", "Delete", "Tab", "Delete", "Escape"):
+        page.keyboard.press(key)
+    assert page.locator(".review-picture rect").count() == 2
+    assert page.locator(".review-picture .drawn").count() == 0
+    page.keyboard.press("b")
+    page.locator(".review-picture").focus()
+    for key in ("Tab", "Tab", "Delete", "a", *["ArrowLeft"] * 3, "ArrowUp", *["Shift+ArrowRight"] * 2, "3"):
+        page.keyboard.press(key)
+    assert page.locator(".review-picture rect:focus").get_attribute("aria-label") == "label0"
+    assert shown_line.rows("SELECT * FROM reviews WHERE inspection_id = ?", image) == []
+    svg = page.locator(".review-picture > .picture svg").bounding_box()
+    assert svg
+    step = 4 * WIDTH / svg["width"]
+    page.keyboard.press("s")  # nothing is skipped by mistake
+    page.keyboard.press("f")  # ends marking too
+    page.wait_for_selector("#review-empty:visible")
+    assert drawn(shown_line, image) == near(
+        ("bridge", 10, 10, 60, 50), ("label0", 64 - 3 * step, 48 - step, 96 - step, 72 - step)
+    )
+
+
+def test_boxes_are_drawn_by_touch_on_a_telephone_also_in_a_zoomed_picture(
+    shown_line: ShownLine, open_page: Pages
+) -> None:
+    image = an_image(shown_line, "phone", component="C0603")
+    page = opened(shown_line, open_page, "phone", image, 390)
+    touch = page.context.new_cdp_session(page)
+
+    def send(kind: str, *points: tuple[float, float]) -> None:
+        fingers = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(points)]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": fingers})
+
+    def swipe(start: tuple[float, float], end: tuple[float, float]) -> None:
+        send("touchStart", at(page, *start))
+        send("touchMove", at(page, *end))
+        send("touchEnd")
+
+    page.get_by_role("button", name="Mark").tap()
+    assert [button.inner_text() for button in page.locator("[data-label]").all()][:1] == ["void"], "no detector: a code"
+    assert has_no_sideways_scroll(page)
+    for button in page.locator(".review-marks .button").all():
+        box = button.bounding_box()
+        assert box
+        assert box["height"] >= 40, "a thumb must find it"
+    swipe((20, 20), (60, 50))
+    swipe((40, 35), (50, 45))  # it is selected: moved
+    page.get_by_role("button", name="Zoom").tap()
+    before = page.locator(".review-picture").evaluate("view => [view.scrollLeft, view.scrollTop]")
+    x, y = at(page, 80, 60)
+    send("touchStart", (x, y))
+    send("touchStart", (x, y), (x + 30, y))  # a second finger moves the picture and draws nothing
+    send("touchMove", (x, y), (x + 10, y - 30))
+    send("touchEnd")
+    after = page.locator(".review-picture").evaluate("view => [view.scrollLeft, view.scrollTop]")
+    assert (after[0] > before[0], after[1] > before[1]) == (True, True)
+    swipe((85, 65), (95, 75))
+    page.get_by_role("button", name="Done").tap()
+    page.wait_for_selector("text=Boxes: 2.")
+    page.tap("[data-decide=pass]")
+    page.wait_for_selector("#review-empty:visible")
+    assert drawn(shown_line, image) == near(("void", 30, 30, 70, 60), ("void", 85, 65, 95, 75))
+
+
+def test_failing_ends_marking_and_asks_for_the_defect_before_the_boxes_are_stored(
+    shown_line: ShownLine, open_page: Pages
+) -> None:
+    image = an_image(shown_line, "asked", component="C0603")  # the line names no defect
+    page = opened(shown_line, open_page, "asked", image)
+    for key in ("b", "a", "f"):
+        page.keyboard.press(key)
+    page.wait_for_selector("#review-codes.choosing:visible")
+    assert drawn(shown_line, image) == []
+    page.keyboard.press("1")
+    page.wait_for_selector("#review-empty:visible")
+    assert drawn(shown_line, image) == near(("void", 64, 48, 96, 72))
+    query = "SELECT verdict, defect FROM final_verdicts WHERE inspection_id = ?"
+    assert shown_line.rows(query, image) == [("fail", "D301")]
+
+
+def test_an_image_that_is_not_marked_or_has_nothing_to_mark_gets_no_boxes(
+    shown_line: ShownLine, open_page: Pages
+) -> None:
+    image = an_image(shown_line, "nothing", ("bridge", 10, 10, 60, 50))
+    page = opened(shown_line, open_page, "nothing", image)
+    page.keyboard.press("p")
+    page.wait_for_selector("#review-empty:visible")
+    assert drawn(shown_line, image) == []
+    page.keyboard.press("u")
+    shows(page, image)
+    page.keyboard.press("b")
+    page.locator(".review-picture").focus()
+    for key in ("Tab", "Delete", "b"):
+        page.keyboard.press(key)
+    page.wait_for_selector("text=Boxes: 0.")
+    page.keyboard.press("p")
+    page.wait_for_selector("#review-empty:visible")
+    assert drawn(shown_line, image) == []
+    assert [row[0] for row in shown_line.rows("SELECT verdict FROM final_verdicts WHERE inspection_id = ?", image)] == [
+        "pass"
+    ]

@@ -1,0 +1,236 @@
+"""The hub: mistakes in plant.yaml with their line, its schema, its upkeep, its commands."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from daemon.errors import ConfigError, StartError
+from daemon.plant.schema import UPGRADES, make_schema, open_database
+from daemon.plant.settings import HubSettings, Retention, load_plant
+from daemon.plant.upkeep import keep_in_order, prune_releases
+from daemon.registry.manifest import SignedManifest
+from daemon.registry.store import Store
+from tests import ROOT
+from tests.daemon.consumers.plant.hub_database import HubDatabase
+from tests.daemon.registry.test_manifest import a_manifest
+from tests.daemon.storage.database.postgresql_server import WANTED, Server, a_server, programs
+from tests.ports import free_port
+from tests.waiting import until
+from tools.cli.main import app
+
+pytest.importorskip("psycopg", reason=WANTED)
+pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with a_server() as server:
+        yield server
+
+
+def test_every_mistake_in_plant_yaml_comes_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "plant.yaml"
+    file.write_text(
+        "database: sqlite:///x.db\n"
+        "http: 127.0.0.1\n"
+        "pictures: {folder: a, s3: 's3://b'}\n"
+        "retention: {results: 400}\n"
+        "lines:\n"
+        "  line-1: {key: absent}\n"
+        "  'x; DROP TABLE lines': {key: absent}\n"
+        "colour: red\n"
+    )
+    with pytest.raises(ConfigError) as error:
+        load_plant(file)
+    first = "\n".join(error.value.problems)
+    for line, text in ((1, "needs PostgreSQL"), (2, "http://ADDRESS:PORT"), (4, "400d"), (7, "line-3"), (8, "colour")):
+        assert re.search(rf"plant.yaml:{line}:.*{text}" if text != "400d" else rf"plant.yaml:{line}:.*duration", first)
+    file.write_text(
+        "database: postgresql://coserve@/plant\npictures: {folder: a, s3: 's3://b'}\nlines:\n  line-1: {key: absent}\n"
+    )
+    with pytest.raises(ConfigError) as error:
+        load_plant(file)
+    assert [re.sub(r".*yaml:(\d+):.*", r"\1", problem) for problem in error.value.problems] == ["2", "4"]
+
+
+def test_the_page_names_every_key_of_plant_yaml() -> None:
+    def keys(model: type[BaseModel], above: str = "") -> set[str]:
+        names = set[str]()
+        for name, field in model.model_fields.items():
+            inner: Any = field.annotation
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                names |= keys(inner, f"{above}{name}.")
+            else:
+                names.add({"lines": f"{above}lines.LINE"}.get(name, above + name))
+        return names - {"lines.LINE"} | ({"lines.LINE.key"} if not above else set())
+
+    page = (ROOT / "docs/plant-hub.md").read_text()
+    rows = set(re.findall(r"^\| `([a-z0-9_.A-Z]+)` \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE))
+    assert rows == keys(HubSettings)
+
+
+def test_the_example_of_the_page_is_right(tmp_path: Path) -> None:
+    page = (ROOT / "docs/plant-hub.md").read_text()
+    example = next(text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if text.startswith("database"))
+    (tmp_path / "plant.yaml").write_text(example)
+    (tmp_path / "keys").mkdir()
+    for name in ("database_password", "line-1.key", "line-3.key"):
+        (tmp_path / "keys" / name).write_text(name + "k" * 40)
+        (tmp_path / "keys" / name).chmod(0o600)
+    assert load_plant(tmp_path / "plant.yaml").retention.lines == {"line-3": 30 * 86400.0}
+
+
+def test_two_lines_with_one_key_or_a_line_with_the_hubs_are_a_mistake(tmp_path: Path) -> None:
+    for name in ("hub", "line-1", "line-2", "line-3"):
+        (tmp_path / name).write_text("h" * 40 if name in ("hub", "line-3") else "k" * 40)
+        (tmp_path / name).chmod(0o600)
+    text = "database: postgresql://coserve@/plant\nhttp_token: hub\nlines:\n"
+    (tmp_path / "plant.yaml").write_text(text + "".join(f"  line-{n}: {{key: line-{n}}}\n" for n in (1, 2, 3)))
+    with pytest.raises(ConfigError) as error:
+        load_plant(tmp_path / "plant.yaml")
+    first, second = error.value.problems
+    assert "plant.yaml:5:17: is that of lines.line-1.key too: make a key for each" in first
+    assert "plant.yaml:6:17: is that of http_token too" in second
+
+
+def test_the_schema_is_made_once_and_a_newer_one_is_refused(server: Server) -> None:
+    engine = open_database(server.url("twice"))
+    assert [make_schema(engine), make_schema(engine)] == [len(UPGRADES)] * 2
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE schema_version SET version = 99")
+    with pytest.raises(StartError, match="has schema 99"):
+        make_schema(engine)
+    engine.dispose()
+
+
+def test_a_lines_role_cannot_put_a_table_of_its_own_before_the_hubs(server: Server) -> None:
+    hub = HubDatabase(server, "roles")
+    with psycopg.connect(hub.conninfo, autocommit=True) as connection:
+        connection.execute("CREATE ROLE a_line")
+        connection.execute("SET ROLE a_line")
+        connection.execute("CREATE TEMP TABLE partitions (day date)")
+        connection.execute("SELECT ensure_day(current_date + 6)")  # runs as the hub, and a trigger there would too
+        assert connection.execute("SELECT count(*) FROM pg_temp.partitions").fetchone() == (0,)
+    assert hub.value("SELECT count(*) FROM public.partitions WHERE day = current_date + 6") == 1
+    hub.engine.dispose()
+
+
+class _Removed:
+    def __init__(self) -> None:
+        self.digests: list[str] = []
+
+    def remove(self, sha256: str) -> None:
+        self.digests.append(sha256)
+
+
+def test_upkeep_makes_days_ahead_and_forgets_by_line(server: Server) -> None:
+    hub = HubDatabase(server, "upkeep")
+    now = datetime.now(UTC)
+    for line in ("line-1", "line-2"):
+        hub.ask("INSERT INTO lines (line, epoch, identity, host, last_seq) VALUES (%s, 'e', 'i', 'h', 9)", line)
+        for seq, days in ((1, 100), (2, 20), (3, 0)):
+            at = now - timedelta(days=days)
+            hub.ask("SELECT ensure_day(%s::date)", at.date())
+            hub.ask(
+                "INSERT INTO inspections (line, epoch, seq, at, inspection_id, image_id, source, board_type,"
+                " board_serial, attempt, component, verdict, late, stages, rules_version)"
+                " VALUES (%s, 'e', %s, %s, %s, 'i', 's', 'b', 'S', 1, 'C', 'fail', false, '[]', 'r')",
+                *(line, seq, at, seq),
+            )
+            hub.ask(
+                "INSERT INTO pictures (line, epoch, seq, inspection_id, sha256, at, state)"
+                " VALUES (%s, 'e', %s, %s, %s, %s, 'stored')",
+                *(line, seq, seq, "shared" if seq == 2 else f"{line}-{seq}", at),
+            )
+    assert hub.value("SELECT count(*) FROM inspections_other") == 0
+    removed = _Removed()
+    day = 86400.0
+    retention = Retention(results="60d", lines={"line-2": "10d"})  # type: ignore[arg-type]
+    counts = keep_in_order(hub.engine, retention, removed, now.timestamp())
+    assert counts == {"days": 1, "rows": 1, "pictures": 3}
+    left = hub.ask("SELECT line, seq FROM inspections ORDER BY line, seq")
+    assert [(row["line"], row["seq"]) for row in left] == [("line-1", 2), ("line-1", 3), ("line-2", 3)]
+    assert sorted(removed.digests) == ["line-1-1", "line-2-1"]  # line-1 has `shared` too
+    ahead = hub.value("SELECT max(day) FROM partitions")
+    assert (ahead - now.date()).days == 3
+    counts = keep_in_order(hub.engine, Retention(), removed, now.timestamp() + 200 * day)
+    assert counts == {"days": 0, "rows": 0, "pictures": 0}
+    hub.engine.dispose()
+
+
+def test_a_release_that_is_pushed_while_old_ones_are_deleted_stays(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, store = HubDatabase(server, "prune"), Store(tmp_path)
+
+    def push(number: int, name: str = "line") -> None:
+        data = a_manifest(name=name, number=number, rules=None).encoded()
+        store.add_manifest(name, number, SignedManifest(data, b"signature\n"))
+
+    def prune(*asked: Any) -> int:
+        push(4)
+        push(1, "new")
+        return whole(*asked)
+
+    for number in (1, 2, 3):
+        push(number)
+    whole = store.prune
+    monkeypatch.setattr(Store, "prune", lambda _, *asked: prune(*asked))
+    settings = HubSettings(database=hub.url, releases=tmp_path, retention=Retention(releases=1))
+    prune_releases(hub.engine, settings, 0.0)
+    assert {name: store.numbers(name) for name in store.names()} == {"line": [3, 4], "new": [1]}
+    hub.engine.dispose()
+
+
+def test_times_that_are_far_off_lie_apart(server: Server) -> None:
+    hub = HubDatabase(server, "far")
+    for day in ("2099-01-01", "1999-01-01"):
+        hub.ask("SELECT ensure_day(%s::date)", day)
+    assert hub.value("SELECT count(*) FROM partitions") == 0
+    hub.engine.dispose()
+
+
+def test_the_hub_waits_for_its_database_and_its_commands_say_what_is_wrong(tmp_path: Path) -> None:
+    with a_server() as server:
+        port = free_port()
+        file = tmp_path / "plant.yaml"
+        file.write_text(f"database: {server.url('run')}\nhttp: http://127.0.0.1:{port}\n")
+        server.stop()
+        checked = CliRunner().invoke(app, ["plant", "check", str(file)])
+        assert checked.exit_code == 1
+        assert "secret" not in checked.output
+        command = [sys.executable, "-m", "tools", "plant", "run", str(file)]
+        with subprocess.Popen(command, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            assert b"ready at" in process.stdout.readline()
+            assert _health(port)[0] == 503
+            server.start()
+            until(lambda: _health(port) == (200, "ok"))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        checked = CliRunner().invoke(app, ["plant", "check", str(file), "--json"])
+        assert (checked.exit_code, '"schema": true' in checked.output) == (0, True)
+        accepted = CliRunner().invoke(app, ["plant", "accept", str(file), "line-9"])
+        assert accepted.exit_code == 1
+    assert CliRunner().invoke(app, ["plant", "run", str(tmp_path / "absent.yaml")]).exit_code == 2
+
+
+def _health(port: int) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz") as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()

@@ -1,0 +1,230 @@
+"""Heads on a shared backbone: one batch for many component types, each answer from its own small file."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve
+from experts.catalog_edit import add_to_catalog
+from experts.errors import ExpertError
+from experts.spec import Answer, ExpertId, ExpertSpec
+from experts.vision.infer import infer, infer_each
+from experts.vision.networks import Backbone
+from experts.vision.preprocess import fit
+from experts.vision.slot import Slot, SlotPool
+from experts.weights import Block, read_header, write_weights
+from tests.experts.samples import PICTURES, a_model, an_expert_file
+from tools.training.backbone import write_backbone
+from tools.training.fit import logits_of
+from tools.training.head import bank_odds, fit_bank, write_head
+
+SIZE = 96
+IMAGES = [fit(picture, "classify", SIZE) for picture in PICTURES]
+LABELS = ("ok", "missing", "shifted", "rotated", "reversed")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A catalog with the backbone `line`, and three heads: the network's own last layer, another one, a bank."""
+    folder, model = tmp_path_factory.mktemp("experts"), a_model("resnet18")
+    entry = write_backbone(model, "resnet18", SIZE, folder, "line")
+    add_to_catalog(folder / "catalog.yaml", "line", entry)
+    backbone = CatalogEntry.model_validate(entry)
+    torch.manual_seed(1)
+    good = np.stack([image.pixels for image in IMAGES[:2]])
+    features = logits_of(Backbone(a_model("resnet18")), good)
+    last = a_model("resnet18").fc
+    heads = {
+        "R0402": ("linear", LABELS, {"weight": last.weight, "bias": last.bias}),
+        "QFP32": ("linear", ("bad", "ok"), {"weight": torch.randn(2, 512), "bias": torch.zeros(2)}),
+        "CE6": ("bank", ("ok", "defect"), {**fit_bank(features, 256), "odds": torch.tensor([1.0, 0.5, 1.0])}),
+    }
+    for expert, (kind, classes, tensors) in heads.items():
+        head = write_head(kind, tensors, backbone, classes, folder, expert=expert, origin="test")
+        add_to_catalog(folder / "catalog.yaml", expert, head)
+    return folder
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(written, tmp_path / "experts"))
+
+
+def read(folder: Path) -> tuple[Catalog, list[str]]:
+    document = yaml.safe_load((folder / "catalog.yaml").read_text(encoding="utf-8"))
+    catalog, problems = resolve(CatalogFile.model_validate(document), folder)
+    return catalog, [f"{'.'.join(map(str, place))}: {message}" for place, message in problems]
+
+
+def loaded(spec: ExpertSpec) -> Slot:
+    pool = SlotPool("cpu", spec.resident.weights_bytes)
+    pool.load(spec.resident)
+    return pool.slot(spec.resident.expert)
+
+
+def test_a_head_answers_as_the_whole_network_does(folder: Path):
+    catalog, problems = read(folder)
+    assert problems == []
+    head = catalog[ExpertId("R0402")]
+    whole = an_expert_file(folder / "whole", "whole", "resnet18", 5, input_size=SIZE)
+    pool = SlotPool("cpu", whole.weights_bytes)
+    pool.load(whole)
+    for of_head, of_whole in zip(
+        infer(loaded(head), IMAGES, head), infer(pool.slot(whole.expert), IMAGES), strict=True
+    ):
+        assert LABELS.index(of_head.label) == whole.classes.index(of_whole.label)
+        assert of_head.confidence == pytest.approx(of_whole.confidence, abs=1e-4)
+    assert head.weights_bytes < 20_000 < head.resident.weights_bytes
+
+
+def test_one_batch_holds_images_of_many_component_types(folder: Path):
+    catalog, _ = read(folder)
+    heads = [catalog[ExpertId(name)] for name in ("R0402", "QFP32", "CE6")]
+    assert len({spec.resident.expert for spec in heads}) == 1
+    slot = loaded(heads[0])
+    experts = [heads[number % 3] for number in range(len(IMAGES))]
+    for image, expert, answer in zip(IMAGES, experts, infer_each(slot, IMAGES, experts), strict=True):
+        (alone,) = infer(slot, [image], expert)
+        assert isinstance(answer, Answer)
+        assert answer.label == alone.label
+        assert answer.confidence == pytest.approx(alone.confidence, abs=1e-4)
+
+
+def test_a_bank_passes_the_pictures_that_it_holds_and_no_other_kind(folder: Path):
+    catalog, _ = read(folder)
+    bank = catalog[ExpertId("CE6")]
+    noise = np.random.default_rng(0).integers(0, 255, (SIZE, SIZE, 3), np.uint8)
+    held, other = infer(loaded(bank), [IMAGES[0], fit(noise, "classify", SIZE)], bank)
+    assert (held.label, other.label) == ("ok", "defect")
+
+
+def test_the_odds_of_a_bank_part_good_pictures_from_bad_ones():
+    distances = torch.tensor([1.0, 1.1, 0.9, 1.2, 3.0, 2.8])
+    centre, spread, bad = bank_odds(distances, distances > 2, 1).tolist()
+    assert 1.2 < centre < 2.8
+    assert spread > 0
+    assert bad == 1
+    alone, _, _ = bank_odds(distances[:4], torch.zeros(4, dtype=torch.bool), 1).tolist()
+    assert alone > 1.2, "without bad pictures every good one passes"
+
+
+def test_a_damaged_head_costs_its_own_images_only(folder: Path):
+    (folder / "QFP32.safetensors").write_bytes((folder / "R0402.safetensors").read_bytes())
+    catalog, problems = read(folder)
+    assert [problem.split(":")[0] for problem in problems] == ["experts.QFP32.classes"]
+    good, spec = catalog[ExpertId("R0402")], catalog[ExpertId("CE6")]
+    file = folder / "CE6.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5000] ^= 1
+    file.write_bytes(content)
+    fine, lost = infer_each(loaded(good), IMAGES[:2], [good, spec])
+    assert isinstance(fine, Answer)
+    assert isinstance(lost, ExpertError)
+    assert "CE6.safetensors: its contents changed" in str(lost)
+    with pytest.raises(ExpertError, match="CE6"):
+        infer(loaded(good), IMAGES[:1], spec)
+
+
+def test_a_head_of_another_size_than_the_features_costs_its_own_images_only(folder: Path):
+    catalog, _ = read(folder)
+    backbone = CatalogEntry.model_validate(yaml.safe_load((folder / "catalog.yaml").read_text())["experts"]["line"])
+    wide = {"weight": torch.zeros(2, 99_999), "bias": torch.zeros(2)}
+    add_to_catalog(
+        folder / "catalog.yaml",
+        "wide",
+        write_head("linear", wide, backbone, ("ok", "bad"), folder, expert="wide", origin="test"),
+    )
+    good, spec = catalog[ExpertId("R0402")], read(folder)[0][ExpertId("wide")]
+    fine, lost = infer_each(loaded(good), IMAGES[:2], [good, spec])
+    assert isinstance(fine, Answer)
+    assert "train it again" in str(lost)
+
+
+def test_a_backbone_that_changed_under_its_heads_is_refused_by_digest(folder: Path):
+    other = write_backbone(a_model("resnet18", seed=9), "resnet18", SIZE, folder, "line")
+    document = yaml.safe_load((folder / "catalog.yaml").read_text(encoding="utf-8"))
+    before = document["experts"]["R0402"]["backbone"]
+    document["experts"]["R0402"]["backbone"] = {"file": other["file"], "sha256": other["sha256"]}
+    (folder / "catalog.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    catalog, problems = read(folder)
+    assert "R0402" not in catalog
+    trained_on, named = before["sha256"][:12], other["sha256"][:12]
+    expected = (
+        f"R0402.safetensors was trained on backbone {trained_on}…, not {named}…; name that one, or train the head"
+    )
+    assert problems == [f"experts.R0402.backbone: {expected} again"]
+    # The file itself was replaced: nothing loads.
+    (folder / before["file"]).write_bytes((folder / other["file"]).read_bytes())
+    with pytest.raises(ExpertError, match="its contents changed"):
+        loaded(catalog[ExpertId("QFP32")])
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"backbone": None}, "is a head: name the file and sha256 of backbone"),
+        ({"backbone": {"file": "nowhere.safetensors", "sha256": "0" * 64}}, "no such weights file"),
+        ({"backbone": {"file": "R0402.safetensors", "sha256": "0" * 64}}, "was trained on backbone"),
+    ],
+)
+def test_catalogs_that_contradict_a_head_are_refused_by_name(folder: Path, change: dict, expected: str):
+    document = yaml.safe_load((folder / "catalog.yaml").read_text(encoding="utf-8"))
+    entry = document["experts"]["R0402"] | change
+    document["experts"]["R0402"] = {key: value for key, value in entry.items() if value is not None}
+    (folder / "catalog.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    _, problems = read(folder)
+    assert len(problems) == 1
+    assert expected in problems[0]
+
+
+def test_a_backbone_needs_no_labels_and_any_other_file_does(folder: Path):
+    document = yaml.safe_load((folder / "catalog.yaml").read_text(encoding="utf-8"))
+    document["experts"]["line"]["classes"] = ["ok"]
+    del document["experts"]["QFP32"]["classes"]
+    (folder / "catalog.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    _, problems = read(folder)
+    assert {problem.split(":")[0] for problem in problems} == {"experts.line.classes", "experts.QFP32.classes"}
+
+
+def test_two_heads_that_disagree_about_their_backbone_are_a_mistake(folder: Path):
+    document = yaml.safe_load((folder / "catalog.yaml").read_text(encoding="utf-8"))
+    document["experts"]["CE6"]["normalisation"] = "none"
+    document["experts"]["R0402"]["confidence_floor"] = 0.5  # says nothing of a classifier, nor of its backbone
+    (folder / "catalog.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    catalog, problems = read(folder)
+    # Sorted by name CE6 is the first, and the two others contradict it.
+    assert len(problems) == 2
+    assert all("normalisation: another head of line@" in each for each in problems)
+    assert len({spec.resident.expert for spec in catalog.values() if spec.backbone}) == 1
+
+
+def test_copies_of_a_backbone_are_one_family(folder: Path):
+    document = yaml.safe_load((folder / "catalog.yaml").read_text(encoding="utf-8"))
+    backbone = document["experts"]["CE6"]["backbone"]
+    shutil.copy(folder / backbone["file"], folder / "copy.safetensors")
+    backbone["file"] = "copy.safetensors"
+    (folder / "catalog.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    catalog, problems = read(folder)
+    assert problems == []
+    assert len({spec.resident for spec in catalog.values() if spec.backbone}) == 1
+
+
+def test_a_head_of_another_kind_of_numbers_or_an_impossible_calibration_is_refused(folder: Path):
+    backbone = CatalogEntry.model_validate(yaml.safe_load((folder / "catalog.yaml").read_text())["experts"]["line"])
+    metadata = dict(read_header(folder / "CE6.safetensors").metadata)
+    bank = torch.zeros(36, 2, 256), torch.ones(256), torch.tensor([1.0, -1.0, 1.0])
+    wrong = dict(zip(("bank", "scale", "odds"), bank, strict=True))
+    entry = write_head("bank", wrong, backbone, ("ok", "defect"), folder, expert="CE6", origin="test")
+    add_to_catalog(folder / "catalog.yaml", "CE6", entry)
+    spec = read(folder)[0][ExpertId("CE6")]
+    with pytest.raises(ExpertError, match="impossible calibration"):
+        infer(loaded(spec), IMAGES[:1], spec)
+    sha256 = write_weights(folder / "CE6.safetensors", [Block("bank", "I8", (2,), b"ab")], metadata)
+    add_to_catalog(folder / "catalog.yaml", "CE6", entry | {"sha256": sha256})
+    spec = read(folder)[0][ExpertId("CE6")]
+    with pytest.raises(ExpertError, match="numbers of a kind that heads do not have"):
+        infer(loaded(spec), IMAGES[:1], spec)

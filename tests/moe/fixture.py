@@ -1,0 +1,234 @@
+"""`coserve moe fixture`: train a small mixture of experts, on which the promises of the modes are measured."""
+
+import json
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tools.moe.corpus import DEFAULT_CHECKPOINT, MAX_CHARACTERS
+from tools.terminal.console import console, print_table
+
+if TYPE_CHECKING:
+    import torch
+
+    from tools.moe.corpus import CorpusDocument
+
+
+@dataclass(frozen=True, slots=True)
+class FixtureRecipe:
+    """Everything that determines the fixture except the machine's text; stored with it, and compared."""
+
+    layers: int = 6
+    width: int = 128
+    experts: int = 16
+    top_k: int = 2
+    vocabulary: int = 2048
+    characters: int = MAX_CHARACTERS  # of each domain
+    window: int = 256  # tokens
+    windows_of_domain: int = 4  # in each step
+    steps: int = 600
+    learning_rate: float = 3e-3
+    balance: float = 0.02  # weight of the auxiliary loss, averaged over layers
+    seed: int = 6
+
+
+def fixture(
+    out: Annotated[Path, typer.Option(help="The folder to write the checkpoint to.")] = DEFAULT_CHECKPOINT,
+) -> None:
+    """Train a Mixtral of 5.3 M parameters on text found on this machine: five minutes on two cores, once.
+
+    An existing fixture is not made again.
+    """
+    if make_fixture(out, FixtureRecipe()):
+        console.print(f"trained: {out}")
+    else:
+        console.print(f"{out} is there already; delete it to train again")
+    report = json.loads((out / "training.json").read_text(encoding="utf-8"))
+    rows = [(domain, f"{value:.1f}", report["files"][domain]) for domain, value in report["perplexity"].items()]
+    print_table("held-out files", ("domain", "perplexity", "files"), rows)
+    shares = [(layer, f"{min(row):.3f}", f"{max(row):.3f}") for layer, row in enumerate(report["load"])]
+    even = 1 / report["recipe"]["experts"]
+    print_table(f"share of tokens an expert gets ({even:.3f} is even)", ("layer", "least", "most"), shares)
+
+
+def make_fixture(out: Path, recipe: FixtureRecipe, text: "list[CorpusDocument] | None" = None) -> bool:
+    """Write a checkpoint in Hugging Face format, its text and a report; return False if it exists already.
+
+    `text`: the training text, found on the machine if None.
+    """
+    from tools.moe.corpus import collect
+    from tools.moe.text import ensure_text
+
+    done = out / "training.json"
+    if done.is_file() and json.loads(done.read_text(encoding="utf-8"))["recipe"] == asdict(recipe):
+        return False
+    part = out.with_name(f"{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    with console.status("") as status:
+        documents = text or collect(recipe.characters, status.update)
+        status.update("vocabulary")
+        tokenizer = _tokenizer(documents, recipe, part)
+    report = _train(part, recipe, documents, tokenizer)
+    from experts.moe.weights.prepared import PreparedFiles
+
+    ensure_text(PreparedFiles(part), tokenizer, lambda: documents)
+    (part / "training.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    if out.exists():
+        shutil.rmtree(out)
+    part.rename(out)
+    return True
+
+
+def _tokenizer(documents: "list[CorpusDocument]", recipe: FixtureRecipe, part: Path) -> Any:
+    """Return a byte-pair encoding over bytes, learned from the training files only."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    learned = Tokenizer(models.BPE())
+    learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learned.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=recipe.vocabulary,
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    learned.train_from_iterator((document.text for document in documents if not document.held_out), trainer)
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=learned, padding_side="left", **special)
+    tokenizer.save_pretrained(part)
+    return tokenizer
+
+
+def _model(recipe: FixtureRecipe) -> Any:
+    import torch
+
+    from experts.moe.library import transformers
+
+    torch.manual_seed(recipe.seed)
+    config = transformers().MixtralConfig(
+        vocab_size=recipe.vocabulary,
+        hidden_size=recipe.width,
+        intermediate_size=recipe.width,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=recipe.experts,
+        num_experts_per_tok=recipe.top_k,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    )
+    return transformers().MixtralForCausalLM(config)
+
+
+def _train(part: Path, recipe: FixtureRecipe, documents: "list[CorpusDocument]", tokenizer: Any) -> dict[str, Any]:
+    """Train, write the model, and return the report."""
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from tools.moe.corpus import DOMAINS
+    from tools.moe.progress import progress_bars
+    from tools.moe.text import encode
+
+    text = encode(documents, tokenizer, held_out=False)
+    model = _model(recipe)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, recipe.learning_rate, total_steps=recipe.steps, pct_start=0.06, cycle_momentum=False
+    )
+    losses: list[float] = []
+    began_s = time.monotonic()
+    with progress_bars() as progress:
+        for step in range(recipe.steps):
+            loss, balance = _step(model, _batch(text.ids, recipe, step), optimiser, recipe)
+            losses.append(loss)
+            schedule.step()
+            progress("training", step + 1, recipe.steps, f", loss {loss:.2f}, balance {balance:.2f}")
+    seconds = time.monotonic() - began_s
+    disable_progress_bar()  # the library's own
+    model.save_pretrained(part)
+    for file in part.glob("*.safetensors"):
+        file.chmod(0o644)
+    held_out = encode(documents, tokenizer, held_out=True)
+    windows = {domain: held_out.windows(domain, recipe.window, 64) for domain in DOMAINS}
+    return {
+        "recipe": asdict(recipe),
+        "parameters": model.num_parameters(),
+        "files": {domain: len(held_out.start[domain]) - 1 for domain in DOMAINS},
+        "seconds": round(seconds, 1),
+        "losses": [round(loss, 3) for loss in losses[::10]],
+        **_measure(model.eval(), windows, recipe),
+    }
+
+
+def _batch(ids: "dict[str, torch.Tensor]", recipe: FixtureRecipe, step: int) -> "torch.Tensor":
+    """Return (windows, window + 1) int64, as many of each domain; determined by seed and step alone."""
+    import torch
+
+    generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+    rows: list[torch.Tensor] = []
+    for whole in ids.values():
+        last = len(whole) - recipe.window - 1
+        starts = torch.randint(0, last, (recipe.windows_of_domain,), generator=generator)
+        rows += [whole[start : start + recipe.window + 1] for start in starts.tolist()]
+    return torch.stack(rows)
+
+
+def _step(
+    model: Any, batch: "torch.Tensor", optimiser: "torch.optim.Optimizer", recipe: FixtureRecipe
+) -> tuple[float, float]:
+    """Train one step on a batch; return the loss, and the auxiliary loss averaged over layers."""
+    import torch
+
+    outputs = model.model(batch[:, :-1], output_router_logits=True, use_cache=False)
+    logits = model.lm_head(outputs.last_hidden_state)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    balance = torch.stack([_imbalance(layer, recipe.top_k) for layer in outputs.router_logits]).mean()
+    (loss + recipe.balance * balance).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+    return loss.item(), balance.item()
+
+
+def _imbalance(logits: "torch.Tensor", top_k: int) -> "torch.Tensor":
+    """Return the auxiliary loss of one layer, 1 for an even load (Switch Transformers, equations 4 to 6).
+
+    The library pools counts over layers first: each layer may then collapse to a few experts while the sum is even.
+    """
+    import torch
+
+    experts = logits.shape[-1]
+    chances = torch.softmax(logits.float(), dim=-1)
+    top_experts = chances.topk(top_k).indices.flatten()
+    share = torch.bincount(top_experts, minlength=experts).float() / len(top_experts)
+    return experts * (share * chances.mean(0)).sum()
+
+
+def _measure(model: Any, windows: "dict[str, torch.Tensor]", recipe: FixtureRecipe) -> dict[str, Any]:
+    """Measure perplexity of each domain and each expert's share of a layer's tokens, on held-out files."""
+    import torch
+
+    perplexity: dict[str, float] = {}
+    load = torch.zeros(recipe.layers, recipe.experts)
+    with torch.no_grad():
+        for domain, rows in windows.items():
+            if not len(rows):
+                continue
+            outputs = model(rows, output_router_logits=True, use_cache=False)
+            loss = torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())
+            perplexity[domain] = round(loss.exp().item(), 2)
+            for layer, logits in enumerate(outputs.router_logits):
+                top_experts = logits.topk(recipe.top_k).indices.flatten()
+                load[layer] += torch.bincount(top_experts, minlength=recipe.experts)
+    shares = load / load.sum(dim=1, keepdim=True)
+    return {"perplexity": perplexity, "load": [[round(share, 4) for share in row] for row in shares.tolist()]}

@@ -1,0 +1,164 @@
+"""`coserve results --plant`: rows of all lines from a real PostgreSQL, as Python finds them."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import make_url
+from typer.testing import Result
+
+from daemon.storage.database.connections import open_for_reading
+from tests.daemon.dashboard.web import SQL
+from tests.daemon.plant.page.plant_rows import (
+    LINES,
+    WALKER,
+    PlantRows,
+    Record,
+    a_plant_file,
+    filled,
+    some_weeks,
+    utc_now,
+)
+from tests.daemon.storage.database.postgresql_server import WANTED, a_server, programs
+from tests.tools.run_commands import coserve
+from tools.query import reading
+from tools.query.plant_rows import PLANT_BOARDS, PLANT_IMAGES
+from tools.query.reading import ResultsQuery, count_rows, read_batches
+from tools.query.rows import RowFilters
+
+pytest.importorskip("psycopg", reason=WANTED)
+pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
+
+
+@pytest.fixture(scope="module")
+def plant() -> PlantRows:
+    return some_weeks(utc_now(), boards=40)
+
+
+@pytest.fixture(scope="module")
+def file(plant: PlantRows, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with a_server() as server:
+        url = server.url("results")
+        with filled(url, plant, dict.fromkeys(LINES, plant.now)):
+            yield a_plant_file(tmp_path_factory.mktemp("plant"), url, "http://127.0.0.1:9480")
+
+
+@pytest.fixture
+def results(file: Path) -> Callable[..., Result]:
+    return partial(coserve, "results", "--plant", file)
+
+
+def images(plant: PlantRows, **equal: Any) -> list[Record]:
+    return [one for one in plant.rows["inspections"] if all(one[name] == value for name, value in equal.items())]
+
+
+def test_filters_count_what_the_lines_sent(plant: PlantRows, results: Callable[..., Result]) -> None:
+    day = plant.now - timedelta(days=3)
+    recent = [one for one in images(plant) if one["at"] >= day]
+    final = [one for one in images(plant) if plant.final_verdict(one) == "fail"]
+    boards = [one for one in plant.rows["boards"] if one["final_verdict"] == "fail"]
+    for arguments, expected in (
+        ((), images(plant)),
+        (("--line", "line-2"), images(plant, line="line-2")),
+        (("--line", "line-2", "--line", "line-3", "--component", "C0603"),
+         images(plant, line="line-2", component="C0603") + images(plant, line="line-3", component="C0603")),
+        (("--verdict", "fail"), final),
+        (("--daemon-verdict", "fail"), images(plant, verdict="fail")),
+        (("--since", f"{day:%Y-%m-%dT%H:%M:%SZ}"), recent),
+        (("--until", f"{day:%Y-%m-%dT%H:%M:%SZ}"), [one for one in images(plant) if one["at"] < day]),
+        (("--expert", "QFP64", "--expert-version", "v1"), images(plant, expert="QFP64", expert_version="v1")),
+        (("--expert", "QFP64", "--expert-version", "v3"), []),
+        (("--serial", WALKER), images(plant, board_serial=WALKER)),
+        (("--late",), []),
+        (("--boards", "--verdict", "fail"), boards),
+        (("--boards", "--lot", "L2"), [one for one in plant.rows["boards"] if one["lot"] == "L2"]),
+    ):  # fmt: skip
+        assert results("--count", *arguments).stdout.strip() == str(len(expected)), arguments
+
+
+@pytest.mark.parametrize("order", ["newest", "oldest"])
+def test_every_row_comes_once_and_in_order_over_many_batches(
+    plant: PlantRows, file: Path, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "BATCH_ROWS", 7)
+    engine = open_for_reading(json.loads(file.read_text())["database"])
+    try:
+        for kind, table in ((PLANT_IMAGES, "inspections"), (PLANT_BOARDS, "boards")):
+            query = ResultsQuery(kind, ("completed_at", "line", "seq"), RowFilters(), order)
+            rows = [tuple(row) for batch in read_batches(engine, query) for row in batch]
+            assert len(rows) == count_rows(engine, query) == len(plant.rows[table])
+            assert {row[1:] for row in rows} == {(one["line"], one["seq"]) for one in plant.rows[table]}
+            times = [row[0] for row in rows]
+            assert times == sorted(times, reverse=order == "newest")
+    finally:
+        engine.dispose()
+
+
+def test_a_reviewed_image_shows_the_person_s_verdict_and_the_line_s_own(results: Callable[..., Result]) -> None:
+    rows = list(csv.DictReader(io.StringIO(results("--serial", WALKER, "--csv").stdout)))
+    (reviewed,) = (row for row in rows if row["decided_by"] == "Eva")
+    assert {name: reviewed[name] for name in ("line", "verdict", "daemon_verdict", "daemon_defect", "note")} == {
+        "line": "line-1", "verdict": "pass", "daemon_verdict": "fail", "daemon_defect": "bridge", "note": "a shadow",
+    }  # fmt: skip
+    boards = json.loads(results("--boards", "--serial", WALKER, "--order", "oldest", "--json").stdout)
+    assert [(row["line"], row["verdict"], row["daemon_verdict"], row["decided_by"]) for row in boards] == [
+        ("line-1", "pass", "fail", "Eva"),
+        ("line-2", "review", "review", "daemon"),
+        ("line-3", "pass", "pass", "daemon"),
+    ]
+    assert json.loads(boards[0]["failed"]) == [{"designator": "U1", "component": "QFP64", "defect": "bridge"}]
+
+
+def test_a_table_begins_with_the_line(results: Callable[..., Result]) -> None:
+    answer = results("--limit", "2")
+    assert answer.stdout.startswith("Images at the hub: the newest 2")
+    assert "line-1" in answer.stdout
+
+
+def test_a_line_that_the_hub_does_not_know_is_named_with_those_that_it_knows(results: Callable[..., Result]) -> None:
+    said = " ".join(results("--line", "line-9").stdout.split())
+    assert said == f"Images at the hub: none; the hub knows no line 'line-9', only: {', '.join(LINES)}"
+    assert results("--line", "line-2", "--serial", "x").stdout.strip() == "Images at the hub: none"
+
+
+def test_sql_in_a_name_is_a_value(results: Callable[..., Result]) -> None:
+    for value in SQL:
+        if "\x00" not in value:
+            assert results("--line", value, "--count").stdout.strip() == "0", value
+    assert int(results("--count").stdout) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--stages",), "--stages goes with one line"),
+        (("--shift", "early"), "--shift: no shift 'early'"),
+        (("--expert-settings", "x"), "images at the hub have no expert_settings"),
+        (("--columns", "board_id"), "no column board_id: images at the hub have line, seq, "),
+        (("--since", "whenever"), "--since: expected"),
+    ],
+)
+def test_what_a_hub_does_not_have_is_refused_by_name(
+    results: Callable[..., Result], arguments: tuple[str, ...], problem: str
+) -> None:
+    answer = results(*arguments, status=2)
+    assert problem in " ".join(answer.stderr.split())
+
+
+def test_a_wrong_use_or_an_absent_hub_ends_in_one_sentence(file: Path, tmp_path: Path) -> None:
+    answer = coserve("results", "--line", "line-1", status=2)
+    assert answer.stderr.count("\n") == 1
+    assert "--line goes with --plant" in answer.stderr
+    answer = coserve("results", "--plant", tmp_path / "no.yaml", status=2)
+    assert "name the plant.yaml of the hub" in answer.stderr
+    url = make_url(json.loads(file.read_text())["database"]).set(database="nowhere")
+    absent = a_plant_file(tmp_path, url.render_as_string(False), "http://127.0.0.1:9480")
+    answer = coserve("results", "--plant", absent, status=1)
+    assert "has this hub run?" in answer.stderr
+    assert "secret" not in answer.stderr

@@ -1,0 +1,155 @@
+"""`coserve simulate` on several PCs: one uplink, first loads over it, disks of their own, and work that is shared."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.tools.simulate.test_simulate import SIZE, a_device, a_processor, a_task
+from tools.cli.main import app
+from tools.simulate.bound import task_bound
+from tools.simulate.engine import Simulation, TaskOutcome
+from tools.simulate.files import DeviceFile, FileError, TaskFile, read_device
+from tools.simulate.world import machine_of, task_of
+
+IMAGE_BYTES = 1_000_000
+
+
+def a_network(**fields: Any) -> dict[str, Any]:
+    return {"gbit_per_s": 10, "latency_ms": 0.2, "image_bytes": IMAGE_BYTES, **fields}
+
+
+def a_run(
+    images: int = 400, experts: int = 30, policy: str = "coserve-plus", prefilled: bool = True, **fields: Any
+) -> tuple[TaskOutcome, float]:
+    """Return the outcome on a device, and the seconds of its bound."""
+    device = DeviceFile.model_validate(a_device(**fields))
+    task = task_of(TaskFile.model_validate(a_task(images, experts, every_s=0.0)))
+    machine = machine_of(device, task, policy)
+    return Simulation(machine, task, policy, backlog=200, prefilled=prefilled).run(), task_bound(machine, task).seconds
+
+
+def test_eight_pcs_give_seven_times_one_where_images_are_independent() -> None:
+    processors = {"gpu": a_processor(memory_bytes=60 * SIZE)}
+    one, _ = a_run(1600, processors=processors)
+    eight, bound_s = a_run(1600, processors=processors, pcs=8, network=a_network(image_bytes=20_000))
+    assert one.makespan_s / eight.makespan_s >= 7
+    assert eight.makespan_s >= bound_s
+
+
+def test_eight_pcs_give_seven_times_one_from_empty_caches_too() -> None:
+    # The line's disk reads every expert once: that takes its time whatever the number of PCs.
+    channels = {"disk": {"bytes_per_s": 1e11, "fixed_s": 0.0}}
+    empty: dict[str, Any] = {
+        "prefilled": False,
+        "processors": {"gpu": a_processor(memory_bytes=60 * SIZE)},
+        "channels": channels,
+    }
+    one, _ = a_run(1600, **empty)
+    eight, _ = a_run(1600, pcs=8, network=a_network(image_bytes=20_000, gbit_per_s=100), **empty)
+    assert one.makespan_s / eight.makespan_s >= 7
+
+
+def test_an_expert_that_left_memory_comes_back_to_the_pc_whose_disk_has_it() -> None:
+    processors = {"gpu": a_processor(memory_bytes=8 * SIZE)}
+    eight, _ = a_run(1500, 100, processors=processors, pcs=8, network=a_network(image_bytes=0))
+    assert eight.disk_loads > 100
+    assert eight.network_loads <= 100
+
+
+def test_a_slow_uplink_is_the_bound_and_the_output_says_so(tmp_path: Path) -> None:
+    slow, bound_s = a_run(pcs=4, network=a_network(gbit_per_s=0.1))
+    fast, _ = a_run(pcs=4, network=a_network())
+    assert slow.makespan_s > 2 * fast.makespan_s
+    assert slow.makespan_s >= bound_s
+    device, task = tmp_path / "device.json", tmp_path / "task.json"
+    device.write_text(json.dumps(a_device(pcs=4, network=a_network(gbit_per_s=0.1))))
+    task.write_text(json.dumps(a_task(400, every_s=0.0)))
+    command = ["simulate", "--device", str(device), "--task", str(task), "--policy", "coserve-plus"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "4 PCs" in done.stdout
+    assert "(network)" in done.stdout
+    assert "net GB" in done.stdout
+    row = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)[0]
+    assert row["network_bytes"] > 0
+    assert row["share_of_bound"] <= 1
+
+
+def test_an_expert_crosses_the_network_once_and_then_comes_from_the_pcs_own_disk() -> None:
+    processors = {"gpu": a_processor(memory_bytes=8 * SIZE)}
+    kept, _ = a_run(800, 60, pcs=2, processors=processors, network=a_network(image_bytes=0))
+    assert 0 < kept.network_loads <= 60
+    assert kept.network_bytes == kept.network_loads * SIZE
+    assert kept.disk_loads > 60
+    small, _ = a_run(800, 60, pcs=2, processors=processors, network=a_network(image_bytes=0, cache_bytes=SIZE))
+    assert small.network_loads > kept.network_loads
+    warm, _ = a_run(800, 60, pcs=2, processors=processors, network=a_network(image_bytes=0, prefetched=True))
+    assert warm.network_bytes == 0
+
+
+def test_every_pc_reads_from_its_own_disk() -> None:
+    processors = {"gpu": a_processor(memory_bytes=8 * SIZE, architectures={"small": {"k_s": 1e-4, "b_s": 1e-4}})}
+    one, _ = a_run(500, 60, processors=processors)
+    two, _ = a_run(500, 60, processors=processors, pcs=2, network=a_network(image_bytes=0, prefetched=True))
+    assert two.makespan_s < 0.6 * one.makespan_s
+
+
+@pytest.mark.parametrize("policy", ["samba", "samba-parallel", "coserve"])
+def test_the_papers_policies_finish_on_several_pcs(policy: str) -> None:
+    outcome, _ = a_run(policy=policy, pcs=3, network=a_network())
+    assert outcome.answered == 400
+
+
+def test_another_pc_may_have_other_devices() -> None:
+    hosts = {"pc2": {"processors": {"cpu": a_processor(executors=2)}}}
+    outcome, _ = a_run(hosts=hosts, network=a_network())
+    assert outcome.busy_s["pc2-cpu"] > 0
+    assert "pc2-gpu" not in outcome.busy_s
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"pcs": 2}, "several PCs need a network"),
+        ({"pcs": 0}, "pcs: Input should be greater than or equal to 1"),
+        ({"pcs": 2, "hosts": {"pc2": {}}, "network": a_network()}, "pcs and hosts exclude each other"),
+        ({"hosts": {"PC 2": {}}, "network": a_network()}, "hosts.PC 2"),
+        ({"hosts": {"pc2": {"gpus": 1}}, "network": a_network()}, "hosts.pc2.gpus: Extra inputs"),
+        ({"pcs": 2, "network": a_network(gbits=1)}, "network.gbits: Extra inputs"),
+        ({"pcs": 2, "network": a_network(gbit_per_s=0)}, "network.gbit_per_s"),
+        ({"pcs": 2, "network": {"gbit_per_s": 1}}, "network.image_bytes: Field required"),
+    ],
+)
+def test_a_mistake_in_the_network_is_named(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    path = tmp_path / "device.json"
+    path.write_text(json.dumps(a_device(**fields)))
+    with pytest.raises(FileError) as refused:
+        read_device(path)
+    assert message in str(refused.value)
+
+
+def test_the_benchmark_prints_a_row_for_each_number_of_pcs(tmp_path: Path) -> None:
+    out = tmp_path / "network.json"
+    command = [
+        "bench",
+        "network",
+        "--images",
+        "300",
+        "--pcs",
+        "1,2",
+        "--gbit",
+        "1",
+        "--expert-mb",
+        "8",
+        "--json",
+        str(out),
+    ]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert [run["pcs"] for run in json.loads(out.read_text())] == [1, 2]
+    refused = CliRunner().invoke(app, ["bench", "network", "--pcs", "one"])
+    assert refused.exit_code == 2
+    assert "expected numbers above 0" in refused.stderr

@@ -1,0 +1,120 @@
+"""Reads data sets of other programs. Every problem is a DatasetError that names the file and the picture's number."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree as ET
+
+from experts.errors import ImageError
+from tools.dataset import ReadFormat
+from tools.dataset.write import DatasetError, LabelledBox, Picture, file_name, read_picture
+from tools.training.labelled import board_of
+
+#: How far a box may reach beyond the edge of its picture, pixels: programs round.
+_ROUNDING = 1.0
+_MISTAKES = (
+    *(KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError),
+    *(OSError, ImageError, ET.ParseError),
+)
+#: What the server of Label Studio puts before the name of an uploaded file.
+_UPLOADED = "^[0-9a-f]{8}-"
+#: A picture's name, its label, and its boxes; None if nobody has looked for any.
+_Named = tuple[str, str | None, list[LabelledBox] | None]
+
+
+def read_dataset(file: Path, form: ReadFormat, images: Path | None = None) -> list[Picture]:
+    """Read the data set that `file` describes; its pictures lie in `images`, or the folder `images` beside it.
+
+    Boxes that a program proposed count as drawn: a person has looked at the data set. Raises DatasetError.
+    """
+    folder, pictures = images or file.parent / "images", list[Picture]()
+    reader = {"coco": _coco, "label-studio": _label_studio, "cvat": _cvat}[form]
+    try:
+        for named in reader(file, folder):
+            pictures.append(_picture(folder, *named))
+    except _MISTAKES as error:
+        text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        hint = ": name the folder of all pictures with --images" if isinstance(error, OSError) else ""
+        raise DatasetError(f"{file}: not in the format {form}, at picture {len(pictures) + 1}: {text}{hint}") from error
+    return pictures
+
+
+def _picture(folder: Path, name: str, label: str | None, boxes: list[LabelledBox] | None) -> Picture:
+    file = folder / name
+    if ".." in Path(name).parts or not file.resolve().is_relative_to(folder.resolve()):
+        raise PermissionError(f"{name!r} leads out of {folder}")
+    _, _, width, height = read_picture(file)
+    "".join([label or "", *(box.label for box in boxes or ())]).encode()  # half a character cannot be written
+    for kind, x1, y1, x2, y2, _ in boxes or ():
+        if not (-_ROUNDING <= x1 < x2 <= width + _ROUNDING and -_ROUNDING <= y1 < y2 <= height + _ROUNDING):
+            shown = ", ".join(f"{at:.1f}" for at in (x1, y1, x2, y2))
+            raise ValueError(f"the box {kind} ({shown}) is not in {file}, which has {width} x {height} pixels")
+    stem = re.sub(rf"{_UPLOADED}(?=\d+-)", "", file.stem)  # or no board would have two pictures
+    board = board_of(file.with_stem(stem))
+    return Picture(file, file_name(stem), PurePosixPath(name).parent.name, board, label, boxes)
+
+
+def _coco(file: Path, _: Path) -> Iterator[_Named]:
+    data = json.loads(file.read_bytes())
+    names = {each["id"]: str(each["name"]) for each in data["categories"]}
+    boxes: dict[Any, list[LabelledBox]] = {each["id"]: [] for each in data["images"]}
+    for each in data["annotations"]:
+        x, y, width, height = map(float, each["bbox"])
+        if each["category_id"] not in names or each["image_id"] not in boxes:
+            raise ValueError(f"of annotation {each.get('id')} the category or the image is not in the file")
+        boxes[each["image_id"]].append(LabelledBox(names[each["category_id"]], x, y, x + width, y + height))
+    for each in data["images"]:
+        yield each["file_name"], None, boxes[each["id"]]
+
+
+def _label_studio(file: Path, folder: Path) -> Iterator[_Named]:
+    """Yield tasks with their last annotation; tasks without one have neither label nor boxes."""
+    files: dict[str, list[str]] = {}
+    for each in sorted(folder.rglob("*")):
+        files.setdefault(each.name, []).append(each.relative_to(folder).as_posix())
+    for task in json.loads(file.read_bytes()):
+        path = PurePosixPath(unquote(task["data"]["image"]).replace("?d=", "/"))
+        found = files.get(path.name) or files.get(re.sub(_UPLOADED, "", path.name), [path.name])
+        if len(found) > 1:
+            ends = [each for each in found if f"/{path}".endswith(f"/{each}")]
+            found = sorted(ends, key=len)[-1:]
+        if len(found) != 1:
+            raise ValueError(f"{path} may be several pictures below {folder}: give each a name of its own")
+        (name,) = found
+        label, boxes = None, None
+        for annotation in [each for each in task["annotations"] if not each.get("was_cancelled")][-1:]:
+            boxes = list[LabelledBox]()
+            for result in annotation["result"]:
+                value = result["value"]
+                if "choices" in value:
+                    (label,) = map(str, value["choices"])
+                    continue
+                if value.get("rotation"):
+                    raise ValueError(f"a box in {name} is rotated: expected upright boxes")
+                (kind,) = map(str, value["rectanglelabels"])
+                x, y, width, height = (float(value[key]) / 100 for key in ("x", "y", "width", "height"))
+                across, down = float(result["original_width"]), float(result["original_height"])
+                boxes.append(LabelledBox(kind, x * across, y * down, (x + width) * across, (y + height) * down))
+        yield name, label, boxes
+
+
+def _cvat(file: Path, _: Path) -> Iterator[_Named]:
+    text = file.read_text(encoding="utf-8-sig")
+    if "<!DOCTYPE" in text:  # its entities could expand without end, or read files
+        raise ValueError("a document type (<!DOCTYPE …>) is not read: delete it")
+    root = ET.fromstring(text)  # noqa: S314
+    known = {name.text for name in root.iterfind("./meta//label/name")}
+    for image in root.iterfind("image"):
+        label, boxes = None, list[LabelledBox]()
+        for shape in image:
+            kind = shape.attrib["label"]
+            if kind not in known or float(shape.get("rotation", 0)):
+                raise ValueError(f"{shape.tag}: expected a label of <meta> and no rotation, not {kind!r}")
+            if shape.tag == "tag":
+                label = kind
+            else:
+                boxes.append(LabelledBox(kind, *(float(shape.attrib[key]) for key in ("xtl", "ytl", "xbr", "ybr"))))
+        yield image.attrib["name"], label, boxes

@@ -1,0 +1,212 @@
+"""Writes pictures with their labels and boxes, as folders or for another program."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from urllib.parse import quote
+from xml.sax.saxutils import escape, quoteattr
+
+import cv2
+import yaml
+
+from daemon.storage.image_archive import as_sent
+from experts.durable import sync
+from experts.errors import ImageError
+from experts.vision.preprocess import decode
+from tools.dataset import Format
+from tools.query.package.write import unfinished_folder
+from tools.terminal.console import CommandError
+from tools.training.labelled import UNSORTED
+
+_ILLEGAL = str.maketrans("/\\\0", "___")
+
+
+class DatasetError(CommandError):
+    """The data set cannot be written or read; the text names the file and the place in it, and what to do."""
+
+
+class LabelledBox(NamedTuple):
+    """A box in pixels; `score` is the confidence of the detector that proposes it, None if it is a person's."""
+
+    label: str
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    score: float | None = None
+
+    def cut(self, width: float, height: float) -> "LabelledBox | None":
+        """Return the part in a picture of that size."""
+        x1, y1, x2, y2 = max(self.x1, 0), max(self.y1, 0), min(self.x2, width), min(self.y2, height)
+        return LabelledBox(self.label, x1, y1, x2, y2, self.score) if x1 < x2 and y1 < y2 else None
+
+
+class Picture(NamedTuple):
+    """A picture's file, and `stem`, its name in a data set; pictures of one `board` stay on one side of a split.
+
+    `label` is None without a person's decision, `boxes` if neither a person nor a detector has searched the picture;
+    boxes are doubtful if a person passed it against the detector and drew none. `name` is its path below `images/` in
+    a data set, with `width` and `height` in pixels.
+    """
+
+    file: Path
+    stem: str
+    component: str
+    board: str
+    label: str | None
+    boxes: Sequence[LabelledBox] | None
+    is_doubtful: bool = False
+    name: str = ""
+    width: int = 0
+    height: int = 0
+
+
+Counts = Counter[tuple[str, str]]
+
+
+def write_dataset(pictures: Sequence[Picture], form: Format, out: Path) -> tuple[Counts, Counter[str]]:
+    """Write the new or empty folder `out`, whole or not at all. Raises DatasetError.
+
+    Return the numbers of pictures by component and label, and of those left out by reason.
+    """
+    left_out, written = Counter[str](), dict[PurePosixPath, Picture]()
+    with_boxes = {each.board for each in pictures if each.boxes}
+    others = {each.board for each in pictures if each.boxes is not None} - with_boxes
+    # A fifth of each, by digest, beginning with the second: a first board alone is learned from.
+    held_out = [*sorted(with_boxes, key=_digest), *sorted(others, key=_digest)][1::5]
+    with unfinished_folder(out) as part:
+        for picture in pictures:
+            try:
+                if form in ("yolo", "coco") and picture.boxes is None:
+                    raise ImageError("no detector has judged it, and nobody has drawn a box")  # noqa: TRY301
+                if form == "yolo" and picture.is_doubtful:
+                    raise ImageError("a person passed it against the detector: mark what is there on the page Review")  # noqa: TRY301
+                content, suffix, width, height = read_picture(picture.file)
+                boxes = [box for box in (each.cut(width, height) for each in picture.boxes or ()) if box is not None]
+                if form in ("yolo", "coco") and picture.boxes and not boxes:
+                    raise ImageError("its boxes lie outside of it")  # noqa: TRY301
+            except (ImageError, FileNotFoundError) as error:
+                left_out[error.reason if isinstance(error, ImageError) else "retention has deleted it"] += 1
+                continue
+            place = _place(picture, form, "val" if picture.board in held_out else "train")
+            if place in written:
+                raise DatasetError(f"{picture.file}: another picture is {place} already: rename one of them")
+            target = part / f"{place}{suffix}"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            name = target.relative_to(part).as_posix().removeprefix("images/")
+            written[place] = picture._replace(boxes=boxes, name=name, width=width, height=height)
+        if not written:
+            raise DatasetError("; ".join(["there is no picture to write: choose others", *left_out]))
+        classes = sorted({box.label for picture in written.values() for box in picture.boxes or ()})
+        for name, text in _WRITERS[form](list(written.values()), classes).items() if form in _WRITERS else ():
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            (part / name).write_text(text, encoding="utf-8")
+        for path in part.rglob("*"):
+            sync(path)
+    return Counter((each.component, each.label or UNSORTED) for each in written.values()), left_out
+
+
+def read_picture(file: Path) -> tuple[bytes, str, int, int]:
+    """Return a file's bytes and suffix, width and height; raw pixels as PNG. Raises ImageError and OSError."""
+    content, suffix = file.read_bytes(), file.suffix.lower()
+    if suffix not in (".pgm", ".ppm"):
+        height, width = decode(content, "image").shape[:2]
+        return content, suffix, width, height
+    payload, shape = as_sent(content, suffix)
+    pixels = decode(payload, "raw", shape)
+    return cv2.imencode(".png", pixels[:, :, ::-1])[1].tobytes(), ".png", pixels.shape[1], pixels.shape[0]
+
+
+def file_name(name: str) -> str:
+    """Return a name that stays in its folder, and has at most 120 bytes."""
+    return name.translate(_ILLEGAL).lstrip(".").encode()[:120].decode(errors="ignore") or "_"
+
+
+def _digest(board: str) -> bytes:
+    return hashlib.sha256(board.encode()).digest()
+
+
+def _place(picture: Picture, form: Format, side: str) -> PurePosixPath:
+    """Return the path of a picture without its suffix."""
+    # Trainers look for labels beside the last folder `images` of a path.
+    component = file_name(picture.component).replace("images", "images_") if picture.component else ""
+    if form != "folders":
+        return PurePosixPath("images", side if form == "yolo" else "", component, picture.stem)
+    return (
+        PurePosixPath(component, file_name(picture.label), picture.stem)
+        if picture.label
+        else PurePosixPath(UNSORTED, component, picture.stem)
+    )
+
+
+def _yolo(pictures: Sequence[Picture], classes: Sequence[str]) -> dict[str, str]:
+    if not classes or len({each.name.split("/")[0] for each in pictures}) < 2:
+        raise DatasetError("YOLO needs boxes, and pictures of two boards, one of them to validate on: choose more")
+    data = {"train": "images/train", "val": "images/val", "names": dict(enumerate(classes))}
+    files = {"data.yaml": yaml.safe_dump(data, sort_keys=False, allow_unicode=True)}
+    for each in pictures:
+        files[f"labels/{PurePosixPath(each.name).with_suffix('.txt')}"] = "".join(
+            f"{classes.index(label)} {(x1 + x2) / 2 / each.width:.6f} {(y1 + y2) / 2 / each.height:.6f}"
+            f" {(x2 - x1) / each.width:.6f} {(y2 - y1) / each.height:.6f}\n"
+            for label, x1, y1, x2, y2, _ in each.boxes or ()
+        )
+    return files
+
+
+def _coco(pictures: Sequence[Picture], classes: Sequence[str]) -> dict[str, str]:
+    images = [
+        {"id": number, "file_name": each.name, "width": each.width, "height": each.height}
+        for number, each in enumerate(pictures, 1)
+    ]
+    boxes = [(number, box) for number, each in enumerate(pictures, 1) for box in each.boxes or ()]
+    annotations = [
+        {"id": key, "image_id": number, "category_id": classes.index(label) + 1, "bbox": [x1, y1, x2 - x1, y2 - y1]}
+        | {"area": (x2 - x1) * (y2 - y1), "iscrowd": 0, **({} if score is None else {"score": score})}
+        for key, (number, (label, x1, y1, x2, y2, score)) in enumerate(boxes, 1)
+    ]
+    categories = [{"id": number, "name": label} for number, label in enumerate(classes, 1)]
+    return {"annotations.json": json.dumps({"images": images, "annotations": annotations, "categories": categories})}
+
+
+def _label_studio(pictures: Sequence[Picture], _: Sequence[str]) -> dict[str, str]:
+    tasks: list[dict[str, Any]] = []
+    for each in pictures:
+        decided, proposed = list[dict[str, Any]](), list[dict[str, Any]]()
+        for label, x1, y1, x2, y2, score in each.boxes or ():
+            x, y = 100 / each.width, 100 / each.height
+            value = {"x": x * x1, "y": y * y1, "width": x * (x2 - x1), "height": y * (y2 - y1), "rotation": 0}
+            region = {"from_name": "box", "to_name": "image", "type": "rectanglelabels", "original_width": each.width}
+            region |= {"original_height": each.height, "value": value | {"rectanglelabels": [label]}}
+            (decided if score is None else proposed).append(region | ({} if score is None else {"score": score}))
+        choice = {"from_name": "label", "to_name": "image", "type": "choices", "value": {"choices": [each.label]}}
+        decided += [choice] if each.label is not None else []
+        data = {"image": f"/data/local-files/?d=images/{quote(each.name)}", "component": each.component}
+        annotations = [{"result": decided}] if decided else []
+        predictions = [{"model_version": "coserve", "result": proposed}] if proposed else []
+        tasks.append({"data": data, "annotations": annotations, "predictions": predictions})
+    return {"tasks.json": json.dumps(tasks)}
+
+
+def _cvat(pictures: Sequence[Picture], classes: Sequence[str]) -> dict[str, str]:
+    known = dict.fromkeys((*classes, *(each.label for each in pictures if each.label)))
+    labels = "".join(f"<label><name>{escape(label)}</name></label>" for label in known)
+    lines = ['<?xml version="1.0" encoding="utf-8"?>', "<annotations><version>1.1</version>"]
+    lines.append(f"<meta><task><labels>{labels}</labels></task></meta>")
+    for number, each in enumerate(pictures):
+        size = f'width="{each.width}" height="{each.height}"'
+        lines.append(f'<image id="{number}" name={quoteattr(each.name)} {size}>')
+        lines += [f'<tag label={quoteattr(each.label)} source="manual"/>'] if each.label is not None else []
+        lines += [
+            f'<box label={quoteattr(label)} source="{"manual" if score is None else "auto"}" occluded="0"'
+            f' xtl="{x1:.2f}" ytl="{y1:.2f}" xbr="{x2:.2f}" ybr="{y2:.2f}"/>'
+            for label, x1, y1, x2, y2, score in each.boxes or ()
+        ]
+        lines.append("</image>")
+    return {"annotations.xml": "\n".join([*lines, "</annotations>\n"])}
+
+
+_WRITERS = {"yolo": _yolo, "coco": _coco, "label-studio": _label_studio, "cvat": _cvat}

@@ -1,0 +1,116 @@
+"""`coserve plant demo`: three lines of rendered boards, their hub and its PostgreSQL on this PC, until Ctrl-C."""
+
+import itertools
+import os
+import secrets
+import shutil
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from coserve_client import CoserveError, Publisher, publish_images
+from daemon.config.settings import load_config
+from daemon.storage.database.reviews import WaitingFilter
+from tools.camera.render import render_board
+from tools.camera.rendered import FIRST_SEED, images_of, new_prefix
+from tools.demo.postgresql import postgresql
+from tools.demo.prepare import PREPARED, code_key, earlier_report, prepare
+from tools.query.review import DecisionError, decide, waiting_images
+from tools.setup.service import Service, ServiceError
+from tools.terminal.console import CommandError, as_typed, console
+
+#: The share of parts with a defect on each line.
+DEFECT_RATES = {"line-1": 0.0, "line-2": 0.01, "line-3": 0.03}
+#: Every fourth board goes through all lines; the first four come without a pause.
+_PRODUCT, _SHARED_EVERY, _AT_ONCE, _PAUSE_S = "sensor-node", 4, 4, 5.0
+#: Lot of the boards that go through all lines. The demo decides about these only: it knows what it rendered.
+_SHARED = "all-lines"
+
+
+def run_plant_demo(folder: Path, trained: Path, port: int) -> None:
+    """Run the demo until KeyboardInterrupt, with the experts in `trained` if they are there. Raises CommandError."""
+    experts = folder / "experts"
+    report = None if (experts / PREPARED).exists() else earlier_report(trained, code_key())
+    console.print((report or prepare(experts, quick=True)).summary())
+    if report is None:
+        console.print(f"They do not inspect solder; after `make demo` and `rm -r {folder}` there are 18, which do.")
+    with ExitStack() as stack:
+        try:
+            _run_boards(_start(stack, folder, trained if report else experts, port), port)
+        except (ServiceError, CoserveError) as error:
+            raise CommandError(str(error)) from None
+        except KeyboardInterrupt:
+            console.print(f"Stopping. The next start goes on with what {folder} has.")
+
+
+def _start(stack: ExitStack, folder: Path, experts: Path, port: int) -> dict[Path, Publisher]:
+    """Start the database, the hub and the lines, which `stack` stops in reverse; return cameras by configuration."""
+    hub: dict[str, Any] = {"database": stack.enter_context(postgresql(folder / "postgresql"))}
+    hub["http"] = f"http://127.0.0.1:{port}"
+    hub["lines"] = {name: {"key": _make_line(folder, name, experts)} for name in DEFECT_RATES}
+    config, log = _write(folder / "plant.yaml", hub), folder / "hub.log"
+    stack.enter_context(Service(config, log, command=("tools", "plant", "run"), ready="coserve plant: ready"))
+    console.print(f"hub: {hub['http']}/ (lines side by side; Boards, Defects, Events)")
+    cameras: dict[Path, Publisher] = {}
+    for number, (name, rate) in enumerate(DEFECT_RATES.items(), 1):
+        http = f"http://127.0.0.1:{port + number}"
+        config = _write(folder / name / "coserve.yaml", _line(name, hub, http))
+        stack.enter_context(Service(config, folder / f"{name}.log"))
+        cameras[config] = stack.enter_context(Publisher(load_config(config).endpoints.intake[0], "demo-camera"))
+        console.print(f"{name}: {http}/ ({rate:.0%} of its parts are rendered with a defect)")
+    console.print("Decide about a picture on a line's Review (p: pass, f: fail), and see its board at the hub. Or ask:")
+    console.print(f"  {as_typed(f'results --plant {folder}/plant.yaml --verdict fail')}\nCtrl-C ends everything.")
+    return cameras
+
+
+def _make_line(folder: Path, name: str, experts: Path) -> str:
+    """Make a line's rules, catalog, links to the weights that all lines share, and key; return the key's file name."""
+    key, line = folder / f"{name}.key", folder / name
+    key.touch(mode=0o600)
+    key.write_text(key.read_text("ascii") or secrets.token_hex(32), encoding="ascii")
+    if not line.exists():
+        link: Any = lambda file, to: (shutil.copy if file.endswith(".yaml") else os.link)(file, to)  # noqa: E731
+        shutil.copytree(experts / "experts", line / "experts", copy_function=link)
+        shutil.copy(experts / "rules.yaml", line)
+    return key.name
+
+
+def _line(name: str, hub: dict[str, Any], http: str) -> dict[str, Any]:
+    """Return the demo's coserve.yaml with the line's own sockets, one executor and the hub."""
+    line: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("coserve.yaml").read_text(encoding="utf-8"))
+    sockets = {socket: f"ipc://run/{socket}.sock" for socket in ("results", "control")}
+    line["endpoints"] = {"intake": ["ipc://run/intake.sock"], **sockets, "http": http}
+    line["devices"]["cpu"] |= {"expert_memory": "80MB", "executors": 1}
+    consumer = {"kind": "plant", "line": name, "database": hub["database"], "hub": hub["http"]}
+    return line | {"consumers": {"hub": {**consumer, "key": f"../{name}.key", "pictures": "failed"}}}
+
+
+def _write(path: Path, document: dict[str, Any]) -> Path:
+    path.write_text("# Written at each start of the demo.\n" + yaml.safe_dump(document, sort_keys=False), "utf-8")
+    return path
+
+
+def _run_boards(cameras: dict[Path, Publisher], port: int) -> None:
+    """Send boards through the lines, and decide about those that go through all of them, for ever."""
+    run, truths = new_prefix(), dict[tuple[Path, str], dict[str, str]]()
+    seeds = itertools.count(FIRST_SEED + int(run[1:], 16) * 10_000)
+    for number in itertools.count(1):
+        is_shared, serial = number % _SHARED_EVERY == 1, f"{run}-{number:03d}"
+        for (config, camera), (name, rate) in zip(cameras.items(), DEFECT_RATES.items(), strict=True):
+            board, own = render_board(_PRODUCT, next(seeds), rate), serial if is_shared else f"{serial}-{name}"
+            publish_images(camera, images_of(board, own, _SHARED if is_shared else run))
+            if is_shared:
+                truths[config, own] = {part.designator: part.truth for part in board.placements}
+            settings = load_config(config)
+            for image in waiting_images(settings, 100, WaitingFilter(lot=_SHARED)):
+                if truth := truths.get((config, image["serial"])):
+                    verdict = "pass" if truth[image["designator"]] == "ok" else "fail"
+                    about = {"inspection_id": image["inspection_id"], "verdict": verdict, "reviewer": "demo"}
+                    with suppress(DecisionError):  # a person was faster, or the line is too busy: next time
+                        decide(config, settings, about)
+        if is_shared:
+            console.print(f"{serial} goes through all lines: http://127.0.0.1:{port}/serial/{_PRODUCT}/{serial}")
+        time.sleep(_PAUSE_S if number > _AT_ONCE else 0.0)

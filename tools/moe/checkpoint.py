@@ -1,0 +1,52 @@
+"""A checkpoint that a command was given: its shapes, and its model opened in a mode."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experts.moe.cache.weight_transfer import SlowLink
+from experts.moe.errors import ModelError
+
+if TYPE_CHECKING:
+    from experts.moe.arch import MoeArch
+    from experts.moe.model.runtime import MoeRuntime
+
+
+def open_runtime(
+    checkpoint: Path,
+    mode: str,
+    *,
+    share: float = 1.0,
+    link_ms: float | None = None,
+    options: dict[str, Any] | None = None,
+    device: str = "cpu",
+) -> "MoeRuntime":
+    """Open the model in a mode, with memory for `share` of each layer's experts. Raises ModelError."""
+    from experts.moe.model.runtime import MoeRuntime
+    from experts.moe.modes import open_mode
+
+    link = SlowLink(link_ms) if link_ms else None
+    opened = open_mode(mode, checkpoint, options)
+    return MoeRuntime.open(checkpoint, opened, budget_of(checkpoint, share), device=device, link=link)
+
+
+def budget_of(checkpoint: Path, share: float) -> int:
+    """Return the bytes of `share` of each layer's experts, whole experts in each layer. Raises ModelError."""
+    arch = arch_of(checkpoint)
+    return arch.layers * max(1, round(share * arch.experts)) * arch.expert_bytes
+
+
+def arch_of(checkpoint: Path) -> "MoeArch":
+    """Return the shapes of the model. Raises ModelError."""
+    from experts.moe.arch import load_config, read_arch
+    from experts.moe.weights.checkpoint import read_checkpoint
+
+    config = load_config(checkpoint)
+    return read_arch(checkpoint, config, read_checkpoint(checkpoint, config.model_type).dtype)
+
+
+def require_decoder(checkpoint: Path) -> None:
+    """Raise ModelError for an encoder-decoder, which answers a text instead of continuing it."""
+    arch = arch_of(checkpoint)
+    if arch.encoder_layers:
+        message = f"{arch.family} has an encoder and a decoder; traces and benchmarks are for models that continue text"
+        raise ModelError(checkpoint, message)

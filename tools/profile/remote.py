@@ -1,0 +1,128 @@
+"""Devices of other PCs, measured as the line sees them: batches and loads with their way over the network."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+from daemon.cluster.joining import cluster_problems, unreachable
+from daemon.cluster.remote_devices import ClusterDevices
+from daemon.config.settings import Device
+from daemon.dispatch.orders import BatchOrder, BatchReport, ImageOrder, Unanswered
+from daemon.dispatch.torch_devices import TorchDevices
+from daemon.errors import DeviceLostError
+from daemon.host.children import Children
+from daemon.line.line import Line
+from daemon.policy.matrix import Performance
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, RequestId
+from daemon.records import JournalKey, Pixels
+from experts.errors import ExpertError
+from experts.spec import ArchitectureId, ExpertSpec
+from experts.vision.graphs import WARM_UPS
+from experts.vision.packing import BATCHES_BEFORE
+from experts.vision.slot import LayoutShelf
+from tools.profile.executors import Pair
+from tools.profile.measure import Bench, LayoutCost, ProfileError
+from tools.profile.run import DeviceProfile, MeasuredProfile, Progress, Wish, one_of_each
+from tools.profile.samples import Samples
+from tools.simulate.fit import fit_line, largest_useful_batch
+
+#: Ray joins, and the worker imports torch.
+_READY_WITHIN_S = 90.0
+
+
+class RemoteBench(Bench):
+    """All executors of another PC's device, as they are configured."""
+
+    def __init__(self, name: str, device: Device, cluster: ClusterDevices, samples: Samples) -> None:
+        super().__init__(name, device.executors, 1, LayoutShelf())
+        self.name, self._batches = name, count()
+        self._experts = cluster.pool(PoolFacts(PoolId(name), "cpu", device.expert_memory, 1, host=device.host or ""))
+        self._ends: dict[Any, SimpleQueue[BatchReport]] = {}
+        read: Callable[[JournalKey], bytes] = lambda key: samples.payloads[key.offset % len(samples.payloads)]  # noqa: E731
+        for number in range(device.executors):
+            facts = ExecutorFacts(ExecutorId(f"{name}/{number}"), PoolId(name))
+            executor = cluster.executor(facts, self._experts, read, 1, lambda _: None, 1)
+            self._ends[executor] = SimpleQueue()
+            executor.start(self._ends[executor].put)
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        for executor in self._ends:
+            executor.stop(5.0)
+
+    def cost(self, spec: ExpertSpec, wish: Wish, activation_bytes: int) -> LayoutCost:
+        """Return a layout's cost, with one of its experts; only the first load sends weights, and is not counted."""
+        self._experts.load(spec)
+        slots: list[Any] = [(executor, spec) for executor in self._ends]
+        latencies_s = self.latencies_s(slots, wish.samples, wish.effort.batches, wish.effort.rounds)
+        loads_s: list[float] = []
+        for _ in range(wish.effort.loads):
+            self._experts.unload(spec.expert)
+            loads_s.append(self._experts.load(spec).load_ms / 1e3)
+        self._experts.unload(spec.expert)
+        line, layout = fit_line(latencies_s.items()), ArchitectureId(spec.layout)
+        rest = largest_useful_batch(line, max(latencies_s)), activation_bytes, median(loads_s)
+        return LayoutCost(Performance(self.name, layout, line.k_s, line.b_s, *rest), latencies_s, line.residual)
+
+    def warm_ups(self, slot: Any) -> int:  # noqa: ARG002
+        """Return those of the network that needs most of them: which one the other PC has is not known here."""
+        return max(BATCHES_BEFORE, WARM_UPS) + 1
+
+    def timed(self, slot: Any, samples: Samples, size: int) -> float:  # noqa: ARG002
+        executor, spec = slot
+        images = tuple(ImageOrder(RequestId(n), JournalKey(1, n, 1), Pixels()) for n in range(size))
+        executor.submit(BatchOrder(next(self._batches), spec, images))
+        report = self._ends[executor].get()
+        failure = next((each.detail for each in report.results if isinstance(each, Unanswered)), report.device_error)
+        if failure is not None:
+            raise DeviceLostError(failure)
+        return report.ended_s - report.started_s
+
+
+def with_remote(path: Path, line: Line, wish: Wish, own: MeasuredProfile, on_progress: Progress) -> MeasuredProfile:
+    """Add the devices of other PCs that `path` names; those that cannot be measured are `skipped`, with the reason."""
+    remote = {name: device for name, device in line.config.devices.items() if device.host is not None}
+    if not remote:
+        return own
+    devices, missing = list(own.devices), dict[str, str]()
+    cluster, children = ClusterDevices(path, line.config, TorchDevices({})), Children()
+    drive: Any = SimpleNamespace(
+        device_lost=lambda device, reason, **_: missing.update({device: reason}),
+        device_back=lambda device, resume: (resume(), missing.pop(device, None)),
+    )
+    layouts = one_of_each(line)
+    bytes_of = {str(c.row.architecture): c.row.activation_bytes for device in own.devices for c in device.costs}
+    with ExitStack() as ending:
+        ending.enter_context(redirect_stdout(StringIO()))  # the log of a daemon's parts
+        ending.callback(cluster.stop)
+        ending.callback(children.stop)
+        benches = [ending.enter_context(RemoteBench(*each, cluster, wish.samples)) for each in remote.items()]
+        if problem := "\n".join(cluster_problems(line.config)) or unreachable(str(line.config.cluster.address)):
+            missing = dict.fromkeys(remote, problem)
+        else:
+            children.start(cluster.children())
+            cluster.start(drive)
+        until_s = time.monotonic() + _READY_WITHIN_S
+        while missing and problem is None and time.monotonic() < until_s:
+            on_progress("waiting for the other PCs", 0.0)
+            time.sleep(0.1)
+        skipped = dict(missing)
+        for bench in (bench for bench in benches if bench.name not in missing):
+            on_progress(bench.name, len(devices) / (len(own.devices) + len(remote)))
+            try:
+                costs = [bench.cost(spec, wish, bytes_of.get(layout, 0)) for layout, spec in layouts.items()]
+                pair = Pair(remote[bench.name].executors, remote[bench.name].threads, 0.0)
+                devices.append(DeviceProfile(bench.name, (), pair, tuple(costs), 0, 0, None))
+            except (DeviceLostError, ExpertError) as error:
+                skipped[bench.name] = str(error)
+    if not devices:
+        raise ProfileError("\n".join(f"{name}: {reason}" for name, reason in skipped.items()))
+    return replace(own, devices=tuple(devices), skipped=skipped)

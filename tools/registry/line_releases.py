@@ -1,0 +1,164 @@
+"""A line's own record of releases: the signers that it accepts, releases that it has had, files that are being fetched.
+
+It is in `releases/` beside the catalog.
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from daemon.registry.manifest import NotNowError, ReleaseError
+from daemon.registry.signing import PublicKey, key_id, read_public_key
+from daemon.registry.store import Store, locked
+from daemon.wire.keys import KeyFileError
+from experts.durable import make_folders, replace_text
+from experts.versions import current_user, now
+from tools.experts.change import mark_shadow
+from tools.experts.line import ExpertsLine
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """The release of one name that a line has, since when, by whom, and who signed it.
+
+    `seen` has the sha256 of each manifest that the line has had, by number: it never takes two releases of one number.
+    `is_compared`: the versions that it replaced answer in shadow.
+    """
+
+    number: int
+    at: str
+    by: str
+    signer: str
+    seen: dict[str, str]
+    is_compared: bool = False
+
+
+_NOTES = TypeAdapter(dict[str, InForce])
+
+
+class LineReleases:
+    """The notes and the files of one line."""
+
+    def __init__(self, line: ExpertsLine) -> None:
+        self._line = line
+        self.store = Store(line.config.catalog.parent / "releases")
+        self._notes = self.store.folder / "in_force.json"
+
+    @contextmanager
+    def pulling(self) -> Iterator[None]:
+        """Hold the right to pull, for one process at a time. Raises NotNowError."""
+        make_folders(self.store.folder, self._line.config.catalog.parent)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.store.folder, waits=False))
+            except BlockingIOError:
+                raise NotNowError("another pull is under way on this line: pull again when it is over") from None
+            yield
+
+    def signers(self) -> dict[Path, PublicKey]:
+        """Return the keys that `plant.signers` names, by their files. Raises ReleaseError."""
+        try:
+            return {file: read_public_key(file) for file in self._line.config.plant.signers}
+        except OSError as error:
+            what = f"{error.filename} cannot be read: {error.strerror}"
+            raise ReleaseError(f"{self._line.path}: plant.signers: {what}") from None
+        except KeyFileError as error:
+            raise ReleaseError(f"{self._line.path}: plant.signers: {error}") from None
+
+    def revoked(self, told: Collection[str] = ()) -> list[Path]:
+        """Return the files of signers that are revoked, here or by a hub or stick that says so (`told`: ids of keys).
+
+        They are noted here, so that no source can bring their releases any more. Raises ReleaseError.
+        """
+        ids = {file: key_id(key) for file, key in self.signers().items()}
+        folder = self.store.folder / "revoked"
+        for file, key in ids.items():
+            place = folder / f"{key.replace(' ', '-')}.sign"  # who loses a key may call the next one as the last
+            if key in told and not place.exists():
+                make_folders(folder, self._line.config.catalog.parent)
+                replace_text(place, file.read_text(encoding="ascii"), like=self._line.config.catalog)
+        try:
+            known = self.store.revoked()
+        except (KeyFileError, OSError) as error:
+            raise ReleaseError(str(error)) from None
+        return [file for file, key in ids.items() if key in known]
+
+    def in_force(self) -> dict[str, InForce]:
+        """Return the newest release of each name that was put in force here. Raises ReleaseError."""
+        try:
+            return _NOTES.validate_json(self._notes.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except ValidationError as error:
+            raise ReleaseError(
+                f"{self._notes} cannot be read ({error.errors()[0]['msg']}): restore it from a backup of this line"
+            ) from None
+
+    def unsettled(self, name: str) -> Path:
+        """Return the file that is there from when a pull begins to change the line until `note`, even if it is killed.
+
+        Which release is in force is certain after another pull only.
+        """
+        return self.store.folder / f"{name}.unsettled"
+
+    def note(self, name: str, number: int, signer: str, sha256: str) -> None:
+        """Note durably that a release is in force; `sha256` is that of its manifest."""
+        notes = self.in_force()
+        seen = (notes[name].seen if name in notes else {}) | {str(number): sha256}
+        notes[name] = InForce(number, now(), current_user(), signer, seen)
+        self._write(notes)
+        self.unsettled(name).unlink(missing_ok=True)
+
+    def _replaced(self, release: str, facts: InForce) -> dict[str, str]:
+        """Return the version that a release in force has replaced, by expert; a later step is that of a person."""
+        return {
+            name: step.before
+            for name, expert in self._line.versions.read().items()
+            for step in [step for step in expert.steps if step.did in ("promote", "rollback")][-1:]
+            if step.before and step.note == release and step.at <= facts.at
+        }
+
+    def compare(self, name: str, *, is_compared: bool) -> None:
+        """Let the versions that a release in force has replaced answer in shadow, or end that. Raises VersionsError."""
+        facts = self.in_force()[name]
+        release, experts = f"{name}/{facts.number}", self._line.versions.read()
+        for expert, version in self._replaced(release, facts).items():
+            shadow = experts[expert].shadow
+            if (shadow is not None and shadow.version == version) != is_compared:
+                mark_shadow(self._line, expert, version * is_compared, release, images=1, agreement=0.0)
+        self._write(self.in_force() | {name: replace(facts, is_compared=is_compared)})
+
+    def agreement(self, name: str) -> dict[str, int]:
+        """Return how many answers of the versions before were `compared` and `agreed`; nothing if none was replaced."""
+        from sqlalchemy import func, select, tuple_
+
+        from daemon.storage.database.schema import inspections, shadow_answers
+
+        facts = self.in_force()[name]
+        if not (replaced := self._replaced(f"{name}/{facts.number}", facts)):
+            return {}
+        if not facts.is_compared:
+            return {"compared": 0, "agreed": 0}
+        answer = shadow_answers.c
+        is_same = answer.outcome == answer.outcome_in_service
+        query = select(func.count(), func.count().filter(is_same)).join_from(shadow_answers, inspections)
+        query = query.where(tuple_(answer.expert, answer.expert_version).in_(list(replaced.items())))
+        query = query.where(inspections.c.accepted_at >= facts.at)
+        row = self._line.in_database(lambda connection: connection.execute(query).one())
+        return dict(zip(("compared", "agreed"), row or (0, 0), strict=True))
+
+    def _write(self, notes: dict[str, InForce]) -> None:
+        replace_text(self._notes, _NOTES.dump_json(notes, indent=1).decode() + "\n", like=self._line.config.catalog)
+
+    def weights(self) -> dict[str, Path]:
+        """Return the files of weights and backbones that the line has, by the sha256 that they should have."""
+        folder, files = self._line.versions.folder, dict[str, Path]()
+        for expert in self._line.versions.read().values():
+            for entry in expert.entries.values():
+                files[entry.sha256] = folder / entry.file
+                if entry.backbone is not None:
+                    files[entry.backbone.sha256] = folder / entry.backbone.file
+        return files

@@ -1,0 +1,62 @@
+"""Make a release of what a line has in force, sign it and bring it to a folder or a hub."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from daemon.registry.manifest import Manifest, ReleasedExpert, ReleaseError, SignedManifest, StoredFile
+from daemon.registry.signing import SecretKey, signature_of
+from daemon.registry.store import Source
+from experts.versions import current_user
+from experts.weights import file_sha256
+from tools.experts.line import ExpertsLine, entries_in_force
+
+
+def push(
+    line: ExpertsLine,
+    to: Source,
+    key: SecretKey,
+    name: str,
+    *,
+    valid_for_s: float,
+    with_rules: bool = True,
+    note: str | None = None,
+) -> Manifest:
+    """Add a release with the next number to `to`; its files go first, so that it is there completely or not at all.
+
+    Raises ReleaseError or VersionsError; then `to` has no new release.
+    """
+    experts = entries_in_force(line.experts())
+    if problems := line.problems(experts):
+        raise ReleaseError("the line itself has mistakes, so nothing was pushed:\n" + "\n".join(problems))
+    folder = line.versions.folder
+    files = {entry.sha256: folder / entry.file for entry in experts.values()}
+    backbones = {entry.backbone.sha256: folder / entry.backbone.file for entry in experts.values() if entry.backbone}
+    rules = _stored(line.config.rules) if with_rules else None
+    numbers = to.numbers(name)
+    now = datetime.now(UTC).replace(microsecond=0)
+    manifest = Manifest(
+        name=name,
+        number=max(numbers, default=0) + 1,
+        made_at=now,
+        expires_at=now + timedelta(seconds=valid_for_s),
+        made_by=current_user(),
+        line=line.config.line,
+        note=note,
+        back_to=numbers[-1] if numbers else None,
+        experts={
+            expert: ReleasedExpert(bytes=files[entry.sha256].stat().st_size, entry=entry.with_files(lambda *_: ""))
+            for expert, entry in experts.items()
+        },
+        backbones=tuple(StoredFile(sha256=sha256, bytes=file.stat().st_size) for sha256, file in backbones.items()),
+        rules=rules,
+    )
+    every = files | backbones | ({rules.sha256: line.config.rules} if rules is not None else {})
+    for sha256, file in every.items():
+        to.add_object(file, sha256)
+    data = manifest.encoded()
+    to.add_manifest(name, manifest.number, SignedManifest(data, signature_of(data, key).encode()))
+    return manifest
+
+
+def _stored(file: Path) -> StoredFile:
+    return StoredFile(sha256=file_sha256(file), bytes=file.stat().st_size)

@@ -1,0 +1,242 @@
+"""Trains the backbone that the heads of a line share, and reads it again for the training of experts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import nn
+
+from experts.catalog import CatalogEntry, CatalogFile
+from experts.catalog_edit import add_to_catalog, read
+from experts.vision.architectures import ARCHITECTURES, FEATURES, layout_id
+from experts.vision.layouts import build_layout, pack
+from experts.vision.networks import adapt_backbone
+from experts.weights import file_sha256, write_weights
+from tools.training import TrainingError, fit
+from tools.training.expert_file import ImportRefusedError, is_expert_id
+from tools.training.importer import plain_tensors
+from tools.training.labelled import DIGEST_BYTES, held_back, read_labelled
+
+#: The file that training goes on from, beside the backbone's; and in it the digests of the pictures it has seen.
+_SUFFIX = ".pt"
+_SEEN = "seen"
+#: And the sha256 of the backbone's own file.
+_OF = "of"
+_HELD_BACK_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class BackboneReport:
+    """A trained backbone: its weights, and beside them `network`, from which experts are trained on."""
+
+    backbone: str
+    version: str
+    file: Path
+    network: Path
+    classes: int
+    pictures: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackbonePlan:
+    """A backbone's network and training. `start` is a file of torchvision weights to begin with.
+
+    With `vary` copies that differ so keep their label; without it turned and mirrored ones are classes of their own.
+    """
+
+    architecture: str = "resnet18"
+    input_size: int = 96
+    schedule: fit.Schedule = field(default_factory=lambda: fit.Schedule(40, learning_rate=2e-3))
+    threads: int = 1
+    start: Path | None = None
+    vary: fit.Variation | None = None
+
+
+def train_backbone(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    name: str,
+    plan: BackbonePlan,
+    on_progress: fit.OnProgress = lambda _: None,
+) -> BackboneReport:
+    """Train on `FOLDER/LABEL/*.png` of every component type, and add the backbone to the catalog of `out`.
+
+    Types and labels together are its classes: it learns what tells parts and their defects apart. A fifth of the
+    pictures is held back, so that experts on it can be measured on pictures that it does not know. Without `folders`
+    the weights to begin with are the backbone as they are. Raises TrainingError.
+    """
+    architecture, schedule = plan.architecture, plan.schedule
+    kind = ARCHITECTURES.get(architecture)
+    if kind is None or kind.task != "classify":
+        raise TrainingError(f"{architecture!r} cannot be a backbone: expected resnet18, 34, 50, 101 or 152")
+    if not is_expert_id(name):
+        raise TrainingError(f"{name!r} cannot name a backbone: use letters, digits and . _ : - with --id")
+    torch.set_num_threads(plan.threads)
+    torch.manual_seed(schedule.seed)
+    pictures, targets, classes, seen = _read_all(folders, plan.input_size)
+    outputs = classes * fit.TURNS if plan.vary is None else classes
+    network = fit.new_network(architecture, max(outputs, 1))
+    known = frozenset() if plan.start is None else _load_start(network, plan.start)
+    if folders and plan.vary is None:
+        fit.fit_turned(network, pictures, targets, schedule, on_progress)
+    elif folders:
+        fit.fit_network(network, pictures, targets, schedule, on_progress, plan.vary or fit.Variation())
+    entry = write_backbone(network.eval(), architecture, plan.input_size, out, name, known | seen)
+    add_to_catalog(out / "catalog.yaml", name, entry)
+    file = out / entry["file"]
+    return BackboneReport(name, entry["sha256"][:12], file, file.with_suffix(_SUFFIX), classes, len(targets))
+
+
+def write_backbone(
+    network: nn.Module, architecture: str, input_size: int, out: Path, name: str, seen: frozenset[bytes] = frozenset()
+) -> dict[str, Any]:
+    """Write the backbone of a trained classifier, and return its catalog entry.
+
+    `seen` are the digests of the pictures that it learned from. The file's name has the version, so that heads of an
+    earlier one keep theirs.
+    """
+    kind = ARCHITECTURES[architecture]
+    layout = layout_id(kind, 0, input_size, "float32", "channels_last", FEATURES)
+    metadata = {
+        "architecture": architecture,
+        "classes": "[]",
+        "input_size": str(input_size),
+        "normalisation": kind.normalisation,
+        "dtype": "float32",
+        "memory_format": "channels_last",
+        "head": FEATURES,
+        "layout": layout,
+        "origin": "backbone",
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    part = out / f".{name}.backbone"
+    try:
+        sha256 = write_weights(part, pack(build_layout(layout), adapt_backbone(network)), metadata)
+        file = out / f"{name}@{sha256[:12]}.safetensors"
+        part.replace(file)
+        state = {key: value for key, value in network.state_dict().items() if not key.startswith("fc.")}
+        digests = torch.tensor([list(digest) for digest in sorted(seen)], dtype=torch.uint8)
+        of = torch.frombuffer(bytearray.fromhex(sha256), dtype=torch.uint8)
+        torch.save(state | {_SEEN: digests.reshape(len(seen), DIGEST_BYTES), _OF: of}, part)
+        part.replace(file.with_suffix(_SUFFIX))
+    finally:
+        part.unlink(missing_ok=True)
+    return {
+        "architecture": architecture,
+        "file": file.name,
+        "input_size": input_size,
+        "normalisation": kind.normalisation,
+        "sha256": sha256,
+    }
+
+
+def read_entries(catalog: Path) -> dict[str, CatalogEntry]:
+    """Return a catalog's entries, none if there is no such file. Raises TrainingError."""
+    try:
+        document = read(catalog.read_text(encoding="utf-8")) if catalog.exists() else {}
+        return dict(CatalogFile.model_validate({"experts": document.get("experts") or {}}).experts)
+    except (yaml.YAMLError, OSError, ValueError, AttributeError) as error:
+        raise TrainingError(f"{catalog} cannot be read: {error}; `coserve check` names every mistake") from error
+
+
+def load_backbone(catalog: Path, name: str | None) -> "BackboneInCatalog | None":
+    """Return the backbone `name` of a catalog, or its only one; None without a name if there is none.
+
+    `name` may also be another folder of experts, whose only backbone is meant. Raises TrainingError.
+    """
+    if name is not None and Path(name).is_dir():
+        other = Path(name) / "catalog.yaml"
+        if (found := load_backbone(other, None)) is None:
+            raise TrainingError(f"{other} has no backbone: `coserve train backbone FOLDERS…` makes one")
+        return BackboneInCatalog(found.name, found.entry.moved_from(found.folder), found.folder)
+    entries = read_entries(catalog)
+    backbones = {key: entry for key, entry in entries.items() if not entry.classes}
+    if name is None and len(backbones) > 1:
+        raise TrainingError(f"{catalog} has the backbones {', '.join(backbones)}: name one with --backbone")
+    if name is None and not backbones:
+        return None
+    chosen = name or next(iter(backbones))
+    if chosen not in backbones:
+        others = f"name one of {', '.join(backbones)}, or " if backbones else ""
+        remedy = f"{others}make it: `coserve train backbone FOLDERS… --id {chosen}`"
+        raise TrainingError(f"{catalog} has no backbone {chosen}: {remedy}")
+    return BackboneInCatalog(chosen, backbones[chosen], catalog.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class BackboneInCatalog:
+    """A backbone and the folder that its file is relative to."""
+
+    name: str
+    entry: CatalogEntry
+    folder: Path
+
+    def network(self) -> tuple[nn.Module, frozenset[bytes]]:
+        """Return it as a network to train on from, its last layer untrained, and the digests of the pictures that it
+        has seen. Raises TrainingError.
+        """
+        file = (self.folder / self.entry.file).with_suffix(_SUFFIX)
+        if not file.is_file():
+            raise TrainingError(
+                f"{file}: is missing: experts are trained from it; train the backbone again, or copy it"
+            )
+        weights = self.folder / self.entry.file
+        if not weights.is_file() or file_sha256(weights) != self.entry.sha256:
+            raise TrainingError(f"{weights}: is missing or changed: restore it, or train the backbone again")
+        network = fit.new_network(self.entry.architecture, 1)
+        seen = _load_start(network, file, self.entry.sha256)
+        return network.eval(), seen
+
+
+def _read_all(folders: Sequence[Path], input_size: int) -> tuple[fit.Pictures, fit.Targets, int, frozenset[bytes]]:
+    """Return the pictures to learn from, their classes, how many there are, and the pictures' digests."""
+    pictures: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
+    seen: set[bytes] = set()
+    classes = 0
+    for folder in folders:
+        data, _ = read_labelled(folder, input_size, min_labels=1)
+        learned = ~held_back(data, _HELD_BACK_SHARE)
+        pictures.append(data.pictures[learned])
+        targets.append(data.targets[learned] + classes)
+        seen.update(data.digests[row] for row in np.nonzero(learned)[0])
+        classes += len(data.labels)
+    if not folders:
+        return np.zeros((0, input_size, input_size, 3), np.uint8), np.zeros(0, np.int64), 0, frozenset()
+    return np.concatenate(pictures), np.concatenate(targets), classes, frozenset(seen)
+
+
+def _load_start(network: nn.Module, file: Path, sha256: str | None = None) -> frozenset[bytes]:
+    """Load all but the last layer; return the digests of the pictures that the file has seen.
+
+    With `sha256` the file must be the one of that backbone. Raises TrainingError.
+    """
+    try:
+        tensors = plain_tensors(file)
+    except ImportRefusedError as error:
+        raise TrainingError(str(error)) from error
+    if tensors is None:
+        raise TrainingError(
+            f"{file}: is a pickled program, not plain weights: save its state_dict() and name that file"
+        )
+    digests = tensors.pop(_SEEN, torch.zeros(0, DIGEST_BYTES, dtype=torch.uint8))
+    of = bytes(tensors.pop(_OF, torch.zeros(0, dtype=torch.uint8)).flatten().tolist()).hex()
+    if digests.dim() != 2 or digests.shape[1] != DIGEST_BYTES or (sha256 is not None and of != sha256):
+        raise TrainingError(f"{file}: belongs to another backbone: restore the one of {(sha256 or of)[:12]}")
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        raise TrainingError(f"{file}: holds weights that are not finite numbers; train the backbone again")
+    state = {key: value for key, value in tensors.items() if not key.startswith("fc.")}
+    try:
+        missing, unexpected = network.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        raise TrainingError(f"{file}: {str(error).splitlines()[1].strip()}; name its --architecture") from error
+    lacking = [key for key in missing if not key.startswith("fc.")]
+    if lacking or unexpected:
+        what = f"lacks {lacking[0]}" if lacking else f"has {unexpected[0]}, which it should not have"
+        raise TrainingError(f"{file}: {what}; name its --architecture")
+    return frozenset(bytes(row) for row in digests.numpy())

@@ -1,0 +1,104 @@
+"""Trains an expert for each folder of a line's pictures, and goes on where an earlier run ended."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experts.durable import replace_durably
+from experts.weights import file_sha256
+from tools.training import TrainingError
+from tools.training.backbone import load_backbone, read_entries
+from tools.training.classifier import TrainingPlan, train_classifier
+from tools.training.labelled import SUFFIXES, UNSORTED
+from tools.training.report import draw_report, figures
+
+
+@dataclass(frozen=True, slots=True)
+class TypeReport:
+    """One folder's end: the figures of its expert (report.figures), kept from an earlier run or new, or its error."""
+
+    expert: str
+    figures: dict[str, Any] | None = None
+    is_kept: bool = False
+    error: str | None = None
+
+
+def type_folders(folder: Path) -> list[Path]:
+    """Return the folders of component types in `folder`, without the undecided pictures that `dataset export` puts
+    there. Raises TrainingError if there is none.
+    """
+    folders = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    folders = [path for path in folders if path.name != UNSORTED and not path.name.startswith(".")]
+    if not folders:
+        raise TrainingError(f"{folder}: holds no folder of a component type, such as {folder}/R0402/ok/1.png")
+    return folders
+
+
+def train_each(
+    folders: list[Path], out: Path, plan: TrainingPlan, on_type: Callable[[TypeReport], None]
+) -> list[TypeReport]:
+    """Train an expert for each folder, named as the folder is. One that cannot be trained costs no other one.
+
+    An expert is kept if its pictures, its backbone and the plan are those of the earlier run that made it.
+    """
+    reports: list[TypeReport] = []
+    for folder in folders:
+        try:
+            report = _train_one(folder, out, plan)
+        except TrainingError as error:
+            report = TypeReport(folder.name, error=str(error))
+        reports.append(report)
+        on_type(report)
+    return reports
+
+
+def _train_one(folder: Path, out: Path, plan: TrainingPlan) -> TypeReport:
+    if (earlier := earlier_report(folder, out, plan)) is not None:
+        return earlier
+    key = _key_of(folder, out, plan)
+    report = train_classifier(folder, out, expert=folder.name, plan=plan)
+    draw_report(report, out / "reports")
+    taken = next(row for row in figures(report) if row["is_taken"])
+    replace_durably(out / "reports" / f"{folder.name}.json", json.dumps({"key": key, "figures": taken}) + "\n")
+    return TypeReport(folder.name, taken)
+
+
+def earlier_report(folder: Path, out: Path, plan: TrainingPlan) -> TypeReport | None:
+    """Return the report of an earlier run whose expert this one would make again. Raises TrainingError."""
+    earlier = _earlier(out / "reports" / f"{folder.name}.json")
+    if earlier.get("key") != _key_of(folder, out, plan) or not _is_whole(out, folder.name):
+        return None
+    return TypeReport(folder.name, earlier["figures"], is_kept=True)
+
+
+def _key_of(folder: Path, out: Path, plan: TrainingPlan) -> str:
+    """Return a digest of all that an expert depends on. Raises TrainingError."""
+    known = load_backbone(out / "catalog.yaml", plan.backbone)
+    digest = hashlib.sha256(repr((replace(plan, backbone=None), known and known.entry.sha256)).encode())
+    for file in pictures_of(folder):
+        digest.update(str(file.relative_to(folder)).encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def pictures_of(folder: Path) -> list[Path]:
+    """Return the files of a component type that an expert learns from."""
+    return sorted(file for file in folder.glob("*/*") if file.suffix.lower() in SUFFIXES)
+
+
+def _is_whole(out: Path, expert: str) -> bool:
+    """Return True if the catalog has the expert, and its file is what the entry says."""
+    entry = read_entries(out / "catalog.yaml").get(expert)
+    file = out / entry.file if entry is not None else out
+    return entry is not None and file.is_file() and file_sha256(file) == entry.sha256
+
+
+def _earlier(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

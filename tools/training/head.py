@@ -1,0 +1,122 @@
+"""Trains heads on a backbone's features: scores per label, or a bank of what good pictures look like."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from experts.catalog import CatalogEntry
+from experts.vision.architectures import ARCHITECTURES, layout_id
+from experts.vision.heads import patches_of
+from experts.weights import Block, write_weights
+from tools.training import TrainingError
+
+#: Weight decay of a linear head, on features divided by their spread and the root of their number.
+_DECAY = 1e-3
+_STEPS = 100
+#: A bank's file is about so large, and has as many patches for each place as fit, within these limits.
+_BANK_BYTES, _LEAST_PATCHES, _MOST_PATCHES = 1_000_000, 8, 64
+#: Without defective pictures: so many standard deviations above the distance of good ones an image is no longer good.
+_UNUSUAL = 3.0
+
+
+def fit_linear(features: torch.Tensor, targets: torch.Tensor, classes: int) -> dict[str, torch.Tensor]:
+    """Return `weight` (classes, F) and `bias` of a logistic regression on features (N, F); labels weigh the same."""
+    mean, spread = features.mean(0), features.std(0)
+    scale = 1 / ((spread + 1e-3 * features.std() + 1e-6) * features.shape[1] ** 0.5)
+    inputs = (features - mean) * scale
+    weight = torch.zeros(classes, features.shape[1], requires_grad=True)
+    bias = torch.zeros(classes, requires_grad=True)
+    counts = torch.bincount(targets, minlength=classes).clamp_min(1)
+    weighing = len(targets) / classes / counts
+    optimiser = torch.optim.LBFGS([weight, bias], max_iter=_STEPS, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimiser.zero_grad()
+        value = functional.cross_entropy(functional.linear(inputs, weight, bias), targets, weight=weighing)
+        value = value + _DECAY * weight.square().sum()
+        value.backward()
+        return value
+
+    optimiser.step(loss)
+    with torch.no_grad():
+        folded = weight * scale
+        return {"weight": folded, "bias": bias - folded @ mean}
+
+
+def fit_bank(features: torch.Tensor, channels: int) -> dict[str, torch.Tensor]:
+    """Return `bank` and `scale` (BankHead) of good pictures' features (N, F), whose map has so many channels.
+
+    Of each place's patches a coreset is kept: one after the other the patch that is farthest from those kept so far.
+    """
+    places = (features.shape[1] - 2 * channels) // channels
+    patches = patches_of(features, places, channels)
+    scale = patches.std((0, 1)) + 1e-5
+    patches = patches / scale
+    count = min(max(_BANK_BYTES // (4 * places * channels), _LEAST_PATCHES), _MOST_PATCHES, patches.shape[1])
+    chosen = torch.zeros(places, count, dtype=torch.int64)
+    nearest = torch.full(patches.shape[:2], torch.inf)
+    rows = torch.arange(places)
+    for number in range(count):
+        if number:
+            chosen[:, number] = nearest.argmax(1)
+        newest = patches[rows, chosen[:, number]]
+        nearest = torch.minimum(nearest, (patches - newest[:, None]).square().sum(2))
+    return {"bank": patches.gather(1, chosen[..., None].expand(-1, -1, channels)), "scale": scale}
+
+
+def bank_odds(distances: torch.Tensor, is_bad: torch.Tensor, bad: int) -> torch.Tensor:
+    """Return `odds` of a BankHead from the distances (N,) of pictures that the bank does not hold."""
+    good = distances[~is_bad]
+    deviation = float(good.std(unbiased=False)) + 1e-6
+    centre, spread = float(good.mean()) + _UNUSUAL * deviation, deviation
+    if bool(is_bad.any()):
+        line = fit_linear(distances[:, None], is_bad.long(), 2)
+        slope = float(line["weight"][1] - line["weight"][0])
+        if slope > 0:
+            centre, spread = float(line["bias"][0] - line["bias"][1]) / slope, 1 / slope
+    return torch.tensor([centre, spread, float(bad)])
+
+
+def write_head(
+    kind: str,
+    tensors: dict[str, torch.Tensor],
+    backbone: CatalogEntry,
+    classes: Sequence[str],
+    out: Path,
+    *,
+    expert: str,
+    origin: str,
+) -> dict[str, Any]:
+    """Write `out/EXPERT.safetensors`, and return the catalog's entry."""
+    architecture, size = ARCHITECTURES[backbone.architecture], backbone.input_size
+    form = {"dtype": "float32", "memory_format": "contiguous", "head": kind}
+    metadata = {
+        "architecture": backbone.architecture,
+        "classes": json.dumps(list(classes)),
+        "input_size": str(size),
+        "normalisation": architecture.normalisation,
+        **form,
+        "layout": layout_id(architecture, len(classes), size, *form.values()),
+        "origin": origin,
+        "backbone": backbone.sha256,
+    }
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        raise TrainingError(f"{expert}: the training gave weights that are not finite numbers; use other pictures")
+    blocks = [
+        Block(name, "F32", tuple(tensor.shape), tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+        for name, tensor in tensors.items()
+    ]
+    file = out / f"{expert}.safetensors"
+    return {
+        "architecture": backbone.architecture,
+        "file": file.name,
+        "classes": list(classes),
+        "input_size": size,
+        "normalisation": architecture.normalisation,
+        "sha256": write_weights(file, blocks, metadata),
+        "backbone": {"file": backbone.file, "sha256": backbone.sha256},
+    }

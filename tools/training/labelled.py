@@ -1,0 +1,170 @@
+"""Reads folders of labelled pictures, and refuses by name what nothing can be learned from."""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from daemon.units import count_text
+from experts.errors import ImageError
+from experts.vision.preprocess import decode, to_square
+from tools.training import TrainingError
+from tools.training.fit import Pictures, Targets
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}
+#: The folder of undecided pictures, by component: a network learns nothing from its own answers.
+UNSORTED = "unsorted"
+DIGEST_BYTES = 8
+_MAX_LABEL = 128
+_AT_LEAST = {1: "one at least", 2: "two at least"}
+#: Names of the label that passes, if a folder is not told another.
+_GOOD_NAMES = ("ok", "good", "pass")
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledPictures:
+    """Pictures (N, S, S, 3) uint8 RGB with their labels' numbers and files.
+
+    `good` is the number of the label that passes, None if no label is named so; `side` is the longer side of a picture
+    before it was made square, in pixels (the median); `digests` tell pictures apart, whatever their files.
+    """
+
+    labels: tuple[str, ...]
+    pictures: Pictures
+    targets: Targets
+    files: tuple[Path, ...]
+    digests: tuple[bytes, ...]
+    good: int | None
+    side: float
+
+    def counts(self) -> dict[str, int]:
+        return {label: int((self.targets == number).sum()) for number, label in enumerate(self.labels)}
+
+
+def read_labelled(
+    folder: Path, input_size: int, *, min_labels: int = 2, good: str | None = None
+) -> tuple[LabelledPictures, list[str]]:
+    """Read `folder/LABEL/*.png`, and return warnings. Raises TrainingError."""
+    labels, passes = _labels(folder, min_labels, good)
+    reader = _Reader(input_size)
+    for number, label in enumerate(labels):
+        files = sorted(path for path in (folder / label).iterdir() if path.suffix.lower() in SUFFIXES)
+        if len(files) < 2:
+            raise TrainingError(
+                f"{folder / label}: holds {count_text(len(files), 'image')}, two at least are needed (png, jpg, bmp,"
+                " tif)"
+            )
+        for file in files:
+            reader.add(file, number)
+    warnings = reader.warnings
+    if len(set(reader.sizes)) > 1:
+        least, most = (f"{width} x {height}" for width, height in (min(reader.sizes), max(reader.sizes)))
+        warnings.append(f"{folder}: pictures from {least} to {most} pixels are all made {input_size} x {input_size}")
+    return LabelledPictures(
+        labels=tuple(labels),
+        pictures=np.stack(reader.squares),
+        targets=np.array([number for _, number in reader.first_of.values()]),
+        files=tuple(file for file, _ in reader.first_of.values()),
+        digests=tuple(reader.first_of),
+        good=None if passes is None else labels.index(passes),
+        side=float(np.median([max(size) for size in reader.sizes])),
+    ), warnings
+
+
+def _labels(folder: Path, min_labels: int, good: str | None) -> tuple[list[str], str | None]:
+    """Return the labels of a folder, and the one that passes. Raises TrainingError."""
+    folders = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    labels = sorted(path.name for path in folders if not path.name.startswith("."))
+    if len(labels) < min_labels:
+        raise TrainingError(
+            f"{folder}: expected a subfolder of images for each label, {_AT_LEAST[min_labels]}; found {labels}"
+        )
+    by_lower: dict[str, str] = {}
+    for label in labels:
+        other = by_lower.setdefault(label.casefold(), label)
+        if other != label:
+            raise TrainingError(
+                f"{folder}: the labels {other} and {label} differ only in case: make one folder of them"
+            )
+    if long := [label for label in labels if len(label) > _MAX_LABEL]:
+        raise TrainingError(f"{folder / long[0]}: a label has at most {_MAX_LABEL} characters: rename the folder")
+    passing = [label for label in labels if label.casefold() in _GOOD_NAMES]
+    if good is None and len(passing) > 1:
+        raise TrainingError(f"{folder}: {' and '.join(passing)} both sound as if they pass: name one with --good")
+    if good is not None and good not in labels:
+        raise TrainingError(f"{folder}: has no label {good} (--good); it has {', '.join(labels)}")
+    return labels, good or next(iter(passing), None)
+
+
+class _Reader:
+    """Pictures by their digests, each once: its file and its label's number."""
+
+    def __init__(self, input_size: int) -> None:
+        self._input_size = input_size
+        self.first_of: dict[bytes, tuple[Path, int]] = {}
+        self.squares: list[np.ndarray] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.warnings: list[str] = []
+
+    def add(self, file: Path, label: int) -> None:
+        """Read a picture. Raises TrainingError if it cannot be read, or is there under another label."""
+        try:
+            pixels = decode(file.read_bytes(), "image", None)
+        except ImageError as error:
+            raise TrainingError(f"{file}: {error.reason}; take it out of the folder") from error
+        except OSError as error:
+            raise TrainingError(f"{file}: {error.strerror or error}") from error
+        digest = hashlib.sha256(pixels.tobytes()).digest()[:DIGEST_BYTES]
+        first, other = self.first_of.setdefault(digest, (file, label))
+        if other != label:
+            raise TrainingError(f"{first} and {file} are the same picture under two labels: delete the wrong one")
+        if first != file:
+            self.warnings.append(f"{file} is the same picture as {first.name}, and is left out")
+            return
+        self.sizes.append((pixels.shape[1], pixels.shape[0]))
+        self.squares.append(to_square(pixels, "classify", self._input_size))
+
+
+def held_back(data: LabelledPictures, share: float) -> np.ndarray:
+    """Return a mask of the pictures of each label that a backbone does not learn from, one of three or more at least.
+
+    They are of the same boards in every folder, as far as files are named by boards.
+    """
+    order = [hashlib.sha256(board.encode()).digest() for board in map(board_of, data.files)]
+    mask = np.zeros(len(order), bool)
+    for target in np.unique(data.targets):
+        places = sorted(np.nonzero(data.targets == target)[0].tolist(), key=lambda place: order[place])
+        mask[places[: max(round(len(places) * share), int(len(places) > 2))]] = True
+    return mask
+
+
+def board_of(file: Path) -> str:
+    """Return a picture's board, as `coserve camera` and `coserve dataset export` name files:
+    SERIAL.DESIGNATOR.png and NUMBER-SERIAL.png. Pictures named otherwise are each of a board of its own.
+    """
+    if (numbered := re.fullmatch(r"\d+-(.+)", file.stem)) is not None:
+        return numbered[1]
+    return file.name.split(".")[0] if file.name.count(".") > 1 else f"{file.parent.name}/{file.name}"
+
+
+def folds(data: LabelledPictures, count: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Yield a mask of the pictures that each fold holds out; labels are spread evenly.
+
+    Pictures of one board are never on both sides.
+    """
+    boards = list(map(board_of, data.files))
+    members: dict[str, list[int]] = {}
+    for place in rng.permutation(len(boards)):
+        members.setdefault(boards[place], []).append(int(place))
+    held = np.zeros((count, len(data.labels)), np.int64)
+    fold_of = np.zeros(len(boards), np.int64)
+    for places in sorted(members.values(), key=len, reverse=True):
+        labels = data.targets[places]
+        fold = int(np.argmin(held[:, labels].sum(1)))
+        held[fold] += np.bincount(labels, minlength=len(data.labels))
+        fold_of[places] = fold
+    for fold in range(count):
+        yield fold_of == fold
