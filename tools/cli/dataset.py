@@ -8,7 +8,7 @@ import typer
 
 from daemon.units import count_text
 from tools.cli.results import VerdictOption
-from tools.dataset import Format, ReadFormat
+from tools.dataset import Format
 from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, exit_on, fail, print_json, print_table
 from tools.terminal.option_values import Commands, shift_option, since_option, time_window, until_option
 
@@ -75,8 +75,10 @@ def export_dataset(
 
 @dataset_app.command("import")
 def import_dataset(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="annotations.json, tasks.json, annotations.xml …")],
-    form: Annotated[ReadFormat, typer.Option("--format", help="Its format.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="annotations.json, tasks.json, annotations.xml, data.yaml, a folder.")
+    ],
+    form: Annotated[Format, typer.Option("--format", help="Its format.", show_default=False)],
     out: Out,
     images: Annotated[Path | None, typer.Option(metavar="DIR", help="Its pictures; default: images beside it.")] = None,
     as_json: AsJson = False,
@@ -85,8 +87,8 @@ def import_dataset(
 
     Example: coserve dataset import annotations.xml --format cvat --out training
     """
-    if not file.is_file():
-        fail(f"no file {file}", status=2)
+    if not (file.is_dir() if form == "folders" else file.is_file()):
+        fail(f"no {'folder' if form == 'folders' else 'file'} {file}", status=2)
     from tools.dataset.read import read_dataset
     from tools.dataset.write import write_dataset
     from tools.query.formats import os_errors_end

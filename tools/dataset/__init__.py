@@ -1,9 +1,8 @@
-"""Data sets: pictures of a line as folders, YOLO, COCO, Label Studio and CVAT; the last three are also read.
+"""Data sets: pictures as folders, YOLO, COCO, Label Studio and CVAT, written and read.
 
 `stored` selects pictures of a line; `write` and `read` know the formats. Nothing here has options of commands.
 """
 
 from typing import Literal
 
-ReadFormat = Literal["coco", "label-studio", "cvat"]
-Format = Literal["folders", "yolo", ReadFormat]
+Format = Literal["folders", "yolo", "coco", "label-studio", "cvat"]

@@ -1,6 +1,7 @@
 """Reads data sets of other programs. Every problem is a DatasetError that names the file and the picture's number."""
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -9,9 +10,10 @@ from urllib.parse import unquote
 from xml.etree import ElementTree as ET
 
 from experts.errors import ImageError
-from tools.dataset import ReadFormat
+from tools.dataset import Format
 from tools.dataset.write import DatasetError, LabelledBox, Picture, file_name, read_picture
-from tools.training.labelled import board_of
+from tools.training import TrainingError
+from tools.training.labelled import SUFFIXES, UNSORTED, board_of
 
 #: How far a box may reach beyond the edge of its picture, pixels: programs round.
 _ROUNDING = 1.0
@@ -21,17 +23,21 @@ _MISTAKES = (
 )
 #: What the server of Label Studio puts before the name of an uploaded file.
 _UPLOADED = "^[0-9a-f]{8}-"
+#: Folders that name no component type.
+_SIDES = ("images", "train", "val", "test", UNSORTED)
 #: A picture's name, its label, and its boxes; None if nobody has looked for any.
 _Named = tuple[str, str | None, list[LabelledBox] | None]
 
 
-def read_dataset(file: Path, form: ReadFormat, images: Path | None = None) -> list[Picture]:
+def read_dataset(file: Path, form: Format, images: Path | None = None) -> list[Picture]:
     """Read the data set that `file` describes; its pictures lie in `images`, or the folder `images` beside it.
 
+    Of `folders`, `file` is the folder itself, and of `yolo` pictures lie anywhere beside `data.yaml`.
     Boxes that a program proposed count as drawn: a person has looked at the data set. Raises DatasetError.
     """
-    folder, pictures = images or file.parent / "images", list[Picture]()
-    reader = {"coco": _coco, "label-studio": _label_studio, "cvat": _cvat}[form]
+    default = {"folders": file, "yolo": file.parent}.get(form, file.parent / "images")
+    folder, pictures = images or default, list[Picture]()
+    reader = {"folders": _folders, "yolo": _yolo, "coco": _coco, "label-studio": _label_studio, "cvat": _cvat}[form]
     try:
         for named in reader(file, folder):
             pictures.append(_picture(folder, *named))
@@ -54,7 +60,34 @@ def _picture(folder: Path, name: str, label: str | None, boxes: list[LabelledBox
             raise ValueError(f"the box {kind} ({shown}) is not in {file}, which has {width} x {height} pixels")
     stem = re.sub(rf"{_UPLOADED}(?=\d+-)", "", file.stem)  # or no board would have two pictures
     board = board_of(file.with_stem(stem))
-    return Picture(file, file_name(stem), PurePosixPath(name).parent.name, board, label, boxes)
+    *_, above, parent = ("", "", *PurePosixPath(name).parts[:-1])
+    component = above if parent == label else parent if parent not in _SIDES else ""
+    return Picture(file, file_name(stem), component, board, label, boxes)
+
+
+def _folders(_: Path, folder: Path) -> Iterator[_Named]:
+    for file in sorted(each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES):
+        first, *rest = file.relative_to(folder).parts
+        if not rest:
+            raise ValueError(f"{first} lies in no folder that is named by its label")
+        yield file.relative_to(folder).as_posix(), None if first == UNSORTED else file.parent.name, None
+
+
+def _yolo(file: Path, folder: Path) -> Iterator[_Named]:
+    from tools.training.photographs import read_yolo_data
+
+    try:
+        data = read_yolo_data(file)
+    except TrainingError as error:  # names the file and the line
+        raise DatasetError(str(error)) from error
+    for picture in (*data.train, *data.held_out):
+        _, _, width, height = read_picture(picture.file)
+        boxes = picture.boxes * (width, height, width, height, 1)
+        yield (
+            Path(os.path.relpath(picture.file, folder)).as_posix(),
+            None,
+            [LabelledBox(data.classes[int(kind)], x1, y1, x2, y2) for x1, y1, x2, y2, kind in boxes.tolist()],
+        )
 
 
 def _coco(file: Path, _: Path) -> Iterator[_Named]:

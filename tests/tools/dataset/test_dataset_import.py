@@ -266,6 +266,52 @@ def test_what_an_export_wrote_comes_back_as_it_was(tmp_path: Path) -> None:
         assert form == "coco" or [each.label for each in again] == [each.label for each in pictures]
 
 
+def test_a_yolo_data_set_comes_back_with_its_boxes_and_both_of_its_sides(tmp_path: Path) -> None:
+    from tools.dataset.read import read_dataset
+
+    imported(a_dataset(tmp_path / "in", "cvat", CVAT), "cvat", tmp_path / "yolo")
+    pictures = sorted(read_dataset(tmp_path / "yolo" / "data.yaml", "yolo"), key=lambda each: each.stem)
+    assert [(each.component, each.stem, each.board, each.label) for each in pictures] == [
+        ("R0402", "1-S1", "S1", None),
+        ("R0402", "2-S2", "S2", None),
+        ("R0402", "3-S3", "S3", None),
+    ]
+    assert [[box.label for box in each.boxes or ()] for each in pictures] == [["bridge"], [], []]
+    assert (pictures[0].boxes or [])[0][1:5] == pytest.approx((8, 6, 40, 36), abs=1e-4)
+    imported(tmp_path / "yolo" / "data.yaml", "yolo", tmp_path / "again")
+    first, second = (read_yolo_data(tmp_path / name / "data.yaml") for name in ("yolo", "again"))
+    assert [each.file.name for each in first.train] == [each.file.name for each in second.train]
+
+
+def test_a_yolo_data_set_that_is_wrong_or_climbs_is_named(tmp_path: Path) -> None:
+    imported(a_dataset(tmp_path / "in", "cvat", CVAT), "cvat", tmp_path / "yolo")
+    label = next((tmp_path / "yolo").rglob("1-S1.txt"))
+    label.write_text("7 0.5 0.5 0.1 0.1\n", encoding="utf-8")
+    said = imported(tmp_path / "yolo" / "data.yaml", "yolo", tmp_path / "out", status=1)
+    assert f"{label}:1: expected `class x y width height` with a class from 0 to 0" in said
+    label.write_text("0 0.5 0.5 0.1 0.1\n", encoding="utf-8")
+    (other := tmp_path / "other").mkdir()
+    (file := other / "data.yaml").write_text(
+        (tmp_path / "yolo" / "data.yaml").read_text().replace("images", "../yolo/images")
+    )
+    assert "leads out of" in imported(file, "yolo", tmp_path / "out", status=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_of_labels_come_back_and_a_picture_without_a_label_is_named(tmp_path: Path) -> None:
+    pixels = np.full((60, 80, 3), 90, np.uint8)
+    names = ("R0402/ok/1-S1.png", "R0402/bridge/2-S2.png", "unsorted/R0402/3-S3.png")
+    for name in names:
+        (file := tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(file), pixels)
+    imported(tmp_path / "in", "folders", tmp_path / "out")
+    assert {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.png")} == set(names)
+    cv2.imwrite(str(tmp_path / "in" / "stray.png"), pixels)
+    said = imported(tmp_path / "in", "folders", tmp_path / "again", status=1)
+    assert "stray.png lies in no folder that is named by its label" in said
+    assert "no folder" in imported(tmp_path / "none", "folders", tmp_path / "again", status=2)
+
+
 @pytest.mark.parametrize("form", ["yolo", "coco"])
 def test_a_picture_whose_boxes_lie_outside_of_it_is_no_example_of_a_good_one(tmp_path: Path, form: Any) -> None:
     from tools.dataset.read import read_dataset
