@@ -220,7 +220,7 @@ def test_a_benchmark_whose_line_does_not_start_ends_in_a_sentence(monkeypatch: p
         done = coserve("bench", "fairness", "--rounds", "1", "--kind", "junk")
     assert done.returncode == 1
     last_lines = done.stderr.removeprefix("runs\n")  # of the progress
-    assert last_lines.startswith("coserve: the daemon did not start")
+    assert last_lines.startswith("coserve: `coserve run ")
     assert "Address already in use" in done.stderr
     assert "Traceback" not in done.stderr
 
