@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from experts.vision.architectures import ARCHITECTURES, YOLO_STRIDE_PIXELS
 from experts.vision.networks import build_original
@@ -139,7 +140,9 @@ class _Run:
         matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
         vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": _WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
-        self._optimizer = torch.optim.AdamW(groups, lr=effort.learning_rate, betas=_BETAS)
+        self._optimizer = torch.optim.AdamW(groups, lr=effort.learning_rate, betas=_BETAS, fused=True)
+        followed = zip(self.average.state_dict().values(), model.state_dict().values(), strict=True)
+        self._followed = [pair for pair in followed if pair[0].dtype.is_floating_point]
 
     def steps(self) -> Iterator[Progress]:
         """Train until the effort is spent; time that the caller takes between steps is not counted."""
@@ -183,12 +186,8 @@ class _Run:
     def _follow(self) -> None:
         """Move the average towards the trained weights: quickly at first, then over some thousand steps."""
         keep = min(_EMA_DECAY, (1 + self._step) / (10 + self._step))
-        trained = self.model.state_dict()
-        for name, value in self.average.state_dict().items():
-            if value.dtype.is_floating_point:
-                value.mul_(keep).add_(trained[name], alpha=1 - keep)
-            else:
-                value.copy_(trained[name])
+        averages, trained = zip(*self._followed, strict=True)
+        get_ema_multi_avg_fn(keep)(averages, trained, self._step)
 
 
 def collate(samples: Sequence[Sample], size: int) -> dict[str, torch.Tensor]:

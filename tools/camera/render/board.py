@@ -21,7 +21,7 @@ from tools.camera.render.solder import (
     marks_of,
 )
 from tools.camera.render.substrate import bare_board
-from tools.camera.render.surface import Floats, Layer, Light
+from tools.camera.render.surface import Floats, Layer, Light, channels
 
 PixelArray = NDArray[np.uint8]
 
@@ -123,7 +123,7 @@ def _place_part(canvas: Floats, part: PartType, place: PartPlace, condition: Con
     shadow = _shadow(shown[..., 3], light, height)
     for sprite in (ground.shown(), shadow, shown, top.shown()) if bridges else (ground.shown(), shadow, shown):
         turned = np.rot90(sprite, place.quarter_turns)
-        window *= 1 - turned[..., 3:]
+        window *= channels(1 - turned[..., 3], 3)
         window += turned[..., :3]
     return bridges
 

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from tools.camera.render.layouts import BoardType, PartPlace
 from tools.camera.render.parts import PartType, part_types
-from tools.camera.render.surface import Floats
+from tools.camera.render.surface import Floats, channels
 
 Mask = NDArray[np.uint8]
 _SUB = 3  # three fractional bits in the coordinates OpenCV draws at
@@ -35,7 +35,7 @@ def bare_board(board: BoardType, unit: np.random.Generator) -> Floats:
 
 
 def _lay(image: Floats, mask: Mask, colour: Floats, opacity: float) -> None:
-    cover = (mask.astype(np.float32) * (opacity / 255))[..., None]
+    cover = channels(mask.astype(np.float32) * (opacity / 255), 3)
     image *= 1 - cover
     image += cover * colour.astype(np.float32)
 

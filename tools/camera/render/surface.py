@@ -85,11 +85,11 @@ class Layer:
 
     def paint(self, patch: Patch, colour: Floats | Colour, opacity: float = 1) -> None:
         """Lay a colour, uniform or per pixel of the patch, over what is there."""
-        cover = (patch.mask * opacity)[..., None]
+        cover = patch.mask * opacity
         target = self.pixels[patch.rows, patch.columns]
-        target *= 1 - cover
-        target[..., :3] += cover * np.asarray(colour, np.float32)
-        target[..., 3:] += cover
+        target *= channels(1 - cover, 4)
+        tinted = channels(cover, 3) * np.asarray(colour, np.float32)
+        target += cv2.merge([*cv2.split(tinted), cover])
 
     def moved(self, dx: float, dy: float, angle_deg: float) -> None:
         """Turn the picture about the part's centre (counter-clockwise) and move it by board pixels."""
@@ -102,6 +102,11 @@ class Layer:
         """The picture at board resolution, (side, side, 4)."""
         size = (self.side_px, self.side_px)
         return cv2.resize(self.pixels, size, interpolation=cv2.INTER_AREA).astype(np.float32)
+
+
+def channels(mask: Floats, count: int) -> Floats:
+    """Return (h, w) as (h, w, count): numpy takes several times as long to spread a mask while it multiplies."""
+    return cv2.merge([mask] * count).astype(np.float32, copy=False)
 
 
 def scaled(colour: Colour, gain: float) -> Colour:
