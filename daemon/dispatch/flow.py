@@ -69,12 +69,13 @@ class Chains:
     def head(self, request_id: RequestId) -> ExpertSpec | None:
         """Return the head that judges an image's current step; None if a whole network does.
 
-        A newer version on the same backbone takes over at once; else the one remains with which the image was queued.
+        A newer version of the same family takes over at once; else the one remains with which the image was queued.
         """
         image = self._images[request_id]
         newest = self.catalog.get(ExpertId(image.step.expert))
-        is_newer = image.head is not None and newest is not None and newest.backbone == image.head.backbone
-        return newest if is_newer else image.head
+        if image.head is None or newest is None or newest.resident.expert != image.head.resident.expert:
+            return image.head
+        return newest  # by name, for the slot has what the catalog says now: another file, another normalisation
 
     def admit(self, accepted: Accepted) -> Request | Outcome:
         """Return an image's first request, or its end if the rules that its board opened with cannot route it."""

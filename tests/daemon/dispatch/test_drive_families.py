@@ -74,6 +74,20 @@ def test_images_of_heads_that_move_to_another_backbone_are_judged_there():
     assert len(line.outcomes) == 12
 
 
+def test_images_that_wait_are_judged_on_the_backbone_as_the_new_catalog_has_it():
+    """Its file was moved, or its normalisation was corrected: its name stays."""
+    specs = []
+    line = a_line(catalog=FAMILY, load_s=5.0, answer=lambda spec, image: specs.append(spec) or says()(spec, image))
+    line.accept(*a_mix(12))
+    line.turn()
+    moved = replace(a_spec("line@1", sha256="1" * 64), classes=(), mean=(0.5, 0.5, 0.5))
+    catalog = {name: replace(spec, backbone=moved) if spec.backbone else spec for name, spec in FAMILY.items()}
+    line.drive.reload_later(catalog, routes())
+    line.run()
+    assert {spec.backbone for spec in specs if spec.expert in ("A1", "A2", "B")} == {moved}
+    assert len(line.outcomes) == 12
+
+
 def test_an_expert_that_becomes_a_head_loses_no_image():
     line = a_line(load_s=5.0)
     line.accept(*a_mix(12))
