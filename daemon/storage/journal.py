@@ -100,7 +100,10 @@ class Journal:
         self._end = 0
         self._active_path = folder
         make_folder(folder)
-        self._sizes = {number: segment_file(folder, number).stat().st_size for number in self._numbers()}
+        self._sizes: dict[int, int] = {}
+        for number in self._numbers():
+            with suppress(FileNotFoundError):  # the daemon drops segments while another process opens its journal
+                self._sizes[number] = segment_file(folder, number).stat().st_size
         self._active = max(self._sizes, default=0)
 
     @property
