@@ -60,12 +60,16 @@ class ShadowJudge:
         if expert in self.problems or self._versions.get(expert) != image["version"]:
             return about
         try:
-            return about | self._infer(image)
+            answer = about | self._infer(image)
         except (JournalError, ImageError):  # its bytes are gone: its verdict is older
             return about
         except Exception as error:  # noqa: BLE001  no answer of this version can be trusted
             self.problems[expert] = str(error) or type(error).__name__
-            return about | {"problem": self.problems[expert]}
+        else:
+            if len(json.dumps(answer)) <= MAX_MESSAGE_BYTES:
+                return answer
+            self.problems[expert] = f"it found {len(answer['boxes'])} boxes in an image: lower its max_detections"
+        return about | {"problem": self.problems[expert]}
 
     def _infer(self, image: dict[str, Any]) -> dict[str, Any]:
         spec, shape = self._specs[ExpertId(image["expert"])], image["shape"]
