@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from daemon.storage.decided_pictures import Decided, DecidedPicture, decided_pictures, decided_question, learned_files
 from daemon.units import utc_text
+from experts.catalog import CatalogEntry
 from experts.catalog_edit import add_to_catalog
 from experts.durable import replace_durably
 from experts.errors import ImageError
@@ -181,10 +182,13 @@ def _pictures_in(training: Path) -> list[Path]:
 
 def _offer_backbone(line: ExpertsLine, in_service: ExpertSpec, catalog: Path) -> None:
     """Write the backbone of the version in service into `catalog`; without one, the line's last backbone, if any."""
-    own = in_service.backbone.sha256 if in_service.backbone is not None else None
-    entries = entries_in_force(line.experts()).items()
-    backbones = [(name, entry) for name, entry in entries if not entry.classes and own in (None, entry.sha256)]
-    for name, entry in backbones[-1:]:
+    own, entries = in_service.backbone, entries_in_force(line.experts())
+    backbones: list[tuple[str, CatalogEntry]] = [(name, each) for name, each in entries.items() if not each.classes]
+    if own is not None and all(each.sha256 != own.sha256 for _, each in backbones):
+        head = entries[in_service.expert]  # which kept its own when the line got a newer one
+        same = {name: getattr(head, name) for name in ("architecture", "input_size", "normalisation")}
+        backbones = [(own.expert, CatalogEntry(**same, file=str(own.file), sha256=own.sha256))]
+    for name, entry in [each for each in backbones if own is None or each[1].sha256 == own.sha256][-1:]:
         moved = entry.moved_from(line.versions.folder)
         add_to_catalog(catalog, name, moved.model_dump(mode="json", exclude_defaults=True))
 
