@@ -25,6 +25,9 @@ LINEAR, BANK = "linear", "bank"
 #: Files of heads are read as a whole; a larger one is cut off, and fails the check of its digest.
 _MAX_HEAD_BYTES = 64 << 20
 _DTYPES = {"F32": torch.float32, "F16": torch.float16}
+#: A head waits so long while another is read, once. Its batch must not hang with a disk, for then all heads count as
+#: hung, and their backbone is not used again.
+_PATIENCE_S = 10.0
 
 
 class Head(Protocol):
@@ -38,7 +41,7 @@ class Heads:
 
     def __init__(self) -> None:
         self._heads: dict[ExpertId, tuple[ExpertSpec, Head]] = {}
-        self._lock = threading.Lock()
+        self._lock, self._is_stuck = threading.Lock(), False
 
     def get(self, spec: ExpertSpec, backbone: ExpertSpec) -> Head:
         """Return the head of `spec` for the features of `backbone`. Raises ExpertError."""
@@ -49,10 +52,16 @@ class Heads:
         known = self._heads.get(spec.expert)
         if known is not None and known[0] == spec:
             return known[1]
-        with self._lock:  # of several executors one reads
+        if not self._lock.acquire(timeout=0.0 if self._is_stuck else _PATIENCE_S):  # of several executors one reads
+            self._is_stuck = True
+            raise ExpertError(spec.expert, "is not loaded: the disk does not answer; see to it", spec.file)
+        try:
             known = self._heads.get(spec.expert)
             if known is None or known[0] != spec:
                 known = self._heads[spec.expert] = spec, read_head(spec)
+        finally:
+            self._is_stuck = False
+            self._lock.release()
         return known[1]
 
     def answers(

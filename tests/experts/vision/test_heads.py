@@ -1,6 +1,7 @@
 """Heads on a shared backbone: one batch for many component types, each answer from its own small file."""
 
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve
 from experts.catalog_edit import add_to_catalog
 from experts.errors import ExpertError
 from experts.spec import Answer, ExpertId, ExpertSpec
+from experts.vision import heads
 from experts.vision.infer import infer, infer_each
 from experts.vision.networks import Backbone
 from experts.vision.preprocess import fit
@@ -127,6 +129,30 @@ def test_a_damaged_head_costs_its_own_images_only(folder: Path):
     assert "CE6.safetensors: its contents changed" in str(lost)
     with pytest.raises(ExpertError, match="CE6"):
         infer(loaded(good), IMAGES[:1], spec)
+
+
+def test_a_disk_that_does_not_answer_holds_up_one_batch_and_no_head_that_was_read_before(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+):
+    catalog, _ = read(written)
+    spec, other, known = (catalog[ExpertId(name)] for name in ("R0402", "QFP32", "CE6"))
+    begun, answers, backbone = threading.Event(), threading.Event(), spec.backbone
+    assert backbone is not None
+    all_heads, read_head = heads.Heads(), heads.read_head
+    all_heads.get(known, backbone)
+    monkeypatch.setattr(heads, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(heads, "read_head", lambda spec: begun.set() or (answers.wait(30.0) and read_head(spec)))
+    thread = threading.Thread(target=all_heads.get, args=(spec, backbone))
+    thread.start()
+    assert begun.wait(30.0)
+    for each in (spec, other):
+        with pytest.raises(ExpertError, match=f"expert {each.expert}: .*the disk does not answer"):
+            all_heads.get(each, backbone)
+    all_heads.get(known, backbone)
+    answers.set()
+    thread.join()
+    for each in (spec, other):
+        all_heads.get(each, backbone)
 
 
 def test_a_head_of_another_size_than_the_features_costs_its_own_images_only(folder: Path):
