@@ -63,10 +63,12 @@ _GOOD_PARTS_TIMEOUT_S = 1.0
 _SHOWN_S = 60.0
 _MAX_OFFERS = 20_000
 
-#: Detectors alone answer without a label.
+#: Detectors alone have boxes, or answer without a label.
 _CLASSES = """
 SELECT classes FROM stages JOIN expert_versions USING (expert, expert_version)
-WHERE inspection_id = :id AND label IS NULL ORDER BY step
+WHERE inspection_id = :id
+AND (label IS NULL OR step IN (SELECT detections.step FROM detections WHERE detections.inspection_id = :id))
+ORDER BY step
 """
 
 ImageId = Annotated[int, Path(ge=1, le=MAX_INTEGER)]

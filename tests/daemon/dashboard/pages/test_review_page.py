@@ -49,7 +49,7 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
     line.add_review(5, "fail", EVIL, defect="D500", note=EVIL)
     line.add_image(7, 1, "pass", image_path="images/2026-11-21/000000/1.png", component="BGA")
     line.add_stage(7, 0, expert="BGA")
-    line.add_stage(7, 1, expert="balls", label=None, confidence=None)
+    line.add_stage(7, 1, expert="balls", label=EVIL, confidence=0.9)
     line.add_version("BGA", classes='["ok", "tilted"]')
     line.add_version("balls", classes=json.dumps(["void", EVIL, "void"]))
     line.add_version("balls", expert_version="ffffffffffff", classes='["older"]')
