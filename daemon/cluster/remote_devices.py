@@ -5,6 +5,7 @@ the drive gives their images to others; later answers are dropped. A lost device
 of the loss before the return: no order for the old device reaches the new one.
 """
 
+import queue
 import socket
 import sys
 import threading
@@ -37,6 +38,8 @@ _PREFETCH_S = 10.0
 
 #: Called with the answer to an order, or None if its device is lost.
 OnAnswer = Callable[[dict[str, Any] | None], None]
+#: Messages that wait for a connection, each its head and its body; None ends them.
+_Outbox = queue.SimpleQueue[tuple[dict[str, Any], tuple[bytes, ...]] | None]
 
 
 class RemoteDevice:
@@ -244,8 +247,8 @@ class ClusterDevices:
         }
         # The process sends its end of a connection through this pair: both ends stay open here, for the next one.
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._line: socket.socket | None = None
-        self._sending = threading.Lock()
+        #: That of the present connection: the drive's thread posts too, and must not wait for the process to read.
+        self._outbox: _Outbox | None = None
         self._thread: threading.Thread | None = None
         self._log: Any = structlog.get_logger("cluster")
 
@@ -312,15 +315,18 @@ class ClusterDevices:
         self._theirs.close()
 
     def _post(self, head: dict[str, Any], body: tuple[bytes, ...] = ()) -> None:
-        with self._sending:
-            if self._line is None:
-                raise ConnectionError("the process that talks to the cluster is not running")
-            send(self._line, head, body)
+        outbox = self._outbox
+        if outbox is None:
+            raise ConnectionError("the process that talks to the cluster is not running")
+        outbox.put((head, body))
 
     def _run(self, drive: Drive) -> None:
         """Serve one connection after the other: each new process opens one."""
         while fds := socket.recv_fds(self._ours, 16, 1)[1]:
-            line = self._line = socket.socket(fileno=fds[0])
+            line, outbox = socket.socket(fileno=fds[0]), _Outbox()
+            sender = threading.Thread(target=self._send_all, args=(line, outbox), name="cluster sender", daemon=True)
+            sender.start()
+            self._outbox = outbox
             try:
                 for device in self._remote.values():
                     self._post({"do": "open", "device": device.name, "about": device.about()})
@@ -329,13 +335,23 @@ class ClusterDevices:
                         self._take(message[0], drive)
             except Exception as error:  # noqa: BLE001  the thread lives on, for the next process
                 self._log.warning("cluster_connection_lost", error=f"{type(error).__name__}: {error}")
-            line.shutdown(socket.SHUT_RDWR)  # so that no thread goes on sending
-            with self._sending:
-                self._line = None
-                line.close()
+            self._outbox = None
+            line.shutdown(socket.SHUT_RDWR)  # so that the sender does not go on
+            outbox.put(None)
+            sender.join()
+            line.close()
             for device in self._remote.values():
                 ended = "the process that talks to the cluster has ended; it is started again"
                 device.lost(ended if device.life else device.problem or ended, drive)
+
+    def _send_all(self, line: socket.socket, outbox: _Outbox) -> None:
+        """Send what is posted to one connection; end the connection if that fails, so that its reader notes it."""
+        try:
+            while (message := outbox.get()) is not None:
+                send(line, *message)
+        except Exception as error:  # noqa: BLE001  the next process gets a connection and a sender of its own
+            self._log.warning("cluster_message_not_sent", error=f"{type(error).__name__}: {error}")
+            line.shutdown(socket.SHUT_RDWR)
 
     def _take(self, message: dict[str, Any], drive: Drive) -> None:
         """Handle a message about one device, or about all of them."""

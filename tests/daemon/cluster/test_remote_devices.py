@@ -1,19 +1,25 @@
 """The daemon's side of a device on another PC: each order ends once, whatever happens to the device."""
 
+import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from daemon.cluster.remote_devices import RemoteDevice, RemoteExecutor, RemotePool
-from daemon.config.settings import Device
+from daemon.cluster.messages import receive, send
+from daemon.cluster.remote_devices import ClusterDevices, RemoteDevice, RemoteExecutor, RemotePool
+from daemon.config.settings import Device, load_config
 from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, ImageOrder, Unanswered
+from daemon.dispatch.simulated import SimulatedDevices
 from daemon.errors import DeviceLostError, is_device_error
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, RequestId
 from daemon.records import JournalKey, Pixels
 from daemon.storage.journal import JournalError
 from experts.errors import ExpertError
+from experts.spec import Answer, ExpertId
 from tests.daemon.dispatch.simulated_line import a_line, a_spec
 from tests.waiting import until
 
@@ -180,3 +186,63 @@ def test_a_report_that_is_not_about_these_images_is_an_error_of_its_device(resul
     assert {result.fault for result in report.results if isinstance(result, Unanswered)} == {"expert_failed"}
     assert "its worker sent no report" in (report.device_error or "")
     assert not report.is_lost
+
+
+class Process:
+    """The process behind the devices: it opens a connection, and reads no more than the test does."""
+
+    def __init__(self, cluster: ClusterDevices) -> None:
+        self.line, theirs = socket.socketpair()
+        (spec,) = cluster.children()
+        with socket.socket(fileno=socket.dup(spec.pass_fds[0])) as control:
+            socket.send_fds(control, [b"line"], [theirs.fileno()])
+        theirs.close()
+        self.stream = self.line.makefile("rb")
+
+    def next(self) -> tuple[dict[str, Any], bytes]:
+        message = receive(self.stream)
+        assert message is not None
+        return message
+
+    def end(self) -> None:
+        self.stream.close()
+        self.line.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[ClusterDevices]:
+    devices = {"pc2-cpu": {"host": "pc2", "device": "cpu", "expert_memory": 60}}
+    lines = {"rules": "r", "catalog": "c", "cluster": {"address": "127.0.0.1:1"}, "devices": devices}
+    (tmp_path / "coserve.yaml").write_text(yaml.safe_dump(lines), encoding="utf-8")
+    config = load_config(tmp_path / "coserve.yaml", {})
+    cluster = ClusterDevices(tmp_path / "coserve.yaml", config, SimulatedDevices(lambda *_: Answer("ok", 0.9)))
+    yield cluster
+    cluster.stop()
+
+
+def test_a_process_that_does_not_read_holds_up_no_order_and_ends_its_batches_when_it_ends(cluster: ClusterDevices):
+    line = a_line(budgets={"pc2-cpu": 60, "cpu": 60}, executors=["pc2-cpu", "cpu"])
+    pool = cluster.pool(PoolFacts(PoolId("pc2-cpu"), "cpu", 60, 1, host="pc2"))
+    facts, reports = ExecutorFacts(ExecutorId("pc2-cpu/0"), PoolId("pc2-cpu")), list[BatchReport]()
+    executor = cluster.executor(facts, pool, lambda _key: bytes(4 << 20), 1, lambda _key: None, 1 << 20)
+    executor.start(reports.append)
+    cluster.start(line.drive)
+    process = Process(cluster)
+    assert process.next()[0]["do"] == "open"
+    send(process.line, {"say": "found", "device": "pc2-cpu", "life": "first"})
+    until(lambda: line.turn() or cluster._remote["pc2-cpu"].problem is None)
+    image = ImageOrder(RequestId(1), JournalKey(1, 1, 1), Pixels())
+    executor.submit(BatchOrder(7, a_spec("A1"), (image,)))
+    process.line.recv(1, socket.MSG_PEEK)  # its bytes are on their way, and are more than the connection holds
+    orders = threading.Thread(target=lambda: (pool.unload(ExpertId("A1")), executor.give_up()), daemon=True)
+    orders.start()
+    orders.join(5.0)
+    held_up = orders.is_alive()
+    process.end()
+    until(lambda: reports)
+    assert not held_up
+    assert [report.is_lost for report in reports] == [True]
+    again = Process(cluster)
+    assert again.next()[0]["do"] == "open"
+    again.end()
+    assert executor.stop(5.0)
