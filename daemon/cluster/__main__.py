@@ -153,24 +153,25 @@ class RelayedDevice:
             if "missing" in answer:
                 with self._sending:  # another order may have sent them in the meantime
                     answer = json.loads(self._ray.get(again()))
-                    if missing := answer.get("missing"):
-                        for digest in missing:
-                            self._send_file(actor, digest, Path(head["files"][digest]))
-                        answer = json.loads(self._ray.get(again()))
+                    missing = answer.get("missing", [])
+                    sent = (self._send_file(actor, digest, Path(head["files"][digest])) for digest in missing)
+                    if missing:
+                        answer = next(filter(None, sent), None) or json.loads(self._ray.get(again()))
             if "missing" in answer:
-                answer = {"error": "the weights left the worker's cache before they were read: raise its --cache-size"}
+                message = "the weights left the worker's cache before they were read: raise its --cache-size"
+                answer = {"error": message, "is_device_error": True}
         except Exception as error:  # noqa: BLE001  one order failed, and the daemon must learn that it is over
             of_ray = self._ray.exceptions
             if isinstance(error, of_ray.RayError) and not isinstance(error, of_ray.RayTaskError):
                 if head["life"] == self._life:
                     self._lost.set()
                 return  # its process has ended, perhaps for lack of memory (no RayActorError): `lost` ends the order
-            answer = {"error": _text(error)}
+            answer = {"error": _text(error), "is_device_error": isinstance(error, of_ray.RayError)}
         answer = answer if isinstance(answer, dict) else {"error": f"its worker sent {answer!r:.80}"}
         self._say(answer | {"say": "answer", "device": self._name, "call": head["call"]})
 
-    def _send_file(self, actor: Any, digest: str, path: Path) -> None:
-        """Send a weights file in parts. Raises OSError if it cannot be read, or the worker refuses it."""
+    def _send_file(self, actor: Any, digest: str, path: Path) -> dict[str, Any] | None:
+        """Send a weights file in parts. Return the answer of a worker that refuses it. Raises OSError."""
         take = actor.take.options(concurrency_group="files")
         pending: list[Any] = []
         with path.open("rb") as file:
@@ -181,8 +182,11 @@ class RelayedDevice:
                 if len(pending) >= _WINDOW or offset == size:
                     for refusal in self._ray.get(pending):
                         if refusal:
-                            raise OSError(refusal)
+                            return json.loads(refusal)
                     pending.clear()
+        if offset == 0 or offset < size:
+            raise OSError(f"{path} has only {offset} bytes: restore the weights file")
+        return None
 
 
 def _text(error: BaseException) -> str:

@@ -12,7 +12,11 @@ from experts.weights import file_sha256
 
 
 class CacheError(Exception):
-    """A weights file was refused; the text says which and why."""
+    """A weights file was refused; the text says which and why. `is_altered`: its bytes are not those of its digest."""
+
+    def __init__(self, message: str, *, is_altered: bool = False) -> None:
+        self.is_altered = is_altered
+        super().__init__(message)
 
 
 class ExpertCache:
@@ -64,7 +68,17 @@ class ExpertCache:
             part.unlink()
             if not is_next:
                 raise CacheError(f"{digest[:12]} came in the wrong order")
-            raise CacheError(f"the bytes that arrived are {arrived[:12]}, not {digest[:12]}: restore the weights file")
+            message = f"the bytes that arrived are {arrived[:12]}, not {digest[:12]}: restore the weights file"
+            raise CacheError(message, is_altered=True)
+
+    def drop_altered(self, digests: Iterable[str]) -> list[str]:
+        """Delete files whose bytes are no longer those of their digest (a power cut, a bad disk); return `missing`."""
+        digests = list(dict.fromkeys(digests))
+        for digest in digests:
+            with suppress(OSError):
+                if file_sha256(self._path(digest)) != digest:
+                    self._path(digest).unlink()
+        return self.missing(digests)
 
     def _path(self, digest: str) -> Path:
         if not is_digest(digest):

@@ -218,7 +218,9 @@ class RemoteExecutor:
     ) -> BatchReport:
         name, times_s = self.facts.executor, (started_s, time.monotonic())
         reason = error = str(self._device.error()) if answer is None else None
-        if answer is not None and "report" in answer:
+        if answer is not None and answer.get("is_device_error"):
+            reason = error = str(answer.get("error"))
+        elif answer is not None and "report" in answer:
             experts = [image.head or order.spec for n, image in enumerate(order.images) if n not in faults]
             try:
                 report = checked_report(answer["report"], experts)

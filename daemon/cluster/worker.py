@@ -12,7 +12,7 @@ from pathlib import Path
 
 from daemon.cluster.expert_cache import CacheError, ExpertCache
 from daemon.cluster.messages import code_version, order_of, plain_report, spec_of
-from daemon.dispatch.orders import BatchReport
+from daemon.dispatch.orders import BatchReport, Unanswered
 from daemon.errors import is_device_error
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.records import JournalKey
@@ -64,11 +64,13 @@ class DeviceWorker:
         """Return at once, which shows that this process is alive."""
 
     def take(self, digest: str, size: int, offset: int, chunk: bytes) -> str:
-        """Take a part of a weights file; return why it is refused, or ""."""
+        """Take a part of a weights file; return "", or why it is refused: an `error`, of this PC or of the file."""
         try:
             self._cache.take(digest, size, offset, chunk)
         except (CacheError, OSError) as error:
-            return f"the weights did not reach the worker: {error}"
+            is_altered = isinstance(error, CacheError) and error.is_altered
+            message = f"the weights did not reach the worker: {error}"
+            return json.dumps({"error": message, "is_device_error": not is_altered})
         return ""
 
     def prefetch(self, replaced: str) -> str:
@@ -85,6 +87,8 @@ class DeviceWorker:
         try:
             done = self._pools[PoolId(pool)].load(spec)
         except ExpertError as error:
+            if missing := self._cache.drop_altered([spec.sha256]):
+                return json.dumps({"missing": missing})
             cause = error.__cause__ or error
             return json.dumps({"error": error.message, "is_device_error": is_device_error(cause)})
         return json.dumps({"bytes": done.bytes})
@@ -104,13 +108,18 @@ class DeviceWorker:
     def run(self, executor: str, order_bytes: int, body: bytes) -> str:
         """Run a batch (`order_of`) to its end; return `missing` digests of heads, or its `report`."""
         order, payloads = order_of(body, order_bytes, self._cache.folder)
-        if missing := self._cache.missing(image.head.sha256 for image in order.images if image.head is not None):
+        heads = [image.head.sha256 for image in order.images if image.head is not None]
+        if missing := self._cache.missing(heads):
             return json.dumps({"missing": missing})
         end = self._ends[order.batch_id] = queue.SimpleQueue()
         self._payloads |= payloads
         try:
             self._executors[executor].submit(order)
-            return json.dumps({"report": plain_report(end.get())})
+            report = end.get()
+            has_failed = any(isinstance(each, Unanswered) and each.fault == "expert_failed" for each in report.results)
+            if has_failed and (missing := self._cache.drop_altered(heads)):
+                return json.dumps({"missing": missing})
+            return json.dumps({"report": plain_report(report)})
         finally:
             del self._ends[order.batch_id]
             for key in payloads:

@@ -133,8 +133,11 @@ OK = ["ok", 0.9, [], [80, 60]]
 REPORT = {"infer_ms": 5.0, "memory_limit": None, "device_error": None}
 
 
-def report_about(*results: Any, unreadable: bool = False, **fields: Any) -> BatchReport:
-    """The report about two images, or about three of which the second cannot be read, that a worker makes so."""
+def report_about(*results: Any, unreadable: bool = False, is_answered: bool = True, **fields: Any) -> BatchReport:
+    """The report about two images, or about three of which the second cannot be read, that a worker makes so.
+
+    `fields` are the report's, or if not `is_answered` the whole answer.
+    """
     peer, reports = Peer(), list[BatchReport]()
     peer.found("first")
     images = [
@@ -151,7 +154,8 @@ def report_about(*results: Any, unreadable: bool = False, **fields: Any) -> Batc
     executor.start(reports.append)
     executor.submit(BatchOrder(7, a_spec("A1"), tuple(images)))
     until(lambda: peer.posted)
-    peer.device.answered({"call": peer.posted[0]["call"], "report": REPORT | {"results": [*results]} | fields})
+    answer = {"report": REPORT | {"results": [*results]} | fields} if is_answered else fields
+    peer.device.answered({"call": peer.posted[0]["call"]} | answer)
     executor.stop(10)
     (report,) = reports
     return report
@@ -186,6 +190,17 @@ def test_a_report_that_is_not_about_these_images_is_an_error_of_its_device(resul
     assert {result.fault for result in report.results if isinstance(result, Unanswered)} == {"expert_failed"}
     assert "its worker sent no report" in (report.device_error or "")
     assert not report.is_lost
+
+
+def test_a_batch_that_its_worker_cannot_run_is_an_error_of_the_device():
+    report = report_about(is_answered=False, error="OSError: No space left on device", is_device_error=True)
+    assert report.device_error == "OSError: No space left on device"
+    assert not report.is_lost
+    damaged = report_about(is_answered=False, error="the bytes that arrived are 12", is_device_error=False)
+    assert damaged.device_error is None
+    assert {result.detail for result in damaged.results if isinstance(result, Unanswered)} == {
+        "the bytes that arrived are 12"
+    }
 
 
 class Process:

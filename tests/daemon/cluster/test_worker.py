@@ -1,24 +1,30 @@
 """The worker of one device: what it computes is what the line itself would compute."""
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from daemon.cluster.expert_cache import ExpertCache
 from daemon.cluster.messages import code_version, packed_order, plain_spec, result_of
 from daemon.cluster.worker import CACHE, CACHE_SIZE, DeviceWorker
 from daemon.dispatch.orders import Answered, BatchOrder, ImageOrder, Unanswered
 from daemon.policy.request import RequestId
 from daemon.records import JournalKey, Pixels
-from experts.spec import ExpertSpec
+from experts.catalog import CatalogEntry, CatalogFile, resolve
+from experts.spec import ExpertId, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import prepare
 from experts.vision.slot import SlotPool
 from tests.experts.pictures import a_picture, encoded
-from tests.experts.samples import an_expert_file
+from tests.experts.samples import a_model, an_expert_file
+from tools.training.backbone import write_backbone
+from tools.training.head import write_head
 
 PICTURES = [encoded(a_picture(seed=seed)) for seed in range(3)]
 
@@ -48,10 +54,29 @@ def loaded(worker: DeviceWorker, spec: ExpertSpec) -> dict[str, object]:
     return json.loads(worker.load("p", json.dumps(plain_spec(spec))))
 
 
-def run(worker: DeviceWorker, spec: ExpertSpec, payloads: list[bytes], batch: int = 1) -> dict[str, Any]:
-    images = tuple(ImageOrder(RequestId(n), JournalKey(0, n, 1), Pixels()) for n in range(len(payloads)))
+def answer_of(
+    worker: DeviceWorker, spec: ExpertSpec, payloads: list[bytes], batch: int = 1, head: ExpertSpec | None = None
+) -> dict[str, Any]:
+    images = tuple(ImageOrder(RequestId(n), JournalKey(0, n, 1), Pixels(), head) for n in range(len(payloads)))
     order = packed_order(BatchOrder(batch, spec, images), range(len(payloads)), [*map(len, payloads)])
-    return json.loads(worker.run("p/0", len(order), b"".join((order, *payloads))))["report"]
+    return json.loads(worker.run("p/0", len(order), b"".join((order, *payloads))))
+
+
+def run(
+    worker: DeviceWorker, spec: ExpertSpec, payloads: list[bytes], batch: int = 1, head: ExpertSpec | None = None
+) -> dict[str, Any]:
+    return answer_of(worker, spec, payloads, batch, head)["report"]
+
+
+def a_head(folder: Path) -> ExpertSpec:
+    """Return the head `R0402` of the backbone `line`, with its files in `folder`."""
+    backbone = write_backbone(a_model("resnet18"), "resnet18", 96, folder, "line")
+    tensors = {"weight": torch.randn(2, 512), "bias": torch.zeros(2)}
+    entry = CatalogEntry.model_validate(backbone)
+    head = write_head("linear", tensors, entry, ("bad", "ok"), folder, expert="R0402", origin="test")
+    catalog, problems = resolve(CatalogFile.model_validate({"experts": {"line": backbone, "R0402": head}}), folder)
+    assert not problems
+    return catalog[ExpertId("R0402")]
 
 
 def test_weights_are_asked_for_once_and_answers_are_the_lines_own(worker: DeviceWorker, spec: ExpertSpec):
@@ -77,9 +102,44 @@ def test_weights_are_asked_for_once_and_answers_are_the_lines_own(worker: Device
 
 
 def test_altered_weights_are_refused_with_their_name(worker: DeviceWorker, spec: ExpertSpec):
-    refusal = sent(worker, spec, lambda content: content[:-1] + bytes([content[-1] ^ 1]))
-    assert refusal.startswith("the weights did not reach the worker: the bytes that arrived are")
+    refusal = json.loads(sent(worker, spec, lambda content: content[:-1] + bytes([content[-1] ^ 1])))
+    assert refusal["error"].startswith("the weights did not reach the worker: the bytes that arrived are")
+    assert refusal["is_device_error"] is False
     assert loaded(worker, spec) == {"missing": [spec.sha256]}
+
+
+@pytest.mark.parametrize("left", [0, 5000])
+def test_a_cached_file_that_was_cut_is_asked_for_again(worker: DeviceWorker, spec: ExpertSpec, left: int):
+    sent(worker, spec)
+    os.truncate(worker._cache.folder / spec.sha256, left)
+    assert loaded(worker, spec) == {"missing": [spec.sha256]}
+    sent(worker, spec)
+    assert loaded(worker, spec) == {"bytes": spec.weights_bytes}
+
+
+def test_a_cached_head_that_was_cut_is_asked_for_again(worker: DeviceWorker, tmp_path: Path):
+    spec = a_head(tmp_path)
+    worker.resize("p", spec.resident.weights_bytes)
+    for each in (spec, spec.resident):
+        sent(worker, each)
+    assert "bytes" in loaded(worker, spec.resident)
+    os.truncate(worker._cache.folder / spec.sha256, 5000)
+    assert answer_of(worker, spec.resident, PICTURES, head=spec) == {"missing": [spec.sha256]}
+    sent(worker, spec)
+    assert [len(result) for result in run(worker, spec.resident, PICTURES, head=spec)["results"]] == [4] * 3
+
+
+def test_weights_that_a_worker_cannot_keep_are_an_error_of_its_device(
+    tmp_path: Path, worker: DeviceWorker, spec: ExpertSpec
+):
+    worker._cache = ExpertCache(tmp_path / "small", 1000)
+    small = json.loads(sent(worker, spec))
+    assert "raise --cache-size" in small["error"]
+    worker._cache = ExpertCache(tmp_path / "gone", 1 << 30)
+    (tmp_path / "gone").rmdir()
+    gone = json.loads(sent(worker, spec))
+    assert "No such file or directory" in gone["error"]
+    assert small["is_device_error"] is gone["is_device_error"] is True
 
 
 def test_a_new_version_is_wanted_where_the_old_one_is(worker: DeviceWorker, spec: ExpertSpec):

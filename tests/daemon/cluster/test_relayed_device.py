@@ -1,0 +1,110 @@
+"""The Ray driver's side of a device: who is to blame for an order that failed, the device or the expert's file."""
+
+import json
+import os
+import queue
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from daemon.cluster.__main__ import RelayedDevice
+from daemon.cluster.expert_cache import ExpertCache
+from daemon.cluster.messages import plain_spec
+from daemon.cluster.worker import CACHE, CACHE_SIZE, DeviceWorker
+from experts.spec import ExpertSpec
+from tests.experts.samples import an_expert_file
+
+SETTINGS = {"executors": 1, "threads": 1, "activation_memory": None, "expert_memory": 1}
+
+
+class RayError(Exception):
+    """Ray's errors."""
+
+
+class RayTaskError(RayError):
+    """An exception in the worker's code."""
+
+
+class Ray:
+    """Ray on one PC and in one thread: a call runs when it is made, and its reference is its outcome."""
+
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+
+    def get(self, outcome: Any) -> Any:
+        if isinstance(outcome, list):
+            return [*map(self.get, outcome)]
+        if isinstance(outcome, Exception):
+            raise RayTaskError(f"{type(outcome).__name__}: {outcome}") from outcome
+        return outcome
+
+
+class Actor:
+    """A worker as Ray offers it."""
+
+    def __init__(self, worker: DeviceWorker) -> None:
+        self.worker = worker
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*arguments: Any) -> Any:
+            try:
+                return getattr(self.worker, name)(*arguments)
+            except Exception as error:  # noqa: BLE001  as Ray does
+                return error
+
+        method = SimpleNamespace(remote=remote)
+        method.options = lambda **_: method
+        return method
+
+
+class Relay:
+    """A device with its worker, and the answers that the daemon gets."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.spec = an_expert_file(folder / "weights")
+        monkeypatch.setenv(CACHE, str(folder / "cache"))
+        monkeypatch.setenv(CACHE_SIZE, str(1 << 30))
+        about = {"device": "cpu", "settings": SETTINGS, "max_pixels": 1 << 20, "host": "pc2"}
+        about |= {"pools": {"p": self.spec.weights_bytes}, "executors": {"p/0": "p"}}
+        self.worker = DeviceWorker()
+        self.worker.open(json.dumps(about))
+        self.answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.device = RelayedDevice("pc2-cpu", about, Ray(), self.answers.put)
+        self.device._actor, self.device._life = Actor(self.worker), "first"
+
+    def load(self) -> dict[str, Any]:
+        spec: ExpertSpec = self.spec
+        files = {spec.sha256: str(spec.file)}
+        order = {"do": "load", "pool": "p", "files": files, "spec": plain_spec(spec), "life": "first", "call": 1}
+        self.device.carry_out(order, b"")
+        return self.answers.get(timeout=60)
+
+
+@pytest.fixture
+def relay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Relay:
+    return Relay(tmp_path, monkeypatch)
+
+
+def test_a_cached_file_that_was_cut_is_sent_again(relay: Relay):
+    assert "bytes" in relay.load()
+    relay.worker.unload("p", relay.spec.expert)
+    os.truncate(relay.worker._cache.folder / relay.spec.sha256, 5000)
+    assert relay.load()["bytes"] == relay.spec.weights_bytes
+
+
+def test_a_worker_that_cannot_keep_weights_has_failed_and_not_the_expert(relay: Relay, tmp_path: Path):
+    relay.worker._cache = ExpertCache(tmp_path / "small", 1000)
+    answer = relay.load()
+    assert "raise --cache-size" in answer["error"]
+    assert answer["is_device_error"] is True
+    relay.worker._cache = None  # pyright: ignore[reportAttributeAccessIssue]
+    assert relay.load()["is_device_error"] is True
+
+
+@pytest.mark.parametrize("left", [0, 5000])
+def test_a_file_of_the_line_that_was_cut_is_the_experts_error(relay: Relay, left: int):
+    os.truncate(relay.spec.file, left)
+    answer = relay.load()
+    assert "restore the weights file" in answer["error"]
+    assert answer["is_device_error"] is False
