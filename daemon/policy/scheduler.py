@@ -277,9 +277,10 @@ class Scheduler:
     # Devices of other PCs
 
     def pool_lost(self, pool: PoolId) -> None:
-        """Note that `pool` has lost its residents: each leaves as soon as its last batch is reported."""
+        """Note that `pool` has lost its residents: each leaves as soon as its last batch or its load is reported."""
         self._residency.forget_reader(self._residency.pools[pool].host, self._residency.readers)
-        for expert in self._residency.ledgers[pool].resident:
+        ledger = self._residency.ledgers[pool]
+        for expert in (*ledger.resident, *ledger.loading):
             self._residency.leaving[pool][expert] = None
             self._moved(expert)
 

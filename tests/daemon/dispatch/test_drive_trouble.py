@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from daemon.dispatch.orders import BatchReport, Unanswered
+from daemon.dispatch.orders import BatchReport, LoadEnd, Unanswered
 from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS
 from daemon.policy.request import RAM, PoolId
@@ -327,3 +327,22 @@ def test_experts_that_fit_only_a_lost_device_give_unknown_images_until_it_is_bac
     line.accept(*a_mix(8, first=8))
     line.run()
     assert [line.reasons()[number] for number in range(8, 16)] == [None] * 8
+
+
+def test_an_expert_whose_load_ends_after_its_device_is_lost_is_not_taken_for_resident_there():
+    line = a_line(budgets={"cuda:0": 60, "cpu": 5}, executors=["cuda:0", "cpu"], catalog=a_catalog("B"))
+    ends: list[LoadEnd] = []
+    line.loaders[PoolId("cuda:0")]._report = ends.append
+    line.accept(an_image(1))
+    line.run(until_s=1.0)
+    (end,) = ends
+    line.drive.device_lost("cuda:0", "the cable is cut")
+    line.turn()
+    line.drive._events.put(end)
+    line.turn()
+    for expert in line.pools[PoolId("cuda:0")].resident():
+        line.pools[PoolId("cuda:0")].unload(expert)  # its worker starts again, empty
+    line.loaders[PoolId("cuda:0")]._report = line.drive._events.put
+    line.drive.device_back("cuda:0", lambda: None)
+    line.run()
+    assert line.reasons() == {1: None}
