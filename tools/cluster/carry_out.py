@@ -50,7 +50,7 @@ def carry_out(version: str, kind: str, values: str, contents: dict[str, bytes], 
         for name, content in contents.items():
             Path(root + name).write_bytes(content)
         for name, (digest, stored) in weights.items():
-            if cache.missing([digest]):
+            if cache.drop_altered([digest]):
                 content: Any = ray.get(stored)
                 cache.take(digest, len(content), 0, content)
             Path(root + name).hardlink_to(cache.folder / digest)

@@ -101,7 +101,7 @@ class LongWork:
         return self._run.remote(work_version(), task.kind, json.dumps(task.values), task.contents, weights)
 
     def _end(self, kept: Path, begun: Any) -> dict[str, Any]:
-        """Return an answer, and keep it on disk unless the task killed its workers."""
+        """Return an answer, and keep it on disk if it is not an error, which may be mended before the next run."""
         if begun is None:
             return json.loads(kept.read_text(encoding="utf-8"))
         try:
@@ -111,11 +111,13 @@ class LongWork:
             raise CommandError(f"a worker failed: {last_line(error)}; {version}") from error
         except self._ray.exceptions.RayError as error:
             return {"error": f"each process that tried it has ended, perhaps for lack of memory: {last_line(error)}"}
-        if refused := json.loads(text).get("refused"):
+        answer = json.loads(text)
+        if refused := answer.get("refused"):
             raise CommandError(refused)
-        kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        replace_durably(kept, text, 0o600)
-        return json.loads(text)
+        if "error" not in answer:
+            kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            replace_durably(kept, text, 0o600)
+        return answer
 
 
 def _key(task: Task) -> str:
