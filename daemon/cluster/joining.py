@@ -75,8 +75,9 @@ def unreachable(address: str) -> str | None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_WITHIN_S).close()
-    except OSError as error:
-        return f"no cluster answers at {address} ({error.strerror or error}): start its head, or correct the address"
+    except (OSError, ValueError) as error:  # ValueError: not a name that a host can have
+        why = getattr(error, "strerror", None) or error
+        return f"no cluster answers at {address} ({why}): start its head, or correct the address"
     return None
 
 

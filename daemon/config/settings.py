@@ -27,6 +27,9 @@ _MODEL_NAME = r"^[A-Za-z0-9._:-]{1,128}$"
 _DATABASE = "sqlite:///inspection.db"
 #: A processor of a PC; others have a name of their own, and a `host`.
 _OWN_DEVICE = r"^(cpu|cuda:\d+)$"
+#: Name of a worker of the cluster, and address of the cluster's head.
+HOST_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+CLUSTER_ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"
 DEVICE_NAME = r"^(cpu|cuda:\d+|[a-z][a-z0-9-]{0,62})$"
 #: A password in an address.
 _PASSWORD = re.compile(r"(://[^:/@\s]*:)\S*(?=@)|((?:password|token|secret)=)[^&\s\"]*", re.IGNORECASE)
@@ -61,7 +64,7 @@ class Device(_ConfigSection):
     pinned_memory: Bytes | None = None
     memory: Literal["own", "shared"] = "own"
     profile: Path | None = None
-    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] | None = None
+    host: Annotated[str, Field(pattern=HOST_NAME)] | None = None
     device: Annotated[str, Field(pattern=_OWN_DEVICE)] = "cuda:0"
 
 
@@ -161,7 +164,7 @@ class Plant(PlantClock):
 class ClusterSettings(_ConfigSection):
     """The Ray cluster of devices on other PCs: `address` is that of its head, `token` the file of its secret."""
 
-    address: Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$")] | None = None
+    address: Annotated[str, Field(pattern=CLUSTER_ADDRESS)] | None = None
     token: Path | None = None
 
 
@@ -378,6 +381,8 @@ def _host_mistakes(name: str, device: Device, address: str | None) -> Iterator[t
         return
     elif is_own_name:
         yield ("host",), f"{name} is a device of this PC: give one of another PC a name of its own, such as {other}"
+    elif name == "ram":
+        yield ("host",), f"{name} is the memory of this PC: give the device another name, such as {other}"
     elif address is None:
         yield ("host",), "a device of another PC needs `cluster.address`, that of its head"
     for key in ("host_cache", "memory", "pinned_memory"):

@@ -1,6 +1,7 @@
 """`coserve worker`: lend this PC's devices to a line on another PC."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -38,11 +39,16 @@ def worker(
     Example: coserve worker --name pc2 --address 10.0.0.1:6379 --token /etc/coserve/keys/ray_token
     """
     from daemon.cluster.joining import WorkerSettings, join_command
+    from daemon.config.settings import CLUSTER_ADDRESS, HOST_NAME
     from daemon.errors import MissingExtraError, StartError
     from daemon.units import parse_bytes
 
     if head == (address is not None):
         fail("expected either --head or --address HOST:PORT", status=2)
+    if address is not None and not re.fullmatch(CLUSTER_ADDRESS, address):
+        fail(f"--address: expected HOST:PORT, not {address!r}", status=2)
+    if not re.fullmatch(HOST_NAME, name):
+        fail(f"--name: expected a `host` of coserve.yaml (letters, digits, '.', '_', '-'), not {name!r}", status=2)
     try:
         cache_bytes = parse_bytes(cache_size)
     except ValueError as error:

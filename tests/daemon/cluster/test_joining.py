@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.cluster.joining import WorkerSettings, join_command, port_problem
+from daemon.cluster.joining import WorkerSettings, join_command, port_problem, unreachable
 from daemon.errors import StartError
 
 
@@ -42,3 +42,7 @@ def test_a_token_that_others_can_read_or_guess_is_refused(tmp_path: Path, text: 
     token.chmod(mode)
     with pytest.raises(StartError, match=problem):
         join_command(a_worker(tmp_path, None, token=token))
+
+
+def test_an_address_that_no_host_can_have_is_out_of_reach():
+    assert (unreachable("pc..2:6379") or "").startswith("no cluster answers at pc..2:6379 (")
