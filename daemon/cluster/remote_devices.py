@@ -54,6 +54,8 @@ class RemoteDevice:
         #: Filled before the start: the budget of each pool, and the pool of each executor.
         self.pools: dict[PoolId, int] = {}
         self.executors: dict[ExecutorId, PoolId] = {}
+        #: The budgets of pools that were resized since: the next worker starts with those of `pools`.
+        self._resized: dict[PoolId, int] = {}
         self._calls: dict[int, OnAnswer] = {}
         self._last_call = 0
         self._lock = threading.Lock()
@@ -118,6 +120,12 @@ class RemoteDevice:
         with self._lock:
             if life == self.life:
                 self._is_used, self.problem = True, None
+        for pool, budget_bytes in self._resized.items():
+            self.resize(pool, budget_bytes)
+
+    def resize(self, pool: PoolId, budget_bytes: int) -> None:
+        self._resized[pool] = budget_bytes
+        self.tell({"do": "resize", "pool": pool, "bytes": budget_bytes})
 
     def error(self) -> DeviceLostError:
         host = self._settings.host
@@ -165,7 +173,7 @@ class RemotePool:
 
     def resize(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
-        self._remote.tell({"do": "resize", "pool": self._pool, "bytes": budget_bytes})
+        self._remote.resize(self._pool, budget_bytes)
 
 
 class RemoteExecutor:

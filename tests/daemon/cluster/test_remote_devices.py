@@ -95,6 +95,17 @@ def test_an_order_for_an_earlier_life_never_reaches_the_next_one():
     assert peer.ended == [None, None]
 
 
+def test_a_budget_that_an_operator_set_is_that_of_the_next_worker_too():
+    peer = Peer()
+    pool = RemotePool(PoolFacts(PoolId("pc2-cpu"), "cpu", 60, 1, host="pc2"), peer.device)
+    peer.found("first")
+    pool.resize(90)
+    peer.lost()
+    peer.found("second")
+    resize = {"do": "resize", "pool": "pc2-cpu", "bytes": 90, "device": "pc2-cpu"}
+    assert peer.posted == [resize | {"life": "first"}, resize | {"life": "second"}]
+
+
 def test_a_load_into_a_lost_device_is_an_error_of_the_device_and_says_which(tmp_path: Path):
     peer = Peer()
     peer.lost("no worker pc2 has joined yet")
