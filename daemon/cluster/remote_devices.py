@@ -204,15 +204,14 @@ class RemoteExecutor:
 
     def _send(self, waiting: tuple[BatchOrder, str | None, float]) -> None:
         order, life, started_s = waiting
-        payloads: dict[int, bytes] = {}
         faults: dict[int, Unanswered] = {}
-        for number, image in enumerate(order.images):
-            try:
-                payloads[number] = self._read(image.key)
-            except JournalError as error:
-                fault: Fault = "unreadable" if isinstance(error.__cause__, OSError) else "bad_image"
-                faults[number] = Unanswered(fault, str(error))
-        packed = packed_order(order, tuple(payloads), [*map(len, payloads.values())])
+        try:
+            payloads = self._payloads(order, faults)
+            packed = packed_order(order, tuple(payloads), [*map(len, payloads.values())])
+        except Exception as error:  # noqa: BLE001  the drive must learn that this batch is over
+            failure = {"error": f"{type(error).__name__}: {error}", "is_device_error": True}
+            self._report(self._report_of(order, started_s, failure, {}))
+            return
         files = {image.head.sha256: str(image.head.file) for image in order.images if image.head is not None}
         head = {"do": "run", "executor": self.facts.executor, "files": files, "order_bytes": len(packed)}
 
@@ -220,6 +219,17 @@ class RemoteExecutor:
             self._report(self._report_of(order, started_s, answer, faults))
 
         self._device.call(life, on_answer, head, packed, *payloads.values())
+
+    def _payloads(self, order: BatchOrder, faults: dict[int, Unanswered]) -> dict[int, bytes]:
+        """Return the bytes of the images that can be read, and add the others to `faults`, by number in the batch."""
+        payloads: dict[int, bytes] = {}
+        for number, image in enumerate(order.images):
+            try:
+                payloads[number] = self._read(image.key)
+            except JournalError as error:
+                fault: Fault = "unreadable" if isinstance(error.__cause__, OSError) else "bad_image"
+                faults[number] = Unanswered(fault, str(error))
+        return payloads
 
     def _report_of(
         self, order: BatchOrder, started_s: float, answer: dict[str, Any] | None, faults: dict[int, Unanswered]

@@ -214,6 +214,20 @@ def test_a_batch_that_its_worker_cannot_run_is_an_error_of_the_device():
     }
 
 
+def test_a_batch_that_cannot_be_sent_is_reported_too():
+    peer, reports = Peer(), list[BatchReport]()
+
+    def read(_key: JournalKey) -> bytes:
+        raise MemoryError("no bytes left")
+
+    executor = RemoteExecutor(ExecutorFacts(ExecutorId("pc2-cpu/0"), PoolId("pc2-cpu")), peer.device, read)
+    executor.start(reports.append)
+    executor.submit(BatchOrder(7, a_spec("A1"), (ImageOrder(RequestId(1), JournalKey(1, 1, 1), Pixels()),)))
+    executor.stop(10)
+    (report,) = reports
+    assert report.device_error == "MemoryError: no bytes left"
+
+
 class Process:
     """The process behind the devices: it opens a connection, and reads no more than the test does."""
 
