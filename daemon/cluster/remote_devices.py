@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +23,7 @@ import structlog
 from daemon.cluster.messages import checked_report, packed_order, plain_spec, receive, report_of, result_of, send
 from daemon.config.settings import Config, Device
 from daemon.dispatch.drive import Drive
-from daemon.dispatch.orders import BatchOrder, BatchReport, Devices, Executor, Fault, Pool, Unanswered
+from daemon.dispatch.orders import BatchOrder, BatchReport, Devices, Executor, Fault, ImageOrder, Pool, Unanswered
 from daemon.errors import DeviceLostError
 from daemon.host.children import ChildSpec
 from daemon.host.worker import Worker
@@ -34,6 +36,8 @@ from experts.spec import ExpertId, ExpertSpec
 _NOT_YET = "its worker is not connected yet"
 #: How long a reload, and a status request behind it, waits for new versions; sending goes on after that.
 _PREFETCH_S = 10.0
+#: Bytes of images in one message; Ray keeps a large one in its object store, and the process refuses huge ones.
+_MAX_PART_BYTES = 128 << 20
 
 
 #: Called with the answer to an order, or None if its device is lost.
@@ -176,6 +180,29 @@ class RemotePool:
         self._remote.resize(self._pool, budget_bytes)
 
 
+class _Unsent(NamedTuple):
+    """A batch with the images that are still to be sent, and the report about the others."""
+
+    order: BatchOrder
+    life: str | None
+    started_s: float
+    images: tuple[ImageOrder, ...]
+    done: BatchReport | None = None
+
+
+def _first_part(images: tuple[ImageOrder, ...]) -> tuple[ImageOrder, ...]:
+    """Return the first images that have at most `_MAX_PART_BYTES` together, at least one."""
+    sizes = accumulate(image.key.length for image in images)
+    return images[: max(1, sum(size <= _MAX_PART_BYTES for size in sizes))]
+
+
+def _joined(first: BatchReport, then: BatchReport) -> BatchReport:
+    """Return one report about two parts of a batch."""
+    limits = [report.memory_limit for report in (first, then) if report.memory_limit is not None]
+    results, infer_ms = first.results + then.results, first.infer_ms + then.infer_ms
+    return replace(then, results=results, infer_ms=infer_ms, memory_limit=min(limits, default=None))
+
+
 class RemoteExecutor:
     """One stream of batches on another PC's device. A thread reads the images' bytes and sends them with the batch."""
 
@@ -183,7 +210,7 @@ class RemoteExecutor:
         self.facts = facts
         self._device = device
         self._read = read
-        self._worker: Worker[tuple[BatchOrder, str | None, float]] = Worker(f"executor {facts.executor}", self._send)
+        self._worker: Worker[_Unsent] = Worker(f"executor {facts.executor}", self._send)
         self._report: Callable[[BatchReport], None] = lambda _report: None
 
     def start(self, report: Callable[[BatchReport], None]) -> None:
@@ -191,7 +218,7 @@ class RemoteExecutor:
         self._worker.start()
 
     def submit(self, order: BatchOrder) -> None:
-        self._worker.put((order, self._device.life, time.monotonic()))
+        self._worker.put(_Unsent(order, self._device.life, time.monotonic(), order.images))
 
     def give_up(self) -> RequestId | None:
         """Return None: which image hangs is unknown here, so all images of the batch are tried once more."""
@@ -202,23 +229,34 @@ class RemoteExecutor:
     def stop(self, timeout_s: float) -> bool:
         return self._worker.stop(timeout_s)
 
-    def _send(self, waiting: tuple[BatchOrder, str | None, float]) -> None:
-        order, life, started_s = waiting
-        faults: dict[int, Unanswered] = {}
+    def _send(self, unsent: "_Unsent") -> None:
+        """Send the first of the images that wait, as many as one message holds."""
+        part, faults = replace(unsent.order, images=_first_part(unsent.images)), dict[int, Unanswered]()
         try:
-            payloads = self._payloads(order, faults)
-            packed = packed_order(order, tuple(payloads), [*map(len, payloads.values())])
+            payloads = self._payloads(part, faults)
+            packed = packed_order(part, tuple(payloads), [*map(len, payloads.values())])
         except Exception as error:  # noqa: BLE001  the drive must learn that this batch is over
             failure = {"error": f"{type(error).__name__}: {error}", "is_device_error": True}
-            self._report(self._report_of(order, started_s, failure, {}))
+            self._go_on(unsent, self._report_of(part, unsent.started_s, failure, {}))
             return
-        files = {image.head.sha256: str(image.head.file) for image in order.images if image.head is not None}
+        files = {image.head.sha256: str(image.head.file) for image in part.images if image.head is not None}
         head = {"do": "run", "executor": self.facts.executor, "files": files, "order_bytes": len(packed)}
 
         def on_answer(answer: dict[str, Any] | None) -> None:
-            self._report(self._report_of(order, started_s, answer, faults))
+            self._go_on(unsent, self._report_of(part, unsent.started_s, answer, faults))
 
-        self._device.call(life, on_answer, head, packed, *payloads.values())
+        self._device.call(unsent.life, on_answer, head, packed, *payloads.values())
+
+    def _go_on(self, unsent: "_Unsent", part: BatchReport) -> None:
+        """Send the next part of a batch, or report the whole of it: after the last, or an error of the device."""
+        rest = unsent.images[len(part.results) :]
+        if unsent.done is not None:
+            part = _joined(unsent.done, part)
+        if rest and part.device_error is None:
+            self._worker.put(unsent._replace(images=rest, done=part))
+        else:
+            lost = (Unanswered("expert_failed", part.device_error or ""),) * len(rest)
+            self._report(replace(part, results=part.results + lost))
 
     def _payloads(self, order: BatchOrder, faults: dict[int, Unanswered]) -> dict[int, bytes]:
         """Return the bytes of the images that can be read, and add the others to `faults`, by number in the batch."""

@@ -214,6 +214,50 @@ def test_a_batch_that_its_worker_cannot_run_is_an_error_of_the_device():
     }
 
 
+def a_batch_of_large_images(peer: Peer, reports: list[BatchReport]) -> RemoteExecutor:
+    """Send a batch of five images of 60 MiB by their keys, of which the second is damaged."""
+
+    def read(key: JournalKey) -> bytes:
+        if key.offset == 1:
+            raise JournalError(1, 1, "it is damaged")
+        return b"x"
+
+    executor = RemoteExecutor(ExecutorFacts(ExecutorId("pc2-cpu/0"), PoolId("pc2-cpu")), peer.device, read)
+    executor.start(reports.append)
+    images = tuple(ImageOrder(RequestId(n), JournalKey(1, n, 60 << 20), Pixels()) for n in range(5))
+    executor.submit(BatchOrder(7, a_spec("A1"), images))
+    return executor
+
+
+def test_a_batch_too_large_for_one_message_crosses_in_parts_and_is_reported_once():
+    peer, reports = Peer(), list[BatchReport]()
+    peer.found("first")
+    executor = a_batch_of_large_images(peer, reports)
+    for number, (count, limit) in enumerate([(1, 1), (2, None), (1, 4)]):
+        until(lambda number=number: len(peer.posted) > number)
+        report = REPORT | {"results": [OK] * count, "memory_limit": limit}
+        peer.device.answered({"call": peer.posted[number]["call"], "report": report})
+    executor.stop(10)
+    (report,) = reports
+    assert [type(result) for result in report.results] == [Answered, Unanswered, *[Answered] * 3]
+    assert (report.batch_id, report.infer_ms, report.memory_limit, report.device_error) == (7, 15.0, 1, None)
+
+
+def test_a_device_that_is_lost_between_parts_of_a_batch_loses_the_rest_of_it():
+    peer, reports = Peer(), list[BatchReport]()
+    peer.found("first")
+    executor = a_batch_of_large_images(peer, reports)
+    until(lambda: peer.posted)
+    peer.device.answered({"call": peer.posted[0]["call"], "report": REPORT | {"results": [OK]}})
+    until(lambda: len(peer.posted) > 1)
+    peer.lost()
+    executor.stop(10)
+    (report,) = reports
+    assert [type(result) for result in report.results] == [Answered, *[Unanswered] * 4]
+    assert report.is_lost
+    assert {result.fault for result in report.results[2:] if isinstance(result, Unanswered)} == {"expert_failed"}
+
+
 def test_a_batch_that_cannot_be_sent_is_reported_too():
     peer, reports = Peer(), list[BatchReport]()
 
