@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 from daemon.units import size_text
 from experts.catalog import is_digest
 from experts.weights import file_sha256
+
+#: A use is noted this often: a pool checks a file's sha256 again once its times have changed.
+_NOTE_USE_EVERY_S = 3600.0
 
 
 class CacheError(Exception):
@@ -22,7 +26,7 @@ class CacheError(Exception):
 class ExpertCache:
     """A folder of at most `max_bytes`; the least recently used files are deleted first. For any thread and process.
 
-    It survives restarts: the modification time of a file is when it was last used.
+    It survives restarts: the modification time of a file is about when it was last used.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -35,8 +39,10 @@ class ExpertCache:
         """Return the digests whose files are missing; the others count as used now."""
         missing: list[str] = []
         for digest in dict.fromkeys(digests):
+            path = self._path(digest)
             try:
-                os.utime(self._path(digest))
+                if abs(time.time() - path.stat().st_mtime) > _NOTE_USE_EVERY_S:
+                    os.utime(path)
             except FileNotFoundError:
                 missing.append(digest)
         return missing

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,19 @@ def test_the_least_recently_used_file_makes_room_and_the_folder_never_exceeds_it
     assert names(cache) == {files[0][0], files[2][0]}
     put(cache, *files[3])
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 10 * KB
+
+
+def test_a_file_that_is_used_again_soon_does_not_look_changed(tmp_path: Path):
+    cache, (digest, content) = ExpertCache(tmp_path, 10 * KB), a_file(1)
+    put(cache, digest, content)
+    since_s = time.time() - 60.0
+    os.utime(tmp_path / digest, (since_s, since_s))
+    before = (tmp_path / digest).stat()
+    assert cache.missing([digest]) == []
+    assert (tmp_path / digest).stat().st_mtime_ns == before.st_mtime_ns
+    os.utime(tmp_path / digest, (0, 0))
+    assert cache.missing([digest]) == []
+    assert (tmp_path / digest).stat().st_mtime > 0
 
 
 def test_altered_bytes_are_refused_and_leave_nothing(tmp_path: Path):
