@@ -28,6 +28,8 @@ from daemon.host.children import live_with_parent
 
 #: A worker that has not answered for this long is lost: its PC is off, cut off or frozen.
 _SILENT_S = 15.0
+#: So long may a worker import torch and open its device.
+_OPEN_WITHIN_S = 300.0
 _PING_EVERY_S = 1.0
 _RETRY_S = 1.0
 _CHUNK_BYTES = 4 << 20
@@ -112,7 +114,10 @@ class RelayedDevice:
         theirs, ours = self._ray.get(hello), code_version()
         if theirs != ours:
             raise StartError(f"{host} has CoServe {theirs}, this line {ours}: install the same version on both")
-        self._ray.get(self._actor.open.remote(json.dumps(self._about)))
+        try:
+            self._ray.get(self._actor.open.remote(json.dumps(self._about)), timeout=_OPEN_WITHIN_S)
+        except self._ray.exceptions.GetTimeoutError:
+            raise StartError(f"its worker on {host} has not opened its device within {_OPEN_WITHIN_S:g} s") from None
         self._life = uuid.uuid4().hex
         self._say({"say": "found", "device": self._name, "life": self._life})
 

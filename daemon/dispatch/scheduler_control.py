@@ -177,9 +177,8 @@ def _places(now: Snapshot, expert: ExpertId) -> dict[str, list[PoolId]]:
 
 def _out_of_service(pool: PoolId, *, is_empty: bool) -> str:
     if is_empty:
-        return (
-            f"{pool} is out of service: restart the daemon to use it again (a device of another PC returns by itself)"
-        )
+        how = "restart the daemon, or on another PC its worker (which is used again by itself if it was out of reach)"
+        return f"{pool} is out of service: {how}"
     return f"{pool} is out of service and retried automatically: the other devices cannot hold all of its experts"
 
 

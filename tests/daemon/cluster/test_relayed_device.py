@@ -3,15 +3,18 @@
 import json
 import os
 import queue
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from daemon.cluster import __main__ as relaying
 from daemon.cluster.__main__ import RelayedDevice
 from daemon.cluster.expert_cache import ExpertCache
-from daemon.cluster.messages import plain_spec
+from daemon.cluster.messages import code_version, plain_spec
 from daemon.cluster.worker import CACHE, CACHE_SIZE, DeviceWorker
 from experts.spec import ExpertSpec
 from tests.experts.samples import an_expert_file
@@ -27,14 +30,38 @@ class RayTaskError(RayError):
     """An exception in the worker's code."""
 
 
+class RayActorError(RayError):
+    """The end of a worker."""
+
+
+class GetTimeoutError(RayError):
+    """An answer that did not come in time."""
+
+
 class Ray:
     """Ray on one PC and in one thread: a call runs when it is made, and its reference is its outcome."""
 
-    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+    exceptions = SimpleNamespace(
+        RayError=RayError, RayTaskError=RayTaskError, RayActorError=RayActorError, GetTimeoutError=GetTimeoutError
+    )
 
-    def get(self, outcome: Any) -> Any:
+    def __init__(self, actors: Callable[[], Any] = lambda: None) -> None:
+        self._actors = actors
+
+    def remote(self, **_: Any) -> Callable[[Any], Any]:
+        made = SimpleNamespace(remote=self._actors)
+        return lambda _class: SimpleNamespace(options=lambda **_: made)
+
+    def wait(self, references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        return references, []
+
+    def kill(self, actor: Any) -> None: ...
+
+    def get(self, outcome: Any, timeout: float | None = None) -> Any:
         if isinstance(outcome, list):
             return [*map(self.get, outcome)]
+        if isinstance(outcome, threading.Event) and not outcome.wait(timeout):
+            raise GetTimeoutError
         if isinstance(outcome, Exception):
             raise RayTaskError(f"{type(outcome).__name__}: {outcome}") from outcome
         return outcome
@@ -43,7 +70,7 @@ class Ray:
 class Actor:
     """A worker as Ray offers it."""
 
-    def __init__(self, worker: DeviceWorker) -> None:
+    def __init__(self, worker: Any) -> None:
         self.worker = worker
 
     def __getattr__(self, name: str) -> Any:
@@ -108,3 +135,18 @@ def test_a_file_of_the_line_that_was_cut_is_the_experts_error(relay: Relay, left
     answer = relay.load()
     assert "restore the weights file" in answer["error"]
     assert answer["is_device_error"] is False
+
+
+def test_a_worker_that_does_not_open_its_device_is_given_up_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(relaying, "_OPEN_WITHIN_S", 0.05)
+    monkeypatch.setattr(relaying, "_RETRY_S", 0.0)
+    answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    frozen = SimpleNamespace(hello=code_version, open=lambda _about: threading.Event(), ping=threading.Event)
+    device = RelayedDevice("pc2-cpu", {"executors": {}, "host": "pc2"}, Ray(lambda: Actor(frozen)), answers.put)
+    threading.Thread(target=device.keep, daemon=True).start()
+    for _ in range(2):
+        answer = answers.get(timeout=60)
+        assert answer["say"] == "lost"
+        assert answer["reason"] == "its worker on pc2 has not opened its device within 0.05 s"
