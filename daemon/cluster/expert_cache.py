@@ -26,23 +26,26 @@ class CacheError(Exception):
 class ExpertCache:
     """A folder of at most `max_bytes`; the least recently used files are deleted first. For any thread and process.
 
-    It survives restarts: the modification time of a file is about when it was last used.
+    It survives restarts: the modification time of a file is about when it was last used, by any process.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
+        #: When this process used each digest.
+        self._used_s: dict[str, float] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def missing(self, digests: Iterable[str]) -> list[str]:
         """Return the digests whose files are missing; the others count as used now."""
         missing: list[str] = []
         for digest in dict.fromkeys(digests):
-            path = self._path(digest)
+            path, now_s = self._path(digest), time.time()
             try:
-                if abs(time.time() - path.stat().st_mtime) > _NOTE_USE_EVERY_S:
+                if abs(now_s - path.stat().st_mtime) > _NOTE_USE_EVERY_S:
                     os.utime(path)
+                self._used_s[digest] = now_s
             except FileNotFoundError:
                 missing.append(digest)
         return missing
@@ -98,7 +101,8 @@ class ExpertCache:
             with suppress(FileNotFoundError):  # another process has put it in its place, or deleted it
                 if path.is_file() and not _is_being_written(path):
                     states.append((path, path.stat()))
-        states.sort(key=lambda each: (each[0].suffix != ".part", each[1].st_mtime_ns))
+        used_s = self._used_s
+        states.sort(key=lambda at: (at[0].suffix != ".part", max(at[1].st_mtime, used_s.get(at[0].name, 0.0))))
         used = sum(state.st_size for _, state in states)
         for path, state in states:
             if used + size <= self._max_bytes and path.suffix != ".part":

@@ -380,7 +380,11 @@ class ClusterDevices:
 
     def _run(self, drive: Drive) -> None:
         """Serve one connection after the other: each new process opens one."""
-        while fds := socket.recv_fds(self._ours, 16, 1)[1]:
+        while (arrived := socket.recv_fds(self._ours, 16, 1))[0]:
+            fds = arrived[1]
+            if not fds:  # this process has as many open files as it may; the other one ends, and the next tries again
+                self._log.error("cluster_connection_refused", error="too many open files")
+                continue
             line, outbox = socket.socket(fileno=fds[0]), _Outbox()
             sender = threading.Thread(target=self._send_all, args=(line, outbox), name="cluster sender", daemon=True)
             sender.start()

@@ -58,6 +58,11 @@ def test_a_file_that_is_used_again_soon_does_not_look_changed(tmp_path: Path):
     before = (tmp_path / digest).stat()
     assert cache.missing([digest]) == []
     assert (tmp_path / digest).stat().st_mtime_ns == before.st_mtime_ns
+    later = [a_file(2), a_file(3)]
+    put(cache, *later[0])
+    assert cache.missing([digest]) == []
+    put(cache, *later[1])
+    assert names(cache) == {digest, later[1][0]}, "it was used later than the other arrived"
     os.utime(tmp_path / digest, (0, 0))
     assert cache.missing([digest]) == []
     assert (tmp_path / digest).stat().st_mtime > 0

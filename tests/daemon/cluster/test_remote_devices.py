@@ -277,6 +277,7 @@ class Process:
 
     def __init__(self, cluster: ClusterDevices) -> None:
         self.line, theirs = socket.socketpair()
+        self.line.settimeout(60.0)
         (spec,) = cluster.children()
         with socket.socket(fileno=socket.dup(spec.pass_fds[0])) as control:
             socket.send_fds(control, [b"line"], [theirs.fileno()])
@@ -330,3 +331,13 @@ def test_a_process_that_does_not_read_holds_up_no_order_and_ends_its_batches_whe
     assert again.next()[0]["do"] == "open"
     again.end()
     assert executor.stop(5.0)
+
+
+def test_a_connection_that_came_without_its_file_does_not_end_the_wait_for_the_next(cluster: ClusterDevices):
+    cluster.start(a_line(budgets={"pc2-cpu": 60, "cpu": 60}, executors=["pc2-cpu", "cpu"]).drive)
+    (spec,) = cluster.children()
+    with socket.socket(fileno=socket.dup(spec.pass_fds[0])) as control:
+        control.send(b"line")  # the kernel drops a file that exceeds the limit of open files
+    process = Process(cluster)
+    assert process.next()[0]["do"] == "open"
+    process.end()
