@@ -338,9 +338,13 @@ def _absolute_endpoints(
 
 def _contradictions(config: Config, devices_written: Sequence[str]) -> Iterator[tuple[KeyPath, str]]:
     """Yield contradictions that no other file can resolve; a device that was taken out as wrong is reported already."""
+    remote: dict[tuple[str, str], str] = {}
     for name, device in config.devices.items():
         for keys, message in _device_mistakes(name, device):
             yield ("devices", name, *keys), message
+        if device.host is not None and (first := remote.setdefault((device.host, device.device), name)) != name:
+            message = f"{device.device} of {device.host} is {first} already: name another `device`, or remove this one"
+            yield ("devices", name), message
         for keys, message in _host_mistakes(name, device, config.cluster.address):
             yield ("devices", name, *keys), message
     for name, model in config.models.items():

@@ -317,6 +317,11 @@ def test_a_device_of_another_pc_has_a_name_of_its_own_and_its_host(tmp_path: Pat
         ("pc2-gpu: {expert_memory: 1GB, host: pc2}", "", ":39: a device of another PC needs `cluster.address`"),
         ("cuda:0: {expert_memory: 1GB, host: pc2}", CLUSTER, "give one of another PC a name of its own, such as pc2-"),
         ("cuda:0: {expert_memory: 1GB, device: cpu}", CLUSTER, "is for devices of other PCs"),
+        (
+            "p: {expert_memory: 1GB, host: pc2}\n  q: {expert_memory: 1GB, host: pc2}",
+            CLUSTER,
+            "coserve.yaml:6:6: cuda:0 of pc2 is p already: name another `device`",
+        ),
         ("ram: {expert_memory: 1GB, host: pc2}", CLUSTER, "ram is the memory of this PC"),
         ("p: {expert_memory: 1GB, host: pc2, device: gpu}", CLUSTER, "coserve.yaml:5:"),
         ("p: {expert_memory: 1GB, host: pc2, host_cache: 1GB}", CLUSTER, "is for GPUs of this PC: remove it"),
