@@ -74,6 +74,7 @@ class RelayedDevice:
         self._actor: Any = None
         self._life = ""
         self._lost = threading.Event()
+        self._hangs = False
         self._sending = threading.Lock()
         self._calls = ThreadPoolExecutor(len(about["executors"]) + 3 * _MAX_HUNG, thread_name_prefix=f"calls {name}")
 
@@ -83,11 +84,14 @@ class RelayedDevice:
         """Start the actor and watch it; start another whenever it is lost. Never returns."""
         while True:
             self._lost.clear()
+            self._hangs = False
             reason = f"its worker on {self._about['host']} has ended"
             try:
                 self._start()
                 while not self._lost.wait(_PING_EVERY_S):
                     self._ray.get(self._actor.ping.options(concurrency_group="ping").remote(), timeout=_SILENT_S)
+                if self._hangs:
+                    reason = f"a batch did not end in time, so its worker on {self._about['host']} is started again"
             except self._ray.exceptions.GetTimeoutError:
                 reason = f"its worker on {self._about['host']} has not answered for {_SILENT_S:g} s"
             except self._ray.exceptions.RayActorError:
@@ -142,8 +146,9 @@ class RelayedDevice:
                 actor.unload.options(concurrency_group="loads").remote(head["pool"], head["expert"])
             case "resize":
                 actor.resize.options(concurrency_group="loads").remote(head["pool"], head["bytes"])
-            case "give_up":
-                actor.give_up.options(concurrency_group="ping").remote(head["executor"])
+            case "give_up":  # a new process leaves the hung thread behind, and what it holds of the device
+                self._hangs = True
+                self._lost.set()
             case other:
                 raise ValueError(f"an unknown order: {other}")
 

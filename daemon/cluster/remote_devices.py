@@ -221,8 +221,8 @@ class RemoteExecutor:
         self._worker.put(_Unsent(order, self._device.life, time.monotonic(), order.images))
 
     def give_up(self) -> RequestId | None:
-        """Return None: which image hangs is unknown here, so all images of the batch are tried once more."""
-        self._device.tell({"do": "give_up", "executor": self.facts.executor})
+        """Have the worker started again, and return None: which image hangs is unknown here."""
+        self._device.tell({"do": "give_up"})
         self._worker = self._worker.successor()
         return None
 

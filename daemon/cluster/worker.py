@@ -101,10 +101,6 @@ class DeviceWorker:
     def resize(self, pool: str, budget_bytes: int) -> None:
         self._pools[PoolId(pool)].resize(budget_bytes)
 
-    def give_up(self, executor: str) -> None:
-        """Leave the running batch to its thread, and run further ones in a new thread."""
-        self._executors[executor].give_up()
-
     def run(self, executor: str, order_bytes: int, body: bytes) -> str:
         """Run a batch (`order_of`) to its end; return `missing` digests of heads, or its `report`."""
         order, payloads = order_of(body, order_bytes, self._cache.folder)

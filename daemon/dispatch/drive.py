@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
-from daemon.dispatch.flow import Chains, ImageAnswer, ImageFlow
+from daemon.dispatch.flow import MAX_LOSSES, Chains, ImageAnswer, ImageFlow
 from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
 from daemon.dispatch.running_work import ExecutorHealth, HungBatch, HungLoad, Running, RunningWork
 from daemon.dispatch.scheduler_control import SchedulerControl, executor_rows, memory_rows, pool_rows, queue_lengths
@@ -147,6 +147,7 @@ class Drive:
         self._control = SchedulerControl(self._scheduler, self._flow, self._health)
         self._events = Events()
         self._thread = threading.Thread(target=self._loop, name="drive", daemon=True)
+        self._remote = {facts.pool for facts in makeup.pools if facts.is_remote}
         self._fresh_loads: dict[tuple[PoolId, ExpertId], FreshLoad] = {}
         self._last_batch_id = last_batch_id
         self._switches = 0
@@ -425,8 +426,11 @@ class Drive:
             self._note_failures()
 
     def _leave_batch(self, hung: HungBatch, now: float) -> None:
-        """Retry a hung batch's images once, except one whose decoding hangs; without one, blame the expert."""
-        run = hung.running.run
+        """Retry a hung batch's images, except one whose decoding hangs; without one, blame the expert.
+
+        On another PC blame the device, or the way there, which counts as lost: the expert goes on elsewhere.
+        """
+        run, is_remote = hung.running.run, self._work.pool_of(hung.running.run.executor) in self._remote
         images, seconds = self._flow.names(run.batch), round(hung.seconds, 1)
         self._log.error("executor_hung", executor=run.executor, expert=run.expert, images=images, seconds=seconds)
         self._scheduler.batch_hung(run.executor)
@@ -436,13 +440,14 @@ class Drive:
         else:
             reason = f"a batch of {run.expert} on {run.executor} did not end within {hung.seconds:.0f} s"
             self._flow.last_error = reason
-            self._health.batch_failed(run.executor, reason, now)
-            if self._health.hangs_again(run.expert):
+            if not is_remote:  # else `device_lost` follows
+                self._health.batch_failed(run.executor, reason, now)
+            if not is_remote and self._health.hangs_again(run.expert):
                 self._log.error("expert_hangs", expert=run.expert, reason=reason)
                 self._flow.end_all(self._scheduler.fail(run.expert, f"{reason}, twice; mend it and reload"))
         for request in run.batch:
             if request is not blamed:
-                self._flow.again(request)
+                self._flow.again(request, MAX_LOSSES if is_remote else 1)
 
     def _leave_load(self, hung: HungLoad) -> None:
         """Park the images of a hung load. Resident experts continue meanwhile, and the disk may recover."""

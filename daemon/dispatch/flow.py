@@ -145,7 +145,7 @@ def _unjudged(image: _Image, reason: str) -> Outcome:
 #: How long an image without a deadline waits for a hung load or for unreadable bytes, as a multiple of `hang_after_s`.
 _PARKED_FACTOR = 10.0
 #: Devices of other PCs that an image may lose. One that ends every process that decodes it must not end them all.
-_MAX_LOSSES = 3
+MAX_LOSSES = 3
 
 
 class ImageFlow:
@@ -225,7 +225,7 @@ class ImageFlow:
                 if not self._parked.park(request, self._clock(), tries_again=True):
                     self.is_bad(request, result.detail)
             case "expert_failed" if is_device_error:
-                self.again(request, _MAX_LOSSES if is_lost else 1)
+                self.again(request, MAX_LOSSES if is_lost else 1)
             case "expert_failed":
                 self.last_error = f"expert {request.expert}: {result.detail}"
                 self.end(request, "expert_failed")

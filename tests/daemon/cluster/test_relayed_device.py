@@ -137,9 +137,7 @@ def test_a_file_of_the_line_that_was_cut_is_the_experts_error(relay: Relay, left
     assert answer["is_device_error"] is False
 
 
-def test_a_worker_that_does_not_open_its_device_is_given_up_and_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_worker_that_does_not_open_its_device_is_given_up_and_started_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(relaying, "_OPEN_WITHIN_S", 0.05)
     monkeypatch.setattr(relaying, "_RETRY_S", 0.0)
     answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -150,3 +148,17 @@ def test_a_worker_that_does_not_open_its_device_is_given_up_and_started_again(
         answer = answers.get(timeout=60)
         assert answer["say"] == "lost"
         assert answer["reason"] == "its worker on pc2 has not opened its device within 0.05 s"
+
+
+def test_a_worker_whose_batch_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(relaying, "_RETRY_S", 0.0)
+    answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    worker = SimpleNamespace(hello=code_version, open=lambda _about: None, ping=lambda: None)
+    device = RelayedDevice("pc2-cpu", {"executors": {}, "host": "pc2"}, Ray(lambda: Actor(worker)), answers.put)
+    threading.Thread(target=device.keep, daemon=True).start()
+    first = answers.get(timeout=60)
+    device.carry_out({"do": "give_up", "life": first["life"]}, b"")
+    lost, second = answers.get(timeout=60), answers.get(timeout=60)
+    assert lost["reason"] == "a batch did not end in time, so its worker on pc2 is started again"
+    assert second["say"] == "found"
+    assert second["life"] != first["life"]

@@ -195,7 +195,8 @@ def a_line(
     clock = SimulatedClock()
     budgets = budgets or {"cpu": 30}
     devices = [
-        PoolFacts(PoolId(name), _processor(name), size, max_batch, activation_bytes) for name, size in budgets.items()
+        PoolFacts(PoolId(name), _processor(name), size, max_batch, activation_bytes, "pc2" if name[:3] == "pc2" else "")
+        for name, size in budgets.items()
     ]
     streams = [ExecutorFacts(ExecutorId(f"{pool}/{n}"), PoolId(pool)) for n, pool in enumerate(executors)]
     facts, used = partition(devices, streams, preset(policy))

@@ -346,3 +346,18 @@ def test_an_expert_whose_load_ends_after_its_device_is_lost_is_not_taken_for_res
     line.drive.device_back("cuda:0", lambda: None)
     line.run()
     assert line.reasons() == {1: None}
+
+
+def test_batches_that_hang_on_another_pc_are_judged_here_and_cost_no_expert():
+    line = a_line(budgets={"pc2": 60, "cpu": 60}, executors=["pc2", "pc2", "cpu"], catalog=a_catalog("B"))
+    for name in ("pc2/0", "pc2/1"):
+        line.executors[name].hangs = lambda _order: (1000.0, None)
+        line.executors[name].give_up = lambda: line.drive.device_lost("pc2", "a batch did not end in time")
+    line.accept(*[an_image(number) for number in range(40)])
+    line.run(until_s=300.0)
+    assert list(line.reasons().values()) == [None] * 40
+    assert line.ask("status")["failed"] == {}
+    line.drive.device_back("pc2", lambda: None)
+    line.accept(*[an_image(number) for number in range(40, 60)])
+    line.run(until_s=600.0)
+    assert list(line.reasons().values()) == [None] * 60
