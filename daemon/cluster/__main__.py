@@ -94,8 +94,10 @@ class RelayedDevice:
                     reason = f"a batch did not end in time, so its worker on {self._about['host']} is started again"
             except self._ray.exceptions.GetTimeoutError:
                 reason = f"its worker on {self._about['host']} has not answered for {_SILENT_S:g} s"
-            except self._ray.exceptions.RayActorError:
-                pass
+            except self._ray.exceptions.RayActorError as error:
+                if "creation task" in str(error):  # the class there is another, and cannot even say its version
+                    host, ours = self._about["host"], code_version()
+                    reason = f"{host} has another version of CoServe than this line, {ours}: install the same on both"
             except Exception as error:  # noqa: BLE001  reported and tried again
                 reason = _text(error)
             self._life = ""

@@ -62,6 +62,8 @@ class Ray:
             return [*map(self.get, outcome)]
         if isinstance(outcome, threading.Event) and not outcome.wait(timeout):
             raise GetTimeoutError
+        if isinstance(outcome, RayActorError):
+            raise outcome
         if isinstance(outcome, Exception):
             raise RayTaskError(f"{type(outcome).__name__}: {outcome}") from outcome
         return outcome
@@ -162,3 +164,14 @@ def test_a_worker_whose_batch_hangs_is_started_again(monkeypatch: pytest.MonkeyP
     assert lost["reason"] == "a batch did not end in time, so its worker on pc2 is started again"
     assert second["say"] == "found"
     assert second["life"] != first["life"]
+
+
+def test_a_worker_whose_class_is_another_is_of_another_version():
+    why = "The actor died because of an error raised in its creation task, ray::DeviceWorker.__init__()"
+    answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    worker = SimpleNamespace(hello=lambda: RayActorError(why))
+    device = RelayedDevice("pc2-cpu", {"executors": {}, "host": "pc2"}, Ray(lambda: Actor(worker)), answers.put)
+    threading.Thread(target=device.keep, daemon=True).start()
+    reason = answers.get(timeout=60)["reason"]
+    assert reason.startswith("pc2 has another version of CoServe than this line, ")
+    assert reason.endswith("install the same on both")
