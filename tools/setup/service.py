@@ -88,7 +88,8 @@ class Service:
             status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise ServiceError(f"`{self._typed}` did not stop within {timeout_s:.0f} s of SIGTERM; see {self.log}") from None
+            message = f"`{self._typed}` did not stop within {timeout_s:.0f} s of SIGTERM; see {self.log}"
+            raise ServiceError(message) from None
         self._listener.join(5.0)
         return status
 
