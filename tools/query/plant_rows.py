@@ -1,7 +1,7 @@
 """Queries for the images and boards of all lines in the hub of a plant, each with its line."""
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, timedelta
 from functools import partial
 from typing import Any
 
@@ -23,10 +23,11 @@ def _days(at: ColumnElement[Any], connection: Connection, filters: RowFilters) -
     """Return a condition for each day (UTC) on which a line finished anything, to read few partitions."""
     hour = yields_by_hour.c.hour
     day = func.date_trunc("day", hour, "UTC")
-    since = [] if filters.since is None else [hour >= func.date_trunc("hour", cast(filters.since, hour.type))]
+    since = [] if filters.since is None else [hour >= func.date_trunc("hour", cast(filters.since, hour.type), "UTC")]
     until = [] if filters.until is None else [hour < cast(filters.until, hour.type)]
     begins = connection.execute(select(day).where(*since, *until).distinct().order_by(day)).scalars()
-    edges = [(begin, begin + timedelta(days=1)) for begin in begins]
+    # In the time zone of the server, which PostgreSQL answers in, a day may have 23 or 25 hours.
+    edges = [(begin, begin + timedelta(days=1)) for begin in (begin.astimezone(UTC) for begin in begins)]
     return [and_(at >= begin, at < end) for begin, end in edges]
 
 

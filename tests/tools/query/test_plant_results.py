@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,24 @@ def test_every_row_comes_once_and_in_order_over_many_batches(
             assert times == sorted(times, reverse=order == "newest")
     finally:
         engine.dispose()
+
+
+def test_no_row_is_lost_or_read_twice_where_the_server_keeps_another_time_than_utc() -> None:
+    summer_time_ends = datetime(2026, 10, 26, 11, 50, tzinfo=UTC)
+    plant = PlantRows(summer_time_ends)
+    for hour in range(60):
+        plant.board("line-1", f"S{hour}", {"R1": "pass"}, timedelta(hours=hour))
+    late = f"{summer_time_ends - timedelta(minutes=5):%Y-%m-%dT%H:%M:%SZ}"
+    for zone in ("Europe/Berlin", "Asia/Kolkata"):
+        with a_server(f"timezone={zone}") as server:
+            url = server.url("zones")
+            with filled(url, plant, {"line-1": plant.now}):
+                engine = open_for_reading(url)
+                query = ResultsQuery(PLANT_BOARDS, ("serial",), RowFilters())
+                serials = sorted(row[0] for batch in read_batches(engine, query) for row in batch)
+                assert serials == sorted(one["board_serial"] for one in plant.rows["boards"]), zone
+                assert count_rows(engine, ResultsQuery(PLANT_BOARDS, ("serial",), RowFilters(since=late))) == 1, zone
+                engine.dispose()
 
 
 def test_a_reviewed_image_shows_the_person_s_verdict_and_the_line_s_own(results: Callable[..., Result]) -> None:
