@@ -182,7 +182,9 @@ def _advance(connection: Connection, row: Row[Any], plan: policy.Plan) -> policy
         has_it = line.number == plan.number and progress.direction == "forward"
         figures = _figures(connection, line) if has_it else ()
         problem = line.problem if line.refused == plan.number else None
-        reports[line.line] = policy.LineReport(line.number, problem, *figures)
+        # A pull takes minutes, and its line reports again only when it is over.
+        may_be_taking = progress.direction == "back" and row.started_at <= line.reported_at <= row.since
+        reports[line.line] = policy.LineReport(line.number, problem, *figures, may_be_taking=may_be_taking)
     after = policy.decide(plan, progress, reports, now.timestamp())
     _store(connection, row, after, now)
     return after

@@ -98,12 +98,16 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class LineReport:
-    """A line's newest report: the number in force, why it refused the wanted one, its figures with each."""
+    """A line's newest report: the number in force, why it refused the wanted one, its figures with each.
+
+    `may_be_taking`: it reported while lines should take the release, and not since they should go back.
+    """
 
     number: int | None
     problem: str | None = None
     now: Figures = Figures()
     before: Figures = Figures()
+    may_be_taking: bool = False
 
 
 class NoPlanError(Exception):
@@ -157,10 +161,11 @@ def decide(plan: Plan, progress: Progress, reports: Mapping[str, LineReport], no
     """Return how far it is next. A line without a report has not answered."""
     targets = wanted_numbers(plan, progress)
     late = [line for line, number in targets.items() if line not in reports or reports[line].number != number]
+    asked = [line for step in plan.steps[: progress.step + 1] for line in step]
     if progress.direction == "back":
+        late = [line for line in targets if line in late or (line in asked and reports[line].may_be_taking)]
         waits = f"for {', '.join(late)} to go back" if late else None
         return replace(progress, waits=waits, state="running" if late else "all_old")
-    asked = [line for step in plan.steps[: progress.step + 1] for line in step]
     for line in asked:
         report = reports.get(line)
         if report is not None and report.problem is not None:

@@ -52,6 +52,15 @@ def test_the_last_step_ends_it_and_a_line_that_comes_back_late_is_waited_for():
     assert decide(PLAN, back, dict.fromkeys(LINES, OLD), 1e9) == replace(back, state="all_old")
 
 
+def test_it_ends_all_old_only_after_lines_that_may_still_be_taking_it_have_reported_again():
+    back = Progress(1, 0.0).back("stopped by anna", 1.0)
+    taking = replace(OLD, may_be_taking=True)
+    assert decide(PLAN, back, reports(b=taking), 2.0).waits == "for b to go back"
+    assert decide(PLAN, back, reports(b=replace(GOOD, may_be_taking=True)), 2.0).waits == "for b to go back"
+    assert decide(PLAN, back, reports(d=taking), 2.0).state == "all_old"  # it was never to take it
+    assert decide(PLAN, back, reports(), 2.0).state == "all_old"
+
+
 @pytest.mark.parametrize(
     ("conditions", "figures", "reason"),
     [
