@@ -4,7 +4,8 @@ import hashlib
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +16,8 @@ from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import Connection, Engine, func, select, update
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.concurrency import run_in_threadpool
-from starlette.responses import JSONResponse
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from daemon.consumers.plant.tables import lines
@@ -33,9 +34,10 @@ from daemon.policy.rollout import NoPlanError
 from daemon.wire.keys import KeyFileError, Token, no_token_text, read_password, read_token
 from experts.catalog import Digest
 
-#: A picture may come over a slow link.
-_PICTURE_S = 600.0
+#: The longest pause in a picture or a file of a release: they may come over a slow link.
+_PAUSE_S = 600.0
 _MAX_JSON_BYTES = 1 << 20
+_PART_BYTES = 64 * 1024
 _Body = TypeVar("_Body", bound=BaseModel)
 #: First parts of the paths for lines and programs; all other paths are pages.
 _API = frozenset({"pictures", "healthz", "releases", "objects", "rollouts", "line-releases"})
@@ -124,7 +126,15 @@ def picture(hub: Hub, sha256: str) -> Response:
         raise HTTPException(404, "the hub does not have this picture, or has deleted it")
     kind = "image/jpeg" if content.startswith(b"\xff\xd8") else "application/octet-stream"
     kind = "image/png" if content.startswith(b"\x89PNG") else kind
-    return Response(content, media_type=kind, headers={"Cache-Control": "private, max-age=86400"})
+    headers = {"Cache-Control": "private, max-age=86400", "Content-Length": str(len(content))}
+    return StreamingResponse(in_parts([content]), media_type=kind, headers=headers)
+
+
+async def in_parts(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Yield pieces in parts that a slow client reads within the time that the server gives it for one."""
+    async for piece in iterate_in_threadpool(pieces):
+        for start in range(0, len(piece), _PART_BYTES):
+            yield piece[start : start + _PART_BYTES]
 
 
 def by_path(api: ASGIApp, pages: ASGIApp) -> ASGIApp:
@@ -154,7 +164,7 @@ def run_hub(
     upkeep.start()
     print(f"coserve plant: ready at {url_of(listener)}, database {hub.engine.url.render_as_string()}", flush=True)
     try:
-        PageServer(app, live, request_s=_PICTURE_S).run(sockets=[listener])
+        PageServer(app, live, request_s=_PAUSE_S).run(sockets=[listener])
     finally:
         upkeep.stop()
 
@@ -201,10 +211,17 @@ def line_of(hub: Hub, request: Request) -> str:
     return line
 
 
+async def parts_of(request: Request) -> AsyncIterator[bytes]:
+    """Yield the body of a request whose sender was admitted: it may take any time, as long as parts come."""
+    async for part in request.stream():
+        request.state.heard_s = time.monotonic()
+        yield part
+
+
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """Return the body of a request; 413 if it is larger."""
     content = bytearray()
-    async for part in request.stream():
+    async for part in parts_of(request):
         content += part
         if len(content) > max_bytes:
             raise HTTPException(413, f"{request.url.path}: the hub takes {max_bytes} bytes at most")

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from daemon.plant.hub import Hub, line_of, read_body
+from daemon.plant.hub import Hub, in_parts, line_of, parts_of, read_body
 from daemon.registry.hub_store import SIGNATURE_HEADER
 from daemon.registry.manifest import MAX_FILE_BYTES, MAX_MANIFEST_BYTES, ReleaseError, SignedManifest
 from daemon.registry.store import Store
@@ -51,7 +51,7 @@ def release_router(hub: Hub) -> APIRouter:
 
     @router.get("/objects/{sha256}", dependencies=read)
     def get_object(sha256: str, start: int = 0) -> Response:  # pyright: ignore[reportUnusedFunction]
-        return StreamingResponse(store.pieces(sha256, max(start, 0)), media_type="application/octet-stream")
+        return StreamingResponse(in_parts(store.pieces(sha256, max(start, 0))), media_type="application/octet-stream")
 
     @router.put("/objects/{sha256}", status_code=201, dependencies=change)
     async def put_object(sha256: str, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
@@ -67,7 +67,7 @@ async def _receive(store: Store, sha256: str, request: Request) -> None:
     store.folder.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=store.folder, prefix=_INCOMING) as part:
         size_bytes = 0
-        async for piece in request.stream():
+        async for piece in parts_of(request):
             size_bytes += len(piece)
             if size_bytes > MAX_FILE_BYTES:
                 raise ReleaseError(f"a file of a release has {MAX_FILE_BYTES} bytes at most")

@@ -101,11 +101,15 @@ class _HttpConnection(H11Protocol):
             return now_s - self._closing_s > _CLOSING_S
         if self._unread_s is not None:
             return now_s - self._unread_s > _UNREAD_S
-        return self.waits_for_client and now_s - self._quiet_s > request_s
+        heard_s = self.scope.get("state", {}).get("heard_s", 0.0) if self.scope is not None else 0.0
+        return self.waits_for_client and now_s - max(self._quiet_s, heard_s) > request_s
 
 
 class PageServer(uvicorn.Server):
-    """Serves one listening socket until SIGTERM. A client has `request_s` to send a request, its body included."""
+    """Serves one listening socket until SIGTERM. A client has `request_s` to send a request, its body included.
+
+    An application that admits a client sets `heard_s` in the request's `state` at each part: the time begins anew.
+    """
 
     def __init__(self, app: ASGIApp, live: LiveTopics, request_s: float = _REQUEST_S) -> None:
         super().__init__(
