@@ -87,6 +87,7 @@ def test_a_release_is_there_once_and_whole(tmp_path: Path):
         store.add_manifest("line", 8, signed)
     store.add_manifest("line", 7, signed)
     store.add_manifest("line", 7, signed)
+    store.add_manifest("line", 7, SignedManifest(signed.data, b"signature"))  # as it comes over HTTP
     with pytest.raises(ReleaseError, match="has another line/7 already"):
         store.add_manifest("line", 7, SignedManifest(signed.data, b"another\n"))
     assert (store.names(), store.numbers("line"), store.manifest("line", 7)) == (["line"], [7], signed)
