@@ -71,6 +71,8 @@ class PictureSender:
                         raise
             except (Error, DeliveryError, OSError, ReleaseError) as error:
                 self._log.warning("pictures_wait", why=str(error))
+            except Exception as error:  # noqa: BLE001 - rows go on, and nothing else would start it again
+                self._log.warning("pictures_wait", why=f"{type(error).__name__}: {error}")
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 

@@ -85,6 +85,30 @@ async def test_pictures_of_failed_images_arrive_by_digest_and_a_missing_one_is_n
     assert [file.name for file in (tmp_path / "pictures").rglob("*") if file.is_file()] == [digest]
 
 
+class _Defective(LineSide):
+    """A line whose database fails once."""
+
+    fails = True
+
+    def picture(self, inspection_id: int) -> bytes | None:
+        if self.fails:
+            self.fails = False
+            raise RuntimeError("disk I/O error")
+        return super().picture(inspection_id)
+
+
+@in_a_loop
+async def test_pictures_go_on_after_any_failure_of_the_line(
+    hub: HubDatabase, database: ResultsDatabase, key: Path, tmp_path: Path
+) -> None:
+    database.grow(2)
+    fail(database, 1)
+    with serving(hub, key, open_pictures(Pictures(folder=tmp_path / "pictures"))) as url:
+        side = _Defective(database, {1: b"\xff\xd8" + bytes(100)})
+        async with sending(hub, database, side=side, pictures="failed", hub=url, key=key):
+            await until(lambda: [row[::2] for row in stored(hub)] == [(1, "stored")])
+
+
 @in_a_loop
 async def test_many_pictures_behind_a_slow_link_or_a_hub_that_is_away_hold_no_row_back(
     hub: HubDatabase, database: ResultsDatabase, key: Path, tmp_path: Path
