@@ -27,7 +27,7 @@ from daemon.errors import ReleaseError, StartError
 from daemon.host.logs import configure_logs
 from daemon.monitor.http_server import bind_http, url_of
 from daemon.plant.picture_store import PictureStore, PictureStoreError, open_pictures
-from daemon.plant.schema import database_problem, open_database, unknown_line
+from daemon.plant.schema import database_problem, open_database, require_utf8, unknown_line
 from daemon.plant.settings import HubSettings, load_plant
 from daemon.plant.upkeep import Upkeep
 from daemon.policy.rollout import NoPlanError
@@ -185,6 +185,7 @@ def _hub_transaction(path: Path) -> Iterator[tuple[Hub, Connection]]:
 def check_hub(path: Path) -> dict[str, Any]:
     """Read plant.yaml and ask the database; return its address, version and lines. ConfigError, StartError."""
     with _hub_transaction(path) as (hub, connection):
+        require_utf8(connection)
         version = connection.exec_driver_sql("SHOW server_version").scalar()
         has_schema = connection.exec_driver_sql("SELECT to_regclass('lines')").scalar() is not None
         count = connection.execute(select(func.count()).select_from(lines)).scalar() if has_schema else 0

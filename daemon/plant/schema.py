@@ -41,12 +41,25 @@ def open_database(url: str, password: str | None = None) -> Engine:
     address = make_url(url)
     if password is not None:
         address = address.set(password=password)
-    return create_engine(address, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+    # SQL_ASCII has no texts of its own: `require_utf8` refuses it in words.
+    arguments = {"connect_timeout": 10, "client_encoding": "utf8"}
+    return create_engine(address, pool_pre_ping=True, connect_args=arguments)
+
+
+def require_utf8(connection: Connection) -> None:
+    """Raise StartError if the database cannot hold every text that a line sends."""
+    encoding = connection.exec_driver_sql("SHOW server_encoding").scalar()
+    if encoding != "UTF8":
+        raise StartError(
+            f"the hub's database has the encoding {encoding}, which cannot hold every text: make it again with"
+            " createdb --encoding UTF8 --template template0"
+        )
 
 
 def make_schema(engine: Engine) -> int:
     """Make or upgrade everything in one transaction; return the version. StartError for a newer one."""
     with engine.begin() as connection:
+        require_utf8(connection)
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK})
         connection.execute(text("CREATE TABLE IF NOT EXISTS schema_version (version integer NOT NULL)"))
         present = connection.execute(text("SELECT version FROM schema_version")).scalar()

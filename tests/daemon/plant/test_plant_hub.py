@@ -15,6 +15,8 @@ from typing import Any
 import psycopg
 import pytest
 from pydantic import BaseModel
+from sqlalchemy import create_engine
+from sqlalchemy.engine import make_url
 from typer.testing import CliRunner
 
 from daemon.errors import ConfigError, StartError
@@ -116,6 +118,24 @@ def test_the_schema_is_made_once_and_a_newer_one_is_refused(server: Server) -> N
     engine.dispose()
 
 
+def test_a_database_that_cannot_hold_every_text_is_refused_in_words(server: Server, tmp_path: Path) -> None:
+    address = make_url(server.url("template"))
+    every = create_engine(address, isolation_level="AUTOCOMMIT")
+    with every.connect() as connection:
+        for encoding in ("SQL_ASCII", "LATIN1"):
+            options = "LOCALE 'C' LOCALE_PROVIDER libc TEMPLATE template0"
+            connection.exec_driver_sql(f"CREATE DATABASE {encoding.lower()} ENCODING '{encoding}' {options}")
+            url = address.set(database=encoding.lower()).render_as_string(hide_password=False)
+            engine = open_database(url)
+            with pytest.raises(StartError, match=f"encoding {encoding}, .* createdb --encoding UTF8"):
+                make_schema(engine)
+            engine.dispose()
+            (tmp_path / "plant.yaml").write_text(f"database: {url}\n")
+            checked = CliRunner().invoke(app, ["plant", "check", str(tmp_path / "plant.yaml")])
+            assert (checked.exit_code, f"encoding {encoding}" in checked.output) == (1, True)
+    every.dispose()
+
+
 def test_a_lines_role_cannot_put_a_table_of_its_own_before_the_hubs(server: Server) -> None:
     hub = HubDatabase(server, "roles")
     with psycopg.connect(hub.conninfo, autocommit=True) as connection:
@@ -140,7 +160,10 @@ def test_upkeep_makes_days_ahead_and_forgets_by_line(server: Server) -> None:
     hub = HubDatabase(server, "upkeep")
     now = datetime.now(UTC)
     for line in ("line-1", "line-2"):
-        hub.ask("INSERT INTO lines (line, epoch, identity, host, last_seq) VALUES (%s, 'e', 'i', 'h', 9)", line)
+        line_row = (
+            "INSERT INTO lines (line, epoch, identity, host, last_seq, last_at) VALUES (%s, 'e', 'i', 'h', 9, %s)"
+        )
+        hub.ask(line_row, line, now)
         for seq, days in ((1, 100), (2, 20), (3, 0)):
             at = now - timedelta(days=days)
             hub.ask("SELECT ensure_day(%s::date)", at.date())
