@@ -76,9 +76,13 @@ def keep_in_order(engine: Engine, retention: Retention, store: PictureStore, now
             connection.execute(text("SELECT ensure_day(:day)"), {"day": (now + timedelta(days=ahead)).date()})
     counts = {"days": 0, "rows": 0, "pictures": 0}
     with engine.connect() as connection:
-        names = connection.execute(select(lines.c.line)).scalars().all()
-    ages = {name: retention.lines.get(name, retention.results) for name in names}
-    if names and all(ages.values()):
+        last_at = {row.line: row.last_at for row in connection.execute(select(lines.c.line, lines.c.last_at))}
+    ends = [at for at in last_at.values() if at is not None]
+    if not ends:
+        return counts
+    now = min(now, max(ends))  # a hub's clock that is ahead makes nothing old
+    ages = {name: retention.lines.get(name, retention.results) for name in last_at}
+    if all(ages.values()):
         counts["days"] = _drop_days(engine, now - timedelta(seconds=max(age for age in ages.values() if age)))
     for name, age_s in ages.items():
         if age_s is not None:
