@@ -72,6 +72,9 @@ def make_app(hub: Hub, *routers: APIRouter) -> FastAPI:
     # Lines try again after a status of 500 or more.
     for error, status in ((ReleaseError, 409), (NoPlanError, 409), (KeyFileError, 503), (OSError, 507)):
         app.add_exception_handler(error, partial(_refuse, status))
+    app.add_exception_handler(
+        SQLAlchemyError, lambda _, error: JSONResponse({"detail": database_problem(hub.engine, error)}, 503)
+    )
     for router in (picture_router(hub), *routers):
         app.include_router(router)
     return app
@@ -141,7 +144,7 @@ def by_path(api: ASGIApp, pages: ASGIApp) -> ASGIApp:
     """Return one application: `api` answers its paths, `pages` all others and the lifespan events."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        is_api = scope["type"] == "http" and scope["path"].split("/")[1] in _API
+        is_api = scope["type"] == "http" and scope["path"].lstrip("/").split("/")[0] in _API
         await (api if is_api else pages)(scope, receive, send)
 
     return answer
