@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Depends, HTTPException
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, model_validator
 from sqlalchemy import Connection, Row, func, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
@@ -29,7 +29,8 @@ _MAX_IMAGES = 20_000
 _BEFORE = timedelta(days=30)
 _PLAN = TypeAdapter(policy.Plan)
 _Text = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
-_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+_EARLIEST, _LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
 _ShareLimit = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -45,12 +46,18 @@ class ReleaseState(_Message):
     """
 
     number: Number
-    since: Annotated[AwareDatetime, Field(ge=_EARLIEST)]
+    since: Annotated[AwareDatetime, Field(ge=_EARLIEST, le=_LATEST)]
     refused: Number | None = None
     problem: _Text | None = None
     waits: _Text | None = None
-    compared: Annotated[int, Field(ge=0)] | None = None
-    agreed: Annotated[int, Field(ge=0)] | None = None
+    compared: _Count | None = None
+    agreed: _Count | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if (self.compared is None) != (self.agreed is None) or (self.agreed or 0) > (self.compared or 0):
+            raise ValueError("`agreed` must be a part of `compared`")
+        return self
 
 
 class Report(_Message):

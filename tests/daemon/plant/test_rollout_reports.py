@@ -103,6 +103,35 @@ def test_a_line_that_is_still_pulling_a_release_that_was_stopped_goes_back_too(r
     assert reports.state() == "all_old"
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"since": "9999-12-31T23:59:59-14:00"},
+        {"compared": 1, "agreed": 9},
+        {"compared": 9},
+        {"compared": 1 << 40, "agreed": 0},
+    ],
+)
+def test_a_report_that_cannot_be_true_is_refused_and_stops_no_other_line(
+    reports: Reports, damaged: dict[str, Any]
+) -> None:
+    reports.start()
+    reports.report("line-a", 6)
+    reports.decide_again()
+    state = {"number": 7, "since": SINCE} | damaged
+    assert reports.post("line-a", "/line-releases", in_force={"line": state})[0] == 422
+    reports.decide_again()
+    assert reports.report("line-b", 6) == 6
+
+
+def test_a_database_that_does_not_answer_is_named(reports: Reports) -> None:
+    reports.hub.engine.dispose()
+    reports.database.ask("DROP TABLE line_releases CASCADE")
+    status, answer = reports.post("line-a", "/line-releases", in_force={"line": {"number": 6, "since": SINCE}})
+    assert status == 503
+    assert 'relation "line_releases" does not exist' in answer["detail"]
+
+
 def test_a_roll_out_that_is_stopped_does_not_wait_for_lines_that_never_heard_of_it(reports: Reports) -> None:
     reports.start()
     assert reports.post("hub", "/rollouts/line/stop")[0] == 200
