@@ -221,7 +221,9 @@ def test_postgresql_killed_during_upkeep_deletes_what_is_old_and_no_more(
 def _old_and_new(hub: HubDatabase) -> dict[str, bytes]:
     """Add an image of 100 days ago, and one of now, each with a picture; return the pictures by their sha256."""
     contents = [b"old", b"new"]
-    hub.ask("INSERT INTO lines (line, epoch, identity, host, last_seq) VALUES ('line-1', 'e', 'i', 'h', 2)")
+    hub.ask(
+        "INSERT INTO lines (line, epoch, identity, host, last_seq, last_at) VALUES ('line-1', 'e', 'i', 'h', 2, now())"
+    )
     for seq, days in ((1, 100), (2, 0)):
         at = datetime.now(UTC) - timedelta(days=days)
         hub.ask(  # in `inspections_other` as yet: no day is made
