@@ -2,12 +2,13 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import structlog
-from sqlalchemy import Engine, Table, delete, select, text, tuple_, update
+from sqlalchemy import Connection, Engine, Table, delete, select, text, tuple_, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.consumers.plant import tables
@@ -72,7 +73,7 @@ def keep_in_order(engine: Engine, retention: Retention, store: PictureStore, now
     """Make the next days and delete what is too old; return how many days, rows and pictures were deleted."""
     now = datetime.fromtimestamp(now_s, UTC)
     for ahead in range(_DAYS_AHEAD + 1):
-        with engine.begin() as connection:
+        with _short_locks(engine) as connection:
             connection.execute(text("SELECT ensure_day(:day)"), {"day": (now + timedelta(days=ahead)).date()})
     counts = {"days": 0, "rows": 0, "pictures": 0}
     with engine.connect() as connection:
@@ -118,9 +119,17 @@ def prune_releases(engine: Engine, settings: HubSettings, now_s: float) -> int:
         return 0
 
 
+@contextmanager
+def _short_locks(engine: Engine) -> Iterator[Connection]:
+    """Begin a transaction that gives up where a long reader holds a day: lines that write would wait behind both."""
+    with engine.begin() as connection:
+        connection.execute(text("SET LOCAL lock_timeout = '5s'"))
+        yield connection
+
+
 def _drop_days(engine: Engine, before: datetime) -> int:
     """Drop partitions of days that are over for every line."""
-    with engine.begin() as connection:
+    with _short_locks(engine) as connection:
         old = connection.execute(select(partitions.c.day).where(partitions.c.day < before.date())).scalars().all()
         for day in old:
             connection.execute(text(f"DROP TABLE IF EXISTS {partition_name(day)}"))

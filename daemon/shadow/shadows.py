@@ -132,6 +132,7 @@ class Shadows:
             is_last = self._stopping.wait(_TURN_S)
             try:
                 if self._is_old or is_last:
+                    self._is_old = False  # before the versions are read, which may change at any moment
                     self._restart(self._versions if not is_last else {})
                 self._hand_over()
                 with suppress(BlockingIOError):
@@ -145,7 +146,6 @@ class Shadows:
 
     def _restart(self, versions: dict[str, str]) -> None:
         """End the process, which takes seconds at idle priority, and start the next one if there are `versions`."""
-        self._is_old = False
         self._children.stop()
         self._children, fd = Children(), self._theirs.fileno()
         if versions:

@@ -31,7 +31,7 @@ class DecidedPicture:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The pictures, the newest first; how many were left out, by reason; the labels that the rules pass."""
+    """The pictures, the newest decision first; how many were left out, by reason; the labels that the rules pass."""
 
     pictures: Sequence[DecidedPicture]
     left_out: Mapping[str, int]
@@ -50,7 +50,10 @@ def learned_files(catalog: Path, expert: str) -> tuple[Path, Path, Path]:
 
 
 def decided_question(expert: str) -> Select[*tuple[Any, ...]]:
-    """Select the images of `expert` whose newest review is a person's and whose picture is kept, the newest first."""
+    """Select the images of `expert` whose newest review is a person's and whose picture is kept, by that review's age.
+
+    The newest comes first.
+    """
     newest = newest_of_each()
     return (
         select(
@@ -64,7 +67,7 @@ def decided_question(expert: str) -> Select[*tuple[Any, ...]]:
         .join(boards, boards.c.board_id == inspections.c.board_id)
         .join(stages, stages.c.inspection_id == inspections.c.inspection_id)
         .where(stages.c.expert == expert, inspections.c.image_path.is_not(None), reviews.c.reviewer != DAEMON)
-        .order_by(inspections.c.inspection_id.desc())
+        .order_by(newest.c.review_id.desc())
         .limit(MAX_PICTURES)
     )
 

@@ -1,6 +1,7 @@
 """Releases between real lines: pushed, carried in a folder, pulled while boards are judged; and what is refused."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -118,6 +119,14 @@ def test_releases_that_a_line_does_not_take_change_nothing(places: dict[str, Pat
     places["b"].write_text(yaml.safe_dump(config))
     pull(places)
     assert state_of(places["b"]) != before
+
+
+def test_a_store_that_cannot_be_written_is_named(places: dict[str, Path]):
+    places["stick"].mkdir(exist_ok=True)
+    (places["stick"] / "objects").write_text("")
+    secret = places["keys"] / "anna.sign_secret"
+    done = coserve("plant", "push", places["a"], "--to", places["stick"], "--key", secret, status=1)
+    assert re.fullmatch(r"coserve: .*objects.*: (Not a directory|File exists)", " ".join(done.stderr.split()))
 
 
 def test_a_replay_an_expired_release_and_a_way_back_by_a_person(places: dict[str, Path]):

@@ -36,9 +36,9 @@ class Follower:
             if number is None or self._refused.get(name, (0, ""))[0] == number:
                 continue  # until the hub wants another
             self._refused.pop(name, None)
-            self._waits.pop(name, None)
+            waited = self._waits.pop(name, None)
             if facts.number != number or is_unsettled:
-                self._pull(line, name, number)
+                self._pull(line, name, number, waited, is_back=number <= facts.number)
                 compare = self._report(releases)[1]
         for name, facts in releases.in_force().items():
             if (name in compare) != facts.is_compared:
@@ -54,15 +54,22 @@ class Follower:
                 self._say(f"{name}: {text}")
             self._not_compared[name] = text
 
-    def _pull(self, line: ExpertsLine, name: str, number: int) -> None:
+    def _pull(self, line: ExpertsLine, name: str, number: int, waited: str | None, *, is_back: bool) -> None:
+        """Pull a release. What fails is refused, but a way back is tried again: nothing else can take its place.
+
+        `waited` is what it waited for at the last try, which is not said twice.
+        """
         try:
             pulled = pull(line, self._hub, name, number, self._options)
-        except (NotNowError, VersionsBusyError) as error:
-            self._waits[name] = str(error)[:_MAX_TEXT]
-            self._say(f"{name}/{number} waits: {error}")
         except (ReleaseError, VersionsError, OSError) as error:
-            self._refused[name] = number, str(error)[:_MAX_TEXT]
-            self._say(f"{name}/{number} refused: {error}")
+            text = str(error)[:_MAX_TEXT]
+            if not is_back and not isinstance(error, NotNowError | VersionsBusyError):
+                self._refused[name] = number, text
+                self._say(f"{name}/{number} refused: {error}")
+                return
+            self._waits[name] = text
+            if text != waited:
+                self._say(f"{name}/{number} waits: {error}")
         else:
             self._say(f"{pulled.manifest.release} is in force, signed by {pulled.signer}")
 

@@ -46,3 +46,4 @@ def test_a_token_that_others_can_read_or_guess_is_refused(tmp_path: Path, text: 
 
 def test_an_address_that_no_host_can_have_is_out_of_reach():
     assert (unreachable("pc..2:6379") or "").startswith("no cluster answers at pc..2:6379 (")
+    assert (unreachable("127.0.0.1:99999") or "").startswith("no cluster answers at 127.0.0.1:99999 (")

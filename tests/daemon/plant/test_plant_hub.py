@@ -15,10 +15,12 @@ from typing import Any
 import psycopg
 import pytest
 from pydantic import BaseModel
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, func, select
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
+from daemon.consumers.plant.tables import inspections
 from daemon.errors import ConfigError, StartError
 from daemon.plant.schema import UPGRADES, make_schema, open_database
 from daemon.plant.settings import HubSettings, Retention, load_plant
@@ -182,6 +184,10 @@ def test_upkeep_makes_days_ahead_and_forgets_by_line(server: Server) -> None:
     removed = _Removed()
     day = 86400.0
     retention = Retention(results="60d", lines={"line-2": "10d"})  # type: ignore[arg-type]
+    with hub.engine.begin() as long_reader:
+        long_reader.execute(select(func.count()).select_from(inspections))
+        with pytest.raises(OperationalError, match="lock timeout"):  # lines that write would wait behind it
+            keep_in_order(hub.engine, retention, removed, now.timestamp())
     counts = keep_in_order(hub.engine, retention, removed, now.timestamp())
     assert counts == {"days": 1, "rows": 1, "pictures": 3}
     left = hub.ask("SELECT line, seq FROM inspections ORDER BY line, seq")

@@ -115,6 +115,16 @@ class Plant:
         with self.engine.begin() as connection:
             connection.execute(insert(inspections), rows)
 
+    def cannot_go_back(self, line: str, number: int) -> None:
+        """Let the line fail to go back, while the hub lacks a file; it says so once, and tries again."""
+        manifest = self.folder / "releases" / "manifests" / "line" / f"{number}.json"
+        manifest.rename(manifest.with_suffix(".away"))
+        before = len(self.said)
+        self.followers[line].turn()
+        self.followers[line].turn()
+        assert [text.split(":")[0] for text in self.said[before:]] == [f"line/{number} waits"]
+        manifest.with_suffix(".away").rename(manifest)
+
     def turns(self, *names: str, while_step: int) -> dict[str, Any]:
         """Let these lines follow until the roll-out leaves the step, or goes back, or ends."""
 
@@ -241,6 +251,7 @@ def test_a_damaged_file_at_the_hub_is_refused_and_the_roll_out_ends_with_all_lin
     plant.followers["line-a"].turn()
     assert plant.numbers()["line-a"] == 3
     plant.rollout("stop", "line")
+    plant.cannot_go_back("line-a", 2)
     until(lambda: [follower.turn() for follower in plant.followers.values()] and plant.newest()["state"] == "all_old")
     assert plant.numbers() == dict.fromkeys(LINES, 2)
     settings = load_plant(plant.folder / "plant.yaml").model_copy(update={"retention": Retention(releases=1)})

@@ -50,7 +50,7 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
         web.add_image(number, 1, image_path=None if number == 6 else path)
         web.add_picture(path, a_picture())
         web.add_stage(number, label="bad" if number < 3 else "ok")
-    for number, verdict, defect in ((1, "pass", None), (2, "pass", None), (3, "fail", "bad"), (6, "pass", None)):
+    for number, verdict, defect in ((2, "pass", None), (1, "pass", None), (3, "fail", "bad"), (6, "pass", None)):
         web.add_review(number, verdict, defect=defect)
     web.add_review(4, "unknown")
     web.add_review(5, "pass")
@@ -70,7 +70,7 @@ def page(web: Web, name: str = "R0402") -> str:
 def test_decided_pictures_are_shown_by_their_label_with_what_the_expert_said(web: Web) -> None:
     text = page(web)
     assert re.findall(r"<strong>(\d+)</strong> (\w+)", text) == [("1", "bad"), ("2", "ok")]
-    assert re.findall(r'href="/review\?image=(\d)"', text) == ["3", "2", "1"]
+    assert re.findall(r'href="/review\?image=(\d)"', text) == ["3", "1", "2"]
     assert text.count('class="verdict fail">it said bad') == 2
     assert "1 picture left out: decided unknown" in text
     assert "coserve learn R0402 --with FOLDER" in text
