@@ -28,7 +28,7 @@ from daemon.host.children import live_with_parent
 
 #: A worker that has not answered for this long is lost: its PC is off, cut off or frozen.
 _SILENT_S = 15.0
-#: So long may a worker import torch and open its device.
+#: How long a worker may take to import torch and open its device.
 _OPEN_WITHIN_S = 300.0
 _PING_EVERY_S = 1.0
 _RETRY_S = 1.0
@@ -95,9 +95,9 @@ class RelayedDevice:
             except self._ray.exceptions.GetTimeoutError:
                 reason = f"its worker on {self._about['host']} has not answered for {_SILENT_S:g} s"
             except self._ray.exceptions.RayActorError as error:
-                if "creation task" in str(error):  # the class there is another, and cannot even say its version
+                if "creation task" in str(error):  # Ray cannot load our class there, so nothing can say its version
                     host, ours = self._about["host"], code_version()
-                    reason = f"{host} has another version of CoServe than this line, {ours}: install the same on both"
+                    reason = f"{host} does not have this line's version of CoServe, {ours}: install the same on both"
             except Exception as error:  # noqa: BLE001  reported and tried again
                 reason = _text(error)
             self._life = ""
@@ -148,7 +148,7 @@ class RelayedDevice:
                 actor.unload.options(concurrency_group="loads").remote(head["pool"], head["expert"])
             case "resize":
                 actor.resize.options(concurrency_group="loads").remote(head["pool"], head["bytes"])
-            case "give_up":  # a new process leaves the hung thread behind, and what it holds of the device
+            case "give_up":  # only a new process frees what the hung thread holds of the device
                 self._hangs = True
                 self._lost.set()
             case other:
@@ -183,7 +183,7 @@ class RelayedDevice:
         self._say(answer | {"say": "answer", "device": self._name, "call": head["call"]})
 
     def _send_file(self, actor: Any, digest: str, path: Path) -> dict[str, Any] | None:
-        """Send a weights file in parts. Return the answer of a worker that refuses it. Raises OSError."""
+        """Send a weights file in parts; return the worker's answer if it refuses the file. Raises OSError."""
         take = actor.take.options(concurrency_group="files")
         pending: list[Any] = []
         with path.open("rb") as file:

@@ -11,12 +11,12 @@ from daemon.units import size_text
 from experts.catalog import is_digest
 from experts.weights import file_sha256
 
-#: A use is noted this often: a pool checks a file's sha256 again once its times have changed.
+#: A use is noted at most this often: a pool checks a file's sha256 again whenever its times have changed.
 _NOTE_USE_EVERY_S = 3600.0
 
 
 class CacheError(Exception):
-    """A weights file was refused; the text says which and why. `is_altered`: its bytes are not those of its digest."""
+    """A weights file was refused; the text says which and why. `is_altered`: its bytes do not match its digest."""
 
     def __init__(self, message: str, *, is_altered: bool = False) -> None:
         self.is_altered = is_altered
@@ -26,14 +26,14 @@ class CacheError(Exception):
 class ExpertCache:
     """A folder of at most `max_bytes`; the least recently used files are deleted first. For any thread and process.
 
-    It survives restarts: the modification time of a file is about when it was last used, by any process.
+    It survives restarts: the modification time of a file is roughly when any process last used it.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        #: When this process used each digest.
+        #: When this process last used each digest.
         self._used_s: dict[str, float] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -81,7 +81,7 @@ class ExpertCache:
             raise CacheError(message, is_altered=True)
 
     def drop_altered(self, digests: Iterable[str]) -> list[str]:
-        """Delete files whose bytes are no longer those of their digest (a power cut, a bad disk); return `missing`."""
+        """Delete files whose bytes no longer match their digest (power cut, bad disk); return the missing digests."""
         digests = list(dict.fromkeys(digests))
         for digest in digests:
             with suppress(OSError):

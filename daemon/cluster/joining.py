@@ -75,7 +75,7 @@ def unreachable(address: str) -> str | None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_WITHIN_S).close()
-    except (OSError, ValueError, OverflowError) as error:  # no name that a host can have, no port that there is
+    except (OSError, ValueError, OverflowError) as error:  # also a name or port that no host can have
         why = getattr(error, "strerror", None) or error
         return f"no cluster answers at {address} ({why}): start its head, or correct the address"
     return None

@@ -42,7 +42,7 @@ _MAX_PART_BYTES = 128 << 20
 
 #: Called with the answer to an order, or None if its device is lost.
 OnAnswer = Callable[[dict[str, Any] | None], None]
-#: Messages that wait for a connection, each its head and its body; None ends them.
+#: Messages to send over one connection, each a head and a body; None ends its sender.
 _Outbox = queue.SimpleQueue[tuple[dict[str, Any], tuple[bytes, ...]] | None]
 
 
@@ -58,7 +58,7 @@ class RemoteDevice:
         #: Filled before the start: the budget of each pool, and the pool of each executor.
         self.pools: dict[PoolId, int] = {}
         self.executors: dict[ExecutorId, PoolId] = {}
-        #: The budgets of pools that were resized since: the next worker starts with those of `pools`.
+        #: The budgets of pools that were resized since the start: each new worker starts with those of `pools`.
         self._resized: dict[PoolId, int] = {}
         self._calls: dict[int, OnAnswer] = {}
         self._last_call = 0
@@ -128,6 +128,7 @@ class RemoteDevice:
             self.resize(pool, budget_bytes)
 
     def resize(self, pool: PoolId, budget_bytes: int) -> None:
+        """Resize a pool of this worker and of all later ones."""
         self._resized[pool] = budget_bytes
         self.tell({"do": "resize", "pool": pool, "bytes": budget_bytes})
 
@@ -180,7 +181,7 @@ class RemotePool:
         self._remote.resize(self._pool, budget_bytes)
 
 
-class _Unsent(NamedTuple):
+class _UnsentBatch(NamedTuple):
     """A batch with the images that are still to be sent, and the report about the others."""
 
     order: BatchOrder
@@ -191,12 +192,12 @@ class _Unsent(NamedTuple):
 
 
 def _first_part(images: tuple[ImageOrder, ...]) -> tuple[ImageOrder, ...]:
-    """Return the first images that have at most `_MAX_PART_BYTES` together, at least one."""
+    """Return the first images, at least one, that together have at most `_MAX_PART_BYTES`."""
     sizes = accumulate(image.key.length for image in images)
     return images[: max(1, sum(size <= _MAX_PART_BYTES for size in sizes))]
 
 
-def _joined(first: BatchReport, then: BatchReport) -> BatchReport:
+def _join_reports(first: BatchReport, then: BatchReport) -> BatchReport:
     """Return one report about two parts of a batch."""
     limits = [report.memory_limit for report in (first, then) if report.memory_limit is not None]
     results, infer_ms = first.results + then.results, first.infer_ms + then.infer_ms
@@ -210,7 +211,7 @@ class RemoteExecutor:
         self.facts = facts
         self._device = device
         self._read = read
-        self._worker: Worker[_Unsent] = Worker(f"executor {facts.executor}", self._send)
+        self._worker: Worker[_UnsentBatch] = Worker(f"executor {facts.executor}", self._send)
         self._report: Callable[[BatchReport], None] = lambda _report: None
 
     def start(self, report: Callable[[BatchReport], None]) -> None:
@@ -218,7 +219,7 @@ class RemoteExecutor:
         self._worker.start()
 
     def submit(self, order: BatchOrder) -> None:
-        self._worker.put(_Unsent(order, self._device.life, time.monotonic(), order.images))
+        self._worker.put(_UnsentBatch(order, self._device.life, time.monotonic(), order.images))
 
     def give_up(self) -> RequestId | None:
         """Have the worker started again, and return None: which image hangs is unknown here."""
@@ -229,8 +230,8 @@ class RemoteExecutor:
     def stop(self, timeout_s: float) -> bool:
         return self._worker.stop(timeout_s)
 
-    def _send(self, unsent: "_Unsent") -> None:
-        """Send the first of the images that wait, as many as one message holds."""
+    def _send(self, unsent: _UnsentBatch) -> None:
+        """Send the next images of a batch, as many as fit in one message."""
         part, faults = replace(unsent.order, images=_first_part(unsent.images)), dict[int, Unanswered]()
         try:
             payloads = self._payloads(part, faults)
@@ -247,11 +248,11 @@ class RemoteExecutor:
 
         self._device.call(unsent.life, on_answer, head, packed, *payloads.values())
 
-    def _go_on(self, unsent: "_Unsent", part: BatchReport) -> None:
-        """Send the next part of a batch, or report the whole of it: after the last, or an error of the device."""
+    def _go_on(self, unsent: _UnsentBatch, part: BatchReport) -> None:
+        """Send the next part of a batch; after the last, or an error of the device, report the whole batch."""
         rest = unsent.images[len(part.results) :]
         if unsent.done is not None:
-            part = _joined(unsent.done, part)
+            part = _join_reports(unsent.done, part)
         if rest and part.device_error is None:
             self._worker.put(unsent._replace(images=rest, done=part))
         else:
@@ -305,7 +306,7 @@ class ClusterDevices:
         }
         # The process sends its end of a connection through this pair: both ends stay open here, for the next one.
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        #: That of the present connection: the drive's thread posts too, and must not wait for the process to read.
+        #: The messages of the present connection: the drive's thread posts too, and must not wait for a slow reader.
         self._outbox: _Outbox | None = None
         self._thread: threading.Thread | None = None
         self._log: Any = structlog.get_logger("cluster")
@@ -382,7 +383,7 @@ class ClusterDevices:
         """Serve one connection after the other: each new process opens one."""
         while (arrived := socket.recv_fds(self._ours, 16, 1))[0]:
             fds = arrived[1]
-            if not fds:  # this process has as many open files as it may; the other one ends, and the next tries again
+            if not fds:  # this process has no free file descriptor; the other one ends, and its successor tries again
                 self._log.error("cluster_connection_refused", error="too many open files")
                 continue
             line, outbox = socket.socket(fileno=fds[0]), _Outbox()
@@ -407,7 +408,7 @@ class ClusterDevices:
                 device.lost(ended if device.life else device.problem or ended, drive)
 
     def _send_all(self, line: socket.socket, outbox: _Outbox) -> None:
-        """Send what is posted to one connection; end the connection if that fails, so that its reader notes it."""
+        """Send what is posted to one connection; if that fails, end it, so that its reader notices."""
         try:
             while (message := outbox.get()) is not None:
                 send(line, *message)

@@ -64,7 +64,7 @@ class DeviceWorker:
         """Return at once, which shows that this process is alive."""
 
     def take(self, digest: str, size: int, offset: int, chunk: bytes) -> str:
-        """Take a part of a weights file; return "", or why it is refused: an `error`, of this PC or of the file."""
+        """Take a part of a weights file; return "", or an `error` as JSON: this PC's, or that the file is altered."""
         try:
             self._cache.take(digest, size, offset, chunk)
         except (CacheError, OSError) as error:

@@ -343,7 +343,7 @@ def _contradictions(config: Config, devices_written: Sequence[str]) -> Iterator[
         for keys, message in _device_mistakes(name, device):
             yield ("devices", name, *keys), message
         if device.host is not None and (first := remote.setdefault((device.host, device.device), name)) != name:
-            message = f"{device.device} of {device.host} is {first} already: name another `device`, or remove this one"
+            message = f"{device.device} of {device.host} is already {first}: name another `device`, or remove this one"
             yield ("devices", name), message
         for keys, message in _host_mistakes(name, device, config.cluster.address):
             yield ("devices", name, *keys), message

@@ -147,7 +147,7 @@ class Drive:
         self._control = SchedulerControl(self._scheduler, self._flow, self._health)
         self._events = Events()
         self._thread = threading.Thread(target=self._loop, name="drive", daemon=True)
-        self._remote = {facts.pool for facts in makeup.pools if facts.is_remote}
+        self._remote_pools = {facts.pool for facts in makeup.pools if facts.is_remote}
         self._fresh_loads: dict[tuple[PoolId, ExpertId], FreshLoad] = {}
         self._last_batch_id = last_batch_id
         self._switches = 0
@@ -428,9 +428,10 @@ class Drive:
     def _leave_batch(self, hung: HungBatch, now: float) -> None:
         """Retry a hung batch's images, except one whose decoding hangs; without one, blame the expert.
 
-        On another PC blame the device, or the way there, which counts as lost: the expert goes on elsewhere.
+        On another PC blame the device or the connection to it: it counts as lost, and the expert goes on elsewhere.
         """
-        run, is_remote = hung.running.run, self._work.pool_of(hung.running.run.executor) in self._remote
+        run = hung.running.run
+        is_remote = self._work.pool_of(run.executor) in self._remote_pools
         images, seconds = self._flow.names(run.batch), round(hung.seconds, 1)
         self._log.error("executor_hung", executor=run.executor, expert=run.expert, images=images, seconds=seconds)
         self._scheduler.batch_hung(run.executor)

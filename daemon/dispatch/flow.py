@@ -69,13 +69,13 @@ class Chains:
     def head(self, request_id: RequestId) -> ExpertSpec | None:
         """Return the head that judges an image's current step; None if a whole network does.
 
-        A newer version of the same family takes over at once; else the one remains with which the image was queued.
+        A newer version of the same family takes over at once; otherwise the image keeps the head it was queued with.
         """
         image = self._images[request_id]
         newest = self.catalog.get(ExpertId(image.step.expert))
         if image.head is None or newest is None or newest.resident.expert != image.head.resident.expert:
             return image.head
-        return newest  # by name, for the slot has what the catalog says now: another file, another normalisation
+        return newest  # families compare by name: a backbone keeps its name when its file or normalisation changes
 
     def admit(self, accepted: Accepted) -> Request | Outcome:
         """Return an image's first request, or its end if the rules that its board opened with cannot route it."""

@@ -177,7 +177,7 @@ def _places(now: Snapshot, expert: ExpertId) -> dict[str, list[PoolId]]:
 
 def _out_of_service(pool: PoolId, *, is_empty: bool) -> str:
     if is_empty:
-        how = "restart the daemon, or on another PC its worker (which is used again by itself if it was out of reach)"
+        how = "restart the daemon, or for another PC its worker (one that was only out of reach returns by itself)"
         return f"{pool} is out of service: {how}"
     return f"{pool} is out of service and retried automatically: the other devices cannot hold all of its experts"
 

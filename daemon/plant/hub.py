@@ -34,7 +34,7 @@ from daemon.policy.rollout import NoPlanError
 from daemon.wire.keys import KeyFileError, Token, no_token_text, read_password, read_token
 from experts.catalog import Digest
 
-#: The longest pause in a picture or a file of a release: they may come over a slow link.
+#: The longest pause between parts of a picture or of a release's file, which may come over a slow link.
 _PAUSE_S = 600.0
 _MAX_JSON_BYTES = 1 << 20
 _PART_BYTES = 64 * 1024
@@ -134,7 +134,7 @@ def picture(hub: Hub, sha256: str) -> Response:
 
 
 async def in_parts(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """Yield pieces in parts that a slow client reads within the time that the server gives it for one."""
+    """Yield pieces in parts so small that a slow client can read each within the server's time limit."""
     async for piece in iterate_in_threadpool(pieces):
         for start in range(0, len(piece), _PART_BYTES):
             yield piece[start : start + _PART_BYTES]
@@ -216,7 +216,7 @@ def line_of(hub: Hub, request: Request) -> str:
 
 
 async def parts_of(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body of a request whose sender was admitted: it may take any time, as long as parts come."""
+    """Yield the body of a request of an admitted sender, in parts: it may take any time while they keep coming."""
     async for part in request.stream():
         request.state.heard_s = time.monotonic()
         yield part

@@ -56,7 +56,7 @@ class ReleaseState(_Message):
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if (self.compared is None) != (self.agreed is None) or (self.agreed or 0) > (self.compared or 0):
-            raise ValueError("`agreed` must be a part of `compared`")
+            raise ValueError("`agreed` must come with `compared` and be at most as large")
         return self
 
 
@@ -189,7 +189,7 @@ def _advance(connection: Connection, row: Row[Any], plan: policy.Plan) -> policy
         has_it = line.number == plan.number and progress.direction == "forward"
         figures = _figures(connection, line) if has_it else ()
         problem = line.problem if line.refused == plan.number else None
-        # A pull takes minutes, and its line reports again only when it is over.
+        # A pull takes minutes, and the line reports again only afterwards.
         may_be_taking = progress.direction == "back" and row.started_at <= line.reported_at <= row.since
         reports[line.line] = policy.LineReport(line.number, problem, *figures, may_be_taking=may_be_taking)
     after = policy.decide(plan, progress, reports, now.timestamp())

@@ -41,7 +41,7 @@ def open_database(url: str, password: str | None = None) -> Engine:
     address = make_url(url)
     if password is not None:
         address = address.set(password=password)
-    # SQL_ASCII has no texts of its own: `require_utf8` refuses it in words.
+    # Otherwise psycopg returns bytes from a database in SQL_ASCII, and `require_utf8` cannot refuse it in words.
     arguments = {"connect_timeout": 10, "client_encoding": "utf8"}
     return create_engine(address, pool_pre_ping=True, connect_args=arguments)
 
@@ -51,7 +51,7 @@ def require_utf8(connection: Connection) -> None:
     encoding = connection.exec_driver_sql("SHOW server_encoding").scalar()
     if encoding != "UTF8":
         raise StartError(
-            f"the hub's database has the encoding {encoding}, which cannot hold every text: make it again with"
+            f"the hub's database has the encoding {encoding}, which cannot hold every text: create it again with"
             " createdb --encoding UTF8 --template template0"
         )
 

@@ -78,10 +78,10 @@ def keep_in_order(engine: Engine, retention: Retention, store: PictureStore, now
     counts = {"days": 0, "rows": 0, "pictures": 0}
     with engine.connect() as connection:
         last_at = {row.line: row.last_at for row in connection.execute(select(lines.c.line, lines.c.last_at))}
-    ends = [at for at in last_at.values() if at is not None]
-    if not ends:
+    newest = [at for at in last_at.values() if at is not None]
+    if not newest:
         return counts
-    now = min(now, max(ends))  # a hub's clock that is ahead makes nothing old
+    now = min(now, max(newest))  # a hub's clock that is ahead makes nothing old
     ages = {name: retention.lines.get(name, retention.results) for name in last_at}
     if all(ages.values()):
         counts["days"] = _drop_days(engine, now - timedelta(seconds=max(age for age in ages.values() if age)))
@@ -121,7 +121,7 @@ def prune_releases(engine: Engine, settings: HubSettings, now_s: float) -> int:
 
 @contextmanager
 def _short_locks(engine: Engine) -> Iterator[Connection]:
-    """Begin a transaction that gives up where a long reader holds a day: lines that write would wait behind both."""
+    """Begin a transaction that gives up its wait for a long reader's lock: lines that write would queue behind it."""
     with engine.begin() as connection:
         connection.execute(text("SET LOCAL lock_timeout = '5s'"))
         yield connection

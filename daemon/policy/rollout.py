@@ -100,7 +100,7 @@ class Figures:
 class LineReport:
     """A line's newest report: the number in force, why it refused the wanted one, its figures with each.
 
-    `may_be_taking`: it reported while lines should take the release, and not since they should go back.
+    `may_be_taking`: it has not reported since lines should go back, so it may still be pulling the release.
     """
 
     number: int | None

@@ -90,7 +90,7 @@ class Store:
             if file.exists():
                 present = self.manifest(name, number)
                 if (present.data, present.signature.strip()) == (signed.data, signed.signature.strip()):
-                    return  # over HTTP a signature comes without the end of its line
+                    return  # over HTTP a signature loses its trailing newline
                 raise ReleaseError(f"{self} has another {name}/{number} already: push again")
             make_folders(file.parent, self.folder)
             replace_durably(file.with_suffix(".sig"), signed.signature)

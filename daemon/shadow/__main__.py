@@ -68,7 +68,7 @@ class ShadowJudge:
         else:
             if len(json.dumps(answer)) <= MAX_MESSAGE_BYTES:
                 return answer
-            self.problems[expert] = f"it found {len(answer['boxes'])} boxes in an image: lower its max_detections"
+            self.problems[expert] = f"{len(answer['boxes'])} boxes in an image are too many: lower its max_detections"
         return about | {"problem": self.problems[expert]}
 
     def _infer(self, image: dict[str, Any]) -> dict[str, Any]:

@@ -50,9 +50,9 @@ def learned_files(catalog: Path, expert: str) -> tuple[Path, Path, Path]:
 
 
 def decided_question(expert: str) -> Select[*tuple[Any, ...]]:
-    """Select the images of `expert` whose newest review is a person's and whose picture is kept, by that review's age.
+    """Select the images of `expert` whose newest review is a person's and whose picture is kept.
 
-    The newest comes first.
+    The most recently reviewed image comes first.
     """
     newest = newest_of_each()
     return (

@@ -25,8 +25,8 @@ LINEAR, BANK = "linear", "bank"
 #: Files of heads are read as a whole; a larger one is cut off, and fails the check of its digest.
 _MAX_HEAD_BYTES = 64 << 20
 _DTYPES = {"F32": torch.float32, "F16": torch.float16}
-#: A head waits so long while another is read, once. Its batch must not hang with a disk, for then all heads count as
-#: hung, and their backbone is not used again.
+#: How long a head waits, once, while another is read. Its batch must not hang with the disk: all heads would then count
+#: as hung, and their backbone would not be used again.
 _PATIENCE_S = 10.0
 
 
@@ -52,9 +52,9 @@ class Heads:
         known = self._heads.get(spec.expert)
         if known is not None and known[0] == spec:
             return known[1]
-        if not self._lock.acquire(timeout=0.0 if self._is_stuck else _PATIENCE_S):  # of several executors one reads
+        if not self._lock.acquire(timeout=0.0 if self._is_stuck else _PATIENCE_S):  # one executor reads at a time
             self._is_stuck = True
-            raise ExpertError(spec.expert, "is not loaded: the disk does not answer; see to it", spec.file)
+            raise ExpertError(spec.expert, "is not loaded: the disk does not answer; check the disk", spec.file)
         try:
             known = self._heads.get(spec.expert)
             if known is None or known[0] != spec:

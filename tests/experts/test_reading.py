@@ -46,8 +46,8 @@ def in_page_cache(file: Path) -> bool:
     return sum(length for _, length in absent) < size_bytes
 
 
-def is_dropped(file: Path) -> bool:
-    """Drop the file's pages until none is left: Linux keeps for a moment a page that it has work with."""
+def drop_fully(file: Path) -> bool:
+    """Drop the file's pages, again while Linux still uses some; return True once none is left, False after 5 s."""
     end_s = time.monotonic() + 5
     drop_cached(file)
     while in_page_cache(file) and time.monotonic() < end_s:
@@ -93,7 +93,7 @@ def test_a_missing_file_is_an_os_error(tmp_path: Path):
 
 def test_direct_reads_leave_the_page_cache_alone_and_dropping_empties_it(tmp_path: Path):
     file, data = a_file(tmp_path)
-    if not is_dropped(file):
+    if not drop_fully(file):
         pytest.skip("this folder's filesystem lives in memory")
     direct = DirectReader()
     assert read(direct, file, 2 << 20, 0) == data[: 2 << 20]
@@ -102,7 +102,7 @@ def test_direct_reads_leave_the_page_cache_alone_and_dropping_empties_it(tmp_pat
         assert not in_page_cache(file)
     read(CachedReader(), file, 2 << 20, 0)
     assert in_page_cache(file)
-    assert is_dropped(file)
+    assert drop_fully(file)
 
 
 @pytest.mark.parametrize("where", ["opening", "reading"])
@@ -110,11 +110,11 @@ def test_without_direct_reads_the_cache_is_dropped_and_the_reader_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ):
     file, data = a_file(tmp_path)
-    lives_in_memory = not is_dropped(file)
+    lives_in_memory = not drop_fully(file)
     refuse_direct(monkeypatch, where)
     reader = DirectReader()
     assert read(reader, file, SIZE_BYTES, 0) == data
-    assert is_dropped(file) != lives_in_memory
+    assert drop_fully(file) != lives_in_memory
     assert read(reader, file, SIZE_BYTES, 0) == data
     assert reader.method == ("cached" if lives_in_memory else "dropped")
 

@@ -76,7 +76,7 @@ def export_dataset(
 @dataset_app.command("import")
 def import_dataset(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="annotations.json, tasks.json, annotations.xml, data.yaml, a folder.")
+        Path, typer.Argument(metavar="FILE", help="annotations.json or .xml, tasks.json, data.yaml …, or a folder.")
     ],
     form: Annotated[Format, typer.Option("--format", help="Its format.", show_default=False)],
     out: Out,

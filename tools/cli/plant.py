@@ -27,7 +27,7 @@ class _Group(Commands):
         except (ConfigError, KeyFileError, ReleaseError, VersionsError) as error:
             fail(str(error), status=2 if ctx.invoked_subcommand == "run" else 1)
         except BrokenPipeError:
-            raise  # of the output
+            raise  # the reader of the output has ended
         except OSError as error:  # a stick that is pulled out, a full disk
             fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part), status=1)
         except ModuleNotFoundError as missing:

@@ -101,7 +101,7 @@ class LongWork:
         return self._run.remote(work_version(), task.kind, json.dumps(task.values), task.contents, weights)
 
     def _end(self, kept: Path, begun: Any) -> dict[str, Any]:
-        """Return an answer, and keep it on disk if it is not an error, which may be mended before the next run."""
+        """Return an answer; keep it on disk unless it is an error, which may be mended before the next run."""
         if begun is None:
             return json.loads(kept.read_text(encoding="utf-8"))
         try:

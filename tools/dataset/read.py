@@ -32,7 +32,7 @@ _Named = tuple[str, str | None, list[LabelledBox] | None]
 def read_dataset(file: Path, form: Format, images: Path | None = None) -> list[Picture]:
     """Read the data set that `file` describes; its pictures lie in `images`, or the folder `images` beside it.
 
-    Of `folders`, `file` is the folder itself, and of `yolo` pictures lie anywhere beside `data.yaml`.
+    For `folders`, `file` is the folder itself; for `yolo`, pictures lie anywhere in the folder of `data.yaml`.
     Boxes that a program proposed count as drawn: a person has looked at the data set. Raises DatasetError.
     """
     default = {"folders": file, "yolo": file.parent}.get(form, file.parent / "images")
@@ -69,7 +69,7 @@ def _folders(_: Path, folder: Path) -> Iterator[_Named]:
     for file in sorted(each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES):
         first, *rest = file.relative_to(folder).parts
         if not rest:
-            raise ValueError(f"{first} lies in no folder that is named by its label")
+            raise ValueError(f"{first} lies in no folder named after its label: move it to LABEL/{first}")
         yield file.relative_to(folder).as_posix(), None if first == UNSORTED else file.parent.name, None
 
 

@@ -26,7 +26,7 @@ def _days(at: ColumnElement[Any], connection: Connection, filters: RowFilters) -
     since = [] if filters.since is None else [hour >= func.date_trunc("hour", cast(filters.since, hour.type), "UTC")]
     until = [] if filters.until is None else [hour < cast(filters.until, hour.type)]
     begins = connection.execute(select(day).where(*since, *until).distinct().order_by(day)).scalars()
-    # In the time zone of the server, which PostgreSQL answers in, a day may have 23 or 25 hours.
+    # PostgreSQL answers in the server's time zone, where a day may have 23 or 25 hours.
     edges = [(begin, begin + timedelta(days=1)) for begin in (begin.astimezone(UTC) for begin in begins)]
     return [and_(at >= begin, at < end) for begin, end in edges]
 

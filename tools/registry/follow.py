@@ -55,9 +55,9 @@ class Follower:
             self._not_compared[name] = text
 
     def _pull(self, line: ExpertsLine, name: str, number: int, waited: str | None, *, is_back: bool) -> None:
-        """Pull a release. What fails is refused, but a way back is tried again: nothing else can take its place.
+        """Pull a release. One that fails is refused; a way back is tried again, for nothing else can take its place.
 
-        `waited` is what it waited for at the last try, which is not said twice.
+        `waited` is what the last try waited for, which is not said twice.
         """
         try:
             pulled = pull(line, self._hub, name, number, self._options)

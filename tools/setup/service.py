@@ -38,7 +38,7 @@ class Service:
         self.log = log
         self._environ = quiet_start(dict(environ or {}))
         self._command, self._ready = tuple(command), ready
-        self._typed = f"coserve {' '.join(command[1:])} {config}"
+        self._command_line = f"coserve {' '.join(command[1:])} {config}"
         self.process: subprocess.Popen[str] | None = None
         self._log_start = 0
 
@@ -77,7 +77,7 @@ class Service:
             pass
         if not ready.is_set():
             self.kill()
-            raise ServiceError(f"`{self._typed}` did not start; the end of {self.log}:\n{self.tail()}")
+            raise ServiceError(f"`{self._command_line}` did not start; the end of {self.log}:\n{self.tail()}")
 
     def stop(self, timeout_s: float = 90.0) -> int:
         """SIGTERM, then wait; the exit status."""
@@ -88,7 +88,7 @@ class Service:
             status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            message = f"`{self._typed}` did not stop within {timeout_s:.0f} s of SIGTERM; see {self.log}"
+            message = f"`{self._command_line}` did not stop within {timeout_s:.0f} s of SIGTERM; see {self.log}"
             raise ServiceError(message) from None
         self._listener.join(5.0)
         return status

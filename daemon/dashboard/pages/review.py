@@ -63,7 +63,7 @@ _GOOD_PARTS_TIMEOUT_S = 1.0
 _SHOWN_S = 60.0
 _MAX_OFFERS = 20_000
 
-#: Detectors alone have boxes, or answer without a label.
+#: Only detectors have boxes or answer without a label.
 _CLASSES = """
 SELECT classes FROM stages JOIN expert_versions USING (expert, expert_version)
 WHERE inspection_id = :id

@@ -108,7 +108,7 @@ class _HttpConnection(H11Protocol):
 class PageServer(uvicorn.Server):
     """Serves one listening socket until SIGTERM. A client has `request_s` to send a request, its body included.
 
-    An application that admits a client sets `heard_s` in the request's `state` at each part: the time begins anew.
+    An application that has admitted a client may set `heard_s` in the request's `state` to restart that time.
     """
 
     def __init__(self, app: ASGIApp, live: LiveTopics, request_s: float = _REQUEST_S) -> None:

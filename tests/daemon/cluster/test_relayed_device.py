@@ -49,8 +49,8 @@ class Ray:
         self._actors = actors
 
     def remote(self, **_: Any) -> Callable[[Any], Any]:
-        made = SimpleNamespace(remote=self._actors)
-        return lambda _class: SimpleNamespace(options=lambda **_: made)
+        actor_class = SimpleNamespace(remote=self._actors)
+        return lambda _class: SimpleNamespace(options=lambda **_: actor_class)
 
     def wait(self, references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
         return references, []
@@ -173,5 +173,5 @@ def test_a_worker_whose_class_is_another_is_of_another_version():
     device = RelayedDevice("pc2-cpu", {"executors": {}, "host": "pc2"}, Ray(lambda: Actor(worker)), answers.put)
     threading.Thread(target=device.keep, daemon=True).start()
     reason = answers.get(timeout=60)["reason"]
-    assert reason.startswith("pc2 has another version of CoServe than this line, ")
+    assert reason.startswith("pc2 does not have this line's version of CoServe, ")
     assert reason.endswith("install the same on both")

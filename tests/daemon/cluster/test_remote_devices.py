@@ -147,7 +147,7 @@ REPORT = {"infer_ms": 5.0, "memory_limit": None, "device_error": None}
 def report_about(*results: Any, unreadable: bool = False, is_answered: bool = True, **fields: Any) -> BatchReport:
     """The report about two images, or about three of which the second cannot be read, that a worker makes so.
 
-    `fields` are the report's, or if not `is_answered` the whole answer.
+    `fields` are those of the report, or of the whole answer unless `is_answered`.
     """
     peer, reports = Peer(), list[BatchReport]()
     peer.found("first")
@@ -215,7 +215,7 @@ def test_a_batch_that_its_worker_cannot_run_is_an_error_of_the_device():
 
 
 def a_batch_of_large_images(peer: Peer, reports: list[BatchReport]) -> RemoteExecutor:
-    """Send a batch of five images of 60 MiB by their keys, of which the second is damaged."""
+    """Send a batch of five images, each of 60 MiB by its key; the second is damaged."""
 
     def read(key: JournalKey) -> bytes:
         if key.offset == 1:
@@ -273,7 +273,7 @@ def test_a_batch_that_cannot_be_sent_is_reported_too():
 
 
 class Process:
-    """The process behind the devices: it opens a connection, and reads no more than the test does."""
+    """The process behind the devices: it opens a connection, and reads only what the test reads."""
 
     def __init__(self, cluster: ClusterDevices) -> None:
         self.line, theirs = socket.socketpair()

@@ -320,7 +320,7 @@ def test_a_device_of_another_pc_has_a_name_of_its_own_and_its_host(tmp_path: Pat
         (
             "p: {expert_memory: 1GB, host: pc2}\n  q: {expert_memory: 1GB, host: pc2}",
             CLUSTER,
-            "coserve.yaml:6:6: cuda:0 of pc2 is p already: name another `device`",
+            "coserve.yaml:6:6: cuda:0 of pc2 is already p: name another `device`",
         ),
         ("ram: {expert_memory: 1GB, host: pc2}", CLUSTER, "ram is the memory of this PC"),
         ("p: {expert_memory: 1GB, host: pc2, device: gpu}", CLUSTER, "coserve.yaml:5:"),

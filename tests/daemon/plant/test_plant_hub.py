@@ -122,8 +122,8 @@ def test_the_schema_is_made_once_and_a_newer_one_is_refused(server: Server) -> N
 
 def test_a_database_that_cannot_hold_every_text_is_refused_in_words(server: Server, tmp_path: Path) -> None:
     address = make_url(server.url("template"))
-    every = create_engine(address, isolation_level="AUTOCOMMIT")
-    with every.connect() as connection:
+    admin = create_engine(address, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
         for encoding in ("SQL_ASCII", "LATIN1"):
             options = "LOCALE 'C' LOCALE_PROVIDER libc TEMPLATE template0"
             connection.exec_driver_sql(f"CREATE DATABASE {encoding.lower()} ENCODING '{encoding}' {options}")
@@ -135,7 +135,7 @@ def test_a_database_that_cannot_hold_every_text_is_refused_in_words(server: Serv
             (tmp_path / "plant.yaml").write_text(f"database: {url}\n")
             checked = CliRunner().invoke(app, ["plant", "check", str(tmp_path / "plant.yaml")])
             assert (checked.exit_code, f"encoding {encoding}" in checked.output) == (1, True)
-    every.dispose()
+    admin.dispose()
 
 
 def test_a_lines_role_cannot_put_a_table_of_its_own_before_the_hubs(server: Server) -> None:

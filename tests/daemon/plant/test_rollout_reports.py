@@ -1,4 +1,4 @@
-"""Reports of lines at a hub with a real PostgreSQL: what they move, and what no line may send."""
+"""Reports of lines at a hub with a real PostgreSQL: what they change, and which are refused."""
 
 import asyncio
 import json

@@ -32,7 +32,7 @@ HEADERS = {"Authorization": "Bearer line-1"}
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[str, int]]:
-    """A hub that waits a second for a client."""
+    """Serve a hub that gives a client a second for each part."""
     settings = HubSettings(database="postgresql://nobody@127.0.0.1/none", releases=folder / "releases")
     pictures, keys = FolderPictures(folder / "pictures"), {"line-1": Token(b"line-1")}
     hub: Any = SimpleNamespace(settings=settings, pictures=pictures, keys=keys, token=Token(b"hub"))
@@ -79,5 +79,5 @@ def test_a_file_that_is_read_slowly_comes_whole(tmp_path: Path, path: str, monke
         answer = bytearray()
         while piece := peer.recv(128 * 1024):
             answer += piece
-            time.sleep(len(piece) / (400 if len(answer) < 2_000_000 else 6000) / 1000)
+            time.sleep(len(piece) / (400 if len(answer) < 2_000_000 else 6000) / 1000)  # 400 kB/s, then 6 MB/s
     assert len(answer) > len(CONTENT)

@@ -308,7 +308,7 @@ def test_folders_of_labels_come_back_and_a_picture_without_a_label_is_named(tmp_
     assert {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.png")} == set(names)
     cv2.imwrite(str(tmp_path / "in" / "stray.png"), pixels)
     said = imported(tmp_path / "in", "folders", tmp_path / "again", status=1)
-    assert "stray.png lies in no folder that is named by its label" in said
+    assert "stray.png lies in no folder named after its label: move it to LABEL/stray.png" in said
     assert "no folder" in imported(tmp_path / "none", "folders", tmp_path / "again", status=2)
 
 
