@@ -97,7 +97,10 @@ class RelayedDevice:
             except self._ray.exceptions.RayActorError as error:
                 if "creation task" in str(error):  # Ray cannot load our class there, so nothing can say its version
                     host, ours = self._about["host"], code_version()
-                    reason = f"{host} does not have this line's version of CoServe, {ours}: install the same on both"
+                    reason = (
+                        f"{host} does not have this line's version of CoServe, {ours}, or not all of it"
+                        f" ({last_line(error)}): install the same on both"
+                    )
             except Exception as error:  # noqa: BLE001  reported and tried again
                 reason = _text(error)
             self._life = ""
@@ -165,10 +168,9 @@ class RelayedDevice:
             if "missing" in answer:
                 with self._sending:  # another order may have sent them in the meantime
                     answer = json.loads(self._ray.get(again()))
-                    missing = answer.get("missing", [])
-                    sent = (self._send_file(actor, digest, Path(head["files"][digest])) for digest in missing)
-                    if missing:
-                        answer = next(filter(None, sent), None) or json.loads(self._ray.get(again()))
+                    if missing := answer.get("missing"):
+                        refusal = self._send_files(actor, {digest: Path(head["files"][digest]) for digest in missing})
+                        answer = refusal or json.loads(self._ray.get(again()))
             if "missing" in answer:
                 message = "the weights left the worker's cache before they were read: raise its --cache-size"
                 answer = {"error": message, "is_device_error": True}
@@ -181,6 +183,13 @@ class RelayedDevice:
             answer = {"error": _text(error), "is_device_error": isinstance(error, of_ray.RayError)}
         answer = answer if isinstance(answer, dict) else {"error": f"its worker sent {answer!r:.80}"}
         self._say(answer | {"say": "answer", "device": self._name, "call": head["call"]})
+
+    def _send_files(self, actor: Any, files: dict[str, Path]) -> dict[str, Any] | None:
+        """Send weights files until the worker refuses one; return that answer. Raises OSError."""
+        for digest, path in files.items():
+            if (refusal := self._send_file(actor, digest, path)) is not None:
+                return refusal
+        return None
 
     def _send_file(self, actor: Any, digest: str, path: Path) -> dict[str, Any] | None:
         """Send a weights file in parts; return the worker's answer if it refuses the file. Raises OSError."""

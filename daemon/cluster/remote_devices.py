@@ -388,9 +388,9 @@ class ClusterDevices:
                 continue
             line, outbox = socket.socket(fileno=fds[0]), _Outbox()
             sender = threading.Thread(target=self._send_all, args=(line, outbox), name="cluster sender", daemon=True)
-            sender.start()
-            self._outbox = outbox
             try:
+                sender.start()
+                self._outbox = outbox
                 for device in self._remote.values():
                     self._post({"do": "open", "device": device.name, "about": device.about()})
                 with line.makefile("rb") as stream:
@@ -401,7 +401,8 @@ class ClusterDevices:
             self._outbox = None
             line.shutdown(socket.SHUT_RDWR)  # so that the sender does not go on
             outbox.put(None)
-            sender.join()
+            if sender.ident is not None:  # else there was no room for a thread
+                sender.join()
             line.close()
             for device in self._remote.values():
                 ended = "the process that talks to the cluster has ended; it is started again"

@@ -443,9 +443,9 @@ class Drive:
             self._flow.last_error = reason
             if not is_remote:  # else `device_lost` follows
                 self._health.batch_failed(run.executor, reason, now)
-            if not is_remote and self._health.hangs_again(run.expert):
-                self._log.error("expert_hangs", expert=run.expert, reason=reason)
-                self._flow.end_all(self._scheduler.fail(run.expert, f"{reason}, twice; mend it and reload"))
+                if self._health.hangs_again(run.expert):
+                    self._log.error("expert_hangs", expert=run.expert, reason=reason)
+                    self._flow.end_all(self._scheduler.fail(run.expert, f"{reason}, twice; mend it and reload"))
         for request in run.batch:
             if request is not blamed:
                 self._flow.again(request, MAX_LOSSES if is_remote else 1)

@@ -87,6 +87,8 @@ def import_dataset(
 
     Example: coserve dataset import annotations.xml --format cvat --out training
     """
+    if images is not None and form in ("folders", "yolo"):
+        fail(f"--images goes with coco, label-studio and cvat; {form} says itself where pictures are", status=2)
     if not (file.is_dir() if form == "folders" else file.is_file()):
         fail(f"no {'folder' if form == 'folders' else 'file'} {file}", status=2)
     from tools.dataset.read import read_dataset

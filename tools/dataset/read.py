@@ -60,9 +60,8 @@ def _picture(folder: Path, name: str, label: str | None, boxes: list[LabelledBox
             raise ValueError(f"the box {kind} ({shown}) is not in {file}, which has {width} x {height} pixels")
     stem = re.sub(rf"{_UPLOADED}(?=\d+-)", "", file.stem)  # or no board would have two pictures
     board = board_of(file.with_stem(stem))
-    *_, above, parent = ("", "", *PurePosixPath(name).parts[:-1])
-    component = above if parent == label else parent if parent not in _SIDES else ""
-    return Picture(file, file_name(stem), component, board, label, boxes)
+    folders = [part for part in PurePosixPath(name).parts[:-1] if part not in (*_SIDES, label)]
+    return Picture(file, file_name(stem), folders[-1] if folders else "", board, label, boxes)
 
 
 def _folders(_: Path, folder: Path) -> Iterator[_Named]:

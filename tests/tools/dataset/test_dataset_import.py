@@ -310,6 +310,15 @@ def test_folders_of_labels_come_back_and_a_picture_without_a_label_is_named(tmp_
     said = imported(tmp_path / "in", "folders", tmp_path / "again", status=1)
     assert "stray.png lies in no folder named after its label: move it to LABEL/stray.png" in said
     assert "no folder" in imported(tmp_path / "none", "folders", tmp_path / "again", status=2)
+    words = ("--images", tmp_path)
+    assert "--images goes with" in imported(tmp_path / "in", "folders", tmp_path / "again", *words, status=2)
+
+
+def test_folders_of_sides_name_no_component_type(tmp_path: Path) -> None:
+    (file := tmp_path / "in" / "train" / "ok" / "1-S1.png").parent.mkdir(parents=True)
+    cv2.imwrite(str(file), np.full((60, 80, 3), 90, np.uint8))
+    imported(tmp_path / "in", "folders", tmp_path / "out")
+    assert (tmp_path / "out" / "ok" / "1-S1.png").is_file()
 
 
 @pytest.mark.parametrize("form", ["yolo", "coco"])
