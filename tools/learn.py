@@ -183,12 +183,16 @@ def _pictures_in(training: Path) -> list[Path]:
 def _offer_backbone(line: ExpertsLine, in_service: ExpertSpec, catalog: Path) -> None:
     """Write the backbone of the version in service into `catalog`; without one, the line's last backbone, if any."""
     own, entries = in_service.backbone, entries_in_force(line.experts())
-    backbones: list[tuple[str, CatalogEntry]] = [(name, each) for name, each in entries.items() if not each.classes]
-    if own is not None and all(each.sha256 != own.sha256 for _, each in backbones):
-        head = entries[in_service.expert]  # which kept its own when the line got a newer one
-        same = {name: getattr(head, name) for name in ("architecture", "input_size", "normalisation")}
-        backbones = [(own.expert, CatalogEntry(**same, file=str(own.file), sha256=own.sha256))]
-    for name, entry in [each for each in backbones if own is None or each[1].sha256 == own.sha256][-1:]:
+    backbones = [
+        (name, each)
+        for name, each in entries.items()
+        if not each.classes and (own is None or each.sha256 == own.sha256)
+    ]
+    if own is not None and not backbones:  # the line has a newer one, and this head has kept its own
+        head = entries[in_service.expert]
+        form = {key: getattr(head, key) for key in ("architecture", "input_size", "normalisation")}
+        backbones = [(own.expert, CatalogEntry(**form, file=str(own.file), sha256=own.sha256))]
+    for name, entry in backbones[-1:]:
         moved = entry.moved_from(line.versions.folder)
         add_to_catalog(catalog, name, moved.model_dump(mode="json", exclude_defaults=True))
 

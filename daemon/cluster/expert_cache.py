@@ -101,14 +101,16 @@ class ExpertCache:
             with suppress(FileNotFoundError):  # another process has put it in its place, or deleted it
                 if path.is_file() and not _is_being_written(path):
                     states.append((path, path.stat()))
-        used_s = self._used_s
-        states.sort(key=lambda at: (at[0].suffix != ".part", max(at[1].st_mtime, used_s.get(at[0].name, 0.0))))
+        states.sort(key=lambda each: (each[0].suffix != ".part", self._last_used_s(*each)))
         used = sum(state.st_size for _, state in states)
         for path, state in states:
             if used + size <= self._max_bytes and path.suffix != ".part":
                 return
             path.unlink(missing_ok=True)
             used -= state.st_size
+
+    def _last_used_s(self, path: Path, state: os.stat_result) -> float:
+        return max(state.st_mtime, self._used_s.get(path.name, 0.0))
 
 
 def _is_being_written(path: Path) -> bool:

@@ -41,7 +41,9 @@ class Heads:
 
     def __init__(self) -> None:
         self._heads: dict[ExpertId, tuple[ExpertSpec, Head]] = {}
-        self._lock, self._is_stuck = threading.Lock(), False
+        self._lock = threading.Lock()
+        #: Set by a thread that waited for the lock in vain; the thread that held it clears this when its read ends.
+        self._is_stuck = False
 
     def get(self, spec: ExpertSpec, backbone: ExpertSpec) -> Head:
         """Return the head of `spec` for the features of `backbone`. Raises ExpertError."""
