@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# What runs a line, without the tools of the tests.
+LINE := $(VENV)/.line-installed
 
 .PHONY: gpu gpu-wheels demo demo-plant test test-fast test-contract check house rooms promises system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
 
 # A line with trained experts, judged images and its pages: the first thing to look at.
-demo: $(INSTALLED)
+demo: $(LINE)
 	$(BIN)/coserve demo --dir demo
 
 # A file's tests stay together; the demo, which trains, begins. WORKERS=0 runs one after the other in one process.
@@ -123,12 +125,13 @@ test-moe: $(INSTALLED)
 	$(BIN)/python -m pytest -s --timeout 1500 tests/moe/fixture_*.py
 
 # Installed once per change of the requirements; exact versions are in constraints.txt.
-$(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "CoServe needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name another with: make PYTHON=python3.12")'
-	@echo "Installing what CoServe needs into $(VENV): some minutes, once."
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+$(LINE): pyproject.toml constraints.txt
+	@$(PYTHON) tools/release/install.py $(VENV)
 	@touch $@
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) tools/release/install.py $(VENV) --extras dev,release
+	@touch $@ $(LINE)
 
 # Remove what was installed, made and measured.
 clean:
