@@ -56,11 +56,11 @@ def bench_line(
     Example: coserve bench line --dir demo
     """
     from tools.camera.rendered import rendered_images
-    from tools.demo.prepare import prepare
+    from tools.demo.line import make_line
 
     names = policies or ["samba", "coserve-plus"]
     must_be_policies(names)
-    prepare(folder)
+    make_line(folder)
     images = list(rendered_images(boards, _SEED, "B", lot=None))
     config = folder / "coserve.yaml"
     environ = {} if device is None else on_devices(config, chosen_devices(device))

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from tools.terminal.console import CommandError, exit_on
+
 
 def demo(
     folder: Annotated[Path, typer.Option("--dir", help="Where the line is made.")] = Path("demo"),
@@ -12,9 +14,7 @@ def demo(
     boards: Annotated[int, typer.Option(min=1, help="Boards that the camera shows.")] = 20,
     seed: Annotated[int, typer.Option(help="Which boards: another seed, other boards.")] = 7,
 ) -> None:
-    """Make a small line (rendered boards, experts trained on them, rules), run it, and show the verdicts.
-
-    The first run trains for some minutes; later runs use what it made.
+    """Make a small line (rendered boards, trained experts, rules), run it, and show verdicts beside the truth.
 
     Example: coserve demo --dir demo
     """
@@ -22,4 +22,5 @@ def demo(
     from tools.query.formats import clean_up_on_sigterm
 
     clean_up_on_sigterm()
-    raise SystemExit(run_demo(folder, prepare_only=prepare_only, boards=boards, seed=seed))
+    with exit_on(CommandError):
+        raise SystemExit(run_demo(folder, prepare_only=prepare_only, boards=boards, seed=seed))

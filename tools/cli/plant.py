@@ -98,15 +98,13 @@ def demo(
 ) -> None:
     """Show a plant on this PC: three lines of rendered boards, their hub with PostgreSQL and pages, until Ctrl-C.
 
-    The experts are those of `coserve demo`, if `demo` is beside it; else the first run trains a few in four minutes.
-
     Example: coserve plant demo --dir demo-plant
     """
     from tools.demo.plant import run_plant_demo
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with exit_on(CommandError):
-        run_plant_demo(folder, folder.parent / "demo", port)
+        run_plant_demo(folder, port)
 
 
 def _must_exist(plant: Path) -> None:
