@@ -290,7 +290,7 @@ class Admission(Accounts):
         key = Key("image", message.source, message.image_id)
         if key not in self._in_flight and self._reader.find(key.source, key.id) is None:
             self._check_rules(message)
-            busy = self.refuse_for_now(peer, message, len(payload))
+            busy = self.refuse_for_now(peer, message)
             if busy is not None:
                 return busy
         busy = self.enter_memory(message, len(payload))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
-from daemon.policy.fair_queue import FairQueue
+from daemon.wire.fair_queue import FairQueue
 
 _MAX_REST_S = 0.1
 

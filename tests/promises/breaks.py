@@ -176,18 +176,11 @@ BREAKS = (
         (f"{_INTAKE}::test_what_comes_beyond_the_credit_is_answered_busy_and_hello_costs_none",),
     ),
     Break(
-        "Invented sources cannot fill",
+        "A flooding source does not delay",
         "daemon/intake/backlog.py",
-        "        return 14\n",
-        "        return 16\n",
+        "eighths = 8 if self._is_modest(mine, size_bytes) else 7",
+        "eighths = 8",
         ("daemon/intake/test_backlog.py",),
-    ),
-    Break(
-        "A source may have a quota",
-        "daemon/intake/backlog.py",
-        "        if wait_s > 0:\n",
-        "        if False:\n",
-        ("daemon/intake/test_quotas.py",),
     ),
     Break(
         "Images in memory on their way",
@@ -325,7 +318,7 @@ BREAKS = (
     Break(
         "A flood of bad images",
         "daemon/storage/quarantine.py",
-        "            if self._quotas.wait_s(source, len(payload), now_s) > 0:",
+        "            if self._is_flood(source, len(payload)):",
         "            if False:",
         (
             "daemon/storage/test_quarantine.py::test_a_source_that_floods_with_bad_images_is_kept_in_part_and_others_whole",

@@ -137,13 +137,13 @@ def test_who_sends_now_and_then_is_answered_while_a_flood_still_waits(
         Peer(line.tcp) as quiet,
         many_peers(line, 20) as flood,
     ):
-        patched.setattr("daemon.intake.intake._REFUSALS_PER_S", 0.0)  # so that it waits for as long as this test likes
+        patched.setattr("daemon.intake.intake._REFUSALS_PER_S", 20.0)  # so that the flood waits for minutes
         for peer in flood:
             for _ in range(300):
                 peer.send(b"junk")
         until(lambda: line.counts)
         assert quiet.ask(an_inspect("quiet", source="cam-9"), PNG)["type"] == "accepted"
-        assert len(line.counts) < 100  # of 6001
+        assert len(line.counts) < 3000  # of 6001
         patched.setattr("daemon.intake.intake._REFUSALS_PER_S", 1e6)
         assert all(peer.take()["code"] == "bad_header" for peer in flood for _ in range(300))
         assert all(peer.silent(0.0) for peer in flood)
