@@ -112,7 +112,7 @@ def test_an_alarm_within_a_time_ends_by_itself_and_rules_without_alarms_have_non
 
 @pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools")
 def test_the_plant_hears_which_alarms_are_up_also_one_that_comes_later(tmp_path: Path, experts_folder: Path) -> None:
-    pytest.importorskip("aiomqtt")
+    pytest.importorskip("paho")
     port = free_port()
     plant = {"kind": "mqtt", "host": "127.0.0.1", "port": port, "prefix": "plant"}
     line = Line(tmp_path / "line", experts_folder, ALARMS, consumers={"plant": plant})

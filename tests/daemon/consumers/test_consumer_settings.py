@@ -82,7 +82,7 @@ def test_the_environment_names_a_consumer_too(tmp_path: Path) -> None:
 
 
 def test_check_names_the_files_that_cannot_be_used(tmp_path: Path) -> None:
-    pytest.importorskip("aiomqtt")
+    pytest.importorskip("paho")
     text = "  plant:\n    kind: mqtt\n    host: broker\n    user: u\n    password: word\n    tls: {ca: nothing.pem}\n"
     config = a_config(tmp_path, text)
     problems = consumer_problems(tmp_path / "coserve.yaml", config)
@@ -123,7 +123,7 @@ def test_the_service_gets_its_secrets_its_folder_and_the_network(tmp_path: Path)
 def test_without_the_extra_check_and_process_say_which_to_install(tmp_path: Path) -> None:
     a_config(tmp_path, "  plant: {kind: mqtt, host: 127.0.0.1}\n")
     code = (
-        "import sys; sys.modules['aiomqtt'] = None\n"
+        "import sys; sys.modules['paho'] = None\n"
         "from pathlib import Path\n"
         "from daemon.config.settings import load_config\n"
         "from daemon.delivery.deliveries import consumer_problems\n"
@@ -132,7 +132,7 @@ def test_without_the_extra_check_and_process_say_which_to_install(tmp_path: Path
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "coserve.yaml")], capture_output=True, text=True, check=True
     )
-    assert "coserve.yaml:5:17: aiomqtt is not installed; this consumer needs the extra `mqtt`" in done.stdout
+    assert "coserve.yaml:5:17: paho.mqtt is not installed; this consumer needs the extra `mqtt`" in done.stdout
     assert "--editable '.[mqtt]'" in done.stdout
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("aiomqtt")
+pytest.importorskip("paho")
 
 from daemon.consumers.mqtt.consumer import Mqtt
 from daemon.consumers.mqtt.settings import MqttSettings
