@@ -562,9 +562,11 @@ BREAKS = (
     Break(
         "A web process or consumer that hangs",
         "daemon/host/children.py",
-        "        process.kill()\n        self._say()\n\n    def ask_to_end",
-        "        self._say()\n\n    def ask_to_end",
-        ("daemon/host/test_child_heartbeat.py", "daemon/host/test_children.py"),
+        "            self.process.kill()\n        elif self.is_to_hang_up",
+        "        elif self.is_to_hang_up",
+        (
+            "daemon/host/test_children.py::test_a_child_that_hangs_is_killed_and_started_again_whether_it_stands_waits_or_spins",
+        ),
     ),
     Break(
         "A damaged spool entry",

@@ -146,7 +146,8 @@ class BrokerClient:
     def abandon(self) -> None:
         """Let go of the socket; paho's thread closes it, and its last reference to the client with it."""
         client, self._client = self._client, None
-        if client is not None and (sock := client.socket()) is not None:
+        sock: Any = None if client is None else client.socket()
+        if sock is not None:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 

@@ -158,15 +158,6 @@ asyncio.run(beat(int(sys.argv[4])))
         children.stop()
 
 
-def test_a_child_that_hangs_at_each_start_is_started_ever_more_rarely() -> None:
-    waits: list[float] = []
-    with a_child(
-        SLEEPER, beats=True, hung_after_s=0.02, on_wait=waits.append
-    ):  # it never beats, and has ten times as long for a start
-        until(lambda: len(waits) > 2)
-    assert waits[:3] == [0.5, 1.0, 2.0]
-
-
 def test_a_child_that_cannot_be_executed_says_so_and_the_others_run(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("no program")
@@ -202,18 +193,6 @@ def test_a_child_that_ignores_sigterm_is_killed_after_three_seconds(tmp_path: Pa
         assert time.monotonic() - begun_s > 2.5
         assert not is_alive(pid)
         assert children.status()[0]["last_end"] == "killed by SIGKILL"
-
-
-def test_a_child_may_do_what_it_has_to_before_it_ends(tmp_path: Path) -> None:
-    ready, done = tmp_path / "ready", tmp_path / "done"
-    code = (
-        "import signal, sys, time\n"
-        "def end(*_): time.sleep(0.3); open(sys.argv[2], 'w').close(); sys.exit()\n"
-        "signal.signal(signal.SIGTERM, end); open(sys.argv[1], 'w').close(); time.sleep(600)"
-    )
-    with a_child(code, str(ready), str(done)):
-        until(ready.exists)
-    assert done.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -282,11 +261,3 @@ def test_a_child_steps_back_and_gets_the_daemons_environment_but_not_its_notify_
     assert environ["PYTHONSAFEPATH"] == "1"
     assert passed_fd in witness["fds"]
     assert kept_back not in witness["fds"]
-
-
-def test_without_children_there_is_no_thread_and_a_stop_before_the_start_is_none() -> None:
-    Children().stop()
-    empty = Children()
-    empty.start([])
-    assert empty.status() == []
-    empty.stop()
