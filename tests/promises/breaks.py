@@ -185,9 +185,9 @@ BREAKS = (
     Break(
         "Images in memory on their way",
         "daemon/intake/backlog.py",
-        "half = _IMAGES_IN_MEMORY // 2, limits.in_memory_bytes // 2",
-        "half = _IMAGES_IN_MEMORY // 2, limits.in_memory_bytes",
-        (f"{_OVERLOAD}::test_one_source_has_half_of_the_memory_for_images_on_their_way_to_the_disk",),
+        "BacklogLimits(_IMAGES_IN_MEMORY, limits.in_memory_bytes, *half)",
+        "BacklogLimits(_IMAGES_IN_MEMORY, 2**40, *half)",
+        (f"{_OVERLOAD}::test_images_on_their_way_to_the_disk_are_bounded_in_bytes_of_one_source_and_of_all",),
     ),
     Break(
         "Large payloads and images",

@@ -179,18 +179,6 @@ async def test_a_state_that_the_broker_refuses_is_not_skipped_behind_its_review(
         await consumer.deliver(messages[1:])
 
 
-@in_a_loop
-async def test_only_what_is_asked_for_goes_out(tmp_path: Path) -> None:
-    with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "#") as mes:
-        bringing = Bringing(tmp_path, broker.port, send=["boards"], retain_boards=None)
-        bringing.database.grow(5)
-        async with bringing.running():
-            await bringing.reached(15)
-            await bringing.until(lambda: len(mes.messages) == 6)
-        assert [body["seq"] for body in mes.bodies("board/")] == [3, 6, 9, 12, 15]
-        assert not any("MessageExpiryInterval" in message.properties.json() for message in mes.messages)
-
-
 def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tmp_path: Path) -> None:
     with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "coserve/#") as mes:
         database = ResultsDatabase(tmp_path / "inspection.db")
@@ -254,15 +242,6 @@ async def test_sending_waits_for_those_who_listened_before_a_broker_forgot_them(
 
 
 @in_a_loop
-async def test_a_broker_without_listeners_is_no_trouble_at_the_first_connection(tmp_path: Path) -> None:
-    with Broker(tmp_path / "broker") as broker:
-        bringing = Bringing(tmp_path, broker.port)
-        bringing.database.grow(1000)
-        async with bringing.running():
-            await bringing.reached(3000)
-
-
-@in_a_loop
 async def test_a_wrong_password_is_refused_by_name_and_mended_without_a_restart(tmp_path: Path) -> None:
     if shutil.which("mosquitto_passwd") is None:
         pytest.skip("needs mosquitto_passwd: make system-tools")
@@ -319,13 +298,6 @@ async def test_a_connection_that_is_refused_is_tried_again_until_somebody_listen
         broker = Broker(tmp_path / "broker", port=port)
         with broker:
             await bringing.reached(3)
-
-
-@in_a_loop
-async def test_a_name_that_nobody_knows_is_said(tmp_path: Path) -> None:
-    bringing = Bringing(tmp_path, 1883, host="broker.invalid")
-    async with bringing.running():
-        await bringing.reports("waiting", "broker.invalid:1883", "name")
 
 
 @pytest.mark.parametrize(

@@ -130,13 +130,6 @@ def test_a_broker_of_another_name_is_refused(keys: Path, tmp_path: Path) -> None
     assert error.state == "refused"
 
 
-def test_a_broker_without_tls_is_named(keys: Path, tmp_path: Path) -> None:
-    with Broker(tmp_path) as plain:
-        error = open_error(settings(plain.port, keys, {"ca": "plant.pem"}))
-    assert error is not None
-    assert error.reason == f"127.0.0.1:{plain.port} hangs up (does it speak TLS there?)"
-
-
 def test_a_key_that_others_can_read_and_one_with_a_passphrase_are_refused(keys: Path, tmp_path: Path) -> None:
     for file in ("plant.pem", "line.pem", "line.key"):
         shutil.copy(keys / file, tmp_path / file)

@@ -103,14 +103,6 @@ def test_a_killed_child_is_started_again_and_says_how_it_ended() -> None:
     assert not is_alive(second)
 
 
-def test_an_idle_child_gets_a_core_only_while_nothing_in_its_session_wants_it() -> None:
-    with a_child(SLEEPER, nice=19, is_idle=True) as children:
-        pid = pid_of(children)
-        until(lambda: stepped_back(pid) == (19, os.SCHED_IDLE))
-        assert os.getsid(pid) == os.getsid(0)
-        assert os.getpgid(pid) != os.getpgid(0), "Ctrl-C is the daemon's"
-
-
 def test_a_child_that_ends_at_once_is_started_ever_more_rarely(tmp_path: Path) -> None:
     diary = tmp_path / "starts"
     diary.touch()
@@ -215,12 +207,6 @@ def test_a_child_that_was_made_just_before_its_daemon_died_ends_by_itself() -> N
     code = "from daemon.host.children import live_with_parent; live_with_parent(); print('alive')"
     done = subprocess.run([sys.executable, "-c", code], input=b"", capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
-
-
-def test_by_hand_it_runs_without_a_daemon() -> None:
-    code = "from daemon.host.children import live_with_parent; live_with_parent(); print('alive')"
-    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (0, b"alive\n")
 
 
 def test_signals_of_a_terminal_reach_the_daemon_alone(tmp_path: Path) -> None:

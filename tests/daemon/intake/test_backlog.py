@@ -1,6 +1,5 @@
 """Back-pressure: bounded in count and bytes, of each source and of all, and never for ever."""
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -10,15 +9,6 @@ from daemon.intake.backlog import Backlog, BacklogLimits
 
 def a_backlog(images: int = 10, size: int = 1000, source_images: int = 10, source_bytes: int = 1000) -> Backlog:
     return Backlog(BacklogLimits(images, size, source_images, source_bytes))
-
-
-def test_a_single_source_may_use_the_whole() -> None:
-    backlog = a_backlog(images=4)
-    assert [backlog.enter("a", 1) for _ in range(4)] == [None] * 4
-    full = backlog.enter("a", 1)
-    assert full is not None
-    assert 20 <= full.retry_after_ms <= 2000
-    assert (backlog.images, backlog.bytes, backlog.room("a")) == (4, 4, 0)
 
 
 def test_a_source_is_held_to_its_own_limits() -> None:
@@ -56,19 +46,6 @@ def test_images_of_before_a_restart_count_whatever_the_limits_are() -> None:
     assert backlog.images == 5
     assert backlog.enter("a", 1) is not None
     assert backlog.room("a") == 0
-
-
-def test_limits_change_while_it_runs() -> None:
-    backlog = a_backlog(images=1)
-    assert backlog.enter("a", 1) is None
-    assert backlog.enter("a", 1) is not None
-    backlog.change_limits(BacklogLimits(2, 1000, 2, 1000))
-    assert backlog.enter("a", 1) is None
-
-
-def test_what_did_not_enter_cannot_leave() -> None:
-    with pytest.raises(KeyError):
-        a_backlog().leave("a stranger", 1)
 
 
 class BacklogMachine(RuleBasedStateMachine):
