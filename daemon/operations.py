@@ -38,8 +38,8 @@ from daemon.storage.retention import RetentionThread
 from daemon.storage.review_requests import write_review
 from daemon.storage.writer import Writer
 from daemon.units import MAX_BYTES, MAX_COUNT, utc_text
-from daemon.wire.access import Access
 from daemon.wire.control import ControlError, Handler
+from daemon.wire.endpoints import Access
 from daemon.wire.keys import KeyFileError, fingerprint, read_allow_list
 from daemon.wire.messages import NAME, NAME_EXPECTED, shown
 from experts.catalog import Catalog

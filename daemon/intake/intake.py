@@ -13,10 +13,10 @@ from typing import Any
 import structlog
 import zmq
 
+from daemon.host.worker import Worker
 from daemon.intake.admission import Admission, Posted, Scanned, ScanRequest, Settled
 from daemon.intake.backlog import Peer
 from daemon.intake.catch_up import CatchUps, Page, ResultsReader
-from daemon.intake.fair_thread import FairThread
 from daemon.wire.connection_guard import ConnectionLimits, waiting_bytes
 from daemon.wire.fair_queue import FairQueue
 from daemon.wire.messages import MAGIC, Answer, Generate, Hello, Inspect, ResultsSince, results_answer, split_envelope
@@ -49,6 +49,7 @@ _NO_PAGE_RETRY_MS = 500
 #: A peer with more bytes of answers unread in the kernel gets no more pages: they would fill the memory. Of an ipc
 #: socket the kernel takes 53 kB at a time.
 _UNREAD_BYTES = 32 * 1024
+_SCANNER_STOP_S = 1.0
 #: A pause, so that repeated failures do not fill the log.
 _FAILED_TURN_S = 0.05
 #: Answers that may wait for a peer that does not read. Further ones are dropped; that peer sends again or is gone.
@@ -106,7 +107,7 @@ class Intake:
         self._is_allowed = is_allowed
         self._mailbox: Mailbox[Posted | _CaughtUp | Callable[[], None]] = Mailbox()
         self._catch_ups = CatchUps(results_since)
-        self._scanner = FairThread("payload-scanner")
+        self._scanner: Worker[ScanRequest] = Worker("payload-scanner", lambda request: request.scan())
         self._waiting: FairQueue[_Waiting] = FairQueue()
         self._may_refuse = float(_REFUSALS_AT_ONCE)
         self._refused_at_s = time.monotonic()
@@ -159,7 +160,7 @@ class Intake:
             self._serve(router)
         finally:
             self._catch_ups.stop()
-            self._scanner.stop()
+            self._scanner.stop(_SCANNER_STOP_S)
 
     def _serve(self, router: Socket) -> None:
         replies, poller = zmq.Poller(), zmq.Poller()
@@ -248,7 +249,7 @@ class Intake:
     def _admit(self, router: Socket, peer: Peer, message: Inspect | Generate | Hello, payload: bytes) -> None:
         answer = self._admission.take(peer, message, payload, self._mailbox.put)
         if isinstance(answer, ScanRequest):
-            self._scanner.add(answer.source, answer.scan, answer.size_bytes)
+            self._scanner.put(answer)
         elif answer is not None:
             self._may_refuse -= 1
             self._send(router, peer, answer)

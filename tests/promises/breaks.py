@@ -341,7 +341,7 @@ BREAKS = (
     ),
     Break(
         "Time in which the whole process stood still",
-        "daemon/policy/watch.py",
+        "daemon/dispatch/running_work.py",
         "min(now - self._checked_s, 2 * self.check_every_s)",
         "now - self._checked_s",
         (

@@ -21,12 +21,12 @@ from daemon.dispatch.executors import ExecutorThread
 from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import BatchOrder, ImageOrder, Unanswered
+from daemon.dispatch.running_work import Watch
 from daemon.dispatch.trace import Makeup, replay
 from daemon.line.rulebook import Rulebook
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import PRESETS, Tuning
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, RequestId
-from daemon.policy.watch import Watch
 from daemon.records import JournalKey, Outcome
 from daemon.wire.control import ControlError
 from experts.spec import Answer, ExpertId, ExpertSpec

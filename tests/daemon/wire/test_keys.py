@@ -20,8 +20,7 @@ import zmq.auth
 from structlog.testing import capture_logs
 
 from daemon.storage.results_stream import ResultsStream
-from daemon.wire.access import Access
-from daemon.wire.endpoints import CurveKeys, Gate
+from daemon.wire.endpoints import Access, CurveKeys, Gate
 from daemon.wire.keys import (
     KeyFileError,
     allow,
