@@ -114,7 +114,6 @@ class Deliveries:
     """The consumers' processes and their status, which outlives each process."""
 
     def __init__(self, config: Config, path: Path) -> None:
-        """`path` is the file that `config` was read from."""
         self._config = config
         self._path = path.absolute()
         self._status_pages = {name: SharedStatusPage.make(name) for name in config.consumers}

@@ -101,7 +101,6 @@ class TextIntake:
 
 
 def refusal(message: Message, code: Code, reason: str) -> MessageError:
-    """Return the error that refuses `message` for good."""
     return MessageError(code, reason, message.image_id, message.source)
 
 
@@ -237,7 +236,6 @@ class Admission(Accounts):
         return self._answer(message, lambda: self._inspect(peer, message, payload, scan, post))
 
     def _answer(self, message: Message, decide: Callable[[], T]) -> T | Answer:
-        """Return what `decide` returns, or the answer to its error."""
         try:
             return self._still_unread(message) or decide()
         except MessageError as error:

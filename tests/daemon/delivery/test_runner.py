@@ -308,6 +308,7 @@ async def test_a_full_disk_keeps_the_position_in_memory_and_says_so(
         assert position.seq == 9
 
 
+@pytest.mark.test_all
 @in_a_loop
 async def test_a_hundred_thousand_messages_behind_need_no_more_memory_than_a_few(database: ResultsDatabase) -> None:
     database.grow(34_000)
