@@ -22,10 +22,6 @@ from tools.cli.main import app
 from tools.setup.service import Service
 
 
-def a_line_that_gives_up_soon(folder: Path, experts: Path, **settings: Any) -> Line:
-    return Line(folder, experts, limits={"hang_after": "4s"}, **settings)
-
-
 @contextmanager
 def served(line: Line, environ: dict[str, str] | None = None) -> Iterator[Service]:
     with a_service(line.config, line.folder / "daemon.log", environ) as service:

@@ -26,54 +26,29 @@ _MAX_PACKET_BYTES = 64 * 1024
 _MAX_UNRELEASED = 16
 
 
-class MqttError(Exception):
-    """The broker, or the connection to it, does not do what was asked."""
-
-
-class ConnectRefusedError(MqttError):
-    """The broker answered that it does not take the connection."""
-
-    def __init__(self, reason: ReasonCode) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
-
-
-class ClosedEarlyError(MqttError):
-    """The broker closed a connection before it had answered."""
-
-
-class EndedError(MqttError):
-    """The connection ended, for `reason`."""
-
-    def __init__(self, reason: ReasonCode) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
-
-
-class TooMuchReceivedError(MqttError):
-    """The broker sent more than we announced to take."""
-
-
-class PublishRefusedError(MqttError):
+class PublishRefusedError(DeliveryError):
     """The broker answered a message with a reason why it does not take it."""
 
-    def __init__(self, topic: str, code: int) -> None:
-        super().__init__(f"{_name_of(code)} (reason code 0x{code:02X})")
-        self.topic = topic
-        self.code = code
+    def __init__(self, where: str, topic: str, code: int) -> None:
+        try:
+            name = str(ReasonCode(PacketTypes.PUBACK, identifier=code))
+        except (KeyError, AssertionError):
+            name = "an unknown reason"
+        reason = f"{where} does not take messages to {topic}: {name} (reason code 0x{code:02X})"
+        super().__init__(reason, "waiting" if code in _MAY_PASS else "refused")
 
 
 class _BoundedClient(Client):
     """paho asks for a whole packet at once, however large: this cuts a broker that ignores our limits."""
 
-    excess: TooMuchReceivedError | None = None
+    excess: str | None = None
 
     def _sock_recv(self, bufsize: int) -> bytes:
         unreleased = len(self._in_messages)  # of QoS 2: paho keeps them until the broker releases them
         if bufsize > _MAX_PACKET_BYTES or unreleased > _MAX_UNRELEASED:
             text = f"it sends a packet of {bufsize} bytes" if unreleased <= _MAX_UNRELEASED else "it floods us"
-            self.excess = TooMuchReceivedError(f"{text}, although nothing is subscribed: is this the right broker?")
-            raise ConnectionAbortedError(str(self.excess))
+            self.excess = f"{text}, although nothing is subscribed: is this the right broker?"
+            raise ConnectionAbortedError(self.excess)
         return super()._sock_recv(bufsize)
 
 
@@ -88,10 +63,11 @@ class BrokerClient:
     ) -> None:
         """Read password and certificates; CredentialError if that fails."""
         self._settings = settings
+        self._where = f"{settings.host}:{settings.port}"
         self._answer_s = answer_s
         self._loop = asyncio.get_running_loop()
         self._connected: asyncio.Future[None] = self._loop.create_future()
-        self.lost: asyncio.Future[MqttError] = self._loop.create_future()
+        self.lost: asyncio.Future[DeliveryError] = self._loop.create_future()
         self.receive_maximum = 65_535
         self._answers: dict[int, tuple[str, asyncio.Future[int]]] = {}
         client = _BoundedClient(CallbackAPIVersion.VERSION2, identifier, protocol=MQTTv5, reconnect_on_failure=False)
@@ -108,30 +84,33 @@ class BrokerClient:
         self._client: _BoundedClient | None = client
 
     async def open(self) -> None:
-        """Connect; MqttError, OSError or ValueError if that fails."""
+        """Connect, or raise DeliveryError."""
         assert self._client is not None
         settings = self._settings
         limits = Properties(PacketTypes.CONNECT)
         limits.MaximumPacketSize, limits.ReceiveMaximum = _MAX_PACKET_BYTES, _MAX_UNRELEASED
         named: dict[str, Any] = {"keepalive": int(settings.keepalive), "clean_start": True, "properties": limits}
-        await asyncio.to_thread(self._client.connect, settings.host, settings.port, **named)
+        try:
+            await asyncio.to_thread(self._client.connect, settings.host, settings.port, **named)
+        except (OSError, ValueError) as error:
+            raise self._trouble(error) from None
         self._client.loop_start()
         await self._hear(self._connected)
 
     def publish(
         self, topic: str, body: bytes, *, retain: bool, properties: Properties | None = None
     ) -> asyncio.Future[int]:
-        """Publish with QoS 1; answered by the broker: a code below 0x80, or PublishRefusedError. MqttError at once."""
+        """Publish with QoS 1; answered by a code below 0x80, or PublishRefusedError. DeliveryError at once."""
         assert self._client is not None
         info = self._client.publish(topic, body, 1, retain, properties)
         if info.rc:
-            raise MqttError(error_string(info.rc))
+            raise DeliveryError(f"{self._where}: {error_string(info.rc)}")
         answer: asyncio.Future[int] = self._loop.create_future()
         self._answers[info.mid] = topic, answer
         return answer
 
     async def publish_and_hear(self, topic: str, body: bytes, *, retain: bool) -> None:
-        """Publish with QoS 1 and wait for the broker's answer; MqttError or TimeoutError if none comes."""
+        """Publish with QoS 1 and wait for the broker's answer; DeliveryError if none comes."""
         await self._hear(self.publish(topic, body, retain=retain))
 
     async def close(self) -> None:
@@ -157,7 +136,7 @@ class BrokerClient:
             answer.result()
             return
         answer.cancel()
-        raise self.lost.result() if self.lost.done() else TimeoutError
+        raise self.lost.result() if self.lost.done() else self.no_answer()
 
     def _in_loop(self, call: Callable[..., None]) -> Callable[..., None]:
         def callback(*arguments: Any) -> None:
@@ -171,7 +150,11 @@ class BrokerClient:
         if self._connected.done():
             return
         if reason.is_failure:
-            self._connected.set_exception(ConnectRefusedError(reason))
+            why = f": {reason}"
+            if reason.value == _FIRST_FAILURE:  # many brokers give no other reason
+                why = " and gives no reason: its log has it (user, password, client name, and what they may do)"
+            state = "waiting" if reason.value in _MAY_PASS else "refused"
+            self._connected.set_exception(DeliveryError(f"{self._where} refuses the connection{why}", state))
         else:
             self._connected.set_result(None)
 
@@ -180,70 +163,46 @@ class BrokerClient:
         if answer is None or answer.done():
             return
         if reason.value >= _FIRST_FAILURE:
-            answer.set_exception(PublishRefusedError(topic, reason.value))
+            answer.set_exception(PublishRefusedError(self._where, topic, reason.value))
         else:
             answer.set_result(reason.value)
 
     def _on_disconnect(
         self, client: _BoundedClient, _data: Any, _flags: Any, reason: ReasonCode, _properties: Any
     ) -> None:
-        if not self.lost.done():
-            self.lost.set_result(
-                client.excess or (EndedError(reason) if self._connected.done() else ClosedEarlyError())
-            )
+        if self.lost.done():
+            return
+        if client.excess is not None:
+            why = f": {client.excess}"
+        elif not self._connected.done():
+            wants = "does it want a certificate of ours?" if self._settings.tls else "does it want TLS?"
+            why = f" closes the connection before it has answered: {wants}"
+        elif reason.value == _FIRST_FAILURE:  # what paho says where a socket closes
+            why = " ended the connection without a reason: it was stopped, or the network was cut"
+        else:
+            why = f" ended the connection: {reason}"
+        self.lost.set_result(DeliveryError(f"{self._where}{why}"))
 
+    def no_answer(self) -> DeliveryError:
+        return self._trouble(TimeoutError())
 
-def trouble(error: BaseException, where: str, *, has_tls: bool) -> DeliveryError:
-    """Return an error in words for a person, with the state that it leads to."""
-    match error:
-        case PublishRefusedError():
-            reason = f"{where} does not take messages to {error.topic}: {error}"
-            return DeliveryError(reason, "waiting" if error.code in _MAY_PASS else "refused")
-        case ConnectRefusedError():
-            reason = f"{where} refuses the connection{_in_words(error.reason)}"
-            return DeliveryError(reason, "waiting" if error.reason.value in _MAY_PASS else "refused")
-        case ClosedEarlyError():
-            wants = "does it want a certificate of ours?" if has_tls else "does it want TLS?"
-            return DeliveryError(f"{where} closes the connection before it has answered: {wants}")
-        case EndedError():
-            # 0x80 is what paho says where a socket closes
-            no_reason = " without a reason: it was stopped, or the network was cut"
-            return DeliveryError(
-                f"{where} ended the connection{no_reason if error.reason.value == _FIRST_FAILURE else f': {error}'}"
-            )
-        case _:
-            return _trouble_on_the_way(error, where, " (does it speak TLS there?)" if has_tls else "")
-
-
-def _trouble_on_the_way(error: BaseException, where: str, hint: str) -> DeliveryError:
-    match error:
-        case ssl.SSLError():
-            reason = getattr(error, "verify_message", None) or error.reason or str(error)
-            return DeliveryError(f"TLS with {where} fails: {reason}", "refused")
-        case ConnectionRefusedError():
-            reason = f"nothing listens at {where} (connection refused)"
-        case socket.gaierror():
-            reason = f"{where}: the name is not known here ({error.strerror})"
-        case TimeoutError():
-            reason = f"{where} gives no answer in time{hint}"
-        case ConnectionResetError():
-            reason = f"{where} hangs up{hint}"
-        case OSError():
-            reason = f"{where} cannot be reached: {error.strerror or error}"
-        case _:
-            reason = f"{where}: {error}"
-    return DeliveryError(reason)
-
-
-def _in_words(reason: ReasonCode) -> str:
-    """Return a broker's reason for refusing the connection; many give only `Unspecified error`."""
-    if reason.value == _FIRST_FAILURE:
-        return " and gives no reason: its log has it (user, password, client name, and what they may do)"
-    return f": {reason}"
-
-
-def _name_of(code: int) -> str:
-    try:
-        return str(ReasonCode(PacketTypes.PUBACK, identifier=code))
-    except (KeyError, AssertionError):
-        return "an unknown reason"
+    def _trouble(self, error: OSError | ValueError) -> DeliveryError:
+        """Return an error of the way to the broker in words for a person."""
+        where, hint = self._where, " (does it speak TLS there?)" if self._settings.tls else ""
+        match error:
+            case ssl.SSLError():
+                reason = getattr(error, "verify_message", None) or error.reason or str(error)
+                return DeliveryError(f"TLS with {where} fails: {reason}", "refused")
+            case ConnectionRefusedError():
+                reason = f"nothing listens at {where} (connection refused)"
+            case socket.gaierror():
+                reason = f"{where}: the name is not known here ({error.strerror})"
+            case TimeoutError():
+                reason = f"{where} gives no answer in time{hint}"
+            case ConnectionResetError():
+                reason = f"{where} hangs up{hint}"
+            case OSError():
+                reason = f"{where} cannot be reached: {error.strerror or error}"
+            case _:
+                reason = f"{where}: {error}"
+        return DeliveryError(reason)

@@ -14,7 +14,7 @@ from pathlib import Path
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from daemon.consumers.mqtt.broker import BrokerClient, EndedError, MqttError, PublishRefusedError, trouble
+from daemon.consumers.mqtt.broker import BrokerClient, PublishRefusedError
 from daemon.consumers.mqtt.settings import MqttSettings
 from daemon.consumers.protocol import DeliveryError, Message
 from daemon.wire.keys import CredentialError
@@ -39,7 +39,6 @@ class Mqtt:
         """`client` is our identifier, always the same: the broker then ends an old connection that it still keeps."""
         self._settings = settings
         self._identifier = settings.client or client
-        self._where = f"{settings.host}:{settings.port}"
         self._status_topic = f"{settings.prefix}/status"
         self._alarms, self._alarms_told = alarms, b""
         self._retained = Properties(PacketTypes.PUBLISH)
@@ -58,9 +57,6 @@ class Mqtt:
         client = self._make_client()
         try:
             await client.open()
-        except (MqttError, OSError, ValueError) as error:
-            client.abandon()
-            raise self._trouble(error) from None
         except BaseException:
             client.abandon()
             raise
@@ -84,12 +80,12 @@ class Mqtt:
         reached = before = messages[0]["seq"] - 1
         waits = False
         for message, answer in zip(messages, answers, strict=True):
-            if isinstance(answer, BaseException):
+            if isinstance(answer, Exception):
                 self._refusal = answer if isinstance(answer, PublishRefusedError) else None
                 reached = min(reached, message["seq"] - 1)  # a review and the state of its board have one `seq`
                 if reached == before:
                     self._must_stand()
-                    raise self._trouble(answer)
+                    raise answer
                 break
             waits = not self._is_delivered(message, answer)
             if waits:
@@ -108,16 +104,17 @@ class Mqtt:
         try:
             if not client.lost.done():
                 body = encode({"state": "offline", "position": self._position})
-                with contextlib.suppress(MqttError, TimeoutError):
+                with contextlib.suppress(DeliveryError):
                     await client.publish_and_hear(self._status_topic, body, retain=True)
                 await client.close()
         finally:
             client.abandon()  # where its goodbye is not answered while we wait
 
-    async def _publish_all(self, messages: Sequence[Message]) -> list[int | BaseException]:
+    async def _publish_all(self, messages: Sequence[Message]) -> list[int | Exception]:
         """Return the broker's answer to each, or why none came; at once if the connection is lost or silent."""
-        assert self._client is not None
-        lost = self._client.lost
+        client = self._client
+        assert client is not None
+        lost = client.lost
         answers: list[asyncio.Future[int]] = []
         handing_over = asyncio.create_task(self._hand_over(messages, answers))
         heard = -1
@@ -130,7 +127,7 @@ class Mqtt:
             task.cancel()
         end, *outcomes = await asyncio.gather(handing_over, *answers, return_exceptions=True)
         outcomes += [end] * (len(messages) - len(answers))  # never handed over
-        return [TimeoutError() if isinstance(outcome, asyncio.CancelledError) else outcome for outcome in outcomes]
+        return [outcome if isinstance(outcome, int | Exception) else client.no_answer() for outcome in outcomes]
 
     async def _hand_over(self, messages: Sequence[Message], answers: list[asyncio.Future[int]]) -> None:
         """Publish each message as soon as the broker takes one more, and wait for the last answer."""
@@ -159,10 +156,7 @@ class Mqtt:
     def _must_stand(self) -> None:
         client = self._client
         if client is not None and client.lost.done():
-            error = client.lost.result()
-            if self._refusal is not None and isinstance(error, EndedError):  # some brokers give a reason and hang up
-                error = self._refusal
-            raise self._trouble(error)
+            raise self._refusal or client.lost.result()  # some brokers give a reason and hang up
 
     async def _publish_status(self) -> None:
         self._publish_at_s = time.monotonic() + _STATUS_EVERY_S
@@ -177,15 +171,8 @@ class Mqtt:
             self._alarms_told = body
 
     async def _publish_retained(self, topic: str, body: bytes) -> None:
-        client = self._client
-        assert client is not None
-        try:
-            await client.publish_and_hear(topic, body, retain=True)
-        except (MqttError, TimeoutError) as error:
-            raise self._trouble(error) from None
-
-    def _trouble(self, error: BaseException) -> DeliveryError:
-        return trouble(error, self._where, has_tls=self._settings.tls is not None)
+        assert self._client is not None
+        await self._client.publish_and_hear(topic, body, retain=True)
 
     def _make_client(self) -> BrokerClient:
         will = self._status_topic, encode({"state": "offline"})

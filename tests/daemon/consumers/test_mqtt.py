@@ -168,7 +168,7 @@ async def test_a_state_that_the_broker_refuses_is_not_skipped_behind_its_review(
     )
     stands = SimpleNamespace(lost=asyncio.get_running_loop().create_future())
     consumer._client = stands  # type: ignore[assignment]
-    refused = PublishRefusedError("coserve/board/pair/S1", 0x97)
+    refused = PublishRefusedError("127.0.0.1:1883", "coserve/board/pair/S1", 0x97)
     message = {"seq": 7, "topic": "review/pair/S1/", "board": {}, "verdict": "pass"}
     messages = [message | {"seq": 6}, message, message | {"topic": "board/pair/S1/"}]
     for given, reached in (([0, 0, 0], 7), ([0, 0, refused], 6), ([0, refused, 0], 6)):
