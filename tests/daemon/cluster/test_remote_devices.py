@@ -204,21 +204,6 @@ def test_a_batch_too_large_for_one_message_crosses_in_parts_and_is_reported_once
     assert (report.batch_id, report.infer_ms, report.memory_limit, report.device_error) == (7, 15.0, 1, None)
 
 
-def test_a_device_that_is_lost_between_parts_of_a_batch_loses_the_rest_of_it():
-    peer, reports = Peer(), list[BatchReport]()
-    peer.found("first")
-    executor = a_batch_of_large_images(peer, reports)
-    until(lambda: peer.posted)
-    peer.device.answered({"call": peer.posted[0]["call"], "report": REPORT | {"results": [OK]}})
-    until(lambda: len(peer.posted) > 1)
-    peer.lost()
-    executor.stop(10)
-    (report,) = reports
-    assert [type(result) for result in report.results] == [Answered, *[Unanswered] * 4]
-    assert report.is_lost
-    assert {result.fault for result in report.results[2:] if isinstance(result, Unanswered)} == {"expert_failed"}
-
-
 class Process:
     """The process behind the devices: it opens a connection, and reads only what the test reads."""
 

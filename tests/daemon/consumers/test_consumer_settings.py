@@ -1,6 +1,5 @@
 """The section `consumers`: mistakes with their lines, files that must be there, and the text without the extra."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +9,7 @@ import pytest
 from daemon.config.settings import Config, load_config
 from daemon.consumers.kinds import KINDS
 from daemon.delivery.deliveries import consumer_problems, consumer_warnings
-from daemon.delivery.position import DeliveryPosition, PositionFile
 from daemon.errors import ConfigError
-from tests import ROOT
-from tools.backup.contents import contents_of
-from tools.setup.service_files import credentials, drop_ins, written_folders
 
 LINE = "rules: rules.yaml\ncatalog: catalog.yaml\ndevices: {cpu: {expert_memory: 1GB}}\n"
 
@@ -87,19 +82,6 @@ def test_a_password_that_crosses_the_network_is_a_warning(tmp_path: Path) -> Non
         assert consumer_warnings(path, a_config(tmp_path, well)) == []
 
 
-def test_the_service_gets_its_secrets_its_folder_and_the_network(tmp_path: Path) -> None:
-    text = (
-        "  plant: {kind: mqtt, host: 192.0.2.7, user: u, password: $CREDENTIALS_DIRECTORY/plant,"
-        " tls: {cert: $CREDENTIALS_DIRECTORY/line.pem, key: $CREDENTIALS_DIRECTORY/line.key}}\n"
-    )
-    config = a_config(tmp_path, text)
-    assert credentials(config) == ["plant", "line.pem", "line.key"]
-    assert drop_ins(config)["network.conf"]
-    assert any(config.positions.is_relative_to(folder) for folder in written_folders(config))
-    here = a_config(tmp_path, "  plant: {kind: mqtt, host: 127.0.0.1}\n")
-    assert not drop_ins(here)["network.conf"]
-
-
 def test_without_the_extra_check_and_process_say_which_to_install(tmp_path: Path) -> None:
     a_config(tmp_path, "  plant: {kind: mqtt, host: 127.0.0.1}\n")
     code = (
@@ -114,20 +96,3 @@ def test_without_the_extra_check_and_process_say_which_to_install(tmp_path: Path
     )
     assert "coserve.yaml:5:17: paho.mqtt is not installed; this consumer needs the extra `mqtt`" in done.stdout
     assert "--editable '.[mqtt]'" in done.stdout
-
-
-def test_a_backup_takes_positions_along_and_leaves_passwords_where_they_are(tmp_path: Path) -> None:
-    formats = ROOT / "tests/daemon/line/formats/0.1.0"
-    for name in ("catalog.yaml", "R0402.safetensors"):
-        shutil.copy(formats / name, tmp_path / name)
-    for name in ("rules.yaml", "secret", "ca.pem", "line.pem", "line.key"):
-        (tmp_path / name).write_text(name, encoding="utf-8")
-    tls = "{ca: ca.pem, cert: line.pem, key: line.key}"
-    config = a_config(tmp_path, f"  plant: {{kind: mqtt, host: h, user: u, password: secret, tls: {tls}}}\n")
-    PositionFile(config.positions, "plant").save(DeliveryPosition(7))
-    contents = contents_of(tmp_path / "coserve.yaml", with_secrets=False, environ={})
-    names = {part.name for part in contents.parts}
-    assert {"consumers/plant.position", "ca.pem", "line.pem"} <= names
-    assert not {"secret", "line.key"} & names
-    everything = contents_of(tmp_path / "coserve.yaml", with_secrets=True, environ={})
-    assert {part.name for part in everything.parts if part.is_secret} == {"secret", "line.key"}

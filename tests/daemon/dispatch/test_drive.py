@@ -119,16 +119,6 @@ def test_an_expert_larger_than_every_pool_fails_its_images_and_says_why():
     assert "needs 1000 bytes and the largest pool has room for 30: raise a device's" in line.ask("status")["last_error"]
 
 
-def test_a_poisoned_image_costs_only_itself_and_one_that_cannot_be_decoded_is_reported():
-    line = a_line(answer=says({1: "bad_image", 2: "expert_failed"}))
-    images = [an_image(n, "B") for n in range(4)]
-    line.accept(*images)
-    line.run()
-    assert line.bad_images == [(images[1], "as the test says")]
-    assert [line.outcomes[n].reason for n in range(4)] == [None, "bad_image", "expert_failed", None]
-    assert [line.outcomes[n].verdict for n in range(4)] == ["pass", "unknown", "unknown", "pass"]
-
-
 def test_a_chain_that_breaks_is_unknown_and_keeps_what_ran():
     line = a_line()
     line.pools["cpu"].broken["yolo-solder"] = "is damaged"
@@ -236,12 +226,3 @@ def test_status_names_executors_counts_images_and_lists_memory_that_they_share_o
     (pool,) = status["pools"]
     assert (pool["pool"], pool["device"], pool["executors"]) == ("cpu", "cpu", ["cpu/0", "cpu/1"])
     assert (pool["budget_bytes"], pool["used_bytes"]) == (30, status["executors"][0]["used_bytes"])
-
-
-def test_specs_that_differ_in_more_than_weights_are_loaded_again():
-    line = a_line(budgets={"cpu": 100})
-    line.accept(an_image(1, "B"))
-    line.run()
-    line.drive.reload_later({**a_catalog(), ExpertId("B"): replace(a_spec("B"), temperature=2.0)}, routes())
-    line.run()
-    assert "B" not in line.pools["cpu"].resident()

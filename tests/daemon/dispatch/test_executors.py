@@ -1,7 +1,6 @@
 """The contract of an executor, held by the thread over a real slot and by the simulated one."""
 
 import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from daemon.dispatch.executors import ExecutorThread
 from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, ImageOrder, Unanswered
 from daemon.dispatch.simulated import SimulatedClock, SimulatedExecutor, SimulatedPool
-from daemon.dispatch.torch_devices import TorchDevices
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId
 from daemon.records import JournalKey, Pixels
 from daemon.storage.journal import Journal
@@ -185,19 +183,6 @@ def test_an_answer_that_is_not_a_number_is_no_answer(answer: Answer, spec: Exper
     assert result.fault == "expert_failed"
 
 
-def test_an_altered_journal_record_costs_its_image_only(spec: ExpertSpec, start: Callable[..., Bench], tmp_path: Path):
-    journal = Journal(tmp_path / "journal")
-    keys = journal.append([encoded(a_picture(seed=seed)) for seed in range(2)])
-    (segment,) = (tmp_path / "journal").iterdir()
-    data = bytearray(segment.read_bytes())
-    data[keys[0].offset + 100] ^= 1
-    segment.write_bytes(data)
-    images = tuple(ImageOrder(RequestId(n), key, Pixels()) for n, key in enumerate(keys))
-    report = start(infer_each, journal.read).run(BatchOrder(1, spec, images))
-    assert [isinstance(result, Answered) for result in report.results] == [False, True]
-    journal.close()
-
-
 def test_bytes_that_the_disk_refuses_now_are_no_fault_of_the_image(
     spec: ExpertSpec, start: Callable[..., Bench], tmp_path: Path
 ):
@@ -214,30 +199,3 @@ def test_bytes_that_the_disk_refuses_now_are_no_fault_of_the_image(
     (result,) = bench.run(order).results
     assert isinstance(result, Answered)
     journal.close()
-
-
-def test_each_executor_keeps_its_own_number_of_threads(
-    spec: ExpertSpec, pool: SlotPool, monkeypatch: pytest.MonkeyPatch
-):
-    threads_of: dict[str, int] = {}
-
-    def run(_slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:
-        threads_of[threading.current_thread().name] = torch.get_num_threads()
-        return [Answer("ok", 0.9) for _ in prepared]
-
-    monkeypatch.setattr("daemon.dispatch.torch_devices.infer_each", run)
-    devices, reports = TorchDevices({}), queue.SimpleQueue[BatchReport]()
-    executors = [
-        devices.executor(
-            ExecutorFacts(ExecutorId(name), PoolId("cpu")), pool, reader_of(), threads, lambda _key: None, 1_000_000
-        )
-        for name, threads in (("first", 1), ("second", 2))
-    ]
-    for executor in executors:
-        executor.start(reports.put)
-    for executor in executors:
-        executor.submit(an_order(spec, 0))
-        reports.get(timeout=60.0)
-    assert threads_of == {"executor first": 1, "executor second": 2}
-    assert all(executor.stop(60.0) for executor in executors)
-    torch.set_num_threads(1)

@@ -203,12 +203,6 @@ def test_no_child_outlives_the_daemon_however_that_died(tmp_path: Path, number: 
         parent.wait()
 
 
-def test_a_child_that_was_made_just_before_its_daemon_died_ends_by_itself() -> None:
-    code = "from daemon.host.children import live_with_parent; live_with_parent(); print('alive')"
-    done = subprocess.run([sys.executable, "-c", code], input=b"", capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
-
-
 def test_signals_of_a_terminal_reach_the_daemon_alone(tmp_path: Path) -> None:
     file = tmp_path / "facts"
     deaf = "import signal\nfor number in (1, 2): signal.signal(number, lambda *_: None)\n"

@@ -171,7 +171,7 @@ def test_malformed_frames_get_one_answer_each_and_the_intake_lives(tmp_path: Pat
     )
     with a_line(tmp_path) as line, Peer(line.ipc) as peer:
 
-        @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+        @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
         @given(frames=st.lists(pieces, min_size=1, max_size=5))
         def check(frames: list[bytes]) -> None:
             peer.socket.send_multipart(frames)

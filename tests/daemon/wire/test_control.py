@@ -58,7 +58,7 @@ def test_malformed_requests_get_one_error_each_and_the_server_lives(tmp_path: Pa
     )
     with a_server(tmp_path) as endpoint, Peer(endpoint) as peer:
 
-        @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+        @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
         @given(frames=st.lists(pieces, min_size=1, max_size=4))
         def check(frames: list[bytes]) -> None:
             peer.socket.send_multipart(frames)
