@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 from daemon.records import Accepted, JournalKey, Pixels
-from daemon.shadow.__main__ import ShadowJudge
 from daemon.shadow.shadows import ShadowImage
 from daemon.storage.journal import Journal
 from experts.versions import Versions
@@ -91,11 +90,3 @@ def test_a_head_answers_on_its_backbone_and_images_without_bytes_are_left_out(
         assert ask(ours, an_image(key), "0" * 12, 0, step, None, service) == left_out, "an older mark's image"
         assert ask(ours, an_image(key), version, 0, step, None, service)["label"] == row["label"]
     assert Versions(experts.config.catalog).read()["R0402"].shadow is not None
-
-
-class ManyBoxes(ShadowJudge):
-    def __init__(self, boxes: int) -> None:
-        self.problems, self._versions, self._boxes = {}, {"solder": "5c1e"}, boxes
-
-    def _infer(self, image: dict[str, Any]) -> dict[str, Any]:
-        return {"label": "bridge", "boxes": [("bridge", 1 / 3, [500 / 3] * 4)] * self._boxes}
