@@ -23,10 +23,9 @@ from daemon.dispatch.trace import Makeup
 from daemon.errors import ConfigError, StartError, install_with
 from daemon.host.children import Children
 from daemon.host.machine import handle_shares, raise_handle_limit, reachable
-from daemon.intake.admission import Admission
+from daemon.intake.admission import Admission, TextIntake
 from daemon.intake.backlog import Backlog, backlog_limits, intake_limits
 from daemon.intake.intake import Intake
-from daemon.intake.text_requests import TextIntake
 from daemon.language.models import LanguageModels, OpenModelWith
 from daemon.language.text_rows import TextRows
 from daemon.line.devices import Measurements, pools_and_executors
@@ -60,9 +59,8 @@ from daemon.storage.retention import RetentionThread
 from daemon.storage.suspect_images import DecodeMarks, examine
 from daemon.storage.writer import Writer
 from daemon.units import count_text
-from daemon.wire.access import Access
 from daemon.wire.control import ControlServer
-from daemon.wire.endpoints import Gate
+from daemon.wire.endpoints import Access, Gate
 from daemon.wire.messages import Answer
 from daemon.wire.sockets import end_context
 from experts.versions import current_user

@@ -166,7 +166,6 @@ def _plain_result(result: Answered | Unanswered) -> tuple[Any, ...]:
 
 
 def result_of(plain: Sequence[Any]) -> Answered | Unanswered:
-    """Return the result of one image."""
     if len(plain) == 2:
         return Unanswered(*plain)
     label, confidence, boxes, (width, height) = plain

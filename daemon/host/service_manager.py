@@ -49,7 +49,6 @@ class Notifier:
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}", _sentence(status))
 
     def stopping(self, status: str) -> None:
-        """Report that the stop has begun."""
         self._tell("STOPPING=1", _sentence(status))
 
     def extend(self, seconds: float) -> None:

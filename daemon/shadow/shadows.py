@@ -56,7 +56,6 @@ class ShadowImage(NamedTuple):
         return json.dumps(about | {"encoding": image.pixels.encoding, "shape": image.pixels.shape}).encode()
 
     def row(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the row of `shadow_answers`."""
         boxes = [Detection(label, confidence, tuple(box)) for label, confidence, box in answer["boxes"]]
         of_answer = answer["label"], answer["confidence"], boxes
         judged = judge(self.step, *of_answer, self.before, tuple(answer["size"]))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("aiomqtt")
+pytest.importorskip("paho")
 
 from coserve_client import CameraImage
 from tests.bench.broker import mosquitto

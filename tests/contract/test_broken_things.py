@@ -1,6 +1,5 @@
 """A daemon whose decoder, weights, database and rules are broken under it: the line goes on, and says what is wrong."""
 
-import os
 import shutil
 import signal
 import sqlite3
@@ -11,12 +10,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.testing import CliRunner
 
-from daemon.config.settings import load_config
-from daemon.line import line as line_module
-from daemon.line.line import reload_rules_and_catalog
 from daemon.units import utc_text
 from tests.contract.client import RULES, Line, everything_is_whole
 from tests.lines import a_jpeg
@@ -25,10 +20,6 @@ from tests.simulated import a_service
 from tests.waiting import PATIENCE_S
 from tools.cli.main import app
 from tools.setup.service import Service
-
-
-def a_line_that_gives_up_soon(folder: Path, experts: Path, **settings: Any) -> Line:
-    return Line(folder, experts, limits={"hang_after": "4s"}, **settings)
 
 
 @contextmanager
@@ -61,22 +52,6 @@ def test_an_image_that_kills_its_decoder_costs_one_restart_and_no_other_image(
     assert "suspect_decoded" in line.log()
     marks = (line.folder / "journal" / "decoding.marks").read_bytes()
     assert not any(marks[:8192]), "a clean stop leaves no suspect"
-    everything_is_whole(line)
-
-
-def test_an_image_that_its_decoder_never_ends_with_is_unknown_and_the_line_goes_on(
-    tmp_path: Path, experts_folder: Path
-) -> None:
-    line = a_line_that_gives_up_soon(tmp_path / "line", experts_folder)
-    with served(line, poisoned(a_poisonous_library(tmp_path), "loop")):
-        line.result(line.send())
-        poison = line.send(a_tiff())
-        assert (line.result(poison)["verdict"], line.result(poison)["reason"]) == ("unknown", "bad_image")
-        assert {line.result(line.send())["verdict"] for _ in range(3)} == {"pass"}
-        status = line.status()
-        assert status["state"] == "degraded", "a thread is left behind"
-        (hung,) = [text for text in line.log().splitlines() if "executor_hung" in text]
-        assert f"cam-1/{poison}" in hung
     everything_is_whole(line)
 
 
@@ -187,36 +162,6 @@ def test_rules_and_catalog_that_are_being_written_never_come_into_force_by_halve
             thread.join(PATIENCE_S)
         assert line.status()["rules_version"] == answer["rules_version"]
     everything_is_whole(line)
-
-
-def test_rules_are_read_when_their_editor_has_ended(
-    tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An editor truncates, writes a valid part, then more, then the rest: only the whole counts."""
-    line = Line(tmp_path, experts_folder)
-    config, rules = load_config(line.config), tmp_path / "rules.yaml"
-    whole = reload_rules_and_catalog(config)[0]
-    begin, rest = RULES[: RULES.index("defects")], list(RULES[RULES.index("defects") :])
-    really = time.sleep
-
-    def write(mode: str, text: str) -> None:
-        with rules.open(mode, encoding="utf-8") as file:
-            file.write(text)
-        os.utime(rules, (time.time() + 3600,) * 2)  # as new as can be, however slow we are
-
-    def wait(seconds: float) -> None:
-        if rest:
-            write("a", rest.pop(0))
-        really(seconds)
-
-    monkeypatch.setattr(line_module, "_QUIET_S", 0.02)
-    monkeypatch.setattr(line_module, "_WRITTEN_WITHIN_S", 600.0)
-    write("w", begin)
-    assert reload_rules_and_catalog(config)[0].version != whole.version, "a part that is valid too"
-    monkeypatch.setattr(line_module.time, "sleep", wait)
-    write("w", begin)
-    assert reload_rules_and_catalog(config)[0].version == whole.version
-    assert rest == []
 
 
 def test_another_program_that_opens_and_closes_the_database_takes_nothing_away(

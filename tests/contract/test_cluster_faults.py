@@ -126,6 +126,7 @@ def spec(folder: Path) -> ExpertSpec:
     return an_expert_file(folder / "weights")
 
 
+@pytest.mark.test_all
 def test_an_expert_whose_bytes_do_not_match_is_refused_by_name_and_mended_by_its_file(
     remote: Remote, cluster: RayCluster, spec: ExpertSpec
 ):
@@ -139,6 +140,7 @@ def test_an_expert_whose_bytes_do_not_match_is_refused_by_name_and_mended_by_its
     remote.judge(spec)
 
 
+@pytest.mark.test_all
 def test_a_new_version_is_there_before_it_is_used_where_the_old_one_was(
     remote: Remote, cluster: RayCluster, spec: ExpertSpec, folder: Path
 ):
@@ -153,6 +155,7 @@ def test_a_new_version_is_there_before_it_is_used_where_the_old_one_was(
     remote.judge(new)
 
 
+@pytest.mark.test_all
 def test_a_worker_without_memory_answers_by_name_and_goes_on(remote: Remote, cluster: RayCluster, spec: ExpertSpec):
     actor = cluster.worker.actor()
     remote.pool.load(spec)
@@ -168,6 +171,7 @@ def test_a_worker_without_memory_answers_by_name_and_goes_on(remote: Remote, clu
     assert cluster.worker.actor().pid == actor.pid
 
 
+@pytest.mark.test_all
 def test_a_worker_that_stands_still_loses_its_batch_once_and_is_used_again(
     remote: Remote, cluster: RayCluster, spec: ExpertSpec
 ):
@@ -186,6 +190,7 @@ def test_a_worker_that_stands_still_loses_its_batch_once_and_is_used_again(
     assert cluster.worker.actor().pid != actor.pid
 
 
+@pytest.mark.test_all
 def test_a_worker_with_other_code_is_refused_by_name(folder: Path, cluster: RayCluster):
     code = folder / "code"
     for name in ("daemon", "experts", "routing_rules", "tools", "coserve_client"):
@@ -203,6 +208,7 @@ def test_a_worker_with_other_code_is_refused_by_name(folder: Path, cluster: RayC
         node.kill()
 
 
+@pytest.mark.test_all
 def test_whoever_has_another_token_stays_outside(folder: Path, cluster: RayCluster):
     wrong = a_token(folder / "wrong")
     node = cluster.another("pc4", token=wrong)
@@ -219,6 +225,7 @@ def test_whoever_has_another_token_stays_outside(folder: Path, cluster: RayClust
     assert " ".join(node.log.read_text().split()).endswith(f"coserve: {refused}, and name the copy with --token")
 
 
+@pytest.mark.test_all
 def test_a_cable_that_is_cut_costs_no_image_and_is_used_again_when_it_is_mended(torch_experts_folder: Path):
     must_have_namespaces()
     folder = Path(tempfile.mkdtemp(prefix="cc", dir="/tmp"))

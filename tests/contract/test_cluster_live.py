@@ -66,6 +66,7 @@ def judge(line: Line) -> list[tuple[Any, ...]]:
     return answers(line)
 
 
+@pytest.mark.test_all
 def test_another_pc_gives_the_same_verdicts_and_keeps_what_it_was_sent(
     tmp_path: Path, torch_experts_folder: Path, cluster: RayCluster
 ):
@@ -82,6 +83,7 @@ def test_another_pc_gives_the_same_verdicts_and_keeps_what_it_was_sent(
     assert len(list(cluster.worker.cache.iterdir())) == 4
 
 
+@pytest.mark.test_all
 def test_another_pc_is_profiled_with_its_network_and_the_line_reads_its_rows(
     tmp_path: Path, torch_experts_folder: Path, cluster: RayCluster
 ):
@@ -102,6 +104,7 @@ def test_another_pc_is_profiled_with_its_network_and_the_line_reads_its_rows(
     assert not line.warnings
 
 
+@pytest.mark.test_all
 def test_whatever_is_killed_every_image_has_one_verdict_and_the_worker_is_used_again(
     tmp_path: Path, torch_experts_folder: Path, cluster: RayCluster
 ):
@@ -128,6 +131,7 @@ def test_whatever_is_killed_every_image_has_one_verdict_and_the_worker_is_used_a
     each_was_judged_once(line, sent)
 
 
+@pytest.mark.test_all
 def test_a_promoted_version_is_at_the_other_pc_before_an_image_needs_it(
     tmp_path: Path, version_folders: tuple[Path, Path], cluster: RayCluster
 ):

@@ -28,6 +28,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.mark.test_all
 def test_a_line_judges_over_tls_and_a_pc_of_another_authority_stays_outside(
     tmp_path: Path, folder: Path, torch_experts_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):

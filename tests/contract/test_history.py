@@ -149,17 +149,6 @@ def test_a_start_tells_what_is_in_force_and_a_stop_ends_its_run(line: Line) -> N
     assert any("in run 2 since" in words for words in explained["words"])
 
 
-def test_a_run_that_was_killed_has_no_end(line: Line) -> None:
-    service = line.service()
-    service.start()
-    line.send()
-    line.idle()
-    service.kill()
-    with running(line):
-        pass
-    assert line.rows("SELECT ended_at IS NULL FROM runs ORDER BY run_id") == [(1,), (0,)]
-
-
 def test_every_period_of_rules_and_experts_can_be_told_from_changes(line: Line) -> None:
     with running(line):
         for number in range(12):
@@ -256,29 +245,6 @@ def test_versions_put_and_promoted_without_a_daemon_are_told_once(real: Line) ->
     assert steps[4][3:] == (new, old, "worse")
     assert [row[0] for row in changes(line, "reload")] == ["ben"]
     assert assert_every_version_was_in_force(line) > 3
-
-
-def test_settings_are_told_by_key_and_passwords_never(line: Line) -> None:
-    with running(line):
-        pass
-    settings = yaml.safe_load(line.config.read_text(encoding="utf-8"))
-    settings |= {"line": "Line 4", "limits": {"backlog_images": 55}}
-    line.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    with running(line):
-        assert line.status()["line"] == "Line 4"
-    told = [row[2:5] for row in changes(line, "settings")]
-    assert ("policy", None, '"coserve-plus"') not in told  # only what the file states
-    assert told[-2:] == [("limits.backlog_images", None, "55"), ("line", None, '"Line 4"')]
-
-
-def test_line_and_epoch_are_told_wherever_a_client_asks(line: Line) -> None:
-    with running(line), line.peer() as peer, line.listener("heartbeat/") as listener:
-        welcome = peer.ask({"type": "hello"})
-        beat = listener.take()[1]
-        (epoch,) = line.rows("SELECT epoch FROM stream_position")[0]
-        assert len(epoch) == 12
-        for told in (welcome, beat, line.status()):
-            assert (told["line"], told["epoch"]) == (os.uname().nodename, epoch)
 
 
 def epoch_after(line: Line) -> str:

@@ -67,20 +67,3 @@ def test_honest_images_are_accepted_and_judged_whatever_hostile_processes_do(lin
     assert books.holds, books
     log = (line.folder / "daemon.log").read_text(encoding="utf-8")
     assert not [text for text in log.splitlines() if "failed" in text and "image_quarantined" not in text]
-
-
-def test_quotas_are_asked_for_and_changed_while_the_line_runs(line: Line) -> None:
-    with line.service():
-        assert line.control("limits")["source_images_per_s"] is None
-        answer = line.control("limits", source_images_per_s=0.001, source_bytes_per_s=10**6)
-        assert (answer["source_images_per_s"], answer["source_bytes_per_s"]) == (0.001, 10**6)
-        assert line.control("limits", source_images_per_s=-1)["code"] == "bad_field"
-        assert line.control("limits", source_bytes_per_s="fast")["code"] == "bad_field"
-        board = {"type": "open", "serial": "q"}
-        with line.peer() as peer:
-            jpeg = make_jpegs(1, 1000)[0]
-            kinds = [peer.ask(line.inspect(board=board, source="quick"), jpeg)["type"] for _ in range(3)]
-            assert kinds == ["accepted", "busy", "busy"]
-            assert line.control("limits", source_images_per_s=0)["source_images_per_s"] is None
-            kinds = [peer.ask(line.inspect(board=board, source="quick"), jpeg)["type"] for _ in range(3)]
-            assert kinds == ["accepted"] * 3

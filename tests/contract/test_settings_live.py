@@ -144,22 +144,3 @@ def _exported(line: Line, package: Path, temperatures: dict[str, float]) -> None
     assert {row["expert_settings"]: row["today"] for row in listed} == dict(
         zip(temperatures, ("other settings", "in force"), strict=True)
     )
-
-
-def test_weights_whose_settings_are_gone_from_the_catalog_are_exported_with_those_that_answered(
-    tmp_path: Path, experts_folder: Path
-):
-    line = Line(tmp_path / "line", experts_folder, RULES)
-    set_temperature(line, 1.25)
-    with line.service():
-        judged(line, "S1")
-    (line.folder / "experts" / "catalog.yaml").write_text("experts: {}\n", encoding="utf-8")
-    done = coserve("export", "--lot", "L1", "--out", tmp_path / "package", "--config", line.config)
-    assert "its weights are deleted" in done.stdout + done.stderr
-    catalog = yaml.safe_load((tmp_path / "package" / "experts" / "catalog.yaml").read_text(encoding="utf-8"))
-    (entry,) = catalog["experts"].values()
-    assert entry["temperature"] == 1.25
-    assert entry["sha256"] == line.rows("SELECT sha256 FROM expert_versions")[0][0]
-    words = coserve("explain", "S1", "P1", "--config", line.config).stdout
-    assert "temperature 1.25" in words
-    assert "the catalog has no such expert any more" in words

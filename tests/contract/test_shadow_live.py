@@ -156,19 +156,3 @@ def test_a_shadow_that_cannot_be_used_says_so_once_and_costs_the_line_nothing(
     assert line.log().count("event=shadow_failed") == 1
     assert line.rows("SELECT count(*) FROM inspections WHERE verdict IN ('pass', 'fail')") == [(2,)]
     assert answers(line) == []
-
-
-def test_switching_it_off_ends_the_process_and_keeps_its_answers(tmp_path: Path, version_folders: tuple[Path, Path]):
-    line, version = a_shadowed_line(tmp_path / "line", version_folders, DAEMON)
-    with line.service():
-        urged(line)
-        line.send()
-        line.wait(lambda: answers(line))
-        coserve("experts", "shadow", "P", "--off", "--config", line.config)
-        line.wait(lambda: process_of(line) is None)
-        line.result(line.send())
-        assert (
-            "no version of P is in shadow"
-            in coserve("experts", "shadow", "P", "--config", line.config, status=1).stderr
-        )
-    assert line.rows("SELECT expert_version FROM shadow_answers") == [(version,)]

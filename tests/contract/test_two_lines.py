@@ -31,15 +31,6 @@ def first(tmp_path: Path, experts_folder: Path) -> Path:
     return a_line(tmp_path / "first", experts_folder)
 
 
-@pytest.mark.parametrize("left", [bytes(69), b"1234\n/line/\0\0\0\0.yaml", b"\x93\x00\x1f\xff", b"12\n\x9c/x\n"])
-def test_what_a_power_cut_leaves_in_a_lock_file_claims_nothing(first: Path, left: bytes) -> None:
-    for name in ("inspection.db.lock", "journal/.lock", "images/.lock"):
-        file = first.parent / name
-        file.parent.mkdir(exist_ok=True)
-        file.write_bytes(left)
-    claim(first, load_config(first)).close()
-
-
 def a_second_line(tmp_path: Path, experts_folder: Path, shared: str) -> Path:
     """Return a line beside the first one that writes to one of its places, named in its own file."""
     place = {
@@ -93,17 +84,6 @@ def test_a_second_line_that_would_write_what_another_line_writes_does_not_start(
         pass
 
 
-def test_a_copy_of_a_running_lines_file_has_one_claim_in_check_and_it_comes_last(first: Path) -> None:
-    copy = first.with_name("copy.yaml")
-    copy.write_text(first.read_text() + "policy: fastest\n")
-    with claimed(first):
-        *mistakes, claims = run("check", copy, status=1).splitlines()
-    assert len(mistakes) == 1
-    assert "policy" in mistakes[0]
-    for words in ("belongs to the line of", str(first), "as do the places of", "database", "endpoints.control"):
-        assert words in claims
-
-
 def test_a_line_that_is_gone_for_good_locks_nobody_out(tmp_path: Path, experts_folder: Path, first: Path) -> None:
     second = a_second_line(tmp_path, experts_folder, "images")
     lock, text = first.parent / "images" / ".lock", first.read_text()
@@ -153,22 +133,6 @@ def test_a_claim_whose_configuration_cannot_be_read_stands_and_says_how_to_go_on
     first.write_text("rules: [")
     message = refused(second)
     assert f"rename its coserve.yaml or remove {first.parent}/images/.lock" in message
-
-
-def test_a_refused_line_leaves_nothing_locked(tmp_path: Path, experts_folder: Path, first: Path) -> None:
-    second = a_second_line(tmp_path, experts_folder, "images")
-    with claimed(first):
-        assert str(first) in refused(second)
-    written = yaml.safe_load(second.read_text())
-    second.write_text(yaml.safe_dump({**written, "images": "images"}))
-    with claimed(second), claimed(first):
-        pass
-
-
-def test_two_lines_may_read_the_experts_of_one_folder(tmp_path: Path, experts_folder: Path, first: Path) -> None:
-    second = a_line(tmp_path / "second", experts_folder, catalog="../first/experts/catalog.yaml")
-    with a_service(first, tmp_path / "first.log"), a_service(second, tmp_path / "second.log"):
-        run("check", second)
 
 
 CLASHES: dict[str, dict[str, Any]] = {

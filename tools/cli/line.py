@@ -302,12 +302,6 @@ def limits(
     ] = None,
     backlog_images: Annotated[int | None, typer.Option(min=1, help="Images accepted and not finished, in all.")] = None,
     source_images: Annotated[int | None, typer.Option(min=1, help="The same for one source.")] = None,
-    source_rate: Annotated[
-        float | None, typer.Option(min=0, help="Images a second that one source may bring in; 0: no limit.")
-    ] = None,
-    source_byte_rate: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The same in bytes a second, e.g. 20MB; 0: no limit.")
-    ] = None,
     note: Note = None,
     as_json: AsJson = False,
 ) -> None:
@@ -318,12 +312,6 @@ def limits(
     from daemon.units import parse_bytes
 
     fields: dict[str, Any] = {"backlog_images": backlog_images, "source_images": source_images}
-    fields["source_images_per_s"] = source_rate
-    if source_byte_rate is not None:
-        try:
-            fields["source_bytes_per_s"] = parse_bytes(source_byte_rate)
-        except ValueError as error:
-            fail(f"--source-byte-rate {source_byte_rate}: {error}", status=2)
     budgets: dict[str, int] = {}
     for item in memory or []:
         device, _, size = item.partition("=")
@@ -342,10 +330,8 @@ def limits(
         _list("Limits", [{"limit": k, "value": v} for k, v in now.items()], as_json=False)
 
 
-def _limit_text(name: str, value: float | None) -> str:
-    """Return a limit for a person: `64 MB a second`, `none`."""
-    text = "none" if value is None else size_text(value) if "bytes" in name else count_text(value, "image")
-    return f"{text} a second" if value is not None and name.endswith("_per_s") else text
+def _limit_text(name: str, value: int) -> str:
+    return size_text(value) if "bytes" in name else count_text(value, "image")
 
 
 def _places(expert: dict[str, Any]) -> str:

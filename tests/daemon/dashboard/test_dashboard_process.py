@@ -139,7 +139,7 @@ def test_a_killed_web_process_comes_back_and_the_line_goes_on_meanwhile(running:
 def test_processes_beside_the_line_that_hang_are_replaced_and_verdicts_go_on(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    pytest.importorskip("aiomqtt", reason="needs the extra mqtt")
+    pytest.importorskip("paho", reason="needs the extra mqtt")
     plant = {"kind": "mqtt", "host": "127.0.0.1", "port": free_port(), "prefix": "plant"}
     line = ShownLine(tmp_path / "line", experts_folder, consumers={"plant": plant})
     log = line.folder / "daemon.log"

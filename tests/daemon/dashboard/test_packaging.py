@@ -61,7 +61,7 @@ def test_the_bundle_is_made_with_the_extras_that_a_pc_under_the_line_wants(wheel
 @pytest.mark.parametrize(
     ("imported", "forbidden"),
     [
-        ("daemon.app, tools.cli.main", "fastapi starlette uvicorn jinja2 aiomqtt psycopg pyarrow"),
+        ("daemon.app, tools.cli.main", "fastapi starlette uvicorn jinja2 paho psycopg pyarrow"),
         ("daemon.dashboard.app", "torch cv2"),
     ],
 )

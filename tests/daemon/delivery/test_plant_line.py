@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-pytest.importorskip("aiomqtt")
+pytest.importorskip("paho")
 
 from tests.bench.broker import Broker, Subscriber, mosquitto
 from tests.contract.client import Line

@@ -9,9 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import yaml
-
-from daemon.config.settings import load_config
 from tests import ROOT
 from tests.daemon.delivery.results_database import ResultsDatabase
 
@@ -23,12 +20,6 @@ def block(language: str) -> str:
     match = re.search(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
     assert match
     return match[1]
-
-
-def test_the_configuration_of_the_page_is_one(tmp_path: Path) -> None:
-    (tmp_path / "coserve.yaml").write_text(LINE + block("yaml"), encoding="utf-8")
-    plant = load_config(tmp_path / "coserve.yaml", {}).consumers["plant"]
-    assert plant.prefix == yaml.safe_load(block("yaml"))["consumers"]["plant"]["prefix"]
 
 
 def test_the_consumer_of_the_page_writes_every_board_across_a_kill(tmp_path: Path) -> None:

@@ -103,14 +103,6 @@ def test_a_killed_child_is_started_again_and_says_how_it_ended() -> None:
     assert not is_alive(second)
 
 
-def test_an_idle_child_gets_a_core_only_while_nothing_in_its_session_wants_it() -> None:
-    with a_child(SLEEPER, nice=19, is_idle=True) as children:
-        pid = pid_of(children)
-        until(lambda: stepped_back(pid) == (19, os.SCHED_IDLE))
-        assert os.getsid(pid) == os.getsid(0)
-        assert os.getpgid(pid) != os.getpgid(0), "Ctrl-C is the daemon's"
-
-
 def test_a_child_that_ends_at_once_is_started_ever_more_rarely(tmp_path: Path) -> None:
     diary = tmp_path / "starts"
     diary.touch()
@@ -158,15 +150,6 @@ asyncio.run(beat(int(sys.argv[4])))
         children.stop()
 
 
-def test_a_child_that_hangs_at_each_start_is_started_ever_more_rarely() -> None:
-    waits: list[float] = []
-    with a_child(
-        SLEEPER, beats=True, hung_after_s=0.02, on_wait=waits.append
-    ):  # it never beats, and has ten times as long for a start
-        until(lambda: len(waits) > 2)
-    assert waits[:3] == [0.5, 1.0, 2.0]
-
-
 def test_a_child_that_cannot_be_executed_says_so_and_the_others_run(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("no program")
@@ -204,18 +187,6 @@ def test_a_child_that_ignores_sigterm_is_killed_after_three_seconds(tmp_path: Pa
         assert children.status()[0]["last_end"] == "killed by SIGKILL"
 
 
-def test_a_child_may_do_what_it_has_to_before_it_ends(tmp_path: Path) -> None:
-    ready, done = tmp_path / "ready", tmp_path / "done"
-    code = (
-        "import signal, sys, time\n"
-        "def end(*_): time.sleep(0.3); open(sys.argv[2], 'w').close(); sys.exit()\n"
-        "signal.signal(signal.SIGTERM, end); open(sys.argv[1], 'w').close(); time.sleep(600)"
-    )
-    with a_child(code, str(ready), str(done)):
-        until(ready.exists)
-    assert done.exists()
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_child_outlives_the_daemon_however_that_died(tmp_path: Path, number: int) -> None:
     file = tmp_path / "facts"
@@ -230,18 +201,6 @@ def test_no_child_outlives_the_daemon_however_that_died(tmp_path: Path, number: 
     finally:
         parent.kill()
         parent.wait()
-
-
-def test_a_child_that_was_made_just_before_its_daemon_died_ends_by_itself() -> None:
-    code = "from daemon.host.children import live_with_parent; live_with_parent(); print('alive')"
-    done = subprocess.run([sys.executable, "-c", code], input=b"", capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
-
-
-def test_by_hand_it_runs_without_a_daemon() -> None:
-    code = "from daemon.host.children import live_with_parent; live_with_parent(); print('alive')"
-    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (0, b"alive\n")
 
 
 def test_signals_of_a_terminal_reach_the_daemon_alone(tmp_path: Path) -> None:
@@ -282,11 +241,3 @@ def test_a_child_steps_back_and_gets_the_daemons_environment_but_not_its_notify_
     assert environ["PYTHONSAFEPATH"] == "1"
     assert passed_fd in witness["fds"]
     assert kept_back not in witness["fds"]
-
-
-def test_without_children_there_is_no_thread_and_a_stop_before_the_start_is_none() -> None:
-    Children().stop()
-    empty = Children()
-    empty.start([])
-    assert empty.status() == []
-    empty.stop()

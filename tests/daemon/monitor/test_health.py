@@ -110,21 +110,6 @@ def test_a_scheduler_that_hangs_keeps_neither_counters_nor_health_from_being_tol
         release.set()
 
 
-def test_a_line_that_lacks_an_expert_is_degraded_and_ready(tmp_path: Path, experts_folder: Path) -> None:
-    line = Line(tmp_path / "line", experts_folder)
-    (line.folder / "experts" / "R0402.safetensors").unlink()
-    (line.folder / "experts" / "R0402.safetensors").write_bytes(b"not weights")
-    with line.service():
-        line.send()
-        line.idle()
-        health = line.control("health")
-        assert health["alive"] == {"ok": True, "text": "alive"}
-        assert health["ready"]["ok"] is True
-        assert health["ready"]["text"].startswith("degraded: expert R0402 cannot be loaded: ")
-        assert scraped(line, "coserve_failed_experts") == "1.0"
-        assert scraped(line, 'coserve_verdicts_total{reason="expert_failed",verdict="unknown"}') == "1.0"
-
-
 @pytest.mark.parametrize("path", [*PATHS, "/metrics"])
 def test_a_daemon_that_does_not_answer_is_503_with_the_reason(path: str) -> None:
     def ask(_kind: str) -> dict[str, Any]:

@@ -48,11 +48,6 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._places)
 
-    @property
-    def next_bytes(self) -> int:
-        """Return the size of the message that `take` would return. IndexError if none waits."""
-        return self._places[0].size_bytes
-
     def add(self, names: Sequence[Hashable], item: T, size_bytes: int) -> None:
         """Add a message. Messages of one name stay in order."""
         flows = [self._flows.setdefault(name, _NamedQueue()) for name in names]
@@ -69,6 +64,18 @@ class FairQueue(Generic[T]):
         place = self._places.pop(0)
         self._now = place.tag
         return self._leave(place)
+
+    def take_group(self, max_items: int, max_bytes: int) -> list[T]:
+        """Remove the next messages, at most `max_items` of `max_bytes` together; at least one if any waits."""
+        group: list[T] = []
+        room_bytes = max_bytes
+        while self._places and len(group) < max_items:
+            size_bytes = self._places[0].size_bytes
+            if group and size_bytes > room_bytes:
+                break
+            group.append(self.take())
+            room_bytes -= size_bytes
+        return group
 
     def shed(self) -> T:
         """Remove and return the newest message of the flow with the most bytes. IndexError if none waits."""
@@ -97,32 +104,3 @@ class FairQueue(Generic[T]):
         assert self._places == sorted(self._places), "out of order"
         waiting = sum(flow.waiting for flow in self._flows.values())
         assert waiting == sum(len(place.names) for place in self._places), "flows differ"
-
-
-class Turns(Generic[T]):
-    """Waiting items by the names of their senders, each sender's in its own order, taken in groups."""
-
-    def __init__(self) -> None:
-        self._waiting: FairQueue[T] = FairQueue()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(self, names: Sequence[Hashable], item: T, size_bytes: int) -> None:
-        """Add an item. A sender without waiting items counts as one that has just had its turn."""
-        self._waiting.add(names, item, size_bytes)
-
-    def take(self, max_items: int, max_bytes: int) -> list[T]:
-        """Return up to `max_items` items of up to `max_bytes` together; at least one if any waits, however large.
-
-        The first item that does not fit ends the group and comes first the next time.
-        """
-        group: list[T] = []
-        room_bytes = max_bytes
-        while len(self._waiting) and len(group) < max_items:
-            size_bytes = self._waiting.next_bytes
-            if group and size_bytes > room_bytes:
-                break
-            group.append(self._waiting.take())
-            room_bytes -= size_bytes
-        return group

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.policy.fair_queue import FairQueue
+from daemon.wire.fair_queue import FairQueue
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,15 @@ def test_beyond_the_room_the_newest_of_the_flood_goes_and_the_quiet_one_stays() 
     assert [queue.shed() for _ in range(3)] == ["FLOOD 9", "flood 8", "flood 7"]
     assert [queue.take() for _ in range(2)] == ["quiet", "flood 0"]
     queue.check()
+
+
+def test_large_messages_make_short_groups_and_another_sources_small_one_goes_first() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(3):
+        queue.add(("flood",), f"flood {number}", 10_000_000)
+    queue.add(("quiet",), "quiet", 20_000)
+    groups = [queue.take_group(32, 4_000_000) for _ in range(5)]
+    assert groups == [["quiet"], ["flood 0"], ["flood 1"], ["flood 2"], []]
 
 
 def test_nothing_waits_in_an_empty_queue() -> None:
