@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: gpu gpu-wheels demo demo-plant test test-fast test-contract check house rooms promises system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
+.PHONY: gpu gpu-wheels demo demo-plant test test-fast test-contract check house rooms promises system-tools bench soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
 
 # A line with trained experts, judged images and its pages: the first thing to look at.
 demo: $(INSTALLED)
@@ -67,10 +67,6 @@ gpu-wheels: $(INSTALLED)
 # Images a second of the demo's line, with CoServe's policy and without.
 bench: $(INSTALLED)
 	$(BIN)/coserve bench line --dir demo
-
-# Rows lost over ten ends of a real mosquitto (0), and the rate beside a dead one. Needs mosquitto (make system-tools).
-plant: $(INSTALLED)
-	$(BIN)/coserve bench plant --dir demo
 
 # Hundreds of kills, power cuts and refused writes; `make faults SEED=2 JOBS=1`. Run again, it goes on where it stopped.
 faults: $(INSTALLED)

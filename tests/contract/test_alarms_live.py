@@ -15,7 +15,7 @@ from daemon.line.rulebook import Rulebook
 from daemon.monitor.alarms import Alarms
 from daemon.storage.database.reader import ResultsReader
 from routing_rules.compile import compile_rules
-from tests.bench.broker import Broker, Subscriber, mosquitto
+from tests.broker import Broker, Subscriber, mosquitto
 from tests.contract.client import RULES, Line
 from tests.lines import a_jpeg
 from tests.ports import free_port
