@@ -77,11 +77,9 @@ def bench(
     import torch
 
     from experts.moe.weights.prepared import PreparedFiles
-    from tools.moe.checkpoint import require_decoder
     from tools.moe.text import HELD_OUT
 
     torch_device = "cuda:0" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
-    require_decoder(checkpoint)
     PreparedFiles(checkpoint).load(HELD_OUT)  # if it is missing, the error names the command
     jobs = list(_jobs(checkpoint, only or list(MODES), link_ms, torch_device))
     cells = _measure(jobs, rounds)

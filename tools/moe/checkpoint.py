@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experts.moe.cache.weight_transfer import SlowLink
-from experts.moe.errors import ModelError
 
 if TYPE_CHECKING:
     from experts.moe.arch import MoeArch
@@ -42,11 +41,3 @@ def arch_of(checkpoint: Path) -> "MoeArch":
 
     config = load_config(checkpoint)
     return read_arch(checkpoint, config, read_checkpoint(checkpoint, config.model_type).dtype)
-
-
-def require_decoder(checkpoint: Path) -> None:
-    """Raise ModelError for an encoder-decoder, which answers a text instead of continuing it."""
-    arch = arch_of(checkpoint)
-    if arch.encoder_layers:
-        message = f"{arch.family} has an encoder and a decoder; traces and benchmarks are for models that continue text"
-        raise ModelError(checkpoint, message)

@@ -52,10 +52,9 @@ def take_traces(checkpoint: Path, prompts: int, length: int) -> list[tuple[str, 
 
 def _take(prepared: "PreparedFiles", missing: dict[str, tuple[str, int]], length: int) -> None:
     from experts.moe.trace import join_traces, save_trace
-    from tools.moe.checkpoint import open_runtime, require_decoder
+    from tools.moe.checkpoint import open_runtime
     from tools.moe.text import ensure_text, load_text, read_tokenizer
 
-    require_decoder(prepared.checkpoint)
     with closing(open_runtime(prepared.checkpoint, "resident")) as runtime:
         ensure_text(prepared, read_tokenizer(prepared.checkpoint), _corpus)
         for name, (side, prompts) in missing.items():

@@ -96,6 +96,5 @@ def _collect(
     with torch.no_grad():
         for number, prompt in enumerate(prompts, 1):
             ids = trace.token[trace.span(prompt)].long()[None]
-            decoder_inputs = {"decoder_input_ids": ids} if runtime.arch.encoder_layers else {}
-            runtime.model(ids, use_cache=False, **decoder_inputs)
+            runtime.model(ids, use_cache=False)
             progress("activations", number, prompt_count)

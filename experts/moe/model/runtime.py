@@ -29,7 +29,7 @@ from experts.moe.weights.slot_file import STORAGES, SlotFileStore, slot_file
 Observer = Callable[[ForwardStep, Routing, Routing], None]
 
 #: Arguments whose shape is (rows, tokens) of a forward; the first one present counts.
-_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+_INPUTS = ("input_ids", "inputs_embeds")
 
 
 class MoeRuntime:
@@ -79,7 +79,7 @@ class MoeRuntime:
             slots_bytes = budget_bytes - mode.reserved_bytes
             runtime.cache = SlotCache(store, slots_bytes, mode.eviction_policy(arch), transfer, link=link)
             undo.callback(runtime.cache.close)
-            mode.gates = tuple(gate_of(block, arch) for block in blocks)
+            mode.gates = tuple(map(gate_of, blocks))
             mode.attach(runtime.cache, arch)
             undo.pop_all()
         return runtime
@@ -116,12 +116,8 @@ class MoeRuntime:
         return carried_out, self.mode.experts(carried_out)
 
     def _wrap_forwards(self) -> None:
-        """Make a step of each forward of the model, or of the encoder when `generate` calls it separately."""
-        modules = [self.model]
-        if self.arch.naming.encoder_decoder:
-            modules.append(self.model.get_submodule("encoder"))
-        for module in modules:
-            module.forward = wraps(module.forward)(partial(self._forward, module.forward))
+        """Make a step of each forward of the model."""
+        self.model.forward = wraps(self.model.forward)(partial(self._forward, self.model.forward))
         self.model.generate = wraps(self.model.generate)(partial(self._generate, self.model.generate))
 
     def _generate(self, inner: Callable[..., Any], inputs: torch.Tensor | None = None, **arguments: Any) -> Any:
@@ -131,10 +127,8 @@ class MoeRuntime:
         return inner(inputs, **arguments)
 
     def _forward(self, inner: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
-        """Run one step; a forward within it (an encoder's) belongs to it."""
+        """Run one step."""
         with self._lock:
-            if self._step is not None:
-                return inner(*args, **arguments)
             self._step = self._next_step(args, arguments)
             try:
                 self.cache.begin_step()
@@ -177,11 +171,10 @@ def read_model(folder: Path) -> tuple[Any, MoeArch, Checkpoint]:
     config = load_config(folder)
     checkpoint = read_checkpoint(folder, config.model_type)
     arch = read_arch(folder, config, checkpoint.dtype)
-    kind = library.AutoModelForSeq2SeqLM if config.is_encoder_decoder else library.AutoModelForCausalLM
     try:
         with torch.device("meta"):
             # Of float32 first: for any other type the library changes torch's default in all threads, images' included.
-            model = kind.from_config(config, dtype=torch.float32).eval()
+            model = library.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         for parameter in model.parameters():
             parameter.data = parameter.data.to(arch.dtype)
         config.dtype = arch.dtype

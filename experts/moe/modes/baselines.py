@@ -45,8 +45,7 @@ class Lookahead(Mode):
         layer, following = routing.layer, routing.layer + 1
         self.cache.metrics.predictions.check(routing)
         self.cache.cancel(layer)  # the gate has spoken: missing experts are loaded as demands
-        # The decoder's first gate sees other tokens than the encoder's last.
-        if following < self.arch.layers and following != self.arch.encoder_layers:
+        if following < self.arch.layers:
             guess = torch.topk(self.gates[following](routing.hidden), self.arch.top_k, dim=-1).indices
             self.cache.metrics.predictions.predict(following, guess)
             self.cache.prefetch(self._most_wanted(following, guess, routing.index), after=layer)

@@ -18,7 +18,6 @@ from experts.moe.weights.prepared import HELD_OUT, TRAIN, PreparedFiles
 pytest.importorskip("transformers", reason="needs the extra `moe`")
 
 from experts.moe.library import transformers
-from tests.experts.moe.tiny import write_tiny
 from tests.moe.bench import BenchCell, draw_times
 from tests.moe.evaluate import decode_timing, held_out_prompts, perplexity
 from tests.moe.fixture import FixtureRecipe, make_fixture
@@ -177,9 +176,3 @@ def test_a_bench_without_text_or_of_an_unknown_side_says_what_to_do(small: Path,
         assert done.exit_code
         assert reason in done.stderr
         assert "Traceback" not in done.stderr
-
-
-def test_an_encoder_with_a_decoder_has_no_traces_and_is_named(tmp_path: Path):
-    write_tiny(tmp_path, "switch_transformers")
-    with pytest.raises(ModelError, match="switch_transformers has an encoder"):
-        take_traces(tmp_path, prompts=1, length=8)

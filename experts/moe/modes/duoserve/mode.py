@@ -17,8 +17,6 @@ from pathlib import Path
 
 import torch
 
-from experts.moe.arch import MoeArch
-from experts.moe.cache.slots import SlotCache
 from experts.moe.gating import ExpertIterator, ExpertKey, ForwardStep, Routing
 from experts.moe.model.mode import Mode, ModeOptions
 from experts.moe.modes.duoserve.fitting import load_predictors
@@ -100,11 +98,6 @@ class DuoServe(Mode):
         popular, _ = load_popularity(prepared)
         return cls(load_predictors(prepared), popular.tolist(), overlap=options.overlap)
 
-    def attach(self, cache: SlotCache, arch: MoeArch) -> None:
-        super().attach(cache, arch)
-        if arch.encoder_layers:
-            self._predictors = {}  # a decoder's tokens have no path through the encoder's layers
-
     def begin(self, step: ForwardStep) -> None:
         super().begin(step)
         self._layer = -1
@@ -117,12 +110,11 @@ class DuoServe(Mode):
     def route(self, routing: Routing) -> Routing:
         self._layer = routing.layer
         self._compare(routing)
-        if self._predictors:
-            several = len(routing.index) > len(self._last_tokens)
-            self._index.append(routing.index[self._last_tokens] if several else routing.index)
-            self._weight.append(routing.weight[self._last_tokens] if several else routing.weight)
-            for layer in self._due(routing.layer):
-                self._predict(layer)
+        several = len(routing.index) > len(self._last_tokens)
+        self._index.append(routing.index[self._last_tokens] if several else routing.index)
+        self._weight.append(routing.weight[self._last_tokens] if several else routing.weight)
+        for layer in self._due(routing.layer):
+            self._predict(layer)
         return routing
 
     def experts(self, routing: Routing) -> ExpertIterator:

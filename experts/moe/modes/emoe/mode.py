@@ -218,7 +218,5 @@ def _one_more_token(generation: Generation) -> Generation:
 
 
 def _of_row(index: torch.Tensor, step: ForwardStep, number: int) -> torch.Tensor:
-    """Return one row's part, (t, k), of a layer's (T, k). An encoder has other lengths than the step says."""
-    if len(index) != step.tokens:
-        return index.chunk(len(step.rows))[number]
+    """Return one row's part, (t, k), of a layer's (T, k)."""
     return index.split([row.tokens for row in step.rows])[number]

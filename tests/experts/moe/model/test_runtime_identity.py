@@ -11,6 +11,7 @@ from experts.moe.gating import StepRow
 from experts.moe.model.runtime import MoeRuntime, read_model
 from experts.moe.modes.baselines import OnDemand
 from tests.experts.moe.tiny import (
+    EACH_FAMILY,
     FAMILIES,
     VOCABULARY,
     build_tiny,
@@ -20,10 +21,6 @@ from tests.experts.moe.tiny import (
     prompts,
     write_tiny,
 )
-
-#: Families with transformers' choice of how experts are added up; Switch Transformers has one way only.
-WAYS = [(family, way) for family in FAMILIES if family != "switch_transformers" for way in ("grouped_mm", "eager")]
-CAUSAL = [family for family in FAMILIES if family != "switch_transformers"]
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +47,8 @@ def open_runtime():
 def answers(model, batch, tokens=9):
     """Return the logits of a prefill of left-padded prompts, and a text written from them."""
     inputs = prompts(batch, tokens)
-    more = {"decoder_input_ids": inputs["input_ids"][:, :4]} if model.config.is_encoder_decoder else {}
     with torch.inference_mode():
-        return model(**inputs, **more).logits, model.generate(**inputs, max_new_tokens=8, do_sample=False)
+        return model(**inputs).logits, model.generate(**inputs, max_new_tokens=8, do_sample=False)
 
 
 def are_equal(tensors, expected):
@@ -66,28 +62,28 @@ def assert_same(runtime, folder, batch=2, tokens=9, **options):
 
 
 @pytest.mark.parametrize("slots", [1, 4, None])
-@pytest.mark.parametrize(("family", "way"), [*WAYS, ("switch_transformers", "eager")])
+@pytest.mark.parametrize("way", ["grouped_mm", "eager"])
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_logits_and_text_are_those_of_the_unmodified_model(open_runtime, folders, family, way, slots):
     runtime = open_runtime(folders[family], slots)
-    if family in CAUSAL:
-        runtime.model.set_experts_implementation(way)
+    runtime.model.set_experts_implementation(way)
     for batch in (1, 3):
         assert_same(runtime, folders[family], batch, experts_implementation=way)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_without_a_choice_of_ours_the_sum_is_transformers_own(open_runtime, folders, family):
     assert_same(open_runtime(folders[family], 4), folders[family], batch=3)
 
 
 @pytest.mark.parametrize("shards", ["1GB", "40KB"])
-@pytest.mark.parametrize("family", CAUSAL)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_the_fused_layout_gives_the_same_in_one_file_and_in_many(open_runtime, tmp_path, folders, family, shards):
     write_tiny(tmp_path, family, layout="fused", shards=shards)
     assert_same(open_runtime(tmp_path, 2), folders[family])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_bfloat16_checkpoints_give_the_same_too(open_runtime, tmp_path, family):
     write_tiny(tmp_path, family, dtype=torch.bfloat16)
     runtime = open_runtime(tmp_path, 2)
@@ -95,10 +91,10 @@ def test_bfloat16_checkpoints_give_the_same_too(open_runtime, tmp_path, family):
     assert_same(runtime, tmp_path)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_no_parameter_is_an_expert_and_nothing_is_left_on_meta(open_runtime, folders, family):
     runtime = open_runtime(folders[family], 1)
-    gates = [f"{block}.{runtime.arch.naming.gate}" for block in runtime.arch.blocks]
+    gates = [f"{block}.gate" for block in runtime.arch.blocks]
     assert not any(value.is_meta for value in (*runtime.model.parameters(), *runtime.model.buffers()))
     for name, value in runtime.model.named_parameters():
         assert ".experts." not in name
@@ -108,8 +104,6 @@ def test_no_parameter_is_an_expert_and_nothing_is_left_on_meta(open_runtime, fol
 def test_tied_weights_are_one_tensor(open_runtime, folders):
     runtime = open_runtime(folders["olmoe"])
     assert runtime.model.lm_head.weight is runtime.model.model.embed_tokens.weight
-    switch = open_runtime(folders["switch_transformers"]).model
-    assert switch.decoder.embed_tokens.weight is switch.shared.weight
 
 
 def test_prompts_longer_than_the_slots_hold_are_served_in_waves(open_runtime, folders):
@@ -141,15 +135,6 @@ def test_prefill_is_a_forward_without_a_past_whatever_its_length(open_runtime, f
         runtime.model(input_ids=ids[:, 1:], past_key_values=past)
     assert [step.phase for step in runtime.mode.steps] == ["prefill", "decode"]
     assert [step.tokens for step in runtime.mode.steps] == [1, 11]
-
-
-def test_a_text_of_an_encoder_and_a_decoder_is_two_prefills_and_then_decoding(open_runtime, folders):
-    runtime = open_runtime(folders["switch_transformers"], mode=Watching())
-    runtime.model.generate(**prompts(2), max_new_tokens=3, do_sample=False)
-    assert [step.phase for step in runtime.mode.steps] == ["prefill", "prefill", "decode", "decode"]
-    assert [step.tokens for step in runtime.mode.steps] == [18, 2, 2, 2]
-    layers = [routing.layer for routing in runtime.mode.routings]
-    assert (runtime.arch.encoder_layers, layers) == (2, [0, 1, 2, 2, 2])
 
 
 def test_the_routing_is_the_gates_own(open_runtime, folders):
@@ -300,18 +285,6 @@ def test_layers_may_differ_in_their_layout_on_disk(open_runtime, tmp_path):
     assert_same(open_runtime(tmp_path / "single", 4), tmp_path / "fused", batch=1)
 
 
-SPARSE = [
-    {"num_sparse_encoder_layers": 9},  # more than layers: none is sparse
-    {"num_sparse_encoder_layers": 4, "num_sparse_decoder_layers": 2, "router_bias": True, "dense_act_fn": "gelu"},
-]
-
-
-@pytest.mark.parametrize("changes", SPARSE, ids=lambda changes: str(changes["num_sparse_encoder_layers"]))
-def test_switch_transformers_with_other_sparse_layers_give_the_same(open_runtime, tmp_path, changes):
-    write_tiny(tmp_path, "switch_transformers", **changes)
-    assert_same(open_runtime(tmp_path, 2), tmp_path, batch=3)
-
-
 def test_nothing_is_asked_of_the_network(open_runtime, folders, monkeypatch):
     def connect(*_):
         raise AssertionError("a connection was opened")
@@ -335,7 +308,7 @@ def test_what_the_unmodified_model_reads_beside_its_weights_is_read_too(open_run
     assert int(texts[0].max()) < VOCABULARY
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_building_a_model_of_another_type_changes_nothing_for_other_threads(tmp_path, monkeypatch, family):
     """One default type holds for all threads of torch, and images are judged meanwhile."""
     write_tiny(tmp_path, family, dtype=torch.bfloat16)

@@ -22,7 +22,7 @@ DECODERS = ("mixtral", "qwen2_moe", "olmoe", "qwen3_moe")
 
 def seen(model: Any, tokens: Sequence[int]) -> Any:
     """The cache of a row that has seen `tokens`."""
-    cache = KeyValues(model.config).fresh()
+    cache = KeyValues().fresh()
     with torch.inference_mode():
         model(input_ids=torch.tensor([tokens]), past_key_values=cache, use_cache=True)
     return cache
@@ -32,7 +32,7 @@ def seen(model: Any, tokens: Sequence[int]) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_takes_what_its_architecture_says(family: str, dtype: torch.dtype) -> None:
     model = build_tiny(family, dtype=dtype)
-    batch = KeyValues(model.config)
+    batch = KeyValues()
     assert batch.held_bytes == 0
     layers = model.config.num_hidden_layers
     # One layer more is counted: the copy of one while it grows.
@@ -47,7 +47,7 @@ def test_a_token_takes_what_its_architecture_says(family: str, dtype: torch.dtyp
 
 
 def test_a_row_that_cannot_join_leaves_the_others_as_they_were() -> None:
-    batch = KeyValues(MODEL.config)
+    batch = KeyValues()
     batch.join(seen(MODEL, [1, 2, 3]), 3)
     batch.join(seen(MODEL, [4, 5, 6, 7, 8]), 5)
     before = [(layer.keys.clone(), layer.values.clone()) for layer in batch._cache.layers]

@@ -22,7 +22,7 @@ from experts.moe.modes.swapmoe.planner import (
     with_plan,
 )
 from experts.moe.weights.prepared import PreparedFiles
-from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
+from tests.experts.moe.tiny import EACH_FAMILY, fail_amid_each_layer, load_unmodified, prompts, write_tiny
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
 EXPERT_BYTES = 3 * 24 * 32 * 4
@@ -107,7 +107,7 @@ def test_absent_experts_that_the_gate_wants_are_loaded(checkpoint: Path):
             assert runtime.cache.resident(layer) == tuple(best)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "olmoe", "qwen3_moe", "switch_transformers"])
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_every_family_serves_with_half_of_its_experts(family: str, tmp_path: Path):
     folder = write_tiny(tmp_path / family, family)
     with closing(MoeRuntime.open(folder, SwapMoe(period=1), 1 << 24)) as whole:
