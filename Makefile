@@ -111,12 +111,12 @@ test-bundle: bundle
 # when it is trained and prepared under build/moe. Every test prints its figures.
 test-moe: $(INSTALLED)
 	$(BIN)/coserve moe fixture
-	$(BIN)/coserve moe trace
+	$(BIN)/coserve moe trace build/moe/fixture
 	$(BIN)/coserve moe fit build/moe/fixture
 	$(BIN)/coserve moe unite build/moe/fixture
 	$(BIN)/coserve moe plan build/moe/fixture --budget 50%
 	$(BIN)/coserve moe plan build/moe/fixture --budget 25%
-	$(BIN)/python -m pytest -s --timeout 1500 tests/moe/fixture_*.py
+	$(BIN)/python -m pytest -s --timeout 1500 tests/moe/fixture_modes.py
 
 # Installed once per change of the requirements; exact versions are in constraints.txt.
 $(INSTALLED): pyproject.toml constraints.txt

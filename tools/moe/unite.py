@@ -25,7 +25,7 @@ def unite(
 
     A stopped run resumes with the first layer that is missing; united experts made in the same way stay.
 
-    Example: coserve moe unite build/moe/fixture --way 4
+    Example: coserve moe unite models/olmoe --way 4
     """
     from experts.moe.modes.brownout.united import WAYS, DistillRecipe
 

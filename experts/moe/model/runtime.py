@@ -15,7 +15,7 @@ import torch
 
 from experts.moe.arch import MoeArch, first_line, load_config, read_arch
 from experts.moe.cache.slots import SlotCache
-from experts.moe.cache.weight_transfer import SlowLink, weight_transfer_for
+from experts.moe.cache.weight_transfer import weight_transfer_for
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertIterator, ForwardStep, Routing, StepRow
 from experts.moe.library import transformers
@@ -55,7 +55,6 @@ class MoeRuntime:
         budget_bytes: int,
         *,
         device: str = "cpu",
-        link: SlowLink | None = None,
         storage: str = "auto",
     ) -> "MoeRuntime":
         """Check a checkpoint and put it in service, its experts within `budget_bytes`. Raises ModelError.
@@ -77,7 +76,7 @@ class MoeRuntime:
             runtime._wrap_forwards()
             transfer = weight_transfer_for(store, device)
             slots_bytes = budget_bytes - mode.reserved_bytes
-            runtime.cache = SlotCache(store, slots_bytes, mode.eviction_policy(arch), transfer, link=link)
+            runtime.cache = SlotCache(store, slots_bytes, mode.eviction_policy(arch), transfer)
             undo.callback(runtime.cache.close)
             mode.gates = tuple(map(gate_of, blocks))
             mode.attach(runtime.cache, arch)
@@ -118,13 +117,6 @@ class MoeRuntime:
     def _wrap_forwards(self) -> None:
         """Make a step of each forward of the model."""
         self.model.forward = wraps(self.model.forward)(partial(self._forward, self.model.forward))
-        self.model.generate = wraps(self.model.generate)(partial(self._generate, self.model.generate))
-
-    def _generate(self, inner: Callable[..., Any], inputs: torch.Tensor | None = None, **arguments: Any) -> Any:
-        prompt = inputs if inputs is not None else arguments.get("input_ids")
-        if prompt is not None:
-            self._check_prompt(prompt.shape[-1])
-        return inner(inputs, **arguments)
 
     def _forward(self, inner: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
         """Run one step."""

@@ -109,7 +109,7 @@ class DuoServe(Mode):
 
     def route(self, routing: Routing) -> Routing:
         self._layer = routing.layer
-        self._compare(routing)
+        self._withdraw(routing.layer)
         several = len(routing.index) > len(self._last_tokens)
         self._index.append(routing.index[self._last_tokens] if several else routing.index)
         self._weight.append(routing.weight[self._last_tokens] if several else routing.weight)
@@ -152,17 +152,12 @@ class DuoServe(Mode):
         if not self._overlap:
             self._fetch_when_predicted(routing.layer)
 
-    def _compare(self, routing: Routing) -> None:
-        """Compare the gate with its prediction (first synchronisation point), and withdraw late prefetches."""
-        prediction = self._predictions.pop(routing.layer, None)
-        if prediction is None:
-            return
-        self.cache.cancel(routing.layer)
-        if prediction.cancel() or not prediction.done() or len(routing.index) != len(self._last_tokens):
-            return  # too late to be of use, or not for every token
-        guess = torch.tensor(prediction.result(), device=routing.index.device).topk(self.arch.top_k).indices
-        self.cache.metrics.predictions.predict(routing.layer, guess)
-        self.cache.metrics.predictions.check(routing)
+    def _withdraw(self, layer: int) -> None:
+        """Withdraw a layer's prediction and prefetches that have not begun: its gate has spoken."""
+        prediction = self._predictions.pop(layer, None)
+        if prediction is not None:
+            self.cache.cancel(layer)
+            prediction.cancel()
 
     def _predict(self, layer: int) -> None:
         before, predictor = self._before, self._predictors.get(layer)

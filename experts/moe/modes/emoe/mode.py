@@ -125,9 +125,6 @@ class Emoe(Mode):
     def route(self, routing: Routing) -> Routing:
         if self.step.phase == "prefill":
             self._routed[routing.layer] = routing.index
-        predictions = self.cache.metrics.predictions
-        predictions.predict(routing.layer, torch.tensor(self._chosen[routing.layer], device=routing.index.device))
-        predictions.check(routing)
         allowed = self._allowed[routing.layer].to(routing.logits.device)
         return mask_gate(routing, allowed, renormalise=self.arch.renormalise)
 

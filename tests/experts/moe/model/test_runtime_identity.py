@@ -13,7 +13,6 @@ from experts.moe.modes.baselines import OnDemand
 from tests.experts.moe.tiny import (
     EACH_FAMILY,
     FAMILIES,
-    VOCABULARY,
     build_tiny,
     edit_config,
     edit_tensors,
@@ -71,11 +70,6 @@ def test_logits_and_text_are_those_of_the_unmodified_model(open_runtime, folders
         assert_same(runtime, folders[family], batch, experts_implementation=way)
 
 
-@pytest.mark.parametrize("family", EACH_FAMILY)
-def test_without_a_choice_of_ours_the_sum_is_transformers_own(open_runtime, folders, family):
-    assert_same(open_runtime(folders[family], 4), folders[family], batch=3)
-
-
 @pytest.mark.parametrize("shards", ["1GB", "40KB"])
 @pytest.mark.parametrize("family", EACH_FAMILY)
 def test_the_fused_layout_gives_the_same_in_one_file_and_in_many(open_runtime, tmp_path, folders, family, shards):
@@ -104,10 +98,6 @@ def test_no_parameter_is_an_expert_and_nothing_is_left_on_meta(open_runtime, fol
 def test_tied_weights_are_one_tensor(open_runtime, folders):
     runtime = open_runtime(folders["olmoe"])
     assert runtime.model.lm_head.weight is runtime.model.model.embed_tokens.weight
-
-
-def test_prompts_longer_than_the_slots_hold_are_served_in_waves(open_runtime, folders):
-    assert_same(open_runtime(folders["qwen3_moe"], 2), folders["qwen3_moe"], batch=3, tokens=40)
 
 
 class Watching(OnDemand):
@@ -210,35 +200,6 @@ def test_a_step_that_failed_leaves_the_model_fit_for_the_next(open_runtime, fold
     assert_same(runtime, folders["mixtral"], batch=1)
 
 
-WAYS_TO_WRITE = [
-    {"num_beams": 3, "do_sample": False},
-    {"use_cache": False, "do_sample": False},
-    {"do_sample": True, "top_k": 7},
-    {"cache_implementation": "static", "disable_compile": True, "do_sample": False},
-]
-
-
-@pytest.mark.parametrize("options", WAYS_TO_WRITE, ids=lambda options: next(iter(options)))
-def test_every_way_of_generate_writes_the_same(open_runtime, folders, options):
-    runtime = open_runtime(folders["mixtral"], 2)
-    texts = []
-    for model in (runtime.model, load_unmodified(folders["mixtral"])):
-        torch.manual_seed(5)
-        texts.append(model.generate(**prompts(3), max_new_tokens=6, **options))
-    assert torch.equal(*texts)
-
-
-def test_what_training_asks_of_a_forward_is_there(open_runtime, folders):
-    runtime = open_runtime(folders["mixtral"], 2)
-    inputs = {**prompts(2), "output_router_logits": True, "output_hidden_states": True}
-    output, expected = (
-        model(**inputs, labels=inputs["input_ids"]) for model in (runtime.model, load_unmodified(folders["mixtral"]))
-    )
-    assert are_equal((output.loss, output.aux_loss), (expected.loss, expected.aux_loss))
-    assert are_equal(output.router_logits, expected.router_logits)
-    assert are_equal(output.hidden_states, expected.hidden_states)
-
-
 SCALED = [
     {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 16},
     {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
@@ -293,19 +254,6 @@ def test_nothing_is_asked_of_the_network(open_runtime, folders, monkeypatch):
     monkeypatch.setattr("socket.getaddrinfo", connect)
     runtime = open_runtime(folders["mixtral"])
     answers(runtime.model, 1)
-
-
-def test_what_the_unmodified_model_reads_beside_its_weights_is_read_too(open_runtime, tmp_path):
-    write_tiny(tmp_path)
-    unmodified = load_unmodified(tmp_path)
-    unmodified.generation_config.max_new_tokens = 5
-    unmodified.generation_config.repetition_penalty = 1.4
-    unmodified.generation_config.save_pretrained(tmp_path)
-    runtime = open_runtime(tmp_path, 4)
-    texts = [model.generate(**prompts()) for model in (runtime.model, load_unmodified(tmp_path))]
-    assert texts[0].shape[1] == 14
-    assert are_equal(*[[text] for text in texts])
-    assert int(texts[0].max()) < VOCABULARY
 
 
 @pytest.mark.parametrize("family", EACH_FAMILY)

@@ -15,9 +15,7 @@ from experts.moe.model.keys_values import KeyValues, TextMemory, bytes_per_token
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")
 from tests.experts.moe.model.batches import MODEL, Bench, Plain, alone
-from tests.experts.moe.tiny import CONTEXT, build_tiny
-
-DECODERS = ("mixtral", "qwen2_moe", "olmoe", "qwen3_moe")
+from tests.experts.moe.tiny import CONTEXT, EACH_FAMILY, build_tiny
 
 
 def seen(model: Any, tokens: Sequence[int]) -> Any:
@@ -28,7 +26,7 @@ def seen(model: Any, tokens: Sequence[int]) -> Any:
     return cache
 
 
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_takes_what_its_architecture_says(family: str, dtype: torch.dtype) -> None:
     model = build_tiny(family, dtype=dtype)
