@@ -1,5 +1,4 @@
 import gc
-import mmap
 from pathlib import Path
 
 import pytest
@@ -92,24 +91,6 @@ def test_a_pool_says_once_that_its_memory_is_not_pinned(monkeypatch: pytest.Monk
         transfer.occupy(place)
         transfer.allocate(20_000)
     assert [(line["event"], line["bytes"], line["cuda_error"]) for line in lines] == [("memory_not_pinned", 10_000, 2)]
-
-
-def test_memory_that_is_pinned_or_need_not_be_says_nothing(runtime: Runtime):
-    with structlog.testing.capture_logs() as lines:
-        for transfer in (HostTransfer(pin=PinnedBudget()), HostTransfer()):
-            transfer.allocate(10_000)
-    assert lines == []
-
-
-def test_all_views_are_of_the_same_page_aligned_bytes():
-    host = HostMemory(3 << 20)
-    assert host.array.ctypes.data % mmap.PAGESIZE == 0
-    host.view[4096] = 7
-    assert (host.array[4096], host.tensor[4096].item()) == (7, 7)
-    view = host.tensor
-    del host
-    gc.collect()
-    assert view[4096].item() == 7  # whoever holds a view holds the memory
 
 
 @pytest.mark.gpu

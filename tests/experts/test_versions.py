@@ -3,10 +3,8 @@
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import signal
-import stat
 import sys
 from pathlib import Path
 
@@ -220,20 +218,6 @@ def test_pruning_takes_what_nobody_needs_and_never_what_is_in_force(tmp_path: Pa
     assert roll_back(versions) == first == in_force(versions)
 
 
-def test_what_is_kept_can_be_read_by_whoever_reads_the_catalog(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    versions.catalog.chmod(0o644)
-    before = os.umask(0o077)
-    try:
-        version = put(versions, 1)
-        promote(versions, version)
-    finally:
-        os.umask(before)
-    files = [versions.catalog, versions.folder / "versions.yaml", versions.weights_file("R0402", version)]
-    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o644}
-    assert versions.weights_file("R0402", version).parent.stat().st_mode & 0o555 == 0o555
-
-
 def test_an_expert_id_that_is_a_path_stays_inside_the_folder(tmp_path: Path):
     versions = a_folder(tmp_path / "experts")
     for name in ("../../outside", "..", "a/b", ".hidden"):
@@ -380,17 +364,6 @@ def test_a_recalibration_is_a_version_of_its_own_that_is_promoted_and_rolled_bac
     ]
 
 
-def test_the_same_weights_with_the_same_settings_are_no_new_version(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    with pytest.raises(
-        VersionsError, match=r"is in force: these are the same weights and settings; .* its temperature"
-    ):
-        recalibrated(versions, 1.3)
-    second = recalibrated(versions, 1.1)
-    with pytest.raises(VersionsError, match=f"has version {re.escape(second)} already"):
-        recalibrated(versions, 1.1)
-
-
 def test_a_temperature_changed_by_hand_is_found_and_can_be_taken_back(tmp_path: Path):
     versions = a_folder(tmp_path / "experts")
     first = versions.read()["R0402"].version or ""
@@ -428,17 +401,6 @@ def test_a_history_from_before_settings_were_versions_reads_as_it_was(tmp_path: 
     assert "+" not in text
     expert = versions.read()["R0402"]
     assert (list(expert.versions), expert.lineage) == ([first, second], [first, second])
-
-
-def test_pruning_one_of_two_settings_keeps_their_weights(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    first, second = versions.read()["R0402"].version or "", recalibrated(versions, 1.1)
-    promote(versions, second)
-    with versions.changing() as change:
-        assert change.prune("R0402", first) == 0
-    assert versions.weights_file("R0402", second).exists()
-    expert = versions.read()["R0402"]
-    assert (expert.version, list(expert.versions), temperature(versions)) == (second, [second], 1.1)
 
 
 def test_a_promotion_that_is_taken_back_leaves_the_name_in_force(tmp_path: Path):

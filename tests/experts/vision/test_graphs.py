@@ -21,7 +21,6 @@ from experts.vision.graphs import (
     Recordings,
 )
 from experts.vision.infer import infer
-from experts.vision.layouts import build_layout
 from experts.vision.preprocess import prepare
 from experts.vision.slot import LayoutShelf, SlotPool
 from tests.experts.pictures import encoded
@@ -58,18 +57,6 @@ def test_another_expert_in_the_slot_answers_through_the_same_recording():
     weights.fill_(2.0)
     assert run(slot).tolist() == [[6.0, 6.0]]
     assert len(recorder.recorded) == 1
-
-
-def test_a_slot_told_to_forget_warms_up_and_records_again():
-    recorder = FakeRecorder()
-    slot = a_slot(recorder)
-    run(slot, times=WARM_UPS + 1)
-    slot.forget()
-    slot.network.weight = nn.Parameter(torch.full((2, 3), 2.0), requires_grad=False)
-    assert run(slot, times=WARM_UPS).tolist() == [[6.0, 6.0]]
-    assert len(recorder.recorded) == 1
-    assert run(slot).tolist() == [[6.0, 6.0]]
-    assert len(recorder.recorded) == 2
 
 
 def test_each_thread_has_a_lane_for_each_stream_that_goes_with_it():
@@ -111,16 +98,6 @@ def test_layouts_of_one_shelf_share_a_recorder_and_shelves_share_nothing(tmp_pat
     assert used[0] is not used[1]
 
 
-def test_each_batch_size_and_each_executor_has_a_recording_of_its_own():
-    recorder = FakeRecorder()
-    slot = a_slot(recorder)
-    for recorder.this_lane in ("executor 0", "executor 1"):
-        for images in (1, 4):
-            run(slot, images, WARM_UPS + 1)
-    lanes = ("executor 0", "executor 1")
-    assert recorder.recorded == [(lane, images) for lane in lanes for images in (1, 4)]
-
-
 def test_a_slot_keeps_so_many_recordings_and_runs_other_batches_as_they_are():
     recorder = FakeRecorder()
     slot = a_slot(recorder)
@@ -147,13 +124,6 @@ def test_where_recording_fails_every_slot_of_the_layout_runs_without_and_one_lin
         for slot in slots:
             assert run(slot, 2, WARM_UPS + 3).tolist() == [[1.0] * 3] * 2
     assert [(line["event"], line["batch"]) for line in lines] == [("graph_not_recorded", 2)]
-
-
-def test_a_processor_without_graphs_gets_the_network_itself(tmp_path: Path):
-    spec = an_expert_file(tmp_path)
-    layout = build_layout(spec.layout)
-    module = layout.bind(torch.zeros(layout.region_bytes, dtype=torch.uint8))
-    assert type(module) is type(layout.shell)
 
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

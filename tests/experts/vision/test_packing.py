@@ -6,9 +6,6 @@ import psutil
 import pytest
 import torch
 
-from daemon.config.settings import Device
-from daemon.dispatch.torch_devices import TorchDevices
-from daemon.policy.request import PoolFacts, PoolId
 from experts.spec import ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.networks import FusedConvolution, runs_fused
@@ -104,18 +101,6 @@ def test_a_slot_serves_one_expert_after_another_also_after_it_gave_its_memory_ba
     assert packed_bytes(slot) == 0
 
 
-def test_executors_that_share_a_slot_agree_while_it_is_packed_again_and_again(tmp_path: Path):
-    specs = [an_expert_file(tmp_path, f"e{seed}", "yolo11n", seed=seed) for seed in (1, 2)]
-    plain = {spec.expert: plain_answers(spec) for spec in specs}
-    pool = a_packing_pool(specs[0].weights_bytes)
-    with ThreadPoolExecutor(3) as executors:
-        for spec in specs * 4:
-            pool.load(spec, pool.resident())
-            given = executors.map(lambda _, spec=spec: answers(pool, spec), range(9))
-            assert all(answer == plain[spec.expert] for answer in given)
-            assert packed_bytes(pool.slot(spec.expert)) > 0
-
-
 def test_a_pool_that_others_may_copy_from_packs_nothing(tmp_path: Path):
     spec = an_expert_file(tmp_path)
     pool, host = SlotPool("cpu", BUDGET_BYTES), SlotPool("ram", BUDGET_BYTES, LayoutShelf(packs=True))
@@ -127,17 +112,6 @@ def test_a_pool_that_others_may_copy_from_packs_nothing(tmp_path: Path):
     copy = SlotPool("cpu", BUDGET_BYTES)
     assert copy.load(spec, source=host).tier == "ram"
     assert answers(copy, spec) == plain_answers(spec)
-
-
-@pytest.mark.parametrize("names", [("cpu",), ("cpu", "cuda:0")])
-def test_the_daemon_packs_where_no_gpu_copies_from_the_cpu(tmp_path: Path, names: tuple[str, ...]):
-    spec = an_expert_file(tmp_path)
-    devices = TorchDevices({name: Device(expert_memory=BUDGET_BYTES) for name in names})
-    pool = devices.pool(PoolFacts(PoolId("cpu"), "cpu", BUDGET_BYTES, 8))
-    pool.load(spec)
-    for _ in range(BATCHES_BEFORE + 1):
-        answers(pool, spec)
-    assert (packed_bytes(pool.slot(spec.expert)) > 0) == (len(names) == 1)
 
 
 @pytest.mark.parametrize("batches_before", [0, 1])
