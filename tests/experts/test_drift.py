@@ -68,12 +68,3 @@ def test_a_line_of_many_experts_that_saw_few_parts_has_none_that_drifts_by_chanc
         training[18:], recent[18:] = [less[0], 36 - less[0]], [less[1], 60 - less[1]]
         grades.append(compare({"ok": training}, {"ok": recent}).grade)
     assert sum(grade not in ("stable", "too few") for grade in grades) <= 5
-
-
-def test_a_label_that_training_hardly_answered_does_not_speak_for_the_expert():
-    training = histograms([("ok", c) for c in confidences(0, 500)] + [("rare", 0.99)])
-    recent = histograms([("ok", c) for c in confidences(1, 900)] + [("rare", 0.3)] * 20)
-    assert compare(training, recent).grade == "stable"
-    mostly = histograms([("ok", c) for c in confidences(1, 100)] + [("rare", 0.3)] * 900)
-    drift_now = compare(training, mostly)
-    assert (drift_now.grade, drift_now.lacks) == ("too few", "images held out"), "of the label that it answers now"

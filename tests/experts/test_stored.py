@@ -21,7 +21,6 @@ from experts.transfer import DeviceTransfer, HostTransfer, StagedTransfer
 from experts.vision.slot import SlotPool
 from experts.weights import SCALE_PREFIX, Block, Entry, plan_entries, read_header, write_weights
 from tests.experts.lanes import LateLane
-from tests.experts.paced import PacedReader
 from tests.experts.samples import an_expert_file
 
 NUMBERS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -97,16 +96,6 @@ def test_a_filled_slot_holds_what_the_safetensors_library_reads_times_its_scales
                 )
             largest = float(original.float().abs().max())
             assert float((weights - original.float()).abs().max()) <= largest / 250
-
-
-@pytest.mark.parametrize("form", ["bfloat16", "int8"])
-def test_expansion_waits_for_a_slow_disk_and_ends_with_it(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("experts.transfer._READ_BYTES", 8192)
-    tensors = some_tensors(SHAPES * 2, "F32", 1)
-    file, plan, entries, slot_bytes = a_thin_file(tmp_path, tensors, "F32", form)
-    at_once = filled(HostTransfer(), file, plan, slot_bytes)
-    slowly = filled(HostTransfer(), file, plan, slot_bytes, PacedReader(CachedReader(), 4e6))
-    assert all(torch.equal(tensor_in(at_once, entry), tensor_in(slowly, entry)) for entry in entries)
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from experts.catalog import BackboneReference, CatalogEntry, CatalogFile, resolve
+from experts.catalog import BackboneReference, CatalogEntry, CatalogFile
 from experts.catalog_edit import read, with_entry
-from experts.spec import ExpertId
 from experts.versions import Versions, VersionsError
 from experts.weights import Block, file_sha256, write_weights
 
@@ -112,14 +111,6 @@ def test_a_catalog_written_by_hand_keeps_its_comments_and_gets_them_back(tmp_pat
     again = versions.catalog.read_text(encoding="utf-8")
     first = in_force(versions)
     assert again.replace(f"versions/R0402/{first}.safetensors", "R0402.safetensors") == before
-
-
-def test_training_into_the_line_s_own_folder_takes_no_kept_version_away(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    first, second = in_force(versions), put(versions, 1)
-    promote(versions, second)
-    weights(versions.folder / "R0402.safetensors", 9)  # as a training writes it: another file under the name
-    assert roll_back(versions) == first == in_force(versions)
 
 
 def test_a_version_that_came_into_the_catalog_by_hand_is_found_and_can_be_left(tmp_path: Path):
@@ -306,22 +297,6 @@ def test_a_catalog_in_a_form_that_cannot_be_edited_is_written_anew_and_says_so(t
     assert entries["R0402"].classes == ("ok", "missing")
 
 
-def test_confidences_come_and_go_with_their_version(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    counts = {"ok": tuple(range(20)), "missing": tuple(range(20, 40))}
-    with versions.changing() as change:
-        version = change.put("R0402", a_candidate(versions, 1, confidences=counts), source="a test")
-        change.promote("R0402", version)
-        assert not change.lost_comments
-    assert versions.read()["R0402"].in_force == versions.read()["R0402"].versions[version].entry
-    catalog, _ = resolve(CatalogFile.model_validate(read(versions.catalog.read_text("utf-8"))), versions.folder)
-    assert catalog.confidences == {} or catalog.confidences[ExpertId("R0402")] == counts
-    roll_back(versions)
-    entry = versions.read()["R0402"].in_force
-    assert entry is not None
-    assert entry.confidences == {}
-
-
 def recalibrated(versions: Versions, temperature: float) -> str:
     """Put the weights in force with another temperature."""
     entry = versions.read()["R0402"].in_force
@@ -362,45 +337,6 @@ def test_a_recalibration_is_a_version_of_its_own_that_is_promoted_and_rolled_bac
     assert [step.did for step in versions.read()["R0402"].steps] == [
         *("found", "put", "promote", "put", "promote", "rollback", "rollback")
     ]
-
-
-def test_a_temperature_changed_by_hand_is_found_and_can_be_taken_back(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    first = versions.read()["R0402"].version or ""
-    second = put(versions, 1)
-    promote(versions, second)
-    roll_back(versions)
-    by_hand(versions, "temperature: 1.3", "temperature: 1.7")
-    expert = versions.read()["R0402"]
-    assert (expert.version or "").startswith(f"{first}+")
-    assert (expert.steps[-1].did, expert.steps[-1].version) == ("found", expert.version)
-    by_hand(versions, "temperature: 1.7", "temperature: 1.3")
-    assert versions.read()["R0402"].version == first
-    by_hand(versions, "temperature: 1.3", "temperature: 1.7")
-    promote(versions, second)  # keeps what was in force, whose weights lie in the place of the first already
-    assert (roll_back(versions), temperature(versions)) == (expert.version, 1.7)
-    assert file_sha256(versions.weights_file("R0402", first))[:12] == first
-    assert (roll_back(versions), temperature(versions)) == (first, 1.3)
-
-
-def test_what_changes_no_answer_makes_no_version(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    put(versions, 1)
-    first = versions.read()["R0402"].version
-    by_hand(versions, "    temperature: 1.3", "    temperature: 1.3\n    nms_iou: 0.7\n    confidence_floor: 0.1")
-    assert versions.read()["R0402"].version == first
-    assert first is not None
-    assert "+" not in first
-
-
-def test_a_history_from_before_settings_were_versions_reads_as_it_was(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    first, second = versions.read()["R0402"].version, put(versions, 1)
-    promote(versions, second)
-    text = (versions.folder / "versions.yaml").read_text(encoding="utf-8")
-    assert "+" not in text
-    expert = versions.read()["R0402"]
-    assert (list(expert.versions), expert.lineage) == ([first, second], [first, second])
 
 
 def test_a_promotion_that_is_taken_back_leaves_the_name_in_force(tmp_path: Path):

@@ -12,7 +12,6 @@ from torch import nn
 
 from experts.spec import Answer
 from experts.vision.graphs import (
-    MAX_GRAPHS,
     WARM_UPS,
     CudaRecorder,
     GraphedNetwork,
@@ -76,34 +75,6 @@ def test_each_thread_has_a_lane_for_each_stream_that_goes_with_it():
     assert len(lanes) == 2
     assert [lane() for lane in lanes.values()] == [None, None]
     assert recorder.lane_of(7) is mine
-
-
-def test_layouts_of_one_shelf_share_a_recorder_and_shelves_share_nothing(tmp_path: Path):
-    recorders: list[FakeRecorder] = []
-
-    def make(_device: torch.device) -> FakeRecorder:
-        recorders.append(FakeRecorder())
-        return recorders[-1]
-
-    specs = [an_expert_file(tmp_path, name, class_count=count) for name, count in (("few", 3), ("many", 20))]
-    assert specs[0].layout != specs[1].layout
-    used: list[FakeRecorder] = []
-    for shelf in (LayoutShelf(recorders=Recorders(make)), LayoutShelf(recorders=Recorders(make))):
-        first, second = (shelf.get(spec).recorders.recordings(torch.device("cpu")) for spec in specs)
-        assert first is not None
-        assert second is not None
-        assert first is not second, "a layout fails for itself"
-        assert first.recorder is second.recorder
-        used.append(first.recorder)
-    assert used[0] is not used[1]
-
-
-def test_a_slot_keeps_so_many_recordings_and_runs_other_batches_as_they_are():
-    recorder = FakeRecorder()
-    slot = a_slot(recorder)
-    for images in range(1, MAX_GRAPHS + 4):
-        assert len(run(slot, images, WARM_UPS + 2)) == images
-    assert len(recorder.recorded) == MAX_GRAPHS
 
 
 def test_recordings_of_an_executor_stay_within_their_bytes_and_other_batches_run_as_they_are():

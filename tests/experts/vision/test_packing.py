@@ -2,7 +2,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
@@ -65,40 +64,6 @@ def test_weights_are_packed_at_the_third_batch_since_a_load_and_plain_ones_make_
         answers(pool, spec)
         assert 0.9 * spec.weights_bytes < packed_bytes(slot) < 1.02 * spec.weights_bytes
         assert int(slot.buffer.count_nonzero()) < 0.1 * slot.size_bytes, "pages that were given back read zeros"
-
-
-def test_executors_that_pack_in_turn_keep_no_memory_of_weights_that_left(tmp_path: Path):
-    spec = an_expert_file(tmp_path, architecture="resnet50")
-    pool, resident_bytes = a_packing_pool(spec.weights_bytes), list[int]()
-    executors = [ThreadPoolExecutor(1) for _ in range(6)]  # glibc keeps what a thread freed for that thread
-    for executor in executors:
-        pool.load(spec, pool.resident())
-        for _ in range(BATCHES_BEFORE + 1):
-            executor.submit(answers, pool, spec).result()
-        assert packed_bytes(pool.slot(spec.expert)) > 0
-        resident_bytes.append(psutil.Process().memory_info().rss)
-    for executor in executors:
-        executor.shutdown()
-    assert resident_bytes[-1] - resident_bytes[1] < 2 * spec.weights_bytes
-
-
-def test_a_slot_serves_one_expert_after_another_also_after_it_gave_its_memory_back(tmp_path: Path):
-    specs = [
-        an_expert_file(tmp_path, f"{name}-{seed}", name, seed=seed)
-        for seed in (1, 2)
-        for name in ("resnet18", "yolo11n")
-    ]
-    plain = {spec.expert: plain_answers(spec) for spec in specs}
-    pool = a_packing_pool(max(spec.weights_bytes for spec in specs))  # room for one: layouts take turns
-    for spec in specs * 2:
-        pool.load(spec, pool.resident())
-        pool.check()
-        for _ in range(BATCHES_BEFORE + 2):
-            assert answers(pool, spec) == plain[spec.expert]
-    slot = pool.slot(specs[-1].expert)
-    pool.unload(specs[-1].expert)
-    pool.resize(0)
-    assert packed_bytes(slot) == 0
 
 
 def test_a_pool_that_others_may_copy_from_packs_nothing(tmp_path: Path):

@@ -5,7 +5,6 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from experts.moe.gating import StepRow
 from experts.moe.model.runtime import MoeRuntime, read_model
@@ -15,7 +14,6 @@ from tests.experts.moe.tiny import (
     FAMILIES,
     build_tiny,
     edit_config,
-    edit_tensors,
     load_unmodified,
     prompts,
     write_tiny,
@@ -215,17 +213,6 @@ def test_scaled_positions_are_rebuilt_as_the_unmodified_model_has_them(open_runt
         assert_same(runtime, tmp_path, tokens=tokens)
 
 
-@pytest.mark.parametrize("held", ["both", "both, and different", "head only"])
-def test_tied_weights_in_a_checkpoint_are_taken_as_transformers_takes_them(open_runtime, tmp_path, held):
-    write_tiny(tmp_path, "olmoe")
-    table = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
-    head = table + 1 if "different" in held else table.clone()
-    edit_tensors(
-        tmp_path, {"lm_head.weight": head, "model.embed_tokens.weight": None if held == "head only" else table}
-    )
-    assert_same(open_runtime(tmp_path, 4), tmp_path, batch=1)
-
-
 @pytest.mark.parametrize(("stored", "configured"), [("float16", None), ("float16", "float32"), ("float32", "bfloat16")])
 def test_the_type_is_what_config_says_and_else_that_of_the_weights(open_runtime, tmp_path, stored, configured):
     write_tiny(tmp_path, dtype=getattr(torch, stored))
@@ -233,17 +220,6 @@ def test_the_type_is_what_config_says_and_else_that_of_the_weights(open_runtime,
     runtime = open_runtime(tmp_path, 2)
     assert runtime.arch.dtype == load_unmodified(tmp_path).dtype == getattr(torch, configured or stored)
     assert_same(runtime, tmp_path)
-
-
-def test_layers_may_differ_in_their_layout_on_disk(open_runtime, tmp_path):
-    write_tiny(tmp_path / "single", "qwen2_moe")
-    write_tiny(tmp_path / "fused", "qwen2_moe", layout="fused")
-    fused = load_file(tmp_path / "fused" / "model.safetensors")
-    first = "model.layers.0.mlp.experts."
-    single = dict.fromkeys(load_file(tmp_path / "single" / "model.safetensors"))
-    changes = {name: None for name in single if name.startswith(first)}
-    edit_tensors(tmp_path / "single", changes | {name: fused[name] for name in fused if name.startswith(first)})
-    assert_same(open_runtime(tmp_path / "single", 4), tmp_path / "fused", batch=1)
 
 
 def test_nothing_is_asked_of_the_network(open_runtime, folders, monkeypatch):

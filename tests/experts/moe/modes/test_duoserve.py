@@ -20,8 +20,8 @@ from experts.moe.modes.duoserve.fitting import (
     save_layer,
     states_of,
 )
-from experts.moe.modes.duoserve.predictor import LayerPredictor, Paths, StateConstructor, StateShape, known_layers
-from experts.moe.policy.duoserve import first_of_prefill, likeliest, plan_prefetch
+from experts.moe.modes.duoserve.predictor import LayerPredictor, known_layers
+from experts.moe.policy.duoserve import likeliest, plan_prefetch
 from experts.moe.trace import Trace, load_trace, save_popularity, save_trace
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
 from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
@@ -53,32 +53,6 @@ def test_the_likeliest_experts_of_a_batch_are_joined_most_needed_first_and_ties_
 def test_resident_predicted_experts_stay_and_the_others_are_fetched_as_far_as_a_layer_has_slots():
     assert plan_prefetch([[0.1, 0.9, 0.3, 0.2], [0.8, 0.0, 0.7, 0.0]], resident=(2, 3), slots=2, width=2) == (1, 0)
     assert plan_prefetch([[0.1, 0.9, 0.3, 0.2]], resident=(2,), slots=4, width=2) == (2, 1)
-
-
-@pytest.mark.parametrize(
-    ("resident", "tokens", "first"), [((), 8, 1), ((1,), 8, 2), ((1, 2, 3), 8, None), ((), 1, None)]
-)
-def test_a_prefill_fetches_the_first_absent_expert_that_its_tokens_are_expected_to_need(
-    resident: tuple[int, ...], tokens: int, first: int | None
-):
-    assert first_of_prefill([0.0, 0.4, 0.3, 0.3], resident, tokens, top_k=2) == first
-
-
-def test_a_state_has_both_paths_then_popularity_then_affinity_of_the_chosen_experts():
-    shape = StateShape(layers=2, experts=3, top_k=2)
-    states = StateConstructor(shape, 1, torch.tensor([0.5, 0.25, 0.25]), torch.eye(3))
-    sofar = Paths(torch.tensor([[[2, 0]], [[1, 3]]]), torch.tensor([[[0.75, 0.25]], [[1.0, 0.0]]]))  # 3: no expert
-    before = Paths(torch.tensor([[[0, 1], [2, 1]]] * 2), torch.tensor([[[0.5, 0.5], [0.75, 0.25]]] * 2))
-    state = states.build(sofar, before)
-    assert state.shape == (2, shape.size)
-    own, other, popular, affine = state.split([shape.path, shape.path, 3, 6], dim=1)
-    chosen, weight = own.view(2, 2, 2, 3).unbind(1)
-    assert chosen[0].tolist() == [[1, 0, 1], [0, 0, 0]]  # the second layer is not known yet
-    assert chosen[1].tolist() == [[0, 1, 0], [0, 0, 0]]
-    assert weight[0, 0].tolist() == [0.25, 0, 0.75]
-    assert other[0].tolist() == [1, 1, 0, 0, 1, 1, 0.5, 0.5, 0, 0, 0.25, 0.75]
-    assert popular[0].tolist() == [1.5, 0.75, 0.75]
-    assert affine.tolist() == [[0, 0, 3, 3, 0, 0], [0, 3, 0, 0, 0, 0]]
 
 
 def test_a_folded_predictor_gives_what_its_network_gives_and_the_same_seed_the_same_network():

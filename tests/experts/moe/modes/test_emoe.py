@@ -24,7 +24,6 @@ from experts.moe.modes.emoe.sensitivity import (
     sensitivity_weights,
     shares_of,
 )
-from experts.moe.policy.schedule import Generation
 from experts.moe.weights.prepared import PreparedFiles
 from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, write_tiny
 from tests.experts.moe.traces import make_trace, observe_gates
@@ -138,21 +137,6 @@ def test_decoding_loads_nothing_and_waits_for_nothing(fitted):
     spent = runtime.cache.metrics.counts - before
     assert (spent.fetches, spent.misses, spent.joined) == (0, 0, 0)
     assert spent.served > 0
-
-
-def test_lengths_of_answers_are_learned_from_decoding(fitted):
-    folder, _ = fitted
-    mode = emoe(folder, period=1)
-    runtime = open_runtime(folder, mode, slots=9)
-    with torch.inference_mode():
-        with runtime.step([StepRow("a", "even", 12)]):
-            past = runtime.model(a_text("even", 1), use_cache=True).past_key_values
-        for _ in range(5):
-            with runtime.step([StepRow("a", "even", 1)]):
-                runtime.model(torch.tensor([[4]]), past_key_values=past, use_cache=True)
-        with runtime.step([StepRow("b", "odd", 1)]):
-            runtime.model(torch.tensor([[4]]), past_key_values=past, use_cache=True)
-    assert mode.profiles.remaining(Generation("c", "even", 12, 100, 0.0)) == 5
 
 
 def test_the_budget_changes_between_steps_and_the_least_expected_experts_are_evicted(fitted):

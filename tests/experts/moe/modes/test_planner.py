@@ -12,7 +12,6 @@ from experts.moe.modes.swapmoe.planner import (
     MeasuredPlan,
     PlanLimits,
     even_counts,
-    fastest_period,
     load_preparation,
     plan_counts,
     random_counts,
@@ -57,23 +56,6 @@ def test_the_plan_loses_less_than_an_even_split_and_keeps_to_the_memory():
     assert sum(best) <= SLOTS
     assert loss_of(best) < loss_of(even_counts(LAYERS, EXPERTS, SLOTS))
     assert best[0] == max(best)
-
-
-def test_what_was_measured_is_not_proposed_again():
-    rows, limits = measured(), PlanLimits(SLOTS, 1.0, 100.0)
-    model = LossModel(rows, EXPERTS)
-    for _ in range(2):
-        best = plan_counts(model, rows, limits, experts=EXPERTS, floor=FLOOR, settings=SETTINGS)
-        assert best not in [counts.counts for counts in rows]
-        rows.append(MeasuredPlan(best, 1, loss_of(best), 1.0))
-
-
-def test_the_update_frequency_is_the_highest_that_the_link_keeps_up_with():
-    tried = [MeasuredPlan((8,) * LAYERS, period, 3.0, 8 / period) for period in (1, 2, 4, 8, 16)]
-    assert fastest_period(tried, PlanLimits(SLOTS, load_ms=1.0, step_ms=8.0)) == 1
-    assert fastest_period(tried, PlanLimits(SLOTS, load_ms=1.0, step_ms=3.0)) == 4
-    assert fastest_period(tried, PlanLimits(SLOTS, load_ms=100.0, step_ms=1.0)) == 16
-    assert fastest_period(tried, PlanLimits(SLOTS, load_ms=0.0, step_ms=1.0)) == 1
 
 
 def a_prepared_checkpoint(folder: Path) -> Path:

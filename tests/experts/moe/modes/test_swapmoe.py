@@ -11,13 +11,10 @@ import torch
 from experts.moe.errors import ModelError
 from experts.moe.gating import ForwardStep, Routing
 from experts.moe.model.runtime import MoeRuntime
-from experts.moe.modes import open_mode
-from experts.moe.modes.swapmoe.mode import SwapMoe, expert_norms, importance, token_count
+from experts.moe.modes.swapmoe.mode import SwapMoe, expert_norms, importance
 from experts.moe.modes.swapmoe.planner import (
     MemoryPlan,
     Preparation,
-    plan_for,
-    with_plan,
 )
 from tests.experts.moe.tiny import EACH_FAMILY, fail_amid_each_layer, load_unmodified, prompts, write_tiny
 
@@ -45,14 +42,6 @@ def run_prompt(runtime: MoeRuntime, seed: int, tokens: int = 9) -> torch.Tensor:
 
 def a_routing(hidden: torch.Tensor, index: list[list[int]], weight: list[list[float]], experts: int = 4) -> Routing:
     return Routing(0, hidden, torch.zeros(len(hidden), experts), torch.tensor(index), torch.tensor(weight))
-
-
-def test_importance_is_the_sum_of_norm_of_token_gate_and_expert():
-    hidden = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
-    routing = a_routing(hidden, [[1, 3], [3, 4]], [[0.75, 0.25], [1.0, 0.5]])
-    values = importance(routing, torch.tensor([1.0, 2.0, 3.0, 10.0]))
-    assert values.tolist() == [0.0, 5 * 0.75 * 2, 0.0, (5 * 0.25 + 2 * 1.0) * 10]
-    assert token_count(routing, torch.ones(4)).tolist() == [0, 1, 0, 2], "the sentinel does not count"
 
 
 def test_with_all_experts_the_answer_is_the_unmodified_models_also_after_failed_steps(checkpoint: Path):
@@ -168,20 +157,3 @@ def test_a_plan_gives_each_layer_its_experts_and_another_budget_the_same_proport
         lent = [len(runtime.cache.resident(layer)) - planned for layer, planned in enumerate((8, 2, 5))]
         assert sum(lent) == 0
         assert max(lent) <= 1, "a layer at its floor borrows one slot to change"
-
-
-@pytest.mark.parametrize("counts", [[4, 4], [4, 4, 1]])
-def test_counts_that_do_not_fit_the_model_are_named(checkpoint: Path, counts: list[int]):
-    mode = open_mode("swapmoe", checkpoint, {"counts": counts})
-    with pytest.raises(ModelError, match="option counts: expected 3 numbers from 2 to 8"):
-        MoeRuntime.open(checkpoint, mode, LAYERS * 4 * EXPERT_BYTES)
-
-
-def test_the_plan_of_the_nearest_budget_is_taken_and_the_same_budget_is_planned_once():
-    small, large = MemoryPlan(100, (2, 2), 1), MemoryPlan(200, (4, 4), 2)
-    plans = with_plan(with_plan([large], small), MemoryPlan(200, (5, 3), 1))
-    assert [plan.counts for plan in plans] == [(2, 2), (5, 3)]
-    assert plan_for(plans, 149) == small
-    assert plan_for(plans, 151) == plans[1]
-    assert plan_for(plans, 150) == small
-    assert plan_for((), 150) is None

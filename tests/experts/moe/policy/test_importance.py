@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from experts.moe.policy.importance import Importance, UpdateTurns, VirtualExperts, allot
+from experts.moe.policy.importance import Importance, UpdateTurns, VirtualExperts
 
 LAYERS, EXPERTS, FLOOR = 3, 8, 2
 
@@ -92,22 +92,6 @@ def test_random_importance_never_leaves_a_layer_below_its_floor_nor_the_slots_ov
                 assert swap.load[1] not in virtual.present(swap.load[0])
                 virtual.loaded(swap.load)
             assert sum(len(virtual.present(number)) for number in range(LAYERS)) == slots
-
-
-def test_after_less_memory_the_least_important_beyond_a_layers_number_go():
-    virtual = virtual_experts(12)
-    virtual.importance.add(0, [4.0, 1.0, 3.0, 2.0, 0, 0, 0, 0], 1)
-    virtual.resize(9)
-    assert next(virtual.victims(None, 0, urgent=True)) == (0, 1)
-
-
-def test_a_plan_for_other_memory_gives_its_proportions_within_floor_and_ceiling():
-    shares = [6.0, 0.0, 3.0]
-    assert allot(6, shares, 2, 8) == (2, 2, 2)
-    assert allot(9, shares, 2, 8) == (4, 2, 3)
-    assert allot(21, shares, 2, 8) == (8, 5, 8)
-    assert allot(99, shares, 2, 8) == (8, 8, 8)
-    assert allot(4, shares, 2, 8) == (2, 1, 1)
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 4, 5, 7, 12])

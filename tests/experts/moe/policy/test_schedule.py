@@ -90,16 +90,6 @@ def test_who_waited_beyond_patience_goes_first_within_a_quarter_of_the_rows():
     assert names(by_slack(rows=8, patience_s=60.0).admit(waiting, running, 100.0))[0] == "new0"
 
 
-def test_profiles_follow_the_lengths_that_were_seen():
-    profiles = TaskProfiles()
-    assert profiles.remaining(a_request(task="new", most=40)) == 40
-    for generated in (10, 20, 30):
-        profiles.record_length(a_request(task="new", generated=generated))
-    assert profiles.remaining(a_request(task="new")) == 20
-    profiles.record_loading("new", 2.0)
-    assert profiles.loading_s("new") == 2.0
-
-
 requests = st.builds(
     a_request,
     name=st.integers(0, 10**6).map(str),
@@ -129,13 +119,3 @@ def test_limits_hold_and_an_idle_engine_always_gets_somebody(waiting, running, k
     if waiting and not running:
         assert admitted
     assert scheduler.admit(waiting, running, 100.0) == admitted
-
-
-def test_tasks_that_a_client_invents_push_out_only_what_nobody_asks_for():
-    profiles = TaskProfiles()
-    for number in range(5000):
-        profiles.record_loading("used", 2.0)
-        profiles.record_loading(f"invented-{number}", 1.0)
-    assert profiles.loading_s("used") == pytest.approx(2.0)
-    assert profiles.loading_s("invented-0") == 0.0
-    assert profiles.loading_s("invented-4999") == 1.0
