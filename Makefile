@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # What runs a line, without the tools of the tests.
 LINE := $(VENV)/.line-installed
 
-.PHONY: gpu gpu-wheels demo demo-plant test test-fast test-contract check house rooms promises system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
+.PHONY: gpu gpu-wheels demo demo-plant test test-fast test-contract check house rooms promises system-tools bench soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
 
 # A line with trained experts, judged images and its pages: the first thing to look at.
 demo: $(LINE)
@@ -70,10 +70,6 @@ gpu-wheels: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/coserve bench line --dir demo
 
-# Rows lost over ten ends of a real mosquitto (0), and the rate beside a dead one. Needs mosquitto (make system-tools).
-plant: $(INSTALLED)
-	$(BIN)/coserve bench plant --dir demo
-
 # Hundreds of kills, power cuts and refused writes; `make faults SEED=2 JOBS=1`. Run again, it goes on where it stopped.
 faults: $(INSTALLED)
 	$(BIN)/python -m tests.faults.faults_long_run build/faults --seed $(or $(SEED),1) --jobs $(or $(JOBS),2)
@@ -117,12 +113,12 @@ test-bundle: bundle
 # when it is trained and prepared under build/moe. Every test prints its figures.
 test-moe: $(INSTALLED)
 	$(BIN)/coserve moe fixture
-	$(BIN)/coserve moe trace
+	$(BIN)/coserve moe trace build/moe/fixture
 	$(BIN)/coserve moe fit build/moe/fixture
 	$(BIN)/coserve moe unite build/moe/fixture
 	$(BIN)/coserve moe plan build/moe/fixture --budget 50%
 	$(BIN)/coserve moe plan build/moe/fixture --budget 25%
-	$(BIN)/python -m pytest -s --timeout 1500 tests/moe/fixture_*.py
+	$(BIN)/python -m pytest -s --timeout 1500 tests/moe/fixture_modes.py
 
 # Installed once per change of the requirements; exact versions are in constraints.txt.
 $(LINE): pyproject.toml constraints.txt

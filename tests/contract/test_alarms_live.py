@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.broker import Broker, Subscriber, mosquitto
+from tests.broker import Broker, Subscriber, mosquitto
 from tests.contract.client import RULES, Line
 from tests.lines import a_jpeg
 from tests.ports import free_port

@@ -26,7 +26,7 @@ from daemon.delivery.deliveries import SharedStatusPage
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.reviews import ReviewDecision
 from daemon.storage.database.store import open_store
-from tests.bench.broker import Broker, Subscriber, mosquitto
+from tests.broker import Broker, Subscriber, mosquitto
 from tests.daemon.consumers.scripted_broker import ScriptedBroker
 from tests.daemon.delivery.results_database import ResultsDatabase, running
 from tests.ports import free_port
@@ -204,7 +204,6 @@ def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tm
 
 @in_a_loop
 async def test_three_restarts_of_the_broker_lose_nothing(tmp_path: Path) -> None:
-    """`coserve bench plant` does it with 10, with and without persistence, while a line runs."""
     with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "coserve/#") as mes:
         bringing = Bringing(tmp_path, broker.port)
         async with bringing.running():

@@ -16,7 +16,7 @@ pytest.importorskip("paho")
 from daemon.consumers.mqtt.consumer import Mqtt
 from daemon.consumers.mqtt.settings import MqttSettings
 from daemon.consumers.protocol import DeliveryError
-from tests.bench.broker import Broker, mosquitto
+from tests.broker import Broker, mosquitto
 
 pytestmark = [
     pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools"),

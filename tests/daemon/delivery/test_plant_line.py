@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("paho")
 
-from tests.bench.broker import Broker, Subscriber, mosquitto
+from tests.broker import Broker, Subscriber, mosquitto
 from tests.contract.client import Line
 from tests.ports import free_port
 

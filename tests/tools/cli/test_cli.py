@@ -1,7 +1,6 @@
 import json
 import os
 import re
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -212,17 +211,6 @@ def test_ctrl_c_while_a_command_is_still_importing_ends_it_as_later(
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == status
     assert done.stderr == ("coserve: stopped by Ctrl-C\n" if status else "")
-
-
-def test_a_benchmark_whose_line_does_not_start_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setenv("COSERVE_ENDPOINTS_HTTP", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        done = coserve("bench", "fairness", "--rounds", "1", "--kind", "junk")
-    assert done.returncode == 1
-    last_lines = done.stderr.removeprefix("runs\n")  # of the progress
-    assert last_lines.startswith("coserve: `coserve run ")
-    assert "Address already in use" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_line_that_cannot_start_says_so_in_one_line(tmp_path: Path, experts_folder: Path) -> None:

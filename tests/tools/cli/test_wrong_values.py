@@ -56,7 +56,7 @@ def refused(*words: str) -> str:
         (["bench", "load", "--architecture", "yolo11n"], "--architecture: expected one of resnet18, "),
         (["bench", "load", "--folder", "FILE"], "no folder "),
         (["bench", "live", "--classifier", "yolo11n"], "--classifier: expected one of resnet18, "),
-        (["bench", "online", "--live", "--detector", "x"], "--detector: expected one of yolov5n, "),
+        (["bench", "online", "--detector", "x"], "--detector: expected one of yolov5n, "),
         (["moe", "bench", ".", "--device", "tpu"], "--device: expected cpu, cuda:0, cuda:1, … or auto, not 'tpu'"),
         (["moe", "import", ".", "--storage", "zip"], "--storage: expected one of exact, int8, int4, not 'zip'"),
         # Refused before anything is read.

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS, WITHOUT
 from experts.spec import ArchitectureId
-from tests.bench.simulated_arrivals import arriving, at_once
+from tests.bench.ablation import arriving, at_once
 from tools.cli.main import app
 from tools.simulate.bound import Use, bound_of, task_bound
 from tools.simulate.engine import Simulation, simulate

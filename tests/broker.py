@@ -1,4 +1,4 @@
-"""A real mosquitto on loopback and a real subscriber, for the benchmark and the tests of what goes out to the plant."""
+"""A real mosquitto on loopback and a real subscriber."""
 
 import contextlib
 import json

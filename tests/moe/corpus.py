@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Where `coserve moe fixture` of a checkout writes its model: the commands take it if they are told no other.
+#: Where `coserve moe fixture` writes its model.
 DEFAULT_CHECKPOINT = Path("build/moe/fixture")
 #: Characters of each domain, at most.
 MAX_CHARACTERS = 1_500_000
@@ -31,7 +31,7 @@ _NO_MANUAL = {"antigravity", "this", "idlelib", "turtledemo", "test", "lib2to3",
 _TESTS = {"test", "tests", "idle_test", "site-packages", "__pycache__"}
 _DOCUMENTED = (
     "numpy", "scipy", "torch", "matplotlib", "networkx", "sympy", "transformers", "hypothesis", "rich", "pydantic",
-    "sqlalchemy", "PIL", "typer", "psutil", "zmq", "accelerate", "torchvision", "alembic",
+    "sqlalchemy", "PIL", "typer", "psutil", "zmq", "torchvision", "alembic",
 )  # fmt: skip
 
 
@@ -97,8 +97,8 @@ def manuals(characters: int) -> Iterator[tuple[str, str]]:
 
     They are made in a process of their own, because making a page imports its module.
     """
-    command = [sys.executable, "-W", "ignore", "-m", "tools.moe.corpus", str(2 * characters)]
-    process = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  (ourselves)
+    command = [sys.executable, "-W", "ignore", "-m", "tests.moe.corpus", str(2 * characters)]
+    process = subprocess.run(command, check=True, capture_output=True, text=True)
     yield from (tuple(pair) for pair in json.loads(process.stdout.splitlines()[-1]))
 
 
