@@ -179,7 +179,7 @@ class App:
         open_model: OpenModelWith | None = None,
         note: str | None = None,
     ) -> None:
-        """`tell` gets the progress of a migration; `note` is why it starts. Devices are this PC's by default."""
+        """`tell` gets the progress of a schema's change; `note` is why it starts. Devices are this PC's by default."""
         self._path = path
         self._note = note
         self._config = config = line.config

@@ -118,11 +118,10 @@ def _claims(path: Path, config: Config) -> list[_Claim]:
         folder("journal", "the refused images beside the journal,", config.quarantine, quarantine.NAMES)
         claims.append(_Claim("journal", "the logouts beside the journal,", config.logged_out.resolve()))
     folder("images", "the folder", config.images, _IMAGE_NAMES)
-    if (database := sqlite_path(config.database)) is not None:
-        file("database", "the database", database)
-        path = claims[-1].path
-        beside = [path.with_name(path.name + suffix) for suffix in _DATABASE_SUFFIXES]
-        claims += [_Claim("database", "the database's", each) for each in beside]
+    file("database", "the database", sqlite_path(config.database))
+    path = claims[-1].path
+    beside = [path.with_name(path.name + suffix) for suffix in _DATABASE_SUFFIXES]
+    claims += [_Claim("database", "the database's", each) for each in beside]
     if config.record is not None and config.record.parent.is_dir():  # a folder for a trace is not made
         file("record", "the trace", config.record)
     sockets = [("intake", each) for each in config.endpoints.intake]

@@ -49,7 +49,7 @@ class LowSpaceError(OSError):
 
 
 class DiskSpace:
-    """The space of `places`: the folders of `journal`, `images`, and `database` if that is a file.
+    """The space of `places`: the folders of `journal`, `images` and `database`.
 
     One thread looks, again and again; any thread may ask. `problem` asks no disk (one that hangs must not hold up
     intake), but counts the bytes that were admitted since the last look.
@@ -132,9 +132,7 @@ class DiskSpace:
 
 def places(config: Config) -> dict[str, Path]:
     """Return the folders that the line writes to, as `DiskSpace` takes them."""
-    folders = {"journal": config.journal, "images": config.images}
-    database = sqlite_path(config.database)
-    return folders | ({"database": database.parent} if database is not None else {})
+    return {"journal": config.journal, "images": config.images, "database": sqlite_path(config.database).parent}
 
 
 def _space(folder: Path) -> FreeSpace:
@@ -172,9 +170,9 @@ def _check_database(url: str) -> None:
     """Raise StoreError if the database cannot be used. A missing file is fine: the first start makes it."""
     try:
         path = sqlite_path(url)
-        if path is not None and (problem := folder_problem(path.parent)):
+        if problem := folder_problem(path.parent):
             raise StoreError(problem)
-        if path is not None and not path.exists():
+        if not path.exists():
             return
         engine = open_for_reading(url)
     except (ImportError, ArgumentError) as error:

@@ -182,6 +182,14 @@ def test_whatever_a_header_says_the_file_is_read_or_refused(tmp_path: Path):
     assert refused > 2000
 
 
+def test_a_newer_format_is_refused_by_name(tmp_path: Path):
+    file = tmp_path / "new.safetensors"
+    write_weights(file, some_blocks(), {})
+    with_header(file, a_header().replace(b'"coserve_format": "1"', b'"coserve_format": "3"'))
+    with pytest.raises(WeightsError, match=r"format 3.*reads formats 1 and 2"):
+        read_header(file)
+
+
 def test_a_missing_file_says_so(tmp_path: Path):
     with pytest.raises(WeightsError, match="no such weights file"):
         read_header(tmp_path / "none.safetensors")

@@ -152,7 +152,6 @@ def _snapshot(contents: Contents, archive: Path, stack: ExitStack, progress: Pro
     """Copy one state of the database beside the archive, and hold every journal segment that it needs open."""
     snapshot = _Snapshot(archive.with_name(f".{archive.name}.db"))
     database = sqlite_path(contents.config.database)
-    assert database is not None
     if not database.exists():
         contents.warnings.append(f"{database}: this database does not exist yet, so the backup has none")
         return snapshot

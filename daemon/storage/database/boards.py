@@ -345,8 +345,7 @@ class BoardCache:
 
 
 # Serials are found over the index on lower(serial). Only the case of A to Z is folded, here and in the database:
-# SQLite's `lower` knows no other letters, nor does PostgreSQL's under the collation C, which the column has there. Both
-# keep texts in the order of their code points.
+# SQLite's `lower` knows no other letters. It keeps texts in the order of their code points.
 
 
 def folded(serial: str) -> str:

@@ -71,11 +71,11 @@ def open_store(  # noqa: PLR0913  app.py names each setting
     tell: Callable[[str], None] = lambda _: None,
     record: "EpochRecord | None" = None,
 ) -> "Store":
-    """Open the database at `url`, and make or migrate it where that is due; StoreError says what to do otherwise.
+    """Open the database at `url`, make it or change its schema if due; StoreError says what to do otherwise.
 
     `expert_version(expert, version)` describes weights at their first verdict; `keep` are the verdicts whose images
     stay, with `good_examples` passes of each component and the share `sample` of all; `busy_timeout_ms` is the wait for
-    another program's lock; `tell` gets the progress of a long migration; `record` knows the results that the line gave
+    another program's lock; `tell` gets the progress of a long change; `record` knows the results that the line gave
     out, and with it an older or another database gets a new epoch.
     """
     try:

@@ -164,9 +164,9 @@ def test_what_the_daemon_says_of_a_consumer(tmp_path: Path) -> None:
 
 
 def test_a_backup_takes_positions_along_and_leaves_passwords_where_they_are(tmp_path: Path) -> None:
-    formats = ROOT / "tests/daemon/line/formats/0.1.0"
+    experts = ROOT / "tests/tools/backup/line"
     for name in ("catalog.yaml", "R0402.safetensors"):
-        shutil.copy(formats / name, tmp_path / name)
+        shutil.copy(experts / name, tmp_path / name)
     for name in ("rules.yaml", "secret", "ca.pem", "line.pem", "line.key"):
         (tmp_path / name).write_text(name, encoding="utf-8")
     tls = "{ca: ca.pem, cert: line.pem, key: line.key}"

@@ -42,7 +42,7 @@ from tools.backup.contents import BackupError
 from tools.backup.gentle import GentleReader, absent_pages
 from tools.backup.restore import FolderInUseError, unpack
 
-FORMATS = ROOT / "tests/daemon/line/formats/0.1.0"
+EXPERTS = ROOT / "tests/tools/backup/line"
 RULES = (
     'boards:\n  free: {extras: allow, components: {R0402: 1000}}\nclassifiers:\n  "*": {expert: R0402, pass: [ok]}\n'
 )
@@ -52,8 +52,8 @@ CONFIG = "rules: rules.yaml\ncatalog: experts/catalog.yaml\ndevices: {cpu: {expe
 def a_folder(folder: Path, config: str = CONFIG) -> Path:
     """A line's files; nothing runs there."""
     (folder / "experts").mkdir(parents=True)
-    shutil.copy(FORMATS / "catalog.yaml", folder / "experts")
-    shutil.copy(FORMATS / "R0402.safetensors", folder / "experts")
+    shutil.copy(EXPERTS / "catalog.yaml", folder / "experts")
+    shutil.copy(EXPERTS / "R0402.safetensors", folder / "experts")
     (folder / "rules.yaml").write_text(RULES, encoding="utf-8")
     (folder / "coserve.yaml").write_text(config, encoding="utf-8")
     return folder / "coserve.yaml"
@@ -261,7 +261,7 @@ def test_files_that_lie_apart_come_together_and_the_configuration_says_so(tmp_pa
     catalog = tmp_path / "experts" / "catalog.yaml"
     weights = shutil.move(tmp_path / "experts" / "R0402.safetensors", tmp_path / "weights.safetensors")
     catalog.write_text(catalog.read_text().replace("R0402.safetensors", str(weights)), encoding="utf-8")
-    shutil.copy(FORMATS / "profile.yaml", tmp_path / "cpu.yaml")
+    shutil.copy(EXPERTS / "profile.yaml", tmp_path / "cpu.yaml")
     open_store(f"sqlite:///{elsewhere}/results.db").close()
     restored = unpack(backed_up(config.parent), tmp_path / "restored").config
     settings = load_config(restored, {})
@@ -488,7 +488,7 @@ def test_whatever_an_archive_says_it_is_restored_or_refused_in_a_sentence(tmp_pa
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize(("key", "value"), [("coserve_backup", 2), ("schema", "9999")])
+@pytest.mark.parametrize(("key", "value"), [("coserve_backup", 2), ("schema", "99.0.0")])
 def test_a_backup_of_a_newer_version_names_the_version_to_install(tmp_path: Path, key: str, value: object):
     a_folder(tmp_path / "line")
     archive = backed_up(tmp_path / "line")

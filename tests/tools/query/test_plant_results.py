@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy.engine import make_url
 from typer.testing import Result
 
-from daemon.storage.database.connections import open_for_reading
+from daemon.plant.reading import open_hub_for_reading
 from tests.daemon.dashboard.web import SQL
 from tests.daemon.plant.page.plant_rows import (
     LINES,
@@ -87,7 +87,7 @@ def test_every_row_comes_once_and_in_order_over_many_batches(
     plant: PlantRows, file: Path, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "BATCH_ROWS", 7)
-    engine = open_for_reading(json.loads(file.read_text())["database"])
+    engine = open_hub_for_reading(json.loads(file.read_text())["database"])
     try:
         for kind, table in ((PLANT_IMAGES, "inspections"), (PLANT_BOARDS, "boards")):
             query = ResultsQuery(kind, ("completed_at", "line", "seq"), RowFilters(), order)
@@ -110,7 +110,7 @@ def test_no_row_is_lost_or_read_twice_where_the_server_keeps_another_time_than_u
         with a_server(f"timezone={zone}") as server:
             url = server.url("zones")
             with filled(url, plant, {"line-1": plant.now}):
-                engine = open_for_reading(url)
+                engine = open_hub_for_reading(url)
                 query = ResultsQuery(PLANT_BOARDS, ("serial",), RowFilters())
                 serials = sorted(row[0] for batch in read_batches(engine, query) for row in batch)
                 assert serials == sorted(one["board_serial"] for one in plant.rows["boards"]), zone

@@ -20,7 +20,6 @@ from sqlalchemy import Engine
 
 from daemon.config.settings import Config
 from daemon.registry.signing import SIGNATURE, key_id, read_signing_key, sign
-from daemon.storage.database.connections import redacted_url
 from daemon.storage.database.upkeep import room_problem
 from experts.durable import sync
 from experts.versions import current_user
@@ -113,7 +112,7 @@ def write_package(
                 "epoch": written.epoch,
                 "host": socket.gethostname(),
                 "config": str(config.resolve()),
-                "database": redacted_url(settings.database),
+                "database": settings.database,
             },
             "selection": asdict(selection),
             "last_seq": written.last_seq,

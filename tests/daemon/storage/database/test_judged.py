@@ -12,7 +12,6 @@ from daemon.storage.database.reviews import (
     answered_settings,
     calls_by_version,
     calls_statement,
-    confidences_statement,
     recent_confidences,
 )
 from experts.spec import digest_of
@@ -145,13 +144,3 @@ def test_a_picture_that_came_again_is_no_more_evidence(line: Line):
     judged(line, "pass", ("r0402", NEW), picture=b"one")
     counts = {key: sum(map(sum, by_label.values())) for key, by_label in ask(line, recent_confidences).items()}
     assert counts == {("r0402", OLD, USUAL): 2, ("solder", OLD, USUAL): 2, ("r0402", NEW, USUAL): 1}
-
-
-def test_the_questions_are_plain_sql_that_postgresql_takes_too():
-    from sqlalchemy.dialects import postgresql
-
-    from daemon.storage.database.reviews import calls_statement
-
-    for statement in (calls_statement("r0402", 7), confidences_statement("r0402")):
-        sql = str(statement.compile(dialect=postgresql.dialect()))
-        assert sql.startswith("SELECT")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.schema import CreateIndex
 
 from daemon.dashboard.pages.board import BoardSearch, find_boards
 from daemon.dashboard.site.database import Database
@@ -137,16 +137,6 @@ def test_a_serial_is_found_to_the_letter_by_the_index(path: Path, serials: Seque
     assert sorted(matches) == sorted(set(serials) - {"missing"})
     assert any("INDEX ix_boards_serial (<expr>=?" in step for step in plan), plan
     assert not any("SCAN" in step for step in plan), plan
-
-
-def test_postgresql_orders_and_folds_serials_as_sqlite_does():
-    """Its collation C: bytes, which are code points in UTF-8, and a case for A to Z alone."""
-    table = str(CreateTable(boards).compile(dialect=postgresql.dialect()))
-    assert 'serial TEXT COLLATE "C" NOT NULL' in table
-    (index,) = (index for index in boards.indexes if index.name == "ix_boards_serial")
-    assert str(CreateIndex(index).compile(dialect=postgresql.dialect())).endswith("ON boards (lower(serial))")
-    text = str(select(boards.c.board_id).where(has_serial("A", "b")).compile(dialect=postgresql.dialect()))
-    assert "lower(same.serial) IN" in text
 
 
 def test_a_migrated_database_has_the_index_that_the_models_name(path: Path):
