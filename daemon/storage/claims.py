@@ -23,7 +23,7 @@ _JOURNAL_NAMES = re.compile(r"segment-\d+\.journal|decoding\.marks")
 _IMAGE_NAMES = re.compile(r"\d{4}-\d\d-\d\d")
 #: Also on a disk of its own, and of other programs that mark folders.
 _ANYWHERE = re.compile(r"\..*|lost\+found")
-_DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", ".saved", ".id")
+_DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", ".id")
 _TRACE_BEGINS = b'{"trace"'
 
 
