@@ -27,7 +27,7 @@ def absolute_file(given: Path, folder: Path, environ: Mapping[str, str]) -> Path
 def absolute_database(value: str, folder: Path) -> str:
     """Return the URL with an absolute file."""
     scheme, separator, rest = value.partition("://")
-    if not separator or scheme.split("+")[0] != "sqlite":  # the rest may hold a password, and is not repeated
+    if not separator or scheme != "sqlite":  # the rest may hold a password, and is not repeated
         raise ValueError(
             f"a line keeps its results in a SQLite file: expected sqlite:///FILE, for example sqlite:///inspection.db,"
             f" not {scheme!r}; a plant's PostgreSQL gets them through the consumer `plant` (docs/plant-hub.md)"
@@ -35,7 +35,7 @@ def absolute_database(value: str, folder: Path) -> str:
     file = rest.removeprefix("/")
     if file in ("", ":memory:"):
         raise ValueError("expected a file, for example sqlite:///inspection.db: results in memory are lost")
-    return f"{scheme}:///{folder / file}"
+    return f"sqlite:///{folder / file}"
 
 
 def absolute_endpoint(value: str, folder: Path, environ: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config.settings import Config
 from daemon.host.folders import folder_problem
@@ -168,15 +168,12 @@ def storage_problems(config: Config) -> list[str]:
 
 def _check_database(url: str) -> None:
     """Raise StoreError if the database cannot be used. A missing file is fine: the first start makes it."""
-    try:
-        path = sqlite_path(url)
-        if problem := folder_problem(path.parent):
-            raise StoreError(problem)
-        if not path.exists():
-            return
-        engine = open_for_reading(url)
-    except (ImportError, ArgumentError) as error:
-        raise StoreError(f"cannot use {url}: {error}; name a file, for example sqlite:///inspection.db") from None
+    path = sqlite_path(url)
+    if problem := folder_problem(path.parent):
+        raise StoreError(problem)
+    if not path.exists():
+        return
+    engine = open_for_reading(url)
     try:
         check_schema(engine)
     except SQLAlchemyError as error:

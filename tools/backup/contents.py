@@ -84,7 +84,6 @@ class _Line:
         self._moved: dict[KeyPath, str] = {}
         self._names = {CONFIG}
         database = sqlite_path(config.database)
-        assert database is not None
         self.contents.database = self._place(_DATABASE, database, "sqlite:///")
         for key, source in _paths(config):
             name = self._place(key, source)

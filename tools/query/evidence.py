@@ -128,10 +128,9 @@ class Evidence:
         expected: dict[str, Any] = {"inspected": attempt.inspected, "expected": plan.expected}
         if board["verdict"] is not None:
             closing = asdict(attempt.closing("complete" if attempt.is_complete else "time_limit"))
-            # Lists are null where an earlier version of CoServe closed the board.
-            expected |= {name: closing[name] for name in (*_CLOSING, *(n for n in _LISTS if board[n] is not None))}
+            expected |= {name: closing[name] for name in (*_CLOSING, *_LISTS)}
         for name, value in expected.items():
-            stored = json.loads(board[name]) if name in _LISTS else board[name]
+            stored = json.loads(board[name] or "null") if name in _LISTS else board[name]
             if stored != value:
                 what = f"{board['board_type']} {board['serial']}, attempt {board['attempt']}"
                 self.add(

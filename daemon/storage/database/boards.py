@@ -73,7 +73,6 @@ class BoardPlan:
         return sum(position.quantity for position in self.positions)
 
     def as_text(self) -> str:
-        """Return `recipes.positions`."""
         entries = [[position.component, position.quantity, position.designators] for position in self.positions]
         return json.dumps(entries, ensure_ascii=False)
 

@@ -4,7 +4,7 @@ Columns that RESULTS.md does not name are the daemon's: `inspections.lot` and `.
 sent them, so that a message can be rendered again), `boards.failed`, `.review`, `.unknown` and `.missing` (frozen at
 closing), `reviews.board_verdict` (the attempt's final verdict with this row, as published),
 `generations.max_new_tokens`, `.slo_ms`, `.deadline_ms` and `.stream` (as sent, for a restart), and the tables
-`pending`, `recipes` and `stream_position`. Columns that came later are null in older rows.
+`pending`, `recipes` and `stream_position`.
 
 A new database is made from here. A change of a table comes with a step in migrate.py.
 """
@@ -42,7 +42,6 @@ _VERDICTS = "('pass', 'fail', 'review', 'unknown')"
 
 
 def _columns(kind: Any, *names: str, nullable: bool = False) -> list[Column[Any]]:
-    """Return columns of one type."""
     return [Column(name, kind, nullable=nullable) for name in names]
 
 

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import structlog
 from sqlalchemy import Connection, Engine, Executable, bindparam, func, insert, select, update
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.records import Accepted, AcceptedText, Arrival, ExpertSwitch, JournalKey, Outcome, Published
 from daemon.storage.database import changes, generations, inspections, prune, reviews, rows, schema
@@ -82,8 +82,6 @@ def open_store(  # noqa: PLR0913  app.py names each setting
         engine = open_for_writing(url, busy_timeout_ms)
     except OSError as error:
         raise StoreError(f"cannot make the database at {url}: {error}") from error
-    except (ImportError, ArgumentError) as error:
-        raise StoreError(f"cannot use {url}: {error}; name a file, for example sqlite:///inspection.db") from error
     try:
         migrate(engine, tell)
         return Store(engine, frozenset(keep), good_examples, expert_version, clock or Clock(), record, sample)

@@ -36,7 +36,6 @@ from tests.simulated import a_service
 from tests.small_disk import small_disk
 from tests.tools.run_commands import paused_coserve, start_coserve
 from tests.waiting import PATIENCE_S
-from tools.backup import archive as archive_module
 from tools.backup.archive import HEAD, SUMS, write_backup
 from tools.backup.contents import BackupError
 from tools.backup.gentle import GentleReader, absent_pages
@@ -337,15 +336,6 @@ def test_kept_images_come_along_when_asked_for(tmp_path: Path, writing: Writing)
     assert path not in names(backed_up(tmp_path / "line", with_images=True))
 
 
-def test_weights_that_are_not_the_catalogs_or_not_there_are_said(tmp_path: Path):
-    config = a_folder(tmp_path / "line")
-    weights = tmp_path / "line" / "experts" / "R0402.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    assert "not what the catalog says" in str(write_backup(config, tmp_path / "a.tar").warnings)
-    weights.unlink()
-    assert "this weights file does not exist" in str(write_backup(config, tmp_path / "a.tar").warnings)
-
-
 def members(archive: Path) -> list[tarfile.TarInfo]:
     with tarfile.open(archive) as tar:
         return tar.getmembers()
@@ -466,7 +456,7 @@ def test_a_member_that_takes_much_memory_is_refused_before_it_is_read(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.tar", "line", "line.tar"]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(20))
 def test_whatever_an_archive_says_it_is_restored_or_refused_in_a_sentence(tmp_path: Path, seed: int):
     a_folder(tmp_path / "line")
     archive = backed_up(tmp_path / "line")
@@ -609,19 +599,6 @@ def test_names_that_are_not_utf_8_are_kept_or_refused_in_a_sentence(tmp_path: Pa
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_restore_over_a_running_line_is_refused(tmp_path: Path, experts_folder: Path):
-    line = Line(tmp_path / "line", experts_folder, memory="100MB")
-    with line.service():
-        line.result(line.send())
-        backed_up(line.folder)
-        before = {path for path in line.folder.rglob("*") if path.is_dir()}
-        for folder in (line.folder, line.folder / "journal", line.folder / "images"):
-            run = start_coserve("restore", tmp_path / "line.tar", folder)
-            assert (run.returncode, "is not an empty folder" in run.stderr) == (2, True)
-        line.result(line.send())
-        assert before <= {path for path in line.folder.rglob("*") if path.is_dir()}
-
-
 #: The command waits in the midst of its archive.
 HALF_WAY = "from tools.backup import archive; archive.forget_members = stop"
 
@@ -634,46 +611,6 @@ def test_a_backup_that_is_stopped_leaves_nothing_half_written(tmp_path: Path):
         _, message = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, "stopped by SIGTERM" in message) == (1, True)
     assert [path.name for path in tmp_path.iterdir()] == ["line"]
-
-
-@pytest.mark.parametrize("call", ["open", "flock"])
-def test_one_that_is_stopped_before_it_knows_its_claim_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-):
-    config = a_folder(tmp_path / "line")
-    module = archive_module.os if call == "open" else archive_module.fcntl
-    really = getattr(module, call)
-    stopped: list[Any] = []
-
-    def stop_once(*arguments: Any) -> Any:
-        done = really(*arguments)
-        if not stopped and (call == "flock" or str(arguments[0]).endswith(".part")):
-            stopped.append(done)  # as a signal's handler would, between the call and the name of its result
-            raise KeyboardInterrupt
-        return done
-
-    monkeypatch.setattr(module, call, stop_once)
-    with pytest.raises(KeyboardInterrupt):
-        write_backup(config, tmp_path / "line.tar")
-    if call == "open":
-        os.close(stopped[0])
-    assert [path.name for path in tmp_path.iterdir()] == ["line"]
-    write_backup(config, tmp_path / "line.tar")
-
-
-def test_two_backups_into_one_archive_do_not_mix(tmp_path: Path):
-    config = a_folder(tmp_path / "line")
-    refused: list[str] = []
-
-    def second(_what: str, _done: int, _total: int) -> None:
-        if not refused:
-            refused.append("")
-            with pytest.raises(BackupError, match="being written by another backup"):
-                write_backup(config, tmp_path / "line.tar")
-
-    write_backup(config, tmp_path / "line.tar", progress=second)
-    assert refused
-    unpack(tmp_path / "line.tar", tmp_path / "restored")
 
 
 def test_reading_for_a_backup_neither_evicts_nor_adds_to_what_memory_holds(tmp_path: Path):

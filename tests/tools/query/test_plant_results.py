@@ -133,12 +133,6 @@ def test_a_reviewed_image_shows_the_person_s_verdict_and_the_line_s_own(results:
     assert json.loads(boards[0]["failed"]) == [{"designator": "U1", "component": "QFP64", "defect": "bridge"}]
 
 
-def test_a_table_begins_with_the_line(results: Callable[..., Result]) -> None:
-    answer = results("--limit", "2")
-    assert answer.stdout.startswith("Images at the hub: the newest 2")
-    assert "line-1" in answer.stdout
-
-
 def test_a_line_that_the_hub_does_not_know_is_named_with_those_that_it_knows(results: Callable[..., Result]) -> None:
     said = " ".join(results("--line", "line-9").stdout.split())
     assert said == f"Images at the hub: none; the hub knows no line 'line-9', only: {', '.join(LINES)}"

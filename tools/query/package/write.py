@@ -41,8 +41,8 @@ MANIFEST = "manifest.json"
 _FORMAT = 1
 #: A file that marks an unfinished package; the export that writes the package holds its lock.
 _MARK = ".coserve-export"
-#: A generous estimate for the rows of an image, in all forms.
-_ROW_BYTES = 8000
+#: A generous estimate for the rows of an image.
+_ROW_BYTES = 4000
 
 
 class PackageError(CommandError):
@@ -205,7 +205,6 @@ def _warnings(written: PackageRows, pictures: PackagePictures, experts: PackageE
         *(f"rules {name}: the database no longer has their text" for name in deleted),
         *experts.warnings,
         *(f"inspection {number}: its picture is not what the camera sent (sha256)" for number in pictures.damaged),
-        *([] if written.has_parquet else ["no Parquet files: they need pyarrow, the extra `export`"]),
     ]
 
 
