@@ -17,7 +17,7 @@ from coserve_client import Results
 from daemon.units import utc_text
 from experts.weights import file_sha256
 from tests.contract.client import RULES, Line
-from tests.tools.run_commands import coserve, start_coserve
+from tests.tools.run_commands import coserve
 
 IN_FORCE = ("start", "reload")
 RULES_OF_TWO = """\
@@ -43,13 +43,6 @@ def done(*words: str, user: str = "anna", status: int = 0) -> str:
     """Return what a command in the name of `user` says, as sudo names the person behind root."""
     ran = coserve(*words, status=status, SUDO_USER=user)
     return ran.stderr if status else ran.stdout
-
-
-def done_apart(*words: str, user: str = "anna") -> str:
-    """Do the same in a process of its own: a copy of a line steps back, and handles signals."""
-    ran = start_coserve(*words, env={**os.environ, "SUDO_USER": user})
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
 
 
 def changes(line: Line, *kinds: str) -> list[tuple[Any, ...]]:
@@ -363,11 +356,11 @@ def test_a_restored_line_knows_the_versions_that_judged_and_who_restored_it(real
         new = json.loads(done("experts", "show", "P", *config, "--json"))["versions"][-1]["version"]
         done("experts", "promote", "P", new, *config)
         some_results(line, 1)
-        report = json.loads(done_apart("backup", str(line.config), str(tmp_path / "line.tar"), "--json"))
+        report = json.loads(done("backup", str(line.config), str(tmp_path / "line.tar"), "--json"))
         assert report["versions"] == 1
         assert report["versions_bytes"] > 1_000_000
         first = line.status()["epoch"]
-    done_apart("restore", str(tmp_path / "line.tar"), str(tmp_path / "restored"), "--note", "new PC", user="carla")
+    done("restore", str(tmp_path / "line.tar"), str(tmp_path / "restored"), "--note", "new PC", user="carla")
     back = Line.__new__(Line)
     back.__dict__ |= line.__dict__ | {"folder": tmp_path / "restored", "config": tmp_path / "restored/coserve.yaml"}
     shown = json.loads(done("experts", "show", "P", "--config", str(back.config), "--json"))
