@@ -47,10 +47,10 @@ from daemon.policy.request import device_of
 from daemon.records import Accepted, AcceptedText, BatchDone, ExpertSwitch, Outcome, Published, QueueSample, TextOutcome
 from daemon.shadow.shadows import Shadows
 from daemon.storage.claims import claim
-from daemon.storage.database.connections import StoreError
+from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import EpochRecord, open_store
-from daemon.storage.database_watch import DatabaseWatch, watched_database
+from daemon.storage.database_watch import DatabaseFiles, DatabaseWatch
 from daemon.storage.disk_space import DiskSpace, SpaceClaims, places, segment_bytes
 from daemon.storage.journal import Journal
 from daemon.storage.quarantine import BadImages, Quarantine
@@ -177,7 +177,7 @@ class App:
         open_model: OpenModelWith | None = None,
         note: str | None = None,
     ) -> None:
-        """`tell` gets the progress of a migration; `note` is why it starts. Devices are this PC's by default."""
+        """`tell` gets the progress of a schema's change; `note` is why it starts. Devices are this PC's by default."""
         self._path = path
         self._note = note
         self._config = config = line.config
@@ -218,7 +218,7 @@ class App:
             on_stored=self._metrics.took,
             identity=self._identity,
         )
-        self._database_watch = DatabaseWatch(self._database, self._admission.hold, self._admission.resume)
+        self._database_watch = DatabaseWatch(self._database_files, self._admission.hold, self._admission.resume)
         self._retention = as_start_error(
             RetentionThread,
             *(config.database, config.images, config.retention, self._disk_space),
@@ -249,8 +249,8 @@ class App:
     def _open_storage(self, config: Config, tell: Callable[[str], None]) -> None:
         self._disk_space = DiskSpace(places(config), config.retention.reserve, self._claims)
         self._journal = as_start_error(Journal, config.journal, segment_bytes(config.journal, config.retention.segment))
-        self._database = as_start_error(watched_database, config.database)
-        self._database.settle()
+        self._database_files = DatabaseFiles(sqlite_path(config.database))
+        self._database_files.put_foreign_log_aside()
         self._store = as_start_error(
             open_store,
             config.database,
@@ -278,7 +278,7 @@ class App:
     def _recover(self) -> None:
         """Read the work that the last run left, and the rules that its open board attempts began with."""
         self._recovery = self._writer.recover()
-        self._database.hold(self._store.engine)
+        self._database_files.note(self._store.engine)
         self._texts_to_make = self._store.texts_to_make()
         for text in self._recovery.rules_texts.values():
             kept = compile_kept_rules(text, self._catalogs.current)

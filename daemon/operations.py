@@ -241,7 +241,7 @@ class Operations:
             return []
         return [
             Change(
-                step.at if "." in step.at else f"{step.at.removesuffix('Z')}.000Z",  # older steps have whole seconds
+                step.at,
                 step.by,
                 step.did,
                 expert_subject(name),

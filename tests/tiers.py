@@ -68,7 +68,6 @@ NOT_FAST = {
     "daemon/intake/test_intake.py": _SOCKETS,
     "daemon/intake/test_overload.py": _SOCKETS,
     "daemon/storage/database/test_migrate.py": _PROCESSES,
-    "daemon/storage/database/test_on_postgresql.py": _PROCESSES,
     "daemon/storage/test_containment.py": _TORCH,
     "daemon/storage/test_database_watch.py": _PROCESSES,
     "daemon/storage/test_results_stream.py": _SOCKETS,

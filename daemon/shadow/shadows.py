@@ -19,7 +19,7 @@ import structlog
 
 from daemon.host.children import Children, ChildSpec
 from daemon.records import Accepted
-from daemon.storage.database.shadow import add_answers, outcome_text
+from daemon.shadow.comparison import add_answers, outcome_text
 from daemon.storage.writer import Writer
 from experts.spec import Detection
 from experts.versions import Versions, VersionsError

@@ -60,7 +60,6 @@ _GROUPS_AHEAD = 2
 
 
 def segment_file(folder: Path, number: int) -> Path:
-    """Return the file of segment `number` of the journal in `folder`."""
     return folder / f"segment-{number:08d}.journal"
 
 

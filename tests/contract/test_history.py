@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -18,7 +17,7 @@ from coserve_client import Results
 from daemon.units import utc_text
 from experts.weights import file_sha256
 from tests.contract.client import RULES, Line
-from tests.tools.run_commands import coserve, start_coserve
+from tests.tools.run_commands import coserve
 
 IN_FORCE = ("start", "reload")
 RULES_OF_TWO = """\
@@ -44,13 +43,6 @@ def done(*words: str, user: str = "anna", status: int = 0) -> str:
     """Return what a command in the name of `user` says, as sudo names the person behind root."""
     ran = coserve(*words, status=status, SUDO_USER=user)
     return ran.stderr if status else ran.stdout
-
-
-def done_apart(*words: str, user: str = "anna") -> str:
-    """Do the same in a process of its own: a copy of a line steps back, and handles signals."""
-    ran = start_coserve(*words, env={**os.environ, "SUDO_USER": user})
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
 
 
 def changes(line: Line, *kinds: str) -> list[tuple[Any, ...]]:
@@ -271,77 +263,6 @@ def some_results(line: Line, count: int) -> None:
     line.idle()
 
 
-def test_kills_and_restarts_keep_the_epoch(line: Line) -> None:
-    first = epoch_after(line)
-    for _ in range(3):
-        service = line.service()
-        service.start()
-        some_results(line, 3)
-        service.kill()
-    assert epoch_after(line) == first
-
-
-def test_an_older_copy_of_the_database_gets_a_new_epoch(line: Line, tmp_path: Path) -> None:
-    with running(line):
-        some_results(line, 3)
-        first = line.status()["epoch"]
-        copy = a_copy(line, tmp_path / "older.db")
-        some_results(line, 1)
-    put_back(copy, line)
-    second = epoch_after(line)
-    assert second != first
-    (row,) = changes(line, "restore")
-    assert row[2:5] == ("database", first, second)
-    assert "older copy" in row[5]
-    assert epoch_after(line) == second
-
-
-def test_a_kill_before_an_older_copy_is_put_back_hides_nothing(line: Line, tmp_path: Path) -> None:
-    service = line.service()
-    service.start()
-    some_results(line, 2)
-    first = line.status()["epoch"]
-    copy = a_copy(line, tmp_path / "older.db")
-    some_results(line, 1)
-    service.kill()
-    for link in line.folder.glob(".inspection.db*.held-*"):
-        link.unlink()
-    put_back(copy, line)
-    assert epoch_after(line) != first
-
-
-def test_a_copy_of_the_same_age_keeps_the_epoch(line: Line, tmp_path: Path) -> None:
-    with running(line):
-        some_results(line, 2)
-    first = line.rows("SELECT epoch FROM stream_position")[0][0]
-    put_back(a_copy(line, tmp_path / "same.db"), line)
-    assert epoch_after(line) == first
-
-
-def test_database_and_journal_that_are_put_back_together_get_a_new_epoch(line: Line, tmp_path: Path) -> None:
-    with running(line):
-        some_results(line, 2)
-    first = line.rows("SELECT epoch FROM stream_position")[0][0]
-    subprocess.run(["cp", "-a", str(line.folder), str(tmp_path / "copy")], check=True)
-    with running(line):
-        some_results(line, 2)
-    time.sleep(1.1)
-    subprocess.run(["cp", "-a", f"{tmp_path}/copy/.", str(line.folder)], check=True)
-    assert epoch_after(line) != first
-
-
-def test_a_new_journal_and_another_database_get_a_new_epoch(line: Line, tmp_path: Path) -> None:
-    first = epoch_after(line)
-    shutil.rmtree(line.folder / "journal")
-    second = epoch_after(line)
-    assert second != first
-    other = Line(tmp_path / "other", line.folder / "experts")
-    theirs = epoch_after(other)
-    put_back(other.folder / "inspection.db", line)
-    third = epoch_after(line)
-    assert third not in (first, second, theirs)
-
-
 def test_a_clock_that_was_set_back_keeps_the_epoch_and_the_order_of_changes(line: Line) -> None:
     first = epoch_after(line)
     later = utc_text(time.time() + 3600)
@@ -412,11 +333,11 @@ def test_a_restored_line_knows_the_versions_that_judged_and_who_restored_it(real
         new = json.loads(done("experts", "show", "P", *config, "--json"))["versions"][-1]["version"]
         done("experts", "promote", "P", new, *config)
         some_results(line, 1)
-        report = json.loads(done_apart("backup", str(line.config), str(tmp_path / "line.tar"), "--json"))
+        report = json.loads(done("backup", str(line.config), str(tmp_path / "line.tar"), "--json"))
         assert report["versions"] == 1
         assert report["versions_bytes"] > 1_000_000
         first = line.status()["epoch"]
-    done_apart("restore", str(tmp_path / "line.tar"), str(tmp_path / "restored"), "--note", "new PC", user="carla")
+    done("restore", str(tmp_path / "line.tar"), str(tmp_path / "restored"), "--note", "new PC", user="carla")
     back = Line.__new__(Line)
     back.__dict__ |= line.__dict__ | {"folder": tmp_path / "restored", "config": tmp_path / "restored/coserve.yaml"}
     shown = json.loads(done("experts", "show", "P", "--config", str(back.config), "--json"))
@@ -432,20 +353,6 @@ def test_a_restored_line_knows_the_versions_that_judged_and_who_restored_it(real
     assert [row[:3] for row in restores if row[2] == "line"] == [("carla", "restore", "line")]
     assert [row[5] for row in restores if row[2] == "line"] == ["new PC"]
     done("experts", "promote", "P", old, "--config", str(back.config))
-
-
-def test_an_export_has_all_changes_and_runs_in_each_of_its_forms(line: Line, tmp_path: Path) -> None:
-    with running(line):
-        line.send(board={"type": "pair", "serial": "D1"})
-        line.send(board={"type": "pair", "serial": "D1"})
-    done("export", "--serial", "D1", "--out", str(tmp_path / "package"), "--config", str(line.config))
-    rows = tmp_path / "package/rows"
-    stored = line.rows("SELECT change_id, what, subject FROM changes ORDER BY change_id")
-    lines = [json.loads(text) for text in (rows / "changes.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [(row["change_id"], row["what"], row["subject"]) for row in lines] == stored
-    assert len((rows / "changes.csv").read_text(encoding="utf-8").splitlines()) == len(stored) + 1
-    assert (rows / "changes.parquet").is_file()
-    assert (rows / "runs.jsonl").is_file()
 
 
 def test_changes_outlive_retention(line: Line) -> None:

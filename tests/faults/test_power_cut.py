@@ -217,7 +217,7 @@ journal.append([b'an image'])
     assert [path.read_bytes()[-8:] for path in (folder / "data/line/journal").iterdir()] == [b"an image"]
 
 
-def test_a_database_that_was_put_back_has_its_name_after_a_power_cut(tmp_path: Path) -> None:
+def test_a_database_that_a_stop_copied_has_its_name_after_a_power_cut(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     with closing(sqlite3.connect(tmp_path / "disk" / "rows.db", isolation_level=None)) as db:
         db.execute("CREATE TABLE t (n)")
@@ -226,10 +226,9 @@ from pathlib import Path
 from daemon.storage.database.connections import open_for_writing
 from daemon.storage.database_watch import DatabaseFiles
 files = DatabaseFiles(Path('rows.db'))
-files.hold(open_for_writing('sqlite:///rows.db', 2000))
+files.note(open_for_writing('sqlite:///rows.db', 2000))
 os.unlink('rows.db')
-files.save()
-DatabaseFiles(Path('rows.db')).settle()
+files.copy_if_lost()
 """
     with closing(sqlite3.connect(after_a_power_cut(tmp_path, code) / "rows.db")) as database:
         assert database.execute("SELECT * FROM t").fetchall() == []

@@ -31,7 +31,7 @@ _NO_MANUAL = {"antigravity", "this", "idlelib", "turtledemo", "test", "lib2to3",
 _TESTS = {"test", "tests", "idle_test", "site-packages", "__pycache__"}
 _DOCUMENTED = (
     "numpy", "scipy", "torch", "matplotlib", "networkx", "sympy", "transformers", "hypothesis", "rich", "pydantic",
-    "sqlalchemy", "PIL", "typer", "psutil", "zmq", "torchvision", "alembic",
+    "sqlalchemy", "PIL", "typer", "psutil", "zmq", "torchvision",
 )  # fmt: skip
 
 

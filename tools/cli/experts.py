@@ -209,7 +209,7 @@ def shadow(
 
 
 def _print_shadow(report: dict[str, Any]) -> None:
-    from daemon.storage.database.shadow import EFFECTS
+    from daemon.shadow.comparison import EFFECTS
 
     sentence, eligible, agreement = report["sentence"], report["eligible"], report["agreement"] or 0.0
     console.print(f"{report['expert']} {report['shadow']}, in shadow of {report['in_force']}, {sentence}", markup=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 from sqlalchemy import func, select
 
 from daemon.line.line import Line
-from daemon.storage.database.connections import StoreError, open_for_reading, redacted_url
+from daemon.storage.database.connections import StoreError, open_for_reading
 from daemon.storage.database.schema import inspections, stages
 from experts.spec import ExpertId
 from experts.vision.infer import infer
@@ -50,7 +50,7 @@ def counted_in_database(url: str) -> dict[str, float]:
     finally:
         engine.dispose()
     if not rows or not images:
-        raise UsageError(f"{redacted_url(url)} has no finished inspection: run the line first, or take --usage rules")
+        raise UsageError(f"{url} has no finished inspection: run the line first, or take --usage rules")
     return {expert: min(1.0, uses / images) for expert, uses in rows}
 
 

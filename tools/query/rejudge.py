@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daemon.line.line import load_routes
-from daemon.storage.database.connections import redacted_url
 from daemon.storage.database.reviews import EFFECTS, answered_settings, effect_of
 from daemon.units import count_text, size_text, spreadsheet_cell
 from experts.catalog import Catalog, CatalogEntry
@@ -78,7 +77,7 @@ def rejudge_line(
         lambda connection: find_stored_images(connection, _filters(request, replaced), lot=request.lot)
     )
     if stored is None:
-        raise RejudgeError(f"there is no database at {redacted_url(line.config.database)} yet: nothing was judged")
+        raise RejudgeError(f"there is no database at {line.config.database} yet: nothing was judged")
     ids = stored.ids
     if request.sample is not None and request.sample < len(ids):
         ids = sorted(random.Random(0).sample(ids, request.sample), reverse=True)

@@ -9,7 +9,7 @@ from string import Template
 
 from daemon.config.addresses import CREDENTIALS
 from daemon.config.settings import Config
-from daemon.storage.database.connections import server_hosts, sqlite_path
+from daemon.storage.database.connections import sqlite_path
 from daemon.wire.sockets import is_open, is_open_host
 
 NAME = "coserve"
@@ -96,9 +96,9 @@ def drop_ins(config: Config) -> dict[str, bool]:
 
 
 def _needs_others(config: Config) -> bool:
-    """Return True if the line talks to a broker or a database server on another machine."""
+    """Return True if the line talks to a server on another machine, such as a broker or a hub."""
     servers = [server for consumer in config.consumers.values() for server in consumer.servers()]
-    return any(map(is_open_host, [host for host, _ in servers] + server_hosts(config.database)))
+    return any(map(is_open_host, (host for host, _ in servers)))
 
 
 def secrets(config: Config) -> dict[str, Path]:

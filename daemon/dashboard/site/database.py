@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Executable, Row, text
+from sqlalchemy import Engine, Executable, Row, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.storage.database.connections import QueryTimeoutError, StoreError, open_for_reading, query_timeout
@@ -35,10 +35,10 @@ class NoDatabase(Exception):  # noqa: N818
 class Database:
     """Questions to the results database, from any thread."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, open_engine: Callable[[str], Engine] = open_for_reading) -> None:
         """Open the database at `url`; NoDatabase if there is none."""
         try:
-            self._engine = open_for_reading(url)
+            self._engine = open_engine(url)
         except StoreError as error:
             raise NoDatabase(str(error)) from None
 

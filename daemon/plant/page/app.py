@@ -20,6 +20,7 @@ from daemon.dashboard.site.site import PageShell, SearchText, page_templates
 from daemon.dashboard.site.web_app import web_app
 from daemon.plant.hub import Hub, picture
 from daemon.plant.page import questions
+from daemon.plant.reading import open_hub_for_reading
 from experts.catalog import Digest
 
 NAVIGATION = (
@@ -58,7 +59,7 @@ def plant_pages(hub: Hub, folder: Path) -> tuple[AccessGuard, LiveTopics]:
         templates=page_templates(timezone, clock, str, Path(__file__).parent / "templates"),
         navigation=NAVIGATION,
         has_token=not keyring.is_open,
-        database=Database(hub.engine.url.render_as_string(hide_password=False)),
+        database=Database(hub.engine.url.render_as_string(hide_password=False), open_hub_for_reading),
         hub=hub,
     )
     site.templates.globals["serial_path"] = serial_path

@@ -111,7 +111,7 @@ def test_a_misspelt_environment_variable_is_a_mistake(tmp_path: Path) -> None:
         ("endpoints: {results: 127.0.0.1}", "expected an endpoint such as"),
         ("endpoints: {results: tcp://127.0.0.1}", "expected tcp://ADDRESS:PORT"),
         ("database: 'sqlite://'", "results in memory are lost"),
-        ("database: inspection", "expected a SQLAlchemy URL"),
+        ("database: inspection", "expected sqlite:///FILE"),
         ("security: {server_key: a}", "both server_key and allowed_clients"),
         ("models: {a: b}", "expected a mapping"),
         ("models: {a: {checkpoint: m}}", "memory"),
@@ -222,9 +222,9 @@ def test_a_mistake_in_the_plants_clock_is_named_with_its_line(tmp_path: Path, en
     ],
 )
 def test_what_the_settings_state_is_told_without_passwords(tmp_path: Path, database: str, told: str) -> None:
-    (tmp_path / "coserve.yaml").write_text(f"{MINIMAL}database: {database}\n", encoding="utf-8")
+    (tmp_path / "coserve.yaml").write_text(f"{MINIMAL}consumers: {{hub: {{database: {database}}}}}\n", encoding="utf-8")
     stated = stated_settings(tmp_path / "coserve.yaml", {"COSERVE_LIMITS_BACKLOG_IMAGES": "55"})
-    assert told in stated.pop("database")
+    assert told in stated.pop("consumers.hub.database")
     assert stated == {
         "rules": '"rules.yaml"',
         "catalog": '"experts/catalog.yaml"',

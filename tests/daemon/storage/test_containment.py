@@ -131,26 +131,6 @@ def test_a_suspect_stays_one_until_its_verdict_and_its_deaths_are_counted(tmp_pa
     assert run(pending={first}) == {}
 
 
-@pytest.mark.parametrize("damage", [b"", b"CSMARKS1", b"\xff" * 12288, b"\0" * 100_000])
-def test_damaged_marks_are_begun_anew(tmp_path: Path, damage: bytes) -> None:
-    path = tmp_path / "marks"
-    path.write_bytes(damage)
-    marks = DecodeMarks(path)
-    assert marks.suspects == {}
-    marks.place()(KEYS[0])
-    marks.close(clean=False)
-    marks = DecodeMarks(path)
-    assert marks.suspects == {KEYS[0]: 1}
-    marks.close(clean=True)
-
-
-def test_a_line_runs_without_marks_where_they_cannot_be_had(tmp_path: Path) -> None:
-    marks = DecodeMarks(tmp_path / "nowhere" / "marks")
-    marks.place()(KEYS[0])
-    assert (marks.suspects, marks.keep([])) == ({}, {})
-    marks.close(clean=True)
-
-
 @pytest.mark.parametrize(
     ("action", "what"), [("segv", "SIGSEGV"), ("abort", "SIGABRT"), ("loop", "did not end within"), ("bomb", "SIGABRT")]
 )
@@ -163,16 +143,6 @@ def test_a_child_says_how_its_decoder_ended(
     assert reason is not None
     assert what in reason
     assert decode_apart(a_jpeg(), Pixels(), 120.0, MAX_PIXELS) is None
-
-
-def test_a_child_that_a_signal_without_a_name_ends_is_no_end_of_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    child = tmp_path / "python"
-    child.write_text("#!/bin/sh\nkill -40 $$\n")
-    child.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(child))
-    assert decode_apart(b"", Pixels(), 120.0, MAX_PIXELS) == "its decoder was ended by signal 40"
 
 
 @pytest.mark.parametrize(

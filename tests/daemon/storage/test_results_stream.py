@@ -12,7 +12,6 @@ import psutil
 import pytest
 import zmq
 
-from daemon.errors import StartError
 from daemon.records import Published
 from daemon.storage.results_stream import ResultsStream
 from daemon.wire.sockets import end_context
@@ -143,35 +142,6 @@ def test_a_subscriber_that_never_reads_has_a_bounded_queue(monkeypatch: pytest.M
             topic, _ = deaf.recv_multipart()
             received += topic.startswith(b"inspection/")
         assert 0 < received < sent * 0.9
-
-
-@pytest.mark.parametrize("confidence", [float("nan"), {1}])
-def test_a_body_that_is_no_json_leaves_a_gap_and_no_ruin(confidence: Any) -> None:
-    with a_stream() as (stream, endpoint), a_subscriber(endpoint) as sub:
-        wait_for_heartbeat(sub)
-        stream.publish([a_message(1, confidence=confidence), a_message(2)])
-        assert receive(sub)[1]["seq"] == 2
-
-
-def test_a_pulse_that_fails_stops_neither_results_nor_later_heartbeats() -> None:
-    beats: list[int] = []
-
-    def pulse() -> tuple[str, int]:
-        beats.append(1)
-        if len(beats) == 1:
-            raise RuntimeError("the gauge is broken")
-        return "degraded", 0
-
-    with a_stream(pulse=pulse) as (_, endpoint), a_subscriber(endpoint) as sub:
-        assert wait_for_heartbeat(sub)["state"] == "degraded"
-
-
-def test_a_port_in_use_is_named() -> None:
-    context: zmq.Context[Any] = zmq.Context()
-    reason = "Address already in use; `coserve doctor CONFIG` names the program that uses it"
-    with a_stream() as (_, endpoint), pytest.raises(StartError, match=f"{endpoint}: {reason}"):
-        ResultsStream(context, endpoint, 0).start(lambda: ("ready", 0))
-    context.term()
 
 
 def test_subscriptions_without_end_are_cut_off_and_take_little_memory() -> None:

@@ -112,9 +112,7 @@ def test_check_names_every_mistake_of_every_file(tmp_path: Path, experts_folder:
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("COSERVE_DATABASE", "mysql://nobody:secret@nowhere/x", "cannot use mysql://: expected sqlite:"),
-        ("COSERVE_DATABASE", "PostgreSQL://me:secret@nowhere/x", "inspection.db, not 'PostgreSQL'"),
-        ("COSERVE_DATABASE", "postgresql://me:sec/ret@nowhere/x", "expected postgresql://USER@HOST:PORT/DATABASE"),
+        ("COSERVE_DATABASE", "postgresql://me:sec/ret@nowhere/x", "a line keeps its results in a SQLite file"),
         ("COSERVE_DATABASE", "sqlite:////proc/x/inspection.db", "database: nothing can be written in /proc"),
         ("COSERVE_JOURNAL", "/proc/journal", "journal: nothing can be written in /proc"),
         ("COSERVE_IMAGES", "{file}/images", "is a file, where a folder is needed"),
@@ -139,12 +137,11 @@ def test_check_refuses_the_database_of_a_newer_version(tmp_path: Path, experts_f
     open_store(f"sqlite:///{database}").close()
     assert coserve("check", str(config)).returncode == 0
     with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
         connection.execute("PRAGMA user_version = 99000000")
     before = database.read_bytes()
     done = coserve("check", str(config))
     assert done.returncode == 1
-    assert f"sqlite:///{database} was written by a newer version of CoServe (schema 9999" in done.stdout
+    assert f"{database} was written by a newer version of CoServe (schema 99.0.0" in done.stdout
     assert database.read_bytes() == before
 
 

@@ -13,7 +13,6 @@ from sqlalchemy import create_engine
 
 from daemon.storage.database.connections import open_for_reading
 from tests.contract.client import Line
-from tests.tools.query.judged_line import SERIALS
 from tests.tools.run_commands import coserve
 from tools.query.reading import InspectionName, InspectionRecord, UnknownInspectionError, read_inspection
 from tools.query.retrace import StoredRules, retrace
@@ -74,12 +73,6 @@ def test_a_chain_is_told_step_by_step_with_the_line_of_each_rule(judged: Line) -
     assert "F-0, type F, failed (D301)" in words
     assert 'Verdict: fail D301, decided at step 2 by detectors: "solder"' in words
     assert "judged once more from the stored answers by those rules: the same" in words
-
-
-def test_the_attributes_of_the_board_are_told(copy: Path) -> None:
-    change(copy, "UPDATE boards SET attributes = ? WHERE serial = 'S1'", '{"order":"4711","panel":"P-17"}')
-    assert "\n  order: 4711, panel: P-17\n" in explain(copy, "S1", "F-0")
-    assert as_json(copy, "S1", "F-0")["board"]["attributes"] == '{"order":"4711","panel":"P-17"}'
 
 
 def test_a_serial_alone_is_said_to_be_a_board(judged: Line) -> None:
@@ -145,12 +138,6 @@ def test_an_inspection_is_found_by_number_by_image_and_by_place(judged: Line) ->
 def test_what_is_not_there_is_status_1_with_the_ways_to_ask(judged: Line, name: str) -> None:
     with pytest.raises(UnknownInspectionError, match="SERIAL DESIGNATOR"):
         record_of(judged, name)
-
-
-def test_serials_of_any_kind_are_values(judged: Line) -> None:
-    for serial in SERIALS:
-        assert record_of(judged, serial, "F1").board["serial"] == serial
-    assert "SERIAL DESIGNATOR" in explain(judged.folder, "nobody", "R1", status=1)
 
 
 def test_reviews_after_it_and_the_final_verdict_are_told(copy: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy.engine import make_url
 from typer.testing import Result
 
-from daemon.storage.database.connections import open_for_reading
+from daemon.plant.reading import open_hub_for_reading
 from tests.daemon.dashboard.web import SQL
 from tests.daemon.plant.page.plant_rows import (
     LINES,
@@ -87,7 +87,7 @@ def test_every_row_comes_once_and_in_order_over_many_batches(
     plant: PlantRows, file: Path, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "BATCH_ROWS", 7)
-    engine = open_for_reading(json.loads(file.read_text())["database"])
+    engine = open_hub_for_reading(json.loads(file.read_text())["database"])
     try:
         for kind, table in ((PLANT_IMAGES, "inspections"), (PLANT_BOARDS, "boards")):
             query = ResultsQuery(kind, ("completed_at", "line", "seq"), RowFilters(), order)
@@ -110,7 +110,7 @@ def test_no_row_is_lost_or_read_twice_where_the_server_keeps_another_time_than_u
         with a_server(f"timezone={zone}") as server:
             url = server.url("zones")
             with filled(url, plant, {"line-1": plant.now}):
-                engine = open_for_reading(url)
+                engine = open_hub_for_reading(url)
                 query = ResultsQuery(PLANT_BOARDS, ("serial",), RowFilters())
                 serials = sorted(row[0] for batch in read_batches(engine, query) for row in batch)
                 assert serials == sorted(one["board_serial"] for one in plant.rows["boards"]), zone
@@ -131,12 +131,6 @@ def test_a_reviewed_image_shows_the_person_s_verdict_and_the_line_s_own(results:
         ("line-3", "pass", "pass", "daemon"),
     ]
     assert json.loads(boards[0]["failed"]) == [{"designator": "U1", "component": "QFP64", "defect": "bridge"}]
-
-
-def test_a_table_begins_with_the_line(results: Callable[..., Result]) -> None:
-    answer = results("--limit", "2")
-    assert answer.stdout.startswith("Images at the hub: the newest 2")
-    assert "line-1" in answer.stdout
 
 
 def test_a_line_that_the_hub_does_not_know_is_named_with_those_that_it_knows(results: Callable[..., Result]) -> None:

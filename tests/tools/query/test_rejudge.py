@@ -17,7 +17,6 @@ import yaml
 from tests.contract.client import Line
 from tests.lines import COSERVE_RUN, a_jpeg
 from tests.tools.run_commands import coserve
-from tools.query import rejudge as rejudge_command
 from tools.query.reading import StoredImage
 from tools.query.rejudge import _change, write_csv
 from tools.query.rejudge_run import RejudgedImage
@@ -107,13 +106,6 @@ def test_another_version_is_tried_only_on_what_it_would_judge(line: Line, versio
     assert report["experts"].keys() == {"P"}
 
 
-def test_a_version_that_was_put_in_is_named_by_its_letters(line: Line, version_folders: tuple[Path, Path]):
-    put = coserve("experts", "put", "P", version_folders[1], "--config", line.config, "--json")
-    version = json.loads(put.stdout)["version"]
-    assert rejudge(line, "--expert", f"P={version[:6]}", status=1)["changed"] == 10
-    assert "is none of them" in rejudge(line, "--expert", "P=0123456789ab", status=2)
-
-
 REVIEW = "INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES (?, '2026-11-22', 'ines', ?)"
 FAILED = "UPDATE inspections SET verdict = 'fail', defect = 'bad' WHERE inspection_id = ?"
 
@@ -154,16 +146,6 @@ def test_filters_choose_images(line: Line):
     assert rejudge(line, "--component", "Q")["rejudged"] == 3
     assert rejudge(line, "--since", "2999-01-01")["rejudged"] == 0
     assert "expected a day" in rejudge(line, "--since", "soon", status=2)
-
-
-def test_all_images_are_judged_however_many_there_are(
-    line: Line, version_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(rejudge_command, "_GROUP", 4)
-    report = rejudge(line, *swapped(version_folders), status=1)
-    assert (report["rejudged"], report["changed"], report["sample"]) == (10, 10, None)
-    ids = [row["inspection_id"] for row in report["list"]]
-    assert ids == sorted(ids, reverse=True)
 
 
 def test_a_sample_is_drawn_at_random_the_same_each_time_and_said_in_every_output(

@@ -83,14 +83,6 @@ def test_a_whole_board_is_released_and_that_is_undone(line: Path) -> None:
     assert (gone.exit_code, "there is no board 7: it never existed, or was pruned" in gone.stderr) == (1, True)
 
 
-def test_the_list_shows_whole_columns_as_many_as_fit(line: Path) -> None:
-    lines = review(line, "--list").stdout.splitlines()
-    assert all(len(text) <= 80 for text in lines)
-    (row,) = [text for text in lines if "A1 #1" in text]
-    assert "D207" in row
-    assert "…" not in row
-
-
 def test_a_defect_is_named_by_label_or_code_and_an_unknown_code_is_refused(line: Path) -> None:
     rules = "boards: {}\ndefects: {tombstone: D105, wrong_part: D106}\n"
     with closing(sqlite3.connect(line.parent / "inspection.db")) as database, database:
@@ -110,13 +102,6 @@ def test_a_defect_is_named_by_label_or_code_and_an_unknown_code_is_refused(line:
     assert refused.exit_code == 2
     assert "expected one of tombstone (D105), wrong part (D106); a new code goes with --new-code" in refused.stderr
     assert stored("D999", "--new-code") == stored("D999") == "D999"
-
-
-def test_without_codes_in_the_rules_a_mistyped_defect_is_refused_too(line: Path) -> None:
-    refused = review(line, 1, "fail", "--defect", "tombston")
-    assert refused.exit_code == 2
-    assert "no result has it; a new code goes with --new-code" in refused.stderr
-    assert review(line, 1, "fail", "--defect", "tombston", "--new-code").exit_code == 0
 
 
 def test_a_board_is_named_by_its_serial(line: Path) -> None:

@@ -138,8 +138,6 @@ def packages(context: DoctorContext) -> Iterator[Finding]:
     for consumer in config.consumers.values() if config is not None else ():
         if consumer.extra is not None:
             needed[consumer.extra[0]] = consumer.extra[1:]
-    if config is not None and config.database.startswith("postgresql"):
-        needed["postgresql"] = ("psycopg", "`database` names PostgreSQL")
     if config is not None and config.models:
         needed["moe"] = ("transformers", "a language model is configured")
     lacking = {extra: why for extra, (package, why) in needed.items() if find_spec(package) is None}

@@ -97,14 +97,6 @@ def test_a_review_of_an_open_attempt_has_no_verdict_of_its_board_and_a_repeated_
     assert kit.stream()[1]["board_verdict"] is None
 
 
-def test_rows_of_older_versions_are_in_no_stream(kit):
-    kit.board("fail")
-    kit.line.review(1, "pass")
-    new = kit.decide("fail", image=1, after=1, by="Ben")
-    assert [item["seq"] for item in kit.stream()] == [1, 2, 3]
-    assert (new.review_id, new.seq) == (2, 3)
-
-
 def test_a_board_with_a_missing_image_is_released_and_that_is_undone(kit):
     board = kit.board("pass", "pass", "unknown")
     assert kit.final(board) == ("unknown", "daemon", "unknown")

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import create_engine
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError
 
 from daemon.storage.database.reviews import (
@@ -281,10 +280,3 @@ def test_a_full_disk_is_said_and_the_same_decision_is_stored_once_there_is_room(
     assert [review.review_id for review in kit.history(request["inspection_id"])[len(before) :]] == [
         written["review_id"]
     ]
-
-
-def test_the_question_is_one_that_postgresql_understands():
-    query = waiting(WaitingFilter("a", "b", "c", "d", "fail", "e", "f"), newest_first=True)
-    text = str(query.compile(dialect=postgresql.dialect()))
-    assert "FROM boards JOIN inspections" in text
-    assert "PRAGMA" not in text

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from scipy.stats import binomtest
 
-from daemon.storage.database.shadow import add_answers, outcome_text, shadow_report
+from daemon.shadow.comparison import add_answers, outcome_text, shadow_report
 from experts.spec import digest_of
 from experts.versions import Shadow
 from routing_rules.routes import ClassifierStep, Judgement
@@ -62,12 +62,6 @@ def test_an_answer_is_added_once_and_none_for_an_image_that_is_gone(line: Line):
         (image, "0" * 12, "pass"),
         (image, SHADOW.version, "fail D1"),
     ]
-
-
-def test_more_answers_than_one_statement_takes_are_all_added(line: Line):
-    ids = judged(line, *["pass"] * 520)
-    line.store.transact(add_answers, [answer(image, "pass", "pass") for image in ids])
-    assert line.rows("SELECT count(*) FROM shadow_answers") == [(520,)]
 
 
 def test_the_comparison_is_with_the_version_in_force_alone_and_counts_what_was_left_out(line: Line):
