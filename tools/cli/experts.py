@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +19,7 @@ from tools.terminal.console import (
     print_json,
     print_table,
 )
-from tools.terminal.option_values import Commands, Note, OnCluster
+from tools.terminal.option_values import Commands, Note
 
 if TYPE_CHECKING:
     from daemon.config.plant_time import PlantTime
@@ -282,7 +281,6 @@ def measure(
     name: Name,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="A folder of images that it was not trained on.")],
     config: ConfigOption = DEFAULT_CONFIG,
-    on_cluster: OnCluster = False,
     as_json: AsJson = False,
 ) -> None:
     """Write into the catalog how sure the version in force is of IMAGES: what `show` compares recent answers with.
@@ -293,13 +291,11 @@ def measure(
     Example: coserve experts measure R0402 images/R0402 --config demo/coserve.yaml
     """
     from experts.versions import VersionsError
-    from tools.cluster.kinds import answer_on_cluster
-    from tools.cluster.work import work_on
     from tools.experts.line import open_line
     from tools.experts.measure import measure_in_force
 
-    with exit_on(VersionsError), work_on(config, use_cluster=on_cluster) as work:
-        measured = measure_in_force(open_line(config), name, images, work and partial(answer_on_cluster, work))
+    with exit_on(VersionsError):
+        measured = measure_in_force(open_line(config), name, images)
     if as_json:
         print_json(measured)
         return

@@ -33,7 +33,6 @@ from tools.cli import (
     results,
     review,
     simulate,
-    top,
     train,
     worker,
 )
@@ -54,7 +53,7 @@ _DAILY, _SETUP, _DEVELOPERS = "Every day", "Setting up", "For developers"
 #: Commands, and groups of commands with their names, by panel in the order in which `coserve --help` lists them.
 _COMMANDS: dict[str, tuple[Any, ...]] = {
     _DAILY: (
-        *(line.status, top.top, results.results, results.explain, review.review, report.report, export.export),
+        *(line.status, results.results, results.explain, review.review, report.report, export.export),
         changes.changes,
         *(camera.camera, line.reload, line.drain, line.queues, line.pin, line.unpin, line.unload, line.limits),
         *(backup.backup, ("dataset", dataset.dataset_app), ("db", db.db_app), ("experts", experts.experts_app)),

@@ -1,7 +1,6 @@
 """`coserve rejudge`: the verdicts that other rules, or another version of an expert, would give to stored images."""
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,7 +8,7 @@ import typer
 
 from daemon.units import count_text
 from tools.terminal.console import AsJson, ConfigPath, console, errors, fail, print_json, print_table
-from tools.terminal.option_values import OnCluster, shift_option, since_option, time_window, until_option
+from tools.terminal.option_values import shift_option, since_option, time_window, until_option
 
 _LISTED = 20
 _NICENESS = 10
@@ -36,22 +35,18 @@ def rejudge(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads; the line needs the others.")] = 1,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write a row per change to FILE.")] = None,
-    on_cluster: OnCluster = False,
     as_json: AsJson = False,
 ) -> None:
     """Judge stored images again, with other rules or experts, and list what would change. Changes nothing itself.
 
     Images are judged exactly as by the daemon, in a process of its own at low priority. With --expert alone only images
     that this expert answered are taken: the others cannot change. Exit status 0: nothing would change; 1: something
-    would; 2: wrong use. Reviewers' decisions say whether a change is for the better. With --cluster, stopped and
-    started again, it goes on where it was.
+    would; 2: wrong use. Reviewers' decisions say whether a change is for the better.
 
     Example: coserve rejudge demo/coserve.yaml --expert R0402=5c1e --since 2d --csv changes.csv
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from tools.cluster.kinds import rejudge_on_cluster
-    from tools.cluster.work import work_on
     from tools.experts.line import open_line
     from tools.query.rejudge import RejudgeRequest, rejudge_line, write_csv
     from tools.terminal.progress import Bars
@@ -63,7 +58,7 @@ def rejudge(
     since, until = time_window(config, since, until, shift)
     request = RejudgeRequest(rules, tuple(expert or ()), lot, since, component, verdict, sample, until)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with work_on(config, use_cluster=on_cluster) as work, Bars(*columns, console=errors, transient=True) as bars:
+    with Bars(*columns, console=errors, transient=True) as bars:
         task = bars.add_task("judging again", total=None)
         summary, changes = rejudge_line(
             open_line(config),
@@ -71,7 +66,6 @@ def rejudge(
             threads=threads,
             on_progress=lambda total: bars.update(task, advance=1, total=total),
             announce=lambda sentence: errors.print(sentence, markup=False),
-            judging=work and partial(rejudge_on_cluster, work, threads),
         )
     if csv is not None:
         write_csv(csv, changes)

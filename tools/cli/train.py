@@ -3,15 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from daemon.units import count_text, size_text
-from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, fail, print_json, print_table
-from tools.terminal.option_values import Commands, OnCluster, must_be_architecture, must_be_one_of
+from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
+from tools.terminal.option_values import Commands, must_be_architecture, must_be_one_of
 from tools.terminal.progress import share_bar
 
 if TYPE_CHECKING:
@@ -260,20 +259,15 @@ def train_all(
     out: Out = Path("experts"),
     seed: Seed = 0,
     threads: Threads = 2,
-    on_cluster: OnCluster = False,
-    config: ConfigOption = DEFAULT_CONFIG,
     as_json: AsJson = False,
 ) -> None:
     """Train an expert for each component type, on a backbone that is trained first if the catalog has none.
 
     Stopped and started again, it goes on where it was: experts are kept whose images have not changed. Exit status 1 if
-    a type could not be trained; the others still are. A folder that cannot be read stops a new backbone. With --cluster
-    a backbone is trained here, and the experts on all PCs of the cluster.
+    a type could not be trained; the others still are. A folder that cannot be read stops a new backbone.
 
     Example: coserve train all training --out line/experts
     """
-    from tools.cluster.kinds import train_each_on_cluster
-    from tools.cluster.work import work_on
     from tools.training import TrainingError
     from tools.training.backbone import BackbonePlan, load_backbone, train_backbone
     from tools.training.classifier import TrainingPlan
@@ -298,18 +292,14 @@ def train_all(
         with training_bar("the backbone") as on_share:
             train_backbone(folders, out, name="backbone", plan=of_backbone, on_progress=on_share)
     done = 0
-    with (
-        work_on(config, use_cluster=on_cluster) as work,
-        training_bar(count_text(len(folders), "expert")) as on_share,
-    ):
+    with training_bar(count_text(len(folders), "expert")) as on_share:
 
         def on_type(_report: TypeReport) -> None:
             nonlocal done
             done += 1
             on_share(done / len(folders))
 
-        train = partial(train_each_on_cluster, work) if work else train_each
-        reports = train(folders, out, plan, on_type)
+        reports = train_each(folders, out, plan, on_type)
     failed = [report for report in reports if report.error is not None]
     for report in failed:
         errors.print(f"{report.expert}: {report.error}", markup=False)

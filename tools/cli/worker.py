@@ -30,9 +30,6 @@ def worker(
     folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Ray's sockets and logs; a short path.")] = Path(
         "/tmp/coserve-cluster"  # noqa: S108  the unit names another
     ),
-    cpus: Annotated[
-        int | None, typer.Option(min=0, help="Processes of long work (--cluster) at once; all cores by default.")
-    ] = None,
 ) -> None:
     """Lend this PC's devices to a line on another PC: join its cluster, and stay until SIGTERM or Ctrl-C.
 
@@ -55,7 +52,7 @@ def worker(
         fail(f"--cache-size: {error}", status=2)
     settings = WorkerSettings(
         name, address, port, ports, token and token.absolute(), cache.expanduser().absolute(), cache_bytes,
-        folder.absolute(), cpus,
+        folder.absolute(),
     )  # fmt: skip
     try:
         command, environment = join_command(settings)

@@ -26,7 +26,6 @@ LIGHT = (
     "experts",
     "experts list",
     "queues",
-    "top",
     "reload",
     "drain",
     "results",
