@@ -75,9 +75,7 @@ def export_dataset(
 
 @dataset_app.command("import")
 def import_dataset(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="annotations.json or .xml, tasks.json, data.yaml …, or a folder.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="annotations.json, data.yaml, or a folder.")],
     form: Annotated[Format, typer.Option("--format", help="Its format.", show_default=False)],
     out: Out,
     images: Annotated[Path | None, typer.Option(metavar="DIR", help="Its pictures; default: images beside it.")] = None,
@@ -85,10 +83,10 @@ def import_dataset(
 ) -> None:
     """Turn an annotated data set into a folder for `coserve train detector` (boxes) or `coserve train classifier`.
 
-    Example: coserve dataset import annotations.xml --format cvat --out training
+    Example: coserve dataset import annotations.json --format coco --out training
     """
-    if images is not None and form in ("folders", "yolo"):
-        fail(f"--images goes with coco, label-studio and cvat; {form} says itself where pictures are", status=2)
+    if images is not None and form != "coco":
+        fail(f"--images goes with coco; {form} says itself where pictures are", status=2)
     if not (file.is_dir() if form == "folders" else file.is_file()):
         fail(f"no {'folder' if form == 'folders' else 'file'} {file}", status=2)
     from tools.dataset.read import read_dataset
