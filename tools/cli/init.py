@@ -12,7 +12,7 @@ from tools.terminal.console import AsJson, as_typed, console, fail, print_json
 
 if TYPE_CHECKING:
     from tools.setup.answers import Answers, Dashboard
-    from tools.setup.doctor.gpu import Gpu
+    from tools.setup.gpu import Gpu
 
 Answer = TypeVar("Answer")
 
@@ -130,7 +130,7 @@ def _memory(asking: _Asking, memory: str | None) -> dict[str, int]:
 
 
 def _gpus() -> "Sequence[Gpu]":
-    from tools.setup.doctor.gpu import find_driver
+    from tools.setup.gpu import find_driver
 
     driver = find_driver()
     return driver.gpus if driver else ()

@@ -10,7 +10,7 @@ import psutil
 
 from daemon.units import parse_bytes, parse_seconds
 from routing_rules.schema import MAX_NAME, is_name
-from tools.setup.doctor.gpu import Gpu
+from tools.setup.gpu import Gpu
 
 #: One board type: component types with a quantity, or with their designators.
 Components = dict[str, int | list[str]]
