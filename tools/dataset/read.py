@@ -70,7 +70,7 @@ def _folders(_: Path, folder: Path) -> Iterator[_Named]:
 
 
 def _yolo(file: Path, folder: Path) -> Iterator[_Named]:
-    from tools.training.photographs import read_yolo_data
+    from tools.training.labelled import read_yolo_data
 
     try:
         data = read_yolo_data(file)

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rich.progress import Progress, TextColumn
 
 from tests import ROOT
 from tests.tools.backup.test_backup import a_folder
 from tools.backup.archive import write_backup
-from tools.terminal.console import errors, print_json
+from tools.terminal.console import print_json
 
 #: Sets the window's title, and colours all that follows; as C1 characters too. Brackets look like rich's markup.
 NASTY = "\x1b]0;pwned\x07\x1b[31m\x9b31m\u202e[/red]"
@@ -134,12 +133,6 @@ def test_json_is_exact_and_steers_nothing(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(text) == value
     assert "gelötet 部品" in text
     assert text.replace("\n", "").isprintable()
-
-
-def test_a_bar_shows_a_name_with_brackets_as_it_is() -> None:
-    with Progress(TextColumn("{task.description}", markup=False), console=errors, disable=True) as bar:
-        bar.update(bar.add_task(""), description=NASTY)
-        errors.print(bar.get_renderable())
 
 
 def test_all_that_a_person_reads_goes_through_one_printer() -> None:

@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import cv2
 import pytest
 from pycocotools.coco import COCO
 
@@ -17,8 +16,7 @@ from experts.vision import frameworks
 from tests.contract.client import ANY, Line
 from tests.lines import a_jpeg
 from tests.tools.run_commands import coserve
-from tools.training.labelled import board_of
-from tools.training.photographs import read_yolo_data
+from tools.training.labelled import board_of, read_yolo_data
 
 #: Of the same board S1: images that the detector has failed, and where a person drew boxes.
 DRAWN = [("void", 4.0, 5.0, 20.0, 30.0), ("bridge", -3.0, 50.0, 90.0, 58.0)]
@@ -128,15 +126,6 @@ def test_serials_that_climb_stay_in_the_folder_and_an_unreadable_picture_is_coun
         assert any(path.name.endswith("-_.._etc_passwd.jpg") for path in out.rglob("*"))
         reasons = "the image is damaged, incomplete or of a kind that cannot be decoded"
         assert form == "yolo" or report["left_out"] == {reasons: 1}
-
-
-def test_pictures_of_raw_pixels_become_png(line: Line, tmp_path: Path) -> None:
-    (number,) = numbers(line.folder, "designator = 'raw'")
-    export(line, tmp_path / "out", "folders", "--component", "DM")
-    pixels = cv2.imread(str(tmp_path / "out" / "unsorted" / "DM" / f"{number}-S1.png"))
-    assert pixels is not None
-    assert pixels.shape == (60, 80, 3)
-    assert not pixels.any()
 
 
 def test_an_export_is_complete_or_not_there(line: Line, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.tools.run_commands import coserve
 from tools.dataset.read import read_dataset
 from tools.dataset.write import LabelledBox, write_dataset
-from tools.training.photographs import read_yolo_data
+from tools.training.labelled import read_yolo_data
 
 #: As https://cocodataset.org/#format-data has it.
 COCO: dict[str, Any] = {
@@ -164,13 +164,6 @@ def test_folders_of_labels_come_back_and_a_picture_without_a_label_is_named(tmp_
     assert "no folder" in imported(tmp_path / "none", "folders", tmp_path / "again", status=2)
     words = ("--images", tmp_path)
     assert "--images goes with" in imported(tmp_path / "in", "folders", tmp_path / "again", *words, status=2)
-
-
-def test_folders_of_sides_name_no_component_type(tmp_path: Path) -> None:
-    (file := tmp_path / "in" / "train" / "ok" / "1-S1.png").parent.mkdir(parents=True)
-    cv2.imwrite(str(file), np.full((60, 80, 3), 90, np.uint8))
-    imported(tmp_path / "in", "folders", tmp_path / "out")
-    assert (tmp_path / "out" / "ok" / "1-S1.png").is_file()
 
 
 @pytest.mark.parametrize("form", ["yolo", "coco"])

@@ -21,7 +21,6 @@ from sqlalchemy import Engine, event
 from typer.testing import CliRunner, Result
 
 from daemon.config.plant_time import PlantTime
-from daemon.errors import install_with
 from daemon.storage.database.connections import open_for_reading
 from daemon.units import wall_seconds
 from tests import ROOT
@@ -31,7 +30,7 @@ from tests.tools.query.sample_results import CONFIG, NEW, OLD, RULES, make
 from tests.tools.run_commands import coserve, paused_coserve
 from tools.cli.main import app
 from tools.query import reading
-from tools.query.reading import BATCH_ROWS, ResultsQuery, read_batches
+from tools.query.reading import ResultsQuery, read_batches
 from tools.query.rows import BOARDS, IMAGES, STAGES, RowFilters
 from tools.terminal.option_values import moment, shift_span
 
@@ -185,40 +184,6 @@ def test_nothing_found_is_status_0_and_an_empty_answer_of_each_kind(results: Cal
     assert "patterns are not understood: values are compared whole" in results("--lot", "L*").stdout
 
 
-def test_the_newest_fifty_are_shown_and_files_have_all(line: Path, results: Callable[..., Result]) -> None:
-    (count,) = by_hand(line, "SELECT count(*) FROM inspections")
-    assert count > BATCH_ROWS
-    assert len(json.loads(results("--json").stdout)) == 50
-    seqs = [row["seq"] for row in rows(results)]
-    assert len(seqs) == count
-    assert seqs == sorted(seqs, reverse=True)
-    assert len(json.loads(results("--json", "--limit", "7000").stdout)) == 7000
-
-
-def test_other_orders_put_nulls_last(results: Callable[..., Result]) -> None:
-    slowest = [row["latency_ms"] for row in rows(results, "--order", "latency_ms:desc", "--limit", "30")]
-    assert slowest == sorted(slowest, reverse=True)
-    assert slowest[0] > 1000
-    assert rows(results, "--order", "defect", "--limit", "1")[0]["defect"] == "bridge"
-
-
-def test_rows_say_what_else_is_known_of_a_board(line: Path, results: Callable[..., Result]) -> None:
-    with closing(sqlite3.connect(line / "inspection.db")) as database, database:
-        database.execute("UPDATE boards SET attributes = ? WHERE board_id = 20", ('{"panel":"P-17"}',))
-    boards = rows(results, "--boards", "--columns", "board_id,attributes,failed,review,unknown,missing")
-    assert {row["board_id"]: row["attributes"] for row in boards}[20] == '{"panel":"P-17"}'
-    assert all(isinstance(json.loads(row["failed"] or "[]"), list) for row in boards)
-    images = rows(results, "--columns", "inspection_id,board_id,decided_by,decided_at,note")
-    assert [row["board_id"] for row in images] == by_hand(line, "SELECT board_id FROM inspections ORDER BY seq DESC")
-    decided = [row["decided_at"] is not None for row in images]
-    assert decided == [row["decided_by"] != "daemon" for row in images]
-
-
-def test_columns_are_those_that_are_named(results: Callable[..., Result]) -> None:
-    named = rows(results, "--columns", "serial, verdict", "--limit", "2")
-    assert [list(row) for row in named] == [["serial", "verdict"]] * 2
-
-
 def test_csv_runs_nothing_in_a_spreadsheet_and_json_is_exact(results: Callable[..., Result]) -> None:
     for serial in NASTY:
         options = [f"--serial={serial}", "--limit", "1"]
@@ -226,16 +191,6 @@ def test_csv_runs_nothing_in_a_spreadsheet_and_json_is_exact(results: Callable[.
         assert row["serial"] == (f"'{serial}" if serial[0] in "=+-@" else serial.replace("; --", ";' --"))
         assert float(row["latency_ms"]) > 0
         assert rows(results, *options)[0]["serial"] == serial
-
-
-@pytest.mark.parametrize("width", [40, 80, 120, 200])
-def test_the_table_fits_the_terminal(results: Callable[..., Result], width: int) -> None:
-    shown = results("--limit", "200", COLUMNS=str(width)).stdout
-    table = [text for text in shown.splitlines() if text[:1] in "┏┃┡│└"]
-    assert len(table) > 200
-    assert max(map(len, table)) <= width
-    assert ("latency_ms" in table[1]) == (width >= 200)
-    assert table[1].startswith("┃ inspection_id ")
 
 
 def test_no_serial_steers_the_terminal(results: Callable[..., Result]) -> None:
@@ -290,18 +245,6 @@ def test_sigterm_ends_it_and_leaves_nothing(line: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reader_that_has_seen_enough_ends_it_quietly(line: Path) -> None:
-    with subprocess.Popen(
-        process(line, "--jsonl"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline().startswith('{"seq"')
-        running.stdout.close()
-        assert running.stderr is not None
-        assert running.stderr.read() == ""
-    assert running.returncode == 0
-
-
 def test_parquet_has_real_types(results: Callable[..., Result], tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     target = tmp_path / "lot.parquet"
@@ -316,13 +259,6 @@ def test_parquet_has_real_types(results: Callable[..., Result], tmp_path: Path) 
     assert written[0]["completed_at"] == datetime.fromisoformat(expected[0]["completed_at"])
     results("--serial", "nobody", "--parquet", str(target))
     assert parquet.read_table(target).num_rows == 0
-
-
-def test_without_pyarrow_the_extra_is_named(line: Path, tmp_path: Path) -> None:
-    code = "import sys; sys.modules['pyarrow'] = None; from tools.cli.main import app; app()"
-    done = finished(process(line, "--parquet", tmp_path / "x.parquet", code=code))
-    assert (done.returncode, install_with("export") in done.stderr) == (2, True)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -438,12 +374,6 @@ def test_a_shift_is_the_newest_or_that_of_a_day(text: str, day: str, since: str)
     assert (shift.day.isoformat(), shift.since) == (day, since)
 
 
-@pytest.mark.parametrize("text", ["eraly", "early@soon", "early@2026-02-30", "@today", "day", ""])
-def test_a_text_that_is_not_a_shift_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no shift|expected a day|day is out of range"):
-        shift_span(text, NOW, BERLIN)
-
-
 @pytest.fixture(scope="module")
 def tokyo(line: Path) -> Path:
     config = line / "tokyo.yaml"
@@ -475,13 +405,6 @@ def test_days_and_shifts_of_a_command_are_those_of_coserve_yaml(line: Path, toky
     assert (
         "no plant.shifts" in coserve("results", "--config", line / "coserve.yaml", "--shift", "early", status=2).stderr
     )
-
-
-def test_every_command_with_a_time_takes_a_shift(line: Path, tokyo: Path, tmp_path: Path) -> None:
-    assert "Changes" in coserve("changes", "--config", tokyo, "--shift", "early@2026-01-01").stdout
-    nothing = coserve("export", "--config", tokyo, "--shift", "early@1999-01-01", "--out", tmp_path / "out", status=1)
-    assert "no board" in nothing.output.lower()
-    assert "no shift" in coserve("rejudge", tokyo, "--shift", "night", status=2).stderr
 
 
 def test_the_cookbook_groups_by_the_plants_shifts(line: Path, tokyo: Path) -> None:
