@@ -12,7 +12,7 @@ from tests.bench.compute import compare_network, has_bfloat16, register, share_o
 from tests.bench.live.libraries import requirement
 from tests.bench.openvino_networks import PACKAGES
 from tests.lines import a_jpeg
-from tools.profile.executors import cores
+from tools.profile.measure import cores
 from tools.profile.samples import Samples
 
 

@@ -152,8 +152,7 @@ def measure_batches(plan: Plan, folder: Path, keep: Keep) -> None:
 
     from tests.bench.compute import compare_network, random_expert
     from tests.bench.devices import bench_shelf
-    from tools.profile.executors import cores, try_pairs
-    from tools.profile.measure import ProfileEffort
+    from tools.profile.measure import ProfileEffort, cores, try_pairs
     from tools.profile.samples import rendered_samples
 
     torch.set_num_threads(cores())

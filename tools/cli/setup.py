@@ -331,8 +331,7 @@ def _print_device(figures: "DeviceProfile") -> None:
     )
     console.print(
         f"{figures.device}: simulated images/s: {rates[split.experts]:.1f}; with full batches first ({split.limited}"
-        f" experts) {rates[split.limited]:.1f}, with all that fit ({split.most}) {rates[split.most]:.1f}, by the"
-        f" paper's rule ({split.paper.experts}) {split.paper.images_per_s:.1f}"
+        f" experts) {rates[split.limited]:.1f}, with all that fit ({split.most}) {rates[split.most]:.1f}"
     )
 
 
@@ -478,8 +477,7 @@ def _run_policies(
 ) -> "list[Row]":
     """Return a row for each policy, and draw its timeline; several have their names before the suffix."""
     from tools.simulate.engine import StuckError
-    from tools.simulate.report import row_of
-    from tools.simulate.timeline import draw_timeline
+    from tools.simulate.report import draw_timeline, row_of
 
     rows: list[Row] = []
     for name in names:

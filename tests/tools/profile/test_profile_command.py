@@ -22,8 +22,7 @@ from tests.lines import a_jpeg, a_line
 from tests.ports import free_port
 from tools.cli.main import app
 from tools.profile import measure
-from tools.profile.executors import Pair, best, pairs, try_pairs
-from tools.profile.measure import Bench, ProfileEffort
+from tools.profile.measure import Bench, Pair, ProfileEffort, best, pairs, try_pairs
 from tools.profile.run import ProfileError, Wish, profile_line
 from tools.profile.samples import Samples
 from tools.profile.split import Plan, sample_images, search_split, simulated_images_per_s
@@ -92,7 +91,6 @@ def test_the_command_writes_a_profile_that_the_daemon_reads(tmp_path: Path, expe
     search = figures["devices"]["cpu"]["search"]
     assert search["limited"] <= search["experts"] <= search["most"] <= len(catalog)
     assert search["images_per_s"][str(search["experts"])] == max(search["images_per_s"].values())
-    assert 1 <= search["paper"]["experts"] <= search["most"]
 
 
 def test_memory_that_holds_no_expert_is_refused_with_what_is_needed(tmp_path: Path, experts: Path):
@@ -201,7 +199,6 @@ def test_the_search_stays_between_full_batches_and_what_memory_and_catalog_hold(
     split = search_split(a_plan())
     assert (split.limited, split.most) == (18, 19)
     assert split.images_per_s.keys() == {18, 19}
-    assert list(split.paper.tried) == [15, 19]
     assert search_split(a_plan(experts=3)).experts == 3
     assert a_plan(memory_bytes=5_000_000).max_experts() == 0
 

@@ -4,7 +4,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tools.profile.window import best_count, paper_choice
+from tests.bench.papers_window import paper_choice
+from tools.profile.split import best_count
 
 
 def test_the_papers_windows_shrink_by_a_decay_factor_of_its_own_figures():
