@@ -58,34 +58,11 @@ def rules(folder: Path) -> str:
     return coserve("rules", "check", "rules.yaml", folder=folder)
 
 
-def settings(folder: Path) -> str:
-    (folder / "coserve.yaml").write_text(yaml.safe_dump({"rules": NASTY, "devices": {NASTY: 1}, NASTY: 2}))
-    return coserve("check", "coserve.yaml", folder=folder)
-
-
-def doctor(folder: Path) -> str:
-    (folder / "coserve.yaml").write_text(yaml.safe_dump({"rules": NASTY, "devices": {NASTY: 1}, NASTY: 2}))
-    return coserve("doctor", "coserve.yaml", folder=folder)
-
-
 def start(folder: Path) -> str:
     (folder / "coserve.yaml").write_text(
         yaml.safe_dump({"rules": NASTY, "catalog": NASTY, "devices": {"cpu": {"expert_memory": "1MB"}}})
     )
     return coserve("run", "coserve.yaml", folder=folder)
-
-
-def training(folder: Path) -> str:
-    for label in (NASTY.replace("/", ""), "ok"):
-        (folder / "images" / label).mkdir(parents=True)
-        (folder / "images" / label / f"{NASTY.replace('/', '')}.png").write_bytes(b"no picture")
-    return coserve("train", "classifier", "images", "--id", "R0402", "--out", "experts", folder=folder)
-
-
-def importing(folder: Path) -> str:
-    name = f"{NASTY.replace('/', '')}.safetensors"
-    (folder / name).write_bytes(b"no weights")
-    return coserve("import", name, "--id", "R", "--architecture", "resnet18", "--out", "experts", folder=folder)
 
 
 def restored(folder: Path) -> str:
@@ -101,16 +78,6 @@ def restored(folder: Path) -> str:
     return coserve("restore", "bad.tar", f"to{NASTY.replace('/', '')}", folder=folder)
 
 
-def backed_up(folder: Path) -> str:
-    config = a_folder(folder / "line")
-    name = f"{NASTY.replace('/', '')}.safetensors"
-    catalog = yaml.safe_load((folder / "line" / "experts" / "catalog.yaml").read_text())
-    for expert in catalog["experts"].values():
-        expert["file"] = name
-    (folder / "line" / "experts" / "catalog.yaml").write_text(yaml.safe_dump(catalog))
-    return coserve("backup", config, f"{NASTY.replace('/', '')}.tar", folder=folder)
-
-
 def unreadable_names(folder: Path) -> str:
     name = os.fsdecode(b"caf\xe9-\x1b]0;x\x07")
     (folder / name).mkdir()
@@ -118,9 +85,7 @@ def unreadable_names(folder: Path) -> str:
     return coserve("rules", "check", f"{name}/rules.yaml", folder=folder)
 
 
-@pytest.mark.parametrize(
-    "show", [rules, settings, doctor, start, training, importing, restored, backed_up, unreadable_names]
-)
+@pytest.mark.parametrize("show", [rules, start, restored, unreadable_names])
 def test_no_name_from_outside_steers_the_terminal(tmp_path: Path, show: Callable[[Path], str]) -> None:
     text = show(tmp_path)
     assert "�" in text or r"without \x1b" in text
