@@ -21,7 +21,7 @@ import pytest
 from coserve_client import SpoolingPublisher
 from daemon.errors import ConfigError
 from tests import ROOT
-from tests.tools.client.scripted_daemon import ScriptedDaemon, silent_endpoint
+from tests.tools.client.scripted_daemon import ScriptedDaemon
 from tests.waiting import PATIENCE_S, until
 from tools.camera.frame_source import CameraDevice, SourceError, VideoFile, v4l2
 from tools.camera.layout import BoardLayout, LayoutPart, load_layout
@@ -129,21 +129,6 @@ def test_a_video_that_is_cut_off_says_where_after_what_it_had(tmp_path: Path) ->
             VideoFile(video)
     with pytest.raises(SourceError, match="no video"):
         VideoFile(tmp_path / "none.avi")
-
-
-def test_a_full_spool_leaves_boards_out_by_name_and_the_station_goes_on(tmp_path: Path) -> None:
-    source = VideoFile(a_video(tmp_path / "v.avi", [10] * 6))
-    messages: list[str] = []
-    serials = counted_serials("A", tmp_path / "n.json")
-    with SpoolingPublisher(silent_endpoint(), "cam", tmp_path / "spool", spool_bytes=1000) as publisher:
-        station = Station(source, LAYOUT, every_nth(1), serials, publisher, messages.append)
-        station.run()
-        account = publisher.close(0.0)
-    assert station.counts.boards == account.published == account.spooled
-    assert station.counts.boards + station.counts.failed == 6
-    assert station.counts.failed == account.refused == len(messages) > 0
-    assert messages[0].startswith("board A-00000")
-    assert "is incomplete: image" in messages[0]
 
 
 class Cameras:

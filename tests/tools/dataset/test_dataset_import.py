@@ -10,7 +10,7 @@ import pytest
 
 from tests.tools.run_commands import coserve
 from tools.dataset.read import read_dataset
-from tools.dataset.write import LabelledBox, write_dataset
+from tools.dataset.write import write_dataset
 from tools.training.labelled import read_yolo_data
 
 #: As https://cocodataset.org/#format-data has it.
@@ -164,11 +164,3 @@ def test_folders_of_labels_come_back_and_a_picture_without_a_label_is_named(tmp_
     assert "no folder" in imported(tmp_path / "none", "folders", tmp_path / "again", status=2)
     words = ("--images", tmp_path)
     assert "--images goes with" in imported(tmp_path / "in", "folders", tmp_path / "again", *words, status=2)
-
-
-@pytest.mark.parametrize("form", ["yolo", "coco"])
-def test_a_picture_whose_boxes_lie_outside_of_it_is_no_example_of_a_good_one(tmp_path: Path, form: Any) -> None:
-    marked, *others = read_dataset(a_dataset(tmp_path / "in", COCO), "coco")
-    outside = others[0]._replace(board=marked.board, boxes=[LabelledBox("bridge", 900, 900, 950, 950)])
-    _, left_out = write_dataset([marked, outside, others[1]], form, tmp_path / "out")
-    assert left_out == {"its boxes lie outside of it": 1}

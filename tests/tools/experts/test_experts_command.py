@@ -115,24 +115,6 @@ def test_a_recalibration_goes_in_and_back_out_like_weights(line: Line, tmp_path:
     assert run(line, "verify", "--forward", "P")["ok"]
 
 
-def test_list_needs_no_daemon_and_no_database(line: Line):
-    rows = run(line, "list")
-    assert [row["expert"] for row in rows] == ["P", "Q"]
-    assert rows[0] == {
-        "expert": "P",
-        "architecture": "resnet18",
-        "network": "resnet18",
-        "classes": ["ok", "bad"],
-        "bytes": rows[0]["bytes"],
-        "version": entry(line).sha256[:12],
-        "settings": rows[0]["settings"],
-        "kept": [],
-        "first_used_at": None,
-        "verdicts": 0,
-    }
-    assert entry(line).sha256[:12] in output_of(line, "list")
-
-
 def test_a_version_goes_in_and_back_out_with_nobody_running(line: Line, version_folders: tuple[Path, Path]):
     first = entry(line).sha256[:12]
     second = put(line, version_folders[1])
@@ -241,16 +223,6 @@ def test_a_version_that_the_line_cannot_use_is_refused_and_leaves_nothing(
     assert reason in run(line, "put", "P", str(folder), status=1)
     assert run(line, "list")[0]["kept"] == []
     assert not (line.folder / "experts" / "versions").exists()
-
-
-def test_promoting_twice_or_what_is_not_there_is_refused(line: Line, version_folders: tuple[Path, Path]):
-    first, second = entry(line).sha256[:12], put(line, version_folders[1])
-    assert "has version" in run(line, "put", "P", str(version_folders[1]), status=1)
-    assert "is in force already" in run(line, "promote", "P", first, status=1)
-    assert "is none of them" in run(line, "promote", "P", "0123456789ab", status=1)
-    run(line, "promote", "P", second)
-    assert "is in force already" in run(line, "promote", "P", second, status=1)
-    assert "there is no expert R" in run(line, "promote", "R", second, status=1)
 
 
 def test_a_weights_file_brings_the_entry_that_lies_beside_it_or_what_its_header_says(

@@ -94,12 +94,6 @@ def test_a_full_disk_is_wrong_and_a_disk_in_memory_too(config: Path, tmp_path: P
         assert "too little room to measure" in wrongs(checks.disks(context), "warn")["disk speed"]
 
 
-def test_a_disk_without_inodes_is_wrong(config: Path, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "64m,nr_inodes=500") as disk:
-        context = machine_of(changed(config, journal=str(disk / "journal")))
-        assert "files can still be made" in wrongs(checks.disks(context))["inodes"]
-
-
 def test_a_taken_port_is_named_with_who_has_it(config: Path) -> None:
     with closing(socket.create_server((HOST, 0))) as taken:
         port = taken.getsockname()[1]

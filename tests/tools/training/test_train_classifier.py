@@ -22,7 +22,7 @@ from tools.training import TrainingError, fit
 from tools.training.backbone import BackbonePlan, load_backbone, train_backbone
 from tools.training.classifier import TrainingPlan, train_classifier
 from tools.training.fit import Schedule
-from tools.training.held_out import HeldOutAnswers, beats, claims, may_be_beaten
+from tools.training.held_out import HeldOutAnswers
 from tools.training.labelled import LabelledPictures, folds
 from tools.training.report import report_text
 
@@ -145,16 +145,6 @@ def test_the_same_picture_under_two_labels_is_named_and_one_that_is_there_twice_
     assert (
         f"{folder / 'blue' / 'again.png'} and {folder / 'red' / '3.png'} are the same picture under two labels" in said
     )
-
-
-def test_overconfident_logits_get_a_higher_temperature():
-    rng = np.random.default_rng(0)
-    targets = rng.integers(0, 2, 400)
-    said = np.where(rng.random(400) < 0.2, 1 - targets, targets)  # wrong in one of five
-    modest = torch.from_numpy(np.eye(2)[said] * np.log(4)).float()  # says 0.8, and is right in 0.8
-    assert fit.calibrate(modest, targets) == pytest.approx(1.0, abs=0.2)
-    assert fit.calibrate(modest * 3, targets) == pytest.approx(3.0, rel=0.2)
-    assert fit.calibrate(modest * 3, targets) > fit.calibrate(modest, targets)
 
 
 def test_the_last_block_is_trained_and_the_early_layers_stay():
@@ -294,25 +284,6 @@ def held_out(mistakes: Sequence[int], pictures: int = 40) -> HeldOutAnswers:
     shares, targets = np.tile(np.float32([0.9, 0.1]), (pictures, 1)), np.arange(pictures) % 2
     shares[(targets == 1) != np.isin(np.arange(pictures), mistakes)] = (0.1, 0.9)
     return HeldOutAnswers(shares, targets, 0, np.arange(pictures))
-
-
-def test_one_expert_beats_another_only_beyond_chance():
-    four, five = held_out([0, 1, 2, 3]), held_out([0, 1, 2, 3, 4])
-    assert (four.false_calls.count, four.escapes.count) == (2, 2)
-    assert not may_be_beaten(four)
-    assert may_be_beaten(five)
-    assert beats(held_out([]), five)
-    assert not beats(held_out([]), four)
-    assert not beats(five, held_out([]))
-    assert not beats(held_out([5, 6, 7]), five)
-
-
-def test_what_few_pictures_can_show_at_most_is_said():
-    assert claims(25, 25) == (
-        "25 good and 25 defective pictures cannot show fewer than 13.7 % false calls or 13.7 % escapes, even without a"
-        " mistake; 47 more good and 47 more defective pictures could show 5 %"
-    )
-    assert claims(200, 0) == "200 good pictures cannot show fewer than 1.8 % false calls, even without a mistake"
 
 
 def test_pictures_of_one_board_are_never_on_both_sides():
