@@ -151,7 +151,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find what is wrong on this PC (driver, memory, disks, clock, permissions, ports, …), and say what to do about it.
+    """Find what is wrong on this PC (driver, memory, disks, clock, permissions, ports), and say what to do about it.
 
     Takes seconds, and disturbs no line that runs. Exit status 1 if something is wrong.
 
