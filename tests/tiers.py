@@ -40,7 +40,6 @@ FAST = (
     "tools/camera/test_render.py",
     "tools/cli/test_keys_command.py",
     "tools/cli/test_progress.py",
-    "tools/cli/test_top.py",
     "tools/query/test_report_without_daemon.py",
     "tools/setup/test_install_service.py",
     "tools/simulate",

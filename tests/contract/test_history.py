@@ -187,7 +187,7 @@ def test_two_persons_are_told_apart_with_their_notes(line: Line) -> None:
         done("limits", *config, user="ben")  # only a question
         done("drain", *config, user="ben")
         done("drain", "--off", *config, user="anna")
-        done("unpin", "R0402", *config, user="anna")
+        done("pin", "R0402", "--off", *config, user="anna")
         done("db", "prune", *config, "--note", "disk", user="ben")
         line.control("unload", expert="R0402")  # a client of before
         done("pin", "nobody", *config, status=1)

@@ -64,7 +64,6 @@ def rejudge_line(
     threads: int = 1,
     on_progress: Callable[[int], None] = lambda _total: None,
     announce: Callable[[str], None] = lambda _: None,
-    judging: "Callable[..., Iterator[list[RejudgedImage]]] | None" = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Judge the chosen images once more; return a summary, and a row for each change. Raises RejudgeError."""
     entries, replaced = _entries(line, request)
@@ -95,7 +94,7 @@ def rejudge_line(
     total = _Total(routes.version, catalog, line.in_database(answered_settings) or {})
     groups, folder = _groups(line, ids), line.config.images
     try:
-        for images in (judging or rejudge)(groups, routes, catalog, folder, lambda: on_progress(len(ids))):
+        for images in rejudge(groups, routes, catalog, folder, lambda: on_progress(len(ids))):
             total.add(images)
     except ExpertError as error:
         raise RejudgeError(str(error)) from error

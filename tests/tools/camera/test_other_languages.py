@@ -22,6 +22,8 @@ from tests.lines import a_jpeg, a_line
 from tests.simulated import a_service
 from tests.waiting import PATIENCE_S, until
 
+pytestmark = pytest.mark.test_all
+
 EXAMPLES = ROOT / "tools/camera/examples"
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 IMAGES = 60
@@ -289,25 +291,3 @@ def test_a_restored_database_is_read_from_its_beginning(
         service.stop()
     assert heard[-6:] == stored()
     assert [json.loads(text)["id"] for text in away.stdout.splitlines()] == stored()
-
-
-@pytest.mark.parametrize("name", ["cpp", "node"], indirect=True)
-def test_wrong_use_is_said_with_status_2(languages: dict[str, Language | str], name: str) -> None:
-    language = languages[name]
-    assert isinstance(language, Language)
-    for program in (language.publish, language.results):
-        done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 2
-        assert done.stderr.startswith("use: ")
-
-
-def test_no_file_of_the_examples_names_a_registry() -> None:
-    for path in (EXAMPLES / "node").iterdir():
-        if path.is_file():
-            text = path.read_text(encoding="utf-8")
-            assert "http" not in text, path
-            assert "resolved" not in text, path
-    dependencies = json.loads((EXAMPLES / "node/package.json").read_text())["dependencies"]
-    locked = json.loads((EXAMPLES / "node/package-lock.json").read_text())["packages"]
-    assert dependencies == {"zeromq": locked["node_modules/zeromq"]["version"]}
-    assert all("integrity" in package for name, package in locked.items() if name)

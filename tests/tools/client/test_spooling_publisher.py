@@ -14,7 +14,6 @@ import zmq.auth
 
 from coserve_client import CoserveError, CurveClient, NoRoomError, PublishError, SpoolError, SpoolingPublisher, spooling
 from coserve_client.spool import Spool
-from tests import ROOT
 from tests.small_disk import small_disk
 from tests.tools.client.scripted_daemon import BOARD, Answer, ScriptedDaemon, accept, silent_endpoint
 from tests.waiting import PATIENCE_S, until
@@ -148,13 +147,6 @@ def test_what_was_spooled_survives_the_kill_of_its_process(tmp_path: Path) -> No
         assert daemon.order == ids(26)
         assert daemon.payloads["i7"] == b"7"
         assert publisher.account.as_dict() == {"published": 1, "found in the spool": 25, "accepted": 26}
-
-
-def test_nothing_of_the_client_reads_the_clock_on_the_wall() -> None:
-    for file in (ROOT / "tools/client/coserve_client").glob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        assert "time.time(" not in text, file
-        assert "datetime" not in text, file
 
 
 def fill_spool(folder: Path, count: int) -> str:
@@ -326,16 +318,6 @@ def test_refusals_of_the_daemon_are_counted_logged_and_reported(
     assert "i1: unknown_board: the rules name no board type 'b'" in account.refusals
     assert sum("image_not_taken" in line for line in caplog.messages) == 3
     assert sum("on_answer_failed" in line for line in caplog.messages) == 4
-
-
-def test_an_id_that_is_on_its_way_waits_for_its_first_answer(tmp_path: Path) -> None:
-    def second_is_a_duplicate(_header: Answer, times: int) -> Answer:
-        return {"type": "accepted"} if times == 1 else {"type": "duplicate", "differs": False}
-
-    with ScriptedDaemon(second_is_a_duplicate) as daemon, a_camera(daemon.endpoint, tmp_path) as publisher:
-        publish(publisher, 1, 1, 2)
-        assert publisher.wait(PATIENCE_S)
-        assert (publisher.account.accepted, publisher.account.duplicate) == (2, 1)
 
 
 def test_what_could_never_be_accounted_or_comes_after_the_end_is_refused_at_once(tmp_path: Path) -> None:

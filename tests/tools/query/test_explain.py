@@ -4,7 +4,6 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +72,6 @@ def test_a_chain_is_told_step_by_step_with_the_line_of_each_rule(judged: Line) -
     assert "F-0, type F, failed (D301)" in words
     assert 'Verdict: fail D301, decided at step 2 by detectors: "solder"' in words
     assert "judged once more from the stored answers by those rules: the same" in words
-
-
-def test_a_serial_alone_is_said_to_be_a_board(judged: Line) -> None:
-    text = explain(judged.folder, "S1", status=1)
-    assert "S1 is a board, not an image: name the part too, such as `coserve explain S1 R1`" in text
 
 
 def test_thresholds_are_held_against_the_answer(judged: Line) -> None:
@@ -161,15 +155,6 @@ def test_a_row_that_was_changed_contradicts_the_rules_and_is_status_1(copy: Path
     assert "CONTRADICTION: the rules give fail D301; stored is pass" in text
     change(copy, "UPDATE stages SET expert = 'C0603' WHERE step = 1")
     assert "answered by C0603: the rules name the expert yolo-solder" in explain(copy, "S1", "F-1", status=1)
-
-
-def test_rules_that_were_changed_or_are_gone_are_named(judged: Line) -> None:
-    record = record_of(judged, "S1", "F-0")
-    assert record.rules is not None
-    gone = replace(record, rules=None)
-    assert "no longer in the database" in (retrace(gone, StoredRules.of_record(gone), None).gap or "")
-    changed = replace(record, rules={**record.rules, "text": record.rules["text"] + "# "})
-    assert "its sha256 differs" in (retrace(changed, StoredRules.of_record(changed), None).gap or "")
 
 
 def test_an_expert_that_is_gone_from_the_catalog_is_said_and_changes_nothing(copy: Path) -> None:

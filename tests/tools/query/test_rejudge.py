@@ -17,9 +17,6 @@ import yaml
 from tests.contract.client import Line
 from tests.lines import COSERVE_RUN, a_jpeg
 from tests.tools.run_commands import coserve
-from tools.query.reading import StoredImage
-from tools.query.rejudge import _change, write_csv
-from tools.query.rejudge_run import RejudgedImage
 
 RULES = """\
 boards:
@@ -187,34 +184,12 @@ def test_pictures_that_are_gone_altered_or_outside_are_told_and_never_a_change(
     assert any("3 pictures could not be judged again" in note for note in report["notes"])
 
 
-def test_a_table_of_all_changes_is_written_and_the_answer_is_for_people_too(
-    line: Line, tmp_path: Path, version_folders: tuple[Path, Path]
-):
-    words = (*swapped(version_folders), "--csv", tmp_path / "changes.csv")
-    done = coserve("rejudge", line.config, *words, status=1)
-    assert "10 would change" in done.stdout
-    assert "MB of memory" in done.stderr
-    with (tmp_path / "changes.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 10
-    assert {row["would_be"] for row in rows} <= {"pass", "fail"}
-
-
 def test_wrong_use_is_told_apart_from_changes(line: Line, tmp_path: Path):
     assert "expected NAME=VERSION" in rejudge(line, "--expert", "P", status=2)
     assert "there is no expert R" in rejudge(line, "--expert", "R=abcd", status=2)
     assert "there is no folder" in rejudge(line, "--csv", str(tmp_path / "none" / "x.csv"), status=2)
     (line.folder / "inspection.db").unlink()
     assert "nothing was judged" in coserve("rejudge", line.config, status=2).stderr
-
-
-def test_what_a_publisher_named_is_no_formula_in_the_file_of_changes(tmp_path: Path):
-    serial = "=HYPERLINK()"
-    image = StoredImage(7, "free", serial, "P", "R1", "pass", None, "v1", "images/a.jpg", "0" * 64, None, None)
-    write_csv(tmp_path / "changes.csv", [_change(RejudgedImage(image, "fail", "D1"))])
-    with (tmp_path / "changes.csv").open(encoding="utf-8", newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert (row["serial"], row["would_be_defect"]) == (f"'{serial}", "D1")
 
 
 def test_what_is_different_from_then_is_named_rules_version_and_settings(

@@ -27,7 +27,7 @@ from tests.tools.cli.test_terminal_text import on_a_terminal
 from tests.tools.query.sample_results import CONFIG, NEW, OLD, RULES, make
 from tests.tools.run_commands import coserve
 from tools.query import reading
-from tools.query.reading import BATCH_ROWS, ResultsQuery, read_batches
+from tools.query.reading import ResultsQuery, read_batches
 from tools.query.rows import BOARDS, IMAGES, STAGES, RowFilters
 from tools.terminal.option_values import moment, shift_span
 
@@ -180,16 +180,6 @@ def test_nothing_found_is_status_0_and_an_empty_answer_of_each_kind(results: Cal
     assert "patterns are not understood: values are compared whole" in results("--lot", "L*").stdout
 
 
-def test_the_newest_fifty_are_shown_and_files_have_all(line: Path, results: Callable[..., Result]) -> None:
-    (count,) = by_hand(line, "SELECT count(*) FROM inspections")
-    assert count > BATCH_ROWS
-    assert len(json.loads(results("--json").stdout)) == 50
-    seqs = [row["seq"] for row in rows(results)]
-    assert len(seqs) == count
-    assert seqs == sorted(seqs, reverse=True)
-    assert len(json.loads(results("--json", "--limit", "7000").stdout)) == 7000
-
-
 def test_csv_runs_nothing_in_a_spreadsheet_and_json_is_exact(results: Callable[..., Result]) -> None:
     for serial in NASTY:
         options = [f"--serial={serial}", "--limit", "1"]
@@ -230,16 +220,6 @@ def test_a_full_disk_is_named_and_leaves_nothing(line: Path, tmp_path: Path) -> 
         assert list(disk.iterdir()) == []
 
 
-def test_a_reader_that_has_seen_enough_ends_it_quietly(line: Path) -> None:
-    with subprocess.Popen(
-        process(line, "--jsonl"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline().startswith('{"seq"')
-        running.stdout.close()
-        assert running.stderr is not None
-        assert running.stderr.read() == ""
-    assert running.returncode == 0
 
 
 def test_parquet_has_real_types(results: Callable[..., Result], tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`coserve review`: through the daemon while one runs, in its place while none does, and never both."""
 
-import getpass
 import json
 import sqlite3
 import subprocess
@@ -47,12 +46,6 @@ def test_without_a_daemon_the_command_writes_itself(line: Path) -> None:
     assert (done.exit_code, done.stderr) == (0, "")
     assert "image 1 is pass, says Eva (review 1)" in done.stdout
     assert rows(line.parent) == [(1, "pass", None, "Eva", "a shadow")]
-
-
-def test_to_agree_with_the_line_needs_no_code_and_the_terminals_user_no_name(line: Path) -> None:
-    answer = json.loads(review(line, 1, "fail", "--json").stdout)
-    assert (answer["verdict"], answer["defect"], answer["reviewer"]) == ("fail", "D207", getpass.getuser())
-    assert json.loads(review(line, 2, "fail", "--json").stdout)["defect"] is None
 
 
 def test_a_decision_that_stands_is_overruled_only_by_who_names_it(line: Path) -> None:
@@ -137,18 +130,6 @@ def test_what_waits_is_listed_and_undoing_makes_it_wait_again(line: Path) -> Non
     assert "nothing to undo" in review(line, "--undo", 1).stderr
 
 
-def test_what_waits_again_is_decided_as_it_is_listed_and_by_one_person(line: Path) -> None:
-    review(line, 1, "unknown")
-    review(line, "--undo", 1)
-    assert review(line, 1, "pass", "--reviewer", "Eva").exit_code == 0
-    assert "nothing waits" in review(line, "--list").stdout
-    refused = review(line, 1, "unknown", "--reviewer", "Ben")
-    assert (refused.exit_code, len(rows(line.parent))) == (1, 3)
-    assert "Eva decided pass" in refused.stderr
-    assert review(line, 1, "review", "--reviewer", "Ben", "--after", 3).exit_code == 0  # wants another look
-    assert review(line, 1, "fail", "--reviewer", "Eva").exit_code == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -186,14 +167,6 @@ def test_a_line_that_somebody_holds_without_answering_is_left_alone(line: Path) 
     assert refused.exit_code == 1
     assert "in use by another daemon" in refused.stderr
     assert rows(line.parent) == []
-
-
-def test_a_line_that_never_ran_says_so(line: Path) -> None:
-    (line.parent / "inspection.db").unlink()
-    for arguments in ((1, "pass"), ("--list",), ("--undo", 1)):
-        refused = review(line, *arguments)
-        assert refused.exit_code == 1
-        assert "there is no database" in refused.stderr
 
 
 def test_while_a_daemon_runs_it_is_the_one_that_writes(tmp_path: Path, experts_folder: Path) -> None:

@@ -100,7 +100,7 @@ def test_the_bundle_installs_into_an_empty_prefix_and_what_it_installed_works(
     again = install(bundle, prefix, str(config))
     assert again.returncode == 0, again.stdout + again.stderr
     assert "wrote" not in again.stdout
-    assert coserve(prefix, "uninstall-service", "--prefix", str(prefix)).returncode == 0
+    assert coserve(prefix, "install-service", "--remove", "--prefix", str(prefix)).returncode == 0
 
 
 def test_both_wheels_of_a_bundle_bring_the_client_once(bundle: Path) -> None:

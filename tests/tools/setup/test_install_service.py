@@ -8,8 +8,7 @@ import yaml
 from daemon.config.settings import load_config
 from tests.systemd.sandbox import settings
 from tests.tools.run_commands import coserve
-from tools.setup.service_files import Places, exec_words, hidden, started_config, unreadable_secrets
-from tools.terminal.console import default_config
+from tools.setup.service_files import Places, exec_words, started_config, unreadable_secrets
 
 
 def a_config(folder: Path, **changed: Any) -> Path:
@@ -114,7 +113,7 @@ def test_cameras_on_the_network_get_a_drop_in_that_goes_again_unless_it_was_chan
     a_config(tmp_path / "line", endpoints=endpoints, security=keys)
     drop_in.write_text("[Service]\nIPAddressAllow=192.168.7.0/24\n", encoding="utf-8")
     assert f"kept       {drop_in}" in coserve("install-service", config, "--prefix", tmp_path).output
-    assert f"kept       {drop_in}" in coserve("uninstall-service", "--prefix", tmp_path).output
+    assert f"kept       {drop_in}" in coserve("install-service", "--remove", "--prefix", tmp_path).output
     assert drop_in.exists()
 
 
@@ -127,16 +126,10 @@ def test_a_configuration_that_is_missing_or_has_mistakes_is_refused_before_anyth
     assert everything(tmp_path / "prefix") == {}
 
 
-@pytest.mark.parametrize("place", ["/home/anna/line", "/root/line", "/tmp/line"])  # noqa: S108 - not used
-def test_a_line_that_the_sandbox_hides_is_noticed(tmp_path: Path, place: str) -> None:
-    config = load_config(a_config(tmp_path, journal=f"{place}/journal"), {})
-    assert Path(f"{place}/journal") in hidden(config, Path("/etc/coserve/coserve.yaml"))
-
-
 def test_uninstalling_leaves_what_is_the_users_and_says_where(tmp_path: Path) -> None:
     coserve("install-service", "--prefix", tmp_path)
     (tmp_path / "var/lib/coserve/inspection.db").write_text("results", encoding="utf-8")
-    output = coserve("uninstall-service", "--prefix", tmp_path).output
+    output = coserve("install-service", "--remove", "--prefix", tmp_path).output
     assert sorted(path.relative_to(tmp_path) for path in everything(tmp_path)) == [
         Path("etc/coserve/coserve.yaml"),
         Path("etc/coserve/rules.yaml"),
@@ -144,16 +137,7 @@ def test_uninstalling_leaves_what_is_the_users_and_says_where(tmp_path: Path) ->
     ]
     assert f"left       {tmp_path}/etc/coserve/coserve.yaml" in output
     assert f"left       {tmp_path}/var/lib/coserve" in output
-    assert "no service is installed" in coserve("uninstall-service", "--prefix", tmp_path, status=1).output
-
-
-def test_commands_mean_the_services_configuration_where_there_is_none_here(tmp_path: Path) -> None:
-    own, service = tmp_path / "coserve.yaml", tmp_path / "etc.yaml"
-    assert default_config(own, service) == own
-    service.touch()
-    assert default_config(own, service) == service
-    own.touch()
-    assert default_config(own, service) == own
+    assert "no service is installed" in coserve("install-service", "--remove", "--prefix", tmp_path, status=1).output
 
 
 def test_a_token_that_the_service_could_not_read_is_known_and_a_credential_is_not_asked_for(tmp_path: Path) -> None:

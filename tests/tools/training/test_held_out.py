@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tools.training.box_scores import ImageBoxes, match_boxes
+from tools.training.held_out import ImageBoxes, match_boxes
 
 BOXES = np.array([[0, 0, 10, 10], [1, 0, 11, 10], [50, 50, 60, 60]], np.float32)
 
