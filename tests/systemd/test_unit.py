@@ -66,7 +66,7 @@ def test_the_unit_is_hardly_exposed(unit: Path) -> None:
 
 
 @needs_systemd
-@pytest.mark.parametrize("name", ["coserve-follow", "coserve-plant"])
+@pytest.mark.parametrize("name", ["coserve-plant", "coserve-pull"])
 def test_a_unit_beside_it_is_right_and_hardly_exposed(tmp_path: Path, name: str) -> None:
     unit = tmp_path / f"{name}.service"
     text = (ROOT / "systemd" / unit.name).read_text()

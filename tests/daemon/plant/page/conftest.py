@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 
 from tests.daemon.dashboard.browser import browser, open_page
 from tests.daemon.plant.page.plant_rows import PlantRows, a_plant_file, filled, some_weeks, utc_now
-from tests.daemon.storage.database.postgresql_server import WANTED, Server, a_server, programs
+from tests.daemon.storage.database.postgresql_server import Server
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until
 
@@ -61,15 +61,6 @@ class ShownHub:
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE_S) == 0, log.read_text()
-
-
-@pytest.fixture(scope="session")
-def postgresql() -> Iterator[Server]:
-    pytest.importorskip("psycopg", reason=WANTED)
-    if programs() is None:
-        pytest.skip(WANTED)
-    with a_server() as server:
-        yield server
 
 
 @contextmanager

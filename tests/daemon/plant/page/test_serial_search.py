@@ -8,7 +8,7 @@ import pytest
 
 from daemon.plant.page import questions
 from tests.daemon.consumers.plant.hub_database import HubDatabase
-from tests.daemon.storage.database.postgresql_server import WANTED, a_server, programs
+from tests.daemon.storage.database.postgresql_server import WANTED, Server, programs
 
 pytest.importorskip("psycopg", reason=WANTED)
 pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
@@ -38,14 +38,13 @@ _FILL = f"""
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[HubDatabase]:
-    with a_server() as server:
-        hub = HubDatabase(server, "serials")
-        hub.ask("SELECT ensure_day(current_date - day) FROM generate_series(0, 45) AS day")
-        for statement in _FILL.split(";"):
-            hub.ask(statement)
-        yield hub
-        hub.engine.dispose()
+def hub(postgresql: Server) -> Iterator[HubDatabase]:
+    hub = HubDatabase(postgresql, "serials")
+    hub.ask("SELECT ensure_day(current_date - day) FROM generate_series(0, 45) AS day")
+    for statement in _FILL.split(";"):
+        hub.ask(statement)
+    yield hub
+    hub.engine.dispose()
 
 
 class Explained:
