@@ -48,8 +48,8 @@ class ChildSpec:
 
     One that `is_idle` runs only while nothing else wants its core: SCHED_IDLE, in the daemon's session, because the
     kernel may share cores out by session first. One that `beats` gets `--heart FD` behind its arguments and is killed
-    when it is silent for `hung_after_s`, a minute without it. `on_wait(seconds)` is called when it has ended and waits
-    that long for its next start, `on_start` right before the start.
+    when it is silent for `hung_after_s`, a minute without it. One that ends again and again is started at least every
+    `longest_back_off_s`.
     """
 
     name: str
@@ -59,8 +59,7 @@ class ChildSpec:
     beats: bool = False
     hung_after_s: float | None = None
     is_idle: bool = False
-    on_wait: Callable[[float], None] = lambda _: None
-    on_start: Callable[[], None] = lambda: None
+    longest_back_off_s: float = _LONGEST_BACK_OFF_S
 
 
 class Heartbeat:
@@ -205,7 +204,6 @@ class _Child:
         spec, argv, pass_fds = self._spec, self._spec.argv, self._spec.pass_fds
         self._starts += 1
         self.is_to_hang_up = False
-        spec.on_start()
         try:
             if spec.beats:
                 self._heart = Heartbeat(now_s, spec.hung_after_s or _HUNG_AFTER_S)
@@ -247,8 +245,7 @@ class _Child:
         self._last_end = end
         self._start_at_s = now_s + self._back_off_s
         self._log.warning("child_ended", child=self._spec.name, end=end, again_in_s=self._back_off_s)
-        self._spec.on_wait(self._back_off_s)
-        self._back_off_s = min(2 * self._back_off_s, _LONGEST_BACK_OFF_S)
+        self._back_off_s = min(2 * self._back_off_s, self._spec.longest_back_off_s)
         self._say()
 
     def _forget_process(self) -> None:

@@ -24,12 +24,12 @@ from daemon.dashboard.site.live import LiveTopics
 from daemon.dashboard.site.server import PageServer
 from daemon.errors import ReleaseError, StartError
 from daemon.host.logs import configure_logs
-from daemon.monitor.http_server import bind_http, url_of
 from daemon.plant.picture_store import PictureStore, PictureStoreError, open_pictures
 from daemon.plant.schema import database_problem, open_database, require_utf8, unknown_line
 from daemon.plant.settings import HubSettings, load_plant
 from daemon.plant.upkeep import Upkeep
 from daemon.wire.keys import KeyFileError, Token, no_token_text, read_password, read_token
+from daemon.wire.sockets import bind_http, url_of
 from experts.catalog import Digest
 
 #: The longest pause between parts of a picture or of a release's file, which may come over a slow link.

@@ -112,7 +112,7 @@ def open_pages(url: str, readers: int, events: list[tuple[int, int]]) -> Iterato
         try:
             if process.stdout.readline() != "listening\n":
                 process.wait(_OPEN_S)
-                fail(f"{readers} pages of {url} could not be opened: is the extra dashboard installed?", status=1)
+                fail(f"{readers} pages of {url} could not be opened: look at coserve status", status=1)
             yield
             process.stdin.close()
             count, size_bytes = process.stdout.read().split()

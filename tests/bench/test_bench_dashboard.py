@@ -12,7 +12,6 @@ from tests.lines import a_jpeg, a_line
 def test_a_line_with_pages_and_one_without_judge_the_same_images_and_the_pages_hear_of_it(
     tmp_path: Path, torch_experts_folder: Path
 ) -> None:
-    pytest.importorskip("fastapi", reason="needs the extra dashboard")
     config = a_line(tmp_path / "line", torch_experts_folder)
     board = {"type": "open-board", "serial": "S1"}
     images = [CameraImage(f"i{n}", a_jpeg(n), board, "R0402", {"designator": f"R{n}"}) for n in range(200)]

@@ -309,14 +309,6 @@ def test_two_signers_of_one_file_name_are_two(places: dict[str, Path]):
         signer(2)
 
 
-def test_without_its_extra_a_pull_says_what_to_install(places: dict[str, Path]):
-    code = "import sys\nsys.modules['cryptography'] = None\nfrom tools.cli.main import app\napp()"
-    command = [sys.executable, "-c", code, "plant", "releases", str(places["stick"])]
-    done = subprocess.run(command, check=False, timeout=300, capture_output=True, text=True)
-    assert "needs the extra `plant`" in " ".join(done.stderr.split())
-    assert done.returncode == 2
-
-
 def test_a_line_that_judges_takes_a_release_between_boards_and_mixes_none(places: dict[str, Path]):
     push(places)
     line = line_b(places)

@@ -62,7 +62,7 @@ def wait_for_pages(url: str) -> None:
     try:
         wait_for(url)
     except OSError:
-        raise ScreenshotError(f"no page answers at {url}: is the extra dashboard installed?") from None
+        raise ScreenshotError(f"no page answers at {url}: look at coserve status") from None
 
 
 def take(browser: "Browser", url: str, pages: Sequence[Page], folder: Path) -> list[Path]:

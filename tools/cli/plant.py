@@ -14,7 +14,7 @@ from tools.terminal.option_values import Commands, Note
 if TYPE_CHECKING:
     from daemon.registry.store import Source
 
-_EXTRA = {"boto3", "cryptography", "fastapi", "jinja2", "psycopg", "starlette", "uvicorn"}
+_EXTRA = {"boto3", "psycopg"}
 
 
 class _Group(Commands):

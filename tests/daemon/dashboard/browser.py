@@ -195,7 +195,6 @@ def showing(folder: Path, experts: Path, rules: str = RULES, **settings: Any) ->
 @pytest.fixture(scope="module")
 def shown_line(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Iterator[ShownLine]:
     """A module's own small line with its dashboard, filled with boards of several verdicts."""
-    pytest.importorskip("fastapi", reason="needs the extra dashboard")
     with showing(tmp_path_factory.mktemp("shown") / "line", experts_folder) as line:
         line.fill()
         yield line

@@ -23,8 +23,6 @@ from daemon.wire.keys import Token
 from tests.daemon.dashboard.web import Stream, Web, WebAnswer, a_token
 from tests.waiting import PATIENCE_S, until
 
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
 TOKEN = "0123456789abcdef" * 2
 BEARER = f"Bearer {TOKEN}"
 PATHS = (

@@ -14,14 +14,13 @@ from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import quote
 
+import fastapi
 import pytest
 from PIL import Image
 
 from tests.daemon.dashboard.web import EVIL, SQL, Stream, Web, a_picture
 from tests.small_disk import small_disk
 from tests.waiting import PATIENCE_S
-
-fastapi = pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +184,7 @@ def test_sql_in_any_parameter_of_any_page_is_a_value_or_refused(web: Web) -> Non
     from daemon.dashboard.app import PAGES
     from daemon.dashboard.site.site import make_site
 
-    def parameters(dependant: "fastapi.dependencies.models.Dependant") -> list[str]:
+    def parameters(dependant: fastapi.dependencies.models.Dependant) -> list[str]:
         inner = [name for dependency in dependant.dependencies for name in parameters(dependency)]
         return [*(field.alias for field in dependant.query_params), *inner]
 

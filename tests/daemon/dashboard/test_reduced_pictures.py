@@ -15,8 +15,6 @@ from PIL import Image
 from tests.daemon.dashboard.browser import Pages
 from tests.daemon.dashboard.web import Web, encoded
 
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
 

@@ -8,11 +8,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from daemon.host.children import Children, ChildSpec
 from tests.waiting import until
@@ -111,17 +111,13 @@ def test_an_idle_child_gets_a_core_only_while_nothing_in_its_session_wants_it() 
         assert os.getpgid(pid) != os.getpgid(0), "Ctrl-C is the daemon's"
 
 
-def test_a_child_that_ends_at_once_is_started_ever_more_rarely(tmp_path: Path) -> None:
-    diary = tmp_path / "starts"
-    diary.touch()
-    code = "import sys, time; open(sys.argv[1], 'a').write(f'{time.monotonic()}\\n'); sys.exit(3)"
-    waits: list[float] = []
-    with a_child(code, str(diary), on_wait=waits.append) as children:
-        until(lambda: len(waits) > 2)
-        assert children.status()[0]["last_end"] == "exit status 3"
-    starts = [float(line) for line in diary.read_text().split()]
-    assert waits[:3] == [0.5, 1.0, 2.0]
-    assert all(later - earlier >= wait_s for (earlier, later), wait_s in zip(pairwise(starts), waits, strict=False))
+@pytest.mark.parametrize("spec", [{}, {"beats": True, "hung_after_s": 0.02}])  # the second hangs at each start
+def test_a_child_that_ends_again_and_again_is_started_ever_more_rarely_up_to_its_limit(spec: dict[str, Any]) -> None:
+    code = SLEEPER if spec else "raise SystemExit(3)"
+    with capture_logs() as logs, a_child(code, longest_back_off_s=0.7, **spec) as children:
+        until(lambda: children.status()[0]["restarts"] >= 3)
+        assert children.status()[0]["last_end"].endswith("killed by SIGKILL" if spec else "exit status 3")
+    assert [log["again_in_s"] for log in logs if log["event"] == "child_ended"][:3] == [0.5, 0.7, 0.7]
 
 
 def test_a_child_that_hangs_is_killed_and_started_again_whether_it_stands_waits_or_spins() -> None:
@@ -156,15 +152,6 @@ asyncio.run(beat(int(sys.argv[4])))
         assert children.status()[0]["restarts"] == 0
     finally:
         children.stop()
-
-
-def test_a_child_that_hangs_at_each_start_is_started_ever_more_rarely() -> None:
-    waits: list[float] = []
-    with a_child(
-        SLEEPER, beats=True, hung_after_s=0.02, on_wait=waits.append
-    ):  # it never beats, and has ten times as long for a start
-        until(lambda: len(waits) > 2)
-    assert waits[:3] == [0.5, 1.0, 2.0]
 
 
 def test_a_child_that_cannot_be_executed_says_so_and_the_others_run(tmp_path: Path) -> None:

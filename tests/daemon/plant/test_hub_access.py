@@ -7,8 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("fastapi")
 from fastapi import APIRouter, FastAPI
 
 from daemon.plant.hub import by_path

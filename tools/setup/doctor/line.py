@@ -133,8 +133,6 @@ def packages(context: DoctorContext) -> Iterator[Finding]:
     """Check the packages that this line needs beside the core."""
     config = context.config
     needed: dict[str, tuple[str, str]] = {}
-    if config is not None and config.endpoints.http is not None:
-        needed["dashboard"] = ("fastapi", "endpoints.http serves /metrics alone, without the dashboard")
     for consumer in config.consumers.values() if config is not None else ():
         if consumer.extra is not None:
             needed[consumer.extra[0]] = consumer.extra[1:]

@@ -10,8 +10,6 @@ from tests.daemon.dashboard.browser import Pages, ShownLine, let_time_stand, sho
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory: pytest.TempPathFactory, experts_folder) -> Iterator[ShownLine]:

@@ -16,7 +16,6 @@ from tests.daemon.dashboard.web import a_token
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
 #: Finds text with less contrast to its background than 4.5, which WCAG requires of ordinary text.
 CONTRAST = """() => {

@@ -11,11 +11,8 @@ from urllib.parse import quote
 import pytest
 from sqlalchemy.dialects import postgresql
 
-from tests.daemon.dashboard.web import EVIL, SQL, Web
-
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
 from daemon.dashboard.pages import defects, review
+from tests.daemon.dashboard.web import EVIL, SQL, Web
 
 FORMULA = "=cmd|' /C calc'!A0"
 ALL = {"range": "own", "from": "2026-11-01", "to": "2026-11-30"}

@@ -11,8 +11,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
 from daemon.config.settings import load_config
 from daemon.dashboard.pages.drawings import NARROW, WIDE, memory_map
 from daemon.dashboard.pages.experts import ExpertOverview, href

@@ -13,8 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
 from daemon.config.settings import Config, load_config
 from daemon.dashboard.pages import machine
 from daemon.dashboard.pages.drawings import NARROW, WIDE, work_chart

@@ -10,12 +10,9 @@ import pytest
 from sqlalchemy.dialects import postgresql
 
 from daemon.config.plant_time import PlantTime
+from daemon.dashboard.pages import defects
 from daemon.units import utc_text, wall_seconds
 from tests.daemon.dashboard.web import Web
-
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
-from daemon.dashboard.pages import defects
 
 PLANT = PlantTime("Asia/Tokyo")
 MONTH = {"range": "own", "from": "2026-10-01", "to": "2026-10-31"}

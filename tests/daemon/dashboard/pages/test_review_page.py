@@ -13,12 +13,9 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
+from daemon.dashboard.pages.review import ReviewOffers
 from daemon.units import utc_text
 from tests.daemon.dashboard.web import EVIL, Web, a_picture, answering_control
-
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
-from daemon.dashboard.pages.review import ReviewOffers
 
 SEAT, OTHER = "0123456789abcdef", "fedcba9876543210"
 EVA = "coserve_reviewer=Eva"

@@ -78,7 +78,6 @@ def a_hub(folder: Path, server: Server, **settings: Any) -> Iterator[ShownHub]:
 
 @pytest.fixture(scope="module")
 def hub(postgresql: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownHub]:
-    pytest.importorskip("fastapi", reason="needs the extra plant")
     folder = tmp_path_factory.mktemp("hub")
     with a_hub(folder, postgresql) as hub:
         yield hub

@@ -16,16 +16,13 @@ import pytest
 from sqlalchemy import insert, text
 
 from daemon.consumers.plant import tables
+from daemon.plant.page.questions import line_state
 from tests.daemon.dashboard.browser import HOSTILE_SERIAL, Pages
 from tests.daemon.dashboard.web import EVIL, SQL, a_picture
 from tests.daemon.plant.page.conftest import ShownHub, a_hub
 from tests.daemon.plant.page.plant_rows import LINES, WALKER, Record
 from tests.daemon.storage.database.postgresql_server import Server
 from tests.waiting import PATIENCE_S, until
-
-pytest.importorskip("fastapi", reason="needs the extra plant")
-
-from daemon.plant.page.questions import line_state
 
 PAGES = ("/", "/boards", "/defects?range=30d", f"/serial/mainboard-a/{WALKER}")
 
