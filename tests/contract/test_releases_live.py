@@ -284,31 +284,6 @@ def test_a_second_key_of_the_same_file_name_is_revoked_as_the_first_was(places: 
     assert told("") == ["anna.sign"]
 
 
-def test_two_signers_of_one_file_name_are_two(places: dict[str, Path]):
-    """Two people called Anna: the line takes what either signed, until one of them loses her key."""
-    from daemon.registry.manifest import ReleaseError
-    from tools.registry.line_releases import LineReleases
-    from tools.registry.pull import PullOptions, accepted
-
-    coserve("keys", "new", "anna", "--sign", "--dir", places["keys"] / "night")
-    settings = yaml.safe_load(places["b"].read_text(encoding="utf-8"))
-    settings["plant"]["signers"].append("../keys/night/anna.sign")
-    places["b"].write_text(yaml.safe_dump(settings), encoding="utf-8")
-    push(places)
-    push(places, key="night/anna")
-    releases, stick = LineReleases(open_line(places["b"])), Store(places["stick"])
-
-    def signer(number: int) -> str:
-        return accepted(releases, "line", number, stick.manifest("line", number), PullOptions())[1]
-
-    assert [signer(number) for number in (1, 2)] == ["anna.sign", "anna.sign"]
-    lost = places["keys"] / "night" / "anna.sign"
-    assert releases.revoked([key_id(read_public_key(lost))]) == [places["b"].parent / "../keys/night/anna.sign"]
-    assert signer(1) == "anna.sign"
-    with pytest.raises(ReleaseError, match=r"line/2 is signed by anna\.sign, which is revoked"):
-        signer(2)
-
-
 def test_a_line_that_judges_takes_a_release_between_boards_and_mixes_none(places: dict[str, Path]):
     push(places)
     line = line_b(places)

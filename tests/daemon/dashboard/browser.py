@@ -8,7 +8,6 @@ console has errors of scripts, failed requests or any request to another host. A
 import re
 import shutil
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -162,9 +161,6 @@ class ShownLine(Line):
     def _shows(self) -> bool:
         try:
             urllib.request.urlopen(self.url("/login"), timeout=PATIENCE_S).close()  # noqa: S310 - our own http
-        except urllib.error.HTTPError as error:  # the daemon, in its place
-            error.close()
-            return False
         except OSError:
             return False
         return True
