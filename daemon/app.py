@@ -20,7 +20,7 @@ from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import Devices
 from daemon.dispatch.trace import Makeup
-from daemon.errors import ConfigError, StartError, install_with
+from daemon.errors import ConfigError, StartError
 from daemon.host.children import Children
 from daemon.host.machine import handle_shares, raise_handle_limit, reachable
 from daemon.intake.admission import Admission, TextIntake
@@ -34,11 +34,10 @@ from daemon.line.rulebook import Catalogs, Rulebook
 from daemon.line.shared_devices import images_config
 from daemon.monitor.alarms import Alarms
 from daemon.monitor.gauges import Gauges
-from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe, Station
 from daemon.monitor.timeline import Rejections, WorkTimeline
-from daemon.monitor.web_pages import WebPages, missing_packages
+from daemon.monitor.web_pages import WebPages
 from daemon.operations import Operations
 from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
@@ -350,7 +349,8 @@ class App:
             self._gate.is_allowed if self._gate else None,
             self._handles.intake,
         )
-        self._http = self._make_http(config)
+        http, token = config.endpoints.http, config.security.http_token
+        self._http = WebPages(self._path, http, token, self._children.hang_up) if http is not None else None
         self._http_url = ""
         self._access = Access(
             self._gate, (self._intake.rebind, self._results.rebind), self._http.reload if self._http else list
@@ -360,18 +360,6 @@ class App:
         self._metrics.answered(answer.kind, answer.code)
         if answer.code is not None:
             self._rejections.note(answer.source, answer.code, answer.reason)
-
-    def _make_http(self, config: Config) -> HttpServer | WebPages | None:
-        """Return the web pages; without their extra, metrics and health alone."""
-        endpoint, token = config.endpoints.http, config.security.http_token
-        if endpoint is None:
-            return None
-        missing = missing_packages()
-        if missing:
-            self._log.warning("no_web_pages", missing=", ".join(missing), install=install_with("dashboard"))
-            return HttpServer(endpoint, self._metrics.registry, token)
-        stand_in = HttpServer(endpoint, self._metrics.registry, token, stands_in=True)
-        return WebPages(self._path, endpoint, token, self._children.hang_up, stand_in)
 
     def _make_operations(self, config: Config) -> None:
         #: For the watchdog of the process (serve.py).
@@ -445,10 +433,10 @@ class App:
             self._database_watch.start()
             self._accept_again()
             if self._http:
-                self._http_url = self._http.start(self.operations.health)
+                self._http_url = self._http.start()
                 self._log.info("http_bound", url=self._http_url)
             self._intake.start()
-            pages = [self._http.child()] if isinstance(self._http, WebPages) else []
+            pages = [self._http.child()] if self._http else []
             consumers = self._deliveries.children(self._recovery.last_seq)
             cluster = self._cluster.children() if self._cluster else []
             self._children.start(cluster + pages + consumers)  # after intake: nothing of theirs holds images up
@@ -543,7 +531,7 @@ class App:
     def describe(self) -> str:
         """Return the message that the line is ready."""
         config = self._config
-        pages = f" pages {reachable(self._http_url)}," if isinstance(self._http, WebPages) else ""
+        pages = f" pages {reachable(self._http_url)}," if self._http else ""
         return (
             f"{count_text(len(self._rulebook.current.recipes), 'board type')},"
             f" {count_text(len(self._catalogs.current), 'expert')},"

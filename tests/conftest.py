@@ -3,6 +3,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +23,9 @@ from tests.tiers import pytest_addoption, pytest_configure, pytest_ignore_collec
 # An example may take long on a busy machine.
 settings.register_profile("coserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("coserve")
+
+if TYPE_CHECKING:
+    from tests.daemon.storage.database.postgresql_server import Server
 
 #: The longest way first: it trains, and the other worker does the rest meanwhile.
 FIRST = "tests/contract/test_demo.py"
@@ -69,3 +73,15 @@ def version_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
     folders = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
     make_versions(*folders)
     return folders
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator["Server"]:
+    """Return a PostgreSQL server for hubs; a test that stops it starts it again."""
+    from tests.daemon.storage.database.postgresql_server import WANTED, a_server, programs
+
+    pytest.importorskip("psycopg", reason=WANTED)
+    if programs() is None:
+        pytest.skip(WANTED)
+    with a_server() as server:
+        yield server

@@ -48,8 +48,8 @@ class ChildSpec:
 
     One that `is_idle` runs only while nothing else wants its core: SCHED_IDLE, in the daemon's session, because the
     kernel may share cores out by session first. One that `beats` gets `--heart FD` behind its arguments and is killed
-    when it is silent for `hung_after_s`, a minute without it. `on_wait(seconds)` is called when it has ended and waits
-    that long for its next start, `on_start` right before the start.
+    when it is silent for `hung_after_s`, a minute without it. One that ends again and again is started at least every
+    `longest_back_off_s`.
     """
 
     name: str
@@ -59,8 +59,7 @@ class ChildSpec:
     beats: bool = False
     hung_after_s: float | None = None
     is_idle: bool = False
-    on_wait: Callable[[float], None] = lambda _: None
-    on_start: Callable[[], None] = lambda: None
+    longest_back_off_s: float = _LONGEST_BACK_OFF_S
 
 
 class Children:
@@ -166,7 +165,6 @@ class _Child:
         self.is_to_hang_up = self._has_beaten = False
         self._started_s = self._polled_s = now_s
         self._silent_s = 0.0
-        spec.on_start()
         try:
             if spec.beats:
                 self._heart = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -198,8 +196,7 @@ class _Child:
         self._forget_process(end)
         self._start_at_s = now_s + self._back_off_s
         self._log.warning("child_ended", end=end, again_in_s=self._back_off_s)
-        self.spec.on_wait(self._back_off_s)
-        self._back_off_s = min(2 * self._back_off_s, _LONGEST_BACK_OFF_S)
+        self._back_off_s = min(2 * self._back_off_s, self.spec.longest_back_off_s)
 
     def end_by(self, until_s: float) -> None:
         """Wait for its end, and kill it at `until_s`."""

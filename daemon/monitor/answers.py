@@ -1,4 +1,4 @@
-"""The answers of `/metrics`, `/healthz` and `/readyz`, the same from the daemon and from its web pages.
+"""The answers of `/metrics`, `/healthz` and `/readyz`, which the web process asks of the daemon.
 
 Alive: an image could pass through the threads; if not, a restart helps. Ready: images are taken and judged. A line
 that is degraded is ready as long as both go on. The daemon's control socket answers `health`, which asks no thread and

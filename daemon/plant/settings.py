@@ -65,7 +65,7 @@ class Retention(_Section):
     releases: Annotated[int, Field(ge=1)] | None = None
 
 
-class LineAccess(_Section):
+class LineKey(_Section):
     """A line that may send pictures: the file with its key."""
 
     key: Path
@@ -80,7 +80,7 @@ class HubSettings(_Section):
     http_token: Path | None = None
     pictures: Pictures = Pictures(folder=Path("pictures"))
     retention: Retention = Retention()
-    lines: dict[LineName, LineAccess] = {}
+    lines: dict[LineName, LineKey] = {}
     releases: Path = Path("releases")
     silent_after: Seconds = 60.0
     plant: PlantClock = PlantClock()

@@ -66,7 +66,7 @@ def wait_for_pages(url: str) -> None:
             urllib.request.urlopen(f"{url}/", timeout=5).close()  # noqa: S310 - our own http
         except OSError:
             if time.monotonic() > until_s:
-                raise ScreenshotError(f"no page answers at {url}: is the extra dashboard installed?") from None
+                raise ScreenshotError(f"no page answers at {url}: look at coserve status") from None
             time.sleep(0.1)
         else:
             return

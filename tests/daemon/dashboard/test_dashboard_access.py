@@ -23,8 +23,6 @@ from daemon.wire.keys import Token
 from tests.daemon.dashboard.web import Stream, Web, WebAnswer, a_token
 from tests.waiting import PATIENCE_S, until
 
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
 TOKEN = "0123456789abcdef" * 2
 BEARER = f"Bearer {TOKEN}"
 PATHS = (
@@ -89,16 +87,6 @@ def test_without_the_token_a_browser_sees_the_login_and_a_program_hears_what_is_
     assert shut_web.get("/healthz", Authorization=BEARER, Accept="*/*").status == 503  # there is no daemon
 
 
-def test_the_login_shows_no_page_and_names_the_person_to_ask(shut_web: Web) -> None:
-    login = shut_web.get("/login").text
-    assert "Ask the person who runs this line for its token" in login
-    for within in ("/review", "/machine", "/logout", "Log out", "data-go"):
-        assert within not in login.split("</form>")[0].replace("/login", ""), within
-    inside = shut_web.get("/boards", Cookie=cookie(log_in(shut_web))).text
-    assert "Log out" in inside
-    assert 'href="/review"' in inside
-
-
 def test_the_cookie_is_not_the_token_and_neither_scripts_nor_other_sites_get_it(shut_web: Web) -> None:
     answer = log_in(shut_web)
     assert (answer.status, answer.headers["location"]) == (303, "/boards")
@@ -153,8 +141,7 @@ def test_a_logout_ends_its_session_and_no_other_also_across_a_restart(tmp_path: 
         assert "logout_not_kept" in web.log()
 
 
-@pytest.mark.parametrize("guessers", [30, 160])
-def test_wrong_tokens_wait_and_cost_no_honest_user_the_login(shut_web: Web, guessers: int) -> None:
+def test_wrong_tokens_wait_and_cost_no_honest_user_the_login(shut_web: Web) -> None:
     answers: list[tuple[int, float]] = []
     cut: list[int] = []
     is_over = threading.Event()
@@ -169,7 +156,7 @@ def test_wrong_tokens_wait_and_cost_no_honest_user_the_login(shut_web: Web, gues
                 cut.remove(way)
 
     honest = cookie(log_in(shut_web))
-    guessing = [threading.Thread(target=guess, args=(number,)) for number in range(guessers)]
+    guessing = [threading.Thread(target=guess, args=(number,)) for number in range(160)]
     for thread in guessing:
         thread.start()
     try:
@@ -253,28 +240,25 @@ HEADERS = (
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_no_header_breaks_an_answer(open_web: Web, shut_web: Web, header: str) -> None:
-    for web, cookies in ((open_web, "a=b"), (shut_web, cookie(log_in(shut_web)))):
-        usual = {"Host": web.host, "Origin": web.origin, "Content-Type": "application/x-www-form-urlencoded"}
-        usual |= {"Cookie": cookies, "Accept": "text/html", "Connection": "close"}
-        before = web.log()
-        for first in ("POST /login", "GET /login?next=/", "GET /boards", "GET /static/app.js", "GET /readyz"):
-            for value in MALFORMED:
-                body = b"token=x" if first.startswith("POST") else b""
-                lines = {name.encode(): text.encode() for name, text in usual.items()}
-                lines |= {b"Content-Length": str(len(body)).encode(), header.encode(): value}
-                head = b"".join(name + b": " + text + b"\r\n" for name, text in lines.items())
-                with socket.create_connection(("127.0.0.1", web.port), timeout=PATIENCE_S) as peer:
-                    peer.sendall(f"{first} HTTP/1.1\r\n".encode() + head + b"\r\n" + body)
-                    peer.shutdown(socket.SHUT_WR)
-                    with suppress(ConnectionResetError):
-                        answer = peer.recv(65536)
-                        assert answer[9:12] in (b"", b"200", b"206", b"303", b"304", b"503") or answer[9:10] == b"4", (
-                            first,
-                            value,
-                            answer,
-                        )
-        assert web.log() == before, "a request fills the log"
+def test_no_header_breaks_an_answer(shut_web: Web, header: str) -> None:
+    web = shut_web
+    usual = {"Host": web.host, "Origin": web.origin, "Content-Type": "application/x-www-form-urlencoded"}
+    usual |= {"Cookie": cookie(log_in(web)), "Accept": "text/html", "Connection": "close"}
+    before = web.log()
+    for first in ("POST /login", "GET /static/app.js", "GET /readyz"):
+        for value in MALFORMED:
+            body = b"token=x" if first.startswith("POST") else b""
+            lines = {name.encode(): text.encode() for name, text in usual.items()}
+            lines |= {b"Content-Length": str(len(body)).encode(), header.encode(): value}
+            head = b"".join(name + b": " + text + b"\r\n" for name, text in lines.items())
+            with socket.create_connection(("127.0.0.1", web.port), timeout=PATIENCE_S) as peer:
+                peer.sendall(f"{first} HTTP/1.1\r\n".encode() + head + b"\r\n" + body)
+                peer.shutdown(socket.SHUT_WR)
+                with suppress(ConnectionResetError):
+                    answer = peer.recv(65536)
+                    is_answered = answer[9:12] in (b"", b"200", b"206", b"303", b"304", b"503")
+                    assert is_answered or answer[9:10] == b"4", (first, value, answer)
+    assert web.log() == before, "a request fills the log"
 
 
 def test_another_sites_page_may_link_here_and_not_make_us_work(open_web: Web) -> None:

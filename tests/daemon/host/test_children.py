@@ -8,11 +8,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from daemon.host.children import Children, ChildSpec
 from tests.waiting import until
@@ -103,17 +103,21 @@ def test_a_killed_child_is_started_again_and_says_how_it_ended() -> None:
     assert not is_alive(second)
 
 
-def test_a_child_that_ends_at_once_is_started_ever_more_rarely(tmp_path: Path) -> None:
-    diary = tmp_path / "starts"
-    diary.touch()
-    code = "import sys, time; open(sys.argv[1], 'a').write(f'{time.monotonic()}\\n'); sys.exit(3)"
-    waits: list[float] = []
-    with a_child(code, str(diary), on_wait=waits.append) as children:
-        until(lambda: len(waits) > 2)
-        assert children.status()[0]["last_end"] == "exit status 3"
-    starts = [float(line) for line in diary.read_text().split()]
-    assert waits[:3] == [0.5, 1.0, 2.0]
-    assert all(later - earlier >= wait_s for (earlier, later), wait_s in zip(pairwise(starts), waits, strict=False))
+def test_an_idle_child_gets_a_core_only_while_nothing_in_its_session_wants_it() -> None:
+    with a_child(SLEEPER, nice=19, is_idle=True) as children:
+        pid = pid_of(children)
+        until(lambda: stepped_back(pid) == (19, os.SCHED_IDLE))
+        assert os.getsid(pid) == os.getsid(0)
+        assert os.getpgid(pid) != os.getpgid(0), "Ctrl-C is the daemon's"
+
+
+@pytest.mark.parametrize("spec", [{}, {"beats": True, "hung_after_s": 0.02}])  # the second hangs at each start
+def test_a_child_that_ends_again_and_again_is_started_ever_more_rarely_up_to_its_limit(spec: dict[str, Any]) -> None:
+    code = SLEEPER if spec else "raise SystemExit(3)"
+    with capture_logs() as logs, a_child(code, longest_back_off_s=0.7, **spec) as children:
+        until(lambda: children.status()[0]["restarts"] >= 3)
+        assert children.status()[0]["last_end"].endswith("killed by SIGKILL" if spec else "exit status 3")
+    assert [log["again_in_s"] for log in logs if log["event"] == "child_ended"][:3] == [0.5, 0.7, 0.7]
 
 
 def test_a_child_that_hangs_is_killed_and_started_again_whether_it_stands_waits_or_spins() -> None:

@@ -13,12 +13,13 @@ import daemon.monitor.answers
 from daemon.app import App
 from daemon.dispatch.simulated import SimulatedDevices, SimulatedPool
 from daemon.line.line import load_line
-from daemon.monitor.answers import NoAnswer, http_answer
+from daemon.monitor.answers import NoAnswer, Vitals, health, http_answer
 from tests.contract.client import Line
 from tests.simulated import answer as answer_of
 from tests.waiting import until
 
 PATHS = ("/healthz", "/readyz")
+NO_ANSWER = "stuck: the writer thread has not answered for 12 s; the log says more"
 
 
 @contextmanager
@@ -117,3 +118,26 @@ def test_a_daemon_that_does_not_answer_is_503_with_the_reason(path: str) -> None
 
     assert http_answer(path, ask).status == 503
     assert "it is stuck or very busy" in http_answer(path, ask).text
+
+
+@pytest.mark.parametrize(
+    ("vitals", "status", "ready"),
+    [
+        (Vitals("starting"), 503, "starting: the first experts are being loaded"),
+        (Vitals("draining"), 503, "draining"),
+        (Vitals("draining", refuses=["it is draining"]), 503, "draining: takes no images: it is draining"),
+        (Vitals("ready"), 200, "ready"),
+        (Vitals("degraded", troubles=["A cannot be loaded"]), 200, "degraded: A cannot be loaded"),
+        (Vitals("degraded", refuses=["the disk is full"]), 503, "degraded: takes no images: the disk is full"),
+        (Vitals("degraded", unjudged=["no rows"], troubles=["x"]), 503, "degraded: images get no verdict: no rows"),
+        (Vitals("ready", held_by=("writer", 9.9)), 200, "ready"),
+        (Vitals("ready", held_by=("writer", 12.3)), 503, NO_ANSWER),
+        (Vitals(""), 503, ""),
+    ],
+)
+def test_health_is_that_an_image_can_pass_and_readiness_that_images_are_taken_and_judged(
+    vitals: Vitals, status: int, ready: str
+) -> None:
+    alive, said = (http_answer(path, lambda _: health(vitals)) for path in PATHS)
+    assert (alive.status, alive.text) == ((503, f"{NO_ANSWER}\n") if ready == NO_ANSWER else (200, "alive\n"))
+    assert (said.status, said.text) == (status, f"{ready}\n")

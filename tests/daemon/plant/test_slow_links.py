@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi")
-pytest.importorskip("uvicorn")
 from daemon.dashboard.site import server
 from daemon.dashboard.site.live import LiveTopics
 from daemon.plant.hub import make_app

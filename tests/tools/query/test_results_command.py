@@ -220,8 +220,6 @@ def test_a_full_disk_is_named_and_leaves_nothing(line: Path, tmp_path: Path) -> 
         assert list(disk.iterdir()) == []
 
 
-
-
 def test_parquet_has_real_types(results: Callable[..., Result], tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     target = tmp_path / "lot.parquet"

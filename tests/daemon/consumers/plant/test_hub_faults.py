@@ -31,7 +31,6 @@ from tests.daemon.consumers.plant.test_plant_consumer import (
     hasty,
     hub,
     materialised,
-    server,
     until,
 )
 from tests.daemon.consumers.plant.test_plant_pictures import key, serving, stored
@@ -41,7 +40,7 @@ from tests.ports import free_port
 
 pytest.importorskip("psycopg", reason=WANTED)
 pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
-__all__ = ["hasty", "hub", "key", "server"]
+__all__ = ["hasty", "hub", "key"]
 
 _LOCK = 4711
 #: Of the load: two batches, the second of them on another day too.
@@ -90,7 +89,7 @@ async def kill(server: Server) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_postgresql_killed_in_each_phase_of_a_batch_loses_nothing_and_counts_nothing_twice(
-    server: Server, hub: HubDatabase, database: ResultsDatabase, phase: str
+    postgresql: Server, hub: HubDatabase, database: ResultsDatabase, phase: str
 ) -> None:
     async def run() -> None:
         last, rows = _load(database)
@@ -98,7 +97,7 @@ def test_postgresql_killed_in_each_phase_of_a_batch_loses_nothing_and_counts_not
         with holding(hub, PHASES[phase], second_batch) as is_held:
             async with sending(hub, database) as runner:
                 await until(is_held)
-                await kill(server)
+                await kill(postgresql)
                 await until(lambda: runner.position == last)
         _must_be_whole(hub, last, rows)
 
@@ -106,13 +105,13 @@ def test_postgresql_killed_in_each_phase_of_a_batch_loses_nothing_and_counts_not
 
 
 def test_postgresql_killed_after_a_commit_whose_position_the_line_did_not_store(
-    server: Server, hub: HubDatabase, database: ResultsDatabase
+    postgresql: Server, hub: HubDatabase, database: ResultsDatabase
 ) -> None:
     async def run() -> None:
         last, rows = _load(database)
         async with sending(hub, database):
             await until(lambda: hub.ask("SELECT line FROM lines WHERE last_seq >= 1000"))
-            await kill(server)
+            await kill(postgresql)
         shutil.rmtree(database.file.parent / "consumers-pc-1")
         async with sending(hub, database) as runner:
             await until(lambda: runner.position == last)
@@ -139,7 +138,7 @@ def _must_be_whole(hub: HubDatabase, last: int, rows: tuple[int, int, int]) -> N
 
 
 def test_postgresql_killed_between_a_decision_of_the_hub_and_its_answer_decides_once(
-    server: Server, hub: HubDatabase, database: ResultsDatabase
+    postgresql: Server, hub: HubDatabase, database: ResultsDatabase
 ) -> None:
     class Deciding(LineSide):
         def review(self, fields: Any) -> None:
@@ -158,7 +157,7 @@ def test_postgresql_killed_between_a_decision_of_the_hub_and_its_answer_decides_
                     " SELECT 'line-1', epoch, 1, 'fail', 'D9', 'Eva' FROM lines"
                 )
                 await until(is_held)
-                await kill(server)
+                await kill(postgresql)
                 await until(lambda: hub.value("SELECT state FROM review_requests") == "accepted")
                 await until(lambda: counts(hub) == (2, 1, 1))
         assert len(side.decisions) == 2  # asked again, for its answer was lost
@@ -168,7 +167,7 @@ def test_postgresql_killed_between_a_decision_of_the_hub_and_its_answer_decides_
 
 
 def test_postgresql_killed_while_it_notes_a_picture_has_each_picture_once(
-    server: Server, hub: HubDatabase, database: ResultsDatabase, key: Path, tmp_path: Path
+    postgresql: Server, hub: HubDatabase, database: ResultsDatabase, key: Path, tmp_path: Path
 ) -> None:
     async def run() -> None:
         database.grow(4)
@@ -181,7 +180,7 @@ def test_postgresql_killed_while_it_notes_a_picture_has_each_picture_once(
         with serving(hub, key, store) as url, holding(hub, trigger, "NEW.seq > 1") as is_held:
             async with sending(hub, database, side=side, pictures="failed", hub=url, key=key):
                 await until(is_held)
-                await kill(server)
+                await kill(postgresql)
                 await until(lambda: len(stored(hub)) == 3)
         digests = {image: hashlib.sha256(content).hexdigest() for image, content in pictures.items()}
         assert stored(hub) == [(image, digest, "stored") for image, digest in digests.items()]
@@ -196,7 +195,7 @@ def test_postgresql_killed_while_it_notes_a_picture_has_each_picture_once(
      "AFTER UPDATE ON pictures FOR EACH STATEMENT"],
 )  # fmt: skip
 def test_postgresql_killed_during_upkeep_deletes_what_is_old_and_no_more(
-    server: Server, hub: HubDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trigger: str
+    postgresql: Server, hub: HubDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trigger: str
 ) -> None:
     monkeypatch.setattr("daemon.plant.upkeep._RETRY_S", 0.1)
     store = open_pictures(Pictures(folder=tmp_path / "pictures"))
@@ -208,7 +207,7 @@ def test_postgresql_killed_during_upkeep_deletes_what_is_old_and_no_more(
     with holding(hub, f"TRIGGER held {trigger}") as is_held:
         upkeep.start()
         asyncio.run(until(is_held))
-        asyncio.run(kill(server))
+        asyncio.run(kill(postgresql))
         asyncio.run(until(lambda: upkeep.problem is None))
     upkeep.stop()
     assert [row["seq"] for row in hub.ask("SELECT seq FROM inspections ORDER BY seq")] == [2]

@@ -19,7 +19,7 @@ from daemon.storage.database.reviews import ReviewDecision
 from daemon.storage.database.store import open_store
 from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, sending
 from tests.daemon.delivery.results_database import ResultsDatabase
-from tests.daemon.storage.database.postgresql_server import WANTED, Server, a_server, programs
+from tests.daemon.storage.database.postgresql_server import WANTED, Server, programs
 from tests.small_disk import small_disk
 from tests.waiting import in_a_loop
 
@@ -27,15 +27,9 @@ pytest.importorskip("psycopg", reason=WANTED)
 pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with a_server() as server:
-        yield server
-
-
 @pytest.fixture
-def hub(server: Server, request: pytest.FixtureRequest) -> Iterator[HubDatabase]:
-    hub = HubDatabase(server, f"hub_{abs(hash(request.node.name))}")
+def hub(postgresql: Server, request: pytest.FixtureRequest) -> Iterator[HubDatabase]:
+    hub = HubDatabase(postgresql, f"hub_{abs(hash(request.node.name))}")
     yield hub
     hub.engine.dispose()
 
@@ -289,11 +283,11 @@ async def test_decisions_at_the_hub_reach_the_line_and_its_answer_comes_back(
 
 @in_a_loop
 async def test_a_database_that_is_no_hub_or_lets_nobody_in_is_refused(
-    server: Server, hub: HubDatabase, database: ResultsDatabase
+    postgresql: Server, hub: HubDatabase, database: ResultsDatabase
 ) -> None:
     database.grow(1)
     page = SharedStatusPage.make("test")
-    url, hub.url = hub.url, server.url("no_hub")
+    url, hub.url = hub.url, postgresql.url("no_hub")
     async with sending(hub, database, status_page=page):
         await until(lambda: "coserve plant run" in str(page.read().get("last_error")))
     hub.url = url.replace("/hub_", "/absent_")

@@ -23,7 +23,6 @@ from tests.daemon.consumers.plant.test_plant_consumer import (
     hasty,
     hub,
     materialised,
-    server,
     until,
 )
 from tests.daemon.delivery.results_database import ResultsDatabase
@@ -31,7 +30,7 @@ from tests.daemon.storage.database.postgresql_server import WANTED, programs
 from tests.waiting import PATIENCE_S, in_a_loop
 
 pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
-__all__ = ["database", "hasty", "hub", "server"]
+__all__ = ["database", "hasty", "hub"]
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import itertools
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from daemon.policy.lease import Held, Lease, ModelShare, ToImages, ToModel, next_step_s
+from daemon.line.lease import Held, Lease, ModelShare, ToImages, ToModel, next_step_s
 
 MIB = 2**20
 
