@@ -236,22 +236,28 @@ def test_a_board_of_very_many_images_is_shown_in_parts(tmp_path: Path) -> None:
             CASE WHEN i = 199999 THEN 'fail' ELSE 'pass' END, 0, rules_version, '00', 12.5, i FROM n, inspections
         """
     )
+
+    def get(path: str) -> str:
+        """Return a page; on a busy machine its questions may take more than their five seconds."""
+        while (answer := web.get(path)).status == 503:
+            assert "Too much to count" in answer.text
+        assert answer.status == 200
+        return answer.text
+
     with line.running() as web:
-        first = web.get("/boards/1")
-        assert (first.status, first.text.count("data-row ")) == (200, 100)
-        assert "more than 20\u202f000" in first.text
-        assert len(first.text) < 200_000
-        follow = re.search(r'href="(/boards/1\?[^"]*after=100)"', first.text)
+        first = get("/boards/1")
+        assert first.count("data-row ") == 100
+        assert "more than 20\u202f000" in first
+        assert len(first) < 200_000
+        follow = re.search(r'href="(/boards/1\?[^"]*after=100)"', first)
         assert follow
-        assert "R101" in web.get(html.unescape(follow[1])).text
-        only = web.get("/boards/1?verdict=fail")
-        assert only.status in (200, 503)
-        assert "R199999" in only.text or "Too much to count" in only.text
+        assert "R101" in get(html.unescape(follow[1]))
+        assert "R199999" in get("/boards/1?verdict=fail")
         stream = Stream(web.host, "topic=line")
         while "200\u202f000" not in (event := stream.event())["data"]:
             assert event["event"] == "line"
         stream.close()
-        assert web.get("/").status == 200
+        get("/")
 
 
 def test_a_board_that_is_pruned_meanwhile_is_said_to_be_gone(web: Web) -> None:

@@ -13,7 +13,7 @@ import daemon.monitor.answers
 from daemon.app import App
 from daemon.dispatch.simulated import SimulatedDevices, SimulatedPool
 from daemon.line.line import load_line
-from daemon.monitor.answers import NoAnswer, Vitals, health, http_answer
+from daemon.monitor.answers import Vitals
 from tests.contract.client import Line
 from tests.simulated import answer as answer_of
 from tests.waiting import until
@@ -34,8 +34,9 @@ def an_app(line: Line) -> Iterator[App]:
 
 
 def answers(app: App) -> dict[str, tuple[int, str]]:
-    responses = {path: http_answer(path, lambda _kind: app.operations.health()) for path in PATHS}
-    return {path: (response.status, response.text.strip()) for path, response in responses.items()}
+    health = app.operations.health()
+    parts = zip(PATHS, (health["alive"], health["ready"]), strict=True)
+    return {path: (200 if part["ok"] else 503, part["text"]) for path, part in parts}
 
 
 def test_starting_ready_draining_and_a_hung_thread_are_told_apart(
@@ -111,33 +112,25 @@ def test_a_scheduler_that_hangs_keeps_neither_counters_nor_health_from_being_tol
         release.set()
 
 
-@pytest.mark.parametrize("path", [*PATHS, "/metrics"])
-def test_a_daemon_that_does_not_answer_is_503_with_the_reason(path: str) -> None:
-    def ask(_kind: str) -> dict[str, Any]:
-        raise NoAnswer("it is stuck or very busy")
-
-    assert http_answer(path, ask).status == 503
-    assert "it is stuck or very busy" in http_answer(path, ask).text
-
-
 @pytest.mark.parametrize(
-    ("vitals", "status", "ready"),
+    ("vitals", "is_ready", "ready"),
     [
-        (Vitals("starting"), 503, "starting: the first experts are being loaded"),
-        (Vitals("draining"), 503, "draining"),
-        (Vitals("draining", refuses=["it is draining"]), 503, "draining: takes no images: it is draining"),
-        (Vitals("ready"), 200, "ready"),
-        (Vitals("degraded", troubles=["A cannot be loaded"]), 200, "degraded: A cannot be loaded"),
-        (Vitals("degraded", refuses=["the disk is full"]), 503, "degraded: takes no images: the disk is full"),
-        (Vitals("degraded", unjudged=["no rows"], troubles=["x"]), 503, "degraded: images get no verdict: no rows"),
-        (Vitals("ready", held_by=("writer", 9.9)), 200, "ready"),
-        (Vitals("ready", held_by=("writer", 12.3)), 503, NO_ANSWER),
-        (Vitals(""), 503, ""),
+        (Vitals("starting"), False, "starting: the first experts are being loaded"),
+        (Vitals("draining"), False, "draining"),
+        (Vitals("draining", refuses=["it is draining"]), False, "draining: takes no images: it is draining"),
+        (Vitals("ready"), True, "ready"),
+        (Vitals("degraded", troubles=["A cannot be loaded"]), True, "degraded: A cannot be loaded"),
+        (Vitals("degraded", refuses=["the disk is full"]), False, "degraded: takes no images: the disk is full"),
+        (Vitals("degraded", unjudged=["no rows"], troubles=["x"]), False, "degraded: images get no verdict: no rows"),
+        (Vitals("ready", held_by=("writer", 9.9)), True, "ready"),
+        (Vitals("ready", held_by=("writer", 12.3)), False, NO_ANSWER),
+        (Vitals(""), False, ""),
     ],
 )
 def test_health_is_that_an_image_can_pass_and_readiness_that_images_are_taken_and_judged(
-    vitals: Vitals, status: int, ready: str
+    vitals: Vitals, is_ready: bool, ready: str
 ) -> None:
-    alive, said = (http_answer(path, lambda _: health(vitals)) for path in PATHS)
-    assert (alive.status, alive.text) == ((503, f"{NO_ANSWER}\n") if ready == NO_ANSWER else (200, "alive\n"))
-    assert (said.status, said.text) == (status, f"{ready}\n")
+    told = daemon.monitor.answers.health(vitals)
+    hung = ready == NO_ANSWER
+    assert told["alive"] == {"ok": not hung, "text": NO_ANSWER if hung else "alive"}
+    assert told["ready"] == {"ok": is_ready, "text": ready}
