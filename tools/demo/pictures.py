@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from tools.camera.render import (
-    PartType,
     RenderedBoard,
     SolderMark,
     board_types,
@@ -122,7 +121,9 @@ def _load(path: Path) -> list[Sample]:
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     marks: list[list[SolderMark]] = [[] for _ in arrays["side"]]
-    for owner, label, box in zip(arrays["owner"].tolist(), arrays["label"].tolist(), arrays["box"].tolist(), strict=True):
+    for owner, label, box in zip(
+        arrays["owner"].tolist(), arrays["label"].tolist(), arrays["box"].tolist(), strict=True
+    ):
         marks[owner].append(SolderMark(label, tuple(box)))
     samples, begin = [], 0
     rows = zip(arrays["component"].tolist(), arrays["truth"].tolist(), arrays["side"].tolist(), marks, strict=True)

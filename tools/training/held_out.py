@@ -125,3 +125,16 @@ def claims(good: int, defective: int) -> str:
     more = " and ".join(f"{wanted - count} more {which}" for which, (count, _) in counts.items() if count < wanted)
     advice = f"; {more} pictures could show {_AIM * 100:.0f} %" if more else ""
     return f"{text} {shown}, even without a mistake{advice}"
+
+
+def wilson(count: int, of: int) -> tuple[float, float]:
+    """Return the 95 % interval of Wilson's score, as shares; all of 0..1 of nothing."""
+    if of == 0:
+        return 0.0, 1.0
+    z = 1.959964
+    centre, spread = (
+        count / of + z * z / (2 * of),
+        z * math.sqrt(count / of * (1 - count / of) / of + (z / (2 * of)) ** 2),
+    )
+    low, high = (centre - spread) / (1 + z * z / of), (centre + spread) / (1 + z * z / of)
+    return round(max(low, 0.0), 6), round(min(high, 1.0), 6)
