@@ -11,6 +11,8 @@ def demo(
     prepare_only: Annotated[bool, typer.Option("--prepare-only", help="Make the line, do not run it.")] = False,
     boards: Annotated[int, typer.Option(min=1, help="Boards that the camera shows.")] = 20,
     seed: Annotated[int, typer.Option(help="Which boards: another seed, other boards.")] = 7,
+    train: Annotated[bool, typer.Option("--train", help="Make the experts again in DIR/experts: hours.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Judge 400 boards with the line in DIR: minutes.")] = False,
 ) -> None:
     """Make a small line (rendered boards, experts trained on them, rules), run it, and show the verdicts.
 
@@ -22,4 +24,9 @@ def demo(
     from tools.query.formats import clean_up_on_sigterm
 
     clean_up_on_sigterm()
+    if train or measure:
+        from tools.demo import recipe
+
+        (recipe.train if train else recipe.measure_line)(folder)
+        return
     raise SystemExit(run_demo(folder, prepare_only=prepare_only, boards=boards, seed=seed))

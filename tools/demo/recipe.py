@@ -82,6 +82,15 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
     return out
 
 
+def measure_line(folder: Path) -> None:
+    """Print the figures of the line in `folder` on boards that no training saw."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=console) as bars:
+        task = bars.add_task("judging 400 boards", total=1.0)
+        figures = measure(folder / "coserve.yaml", on_share=lambda share: bars.update(task, completed=share))
+    measured_table(figures)
+
+
 def _run_jobs(bars: Bars, folder: Path, recipe: Recipe) -> None:
     """Run two at a time, each on its own core: first the pictures, for which the first training waits."""
     jobs: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
