@@ -18,7 +18,7 @@ from tools.camera.rendered import FIRST_SEED, board_plan, images_of, rendered_im
 from tools.cli import camera as camera_command
 from tools.cli.demo import demo
 from tools.cli.main import app
-from tools.demo.prepare import JUDGED_SEEDS, PANELS
+from tools.demo import measure
 
 
 def camera(*words: object) -> tuple[int, str, str]:
@@ -128,7 +128,7 @@ def test_every_board_of_a_plan_has_a_serial_and_a_seed_of_its_own() -> None:
     assert {kind for _, kind, _ in plan} == set(board_types())
     seeds = [seed for _, _, seed in (*plan, *board_plan(10, 8, "D2"))]
     assert len(set(seeds)) == len(seeds)
-    assert min(seeds) >= FIRST_SEED > max(*JUDGED_SEEDS, PANELS), "training and judging saw none of them"
+    assert min(seeds) >= FIRST_SEED > measure.FIRST_SEED + 10_000 * len(measure.RATES), "measuring saw none of them"
 
 
 def test_the_command_draws_other_boards_than_the_demo_unless_a_seed_says_which() -> None:
