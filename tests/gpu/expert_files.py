@@ -23,8 +23,8 @@ from experts.vision.networks import build_original
 from experts.weights import file_sha256, read_header
 from tests.bench.live.expert_files import ExpertRecipe, make_experts, read_experts
 from tools.camera.render import part_types
-from tools.demo.files import write_configuration, write_rules
-from tools.demo.training import CLASSIFIER, CLASSIFIER_SIZE, DETECTOR, DETECTORS
+from tools.demo.files import SOLDER_DETECTORS, Thresholds, write_configuration, write_rules
+from tools.demo.training import CLASSIFIER, CLASSIFIERS, DETECTOR, DETECTORS
 from tools.training.expert_file import ImportReport
 from tools.training.importer import import_model
 from tools.training.proof import pattern_images
@@ -86,7 +86,7 @@ def make_demo_line(folder: Path) -> Path:
     """
     torch.manual_seed(0)
     experts, imported = folder / "experts", dict[tuple[str, ...], ImportReport]()
-    networks = {name: (CLASSIFIER, part.labels, CLASSIFIER_SIZE) for name, part in part_types().items()}
+    networks = {name: (CLASSIFIER, part.labels, CLASSIFIERS.size) for name, part in part_types().items()}
     networks |= {each.expert: (DETECTOR, each.labels, each.input_size) for each in DETECTORS}
     entries: dict[str, dict[str, Any]] = {}
     for name, (architecture, labels, size) in networks.items():
@@ -103,7 +103,9 @@ def make_demo_line(folder: Path) -> Path:
         )
         entries[name] = imported[labels].entry
     write_catalog(experts / "catalog.yaml", entries)
-    write_rules(folder, {each.expert: dict.fromkeys(each.labels, 0.9) for each in DETECTORS}, review_below=0.5)
+    labels = {each.expert: each.labels for each in DETECTORS}
+    fail_on = {family: dict.fromkeys(labels[expert], 0.9) for family, expert in SOLDER_DETECTORS.items()}
+    write_rules(folder, Thresholds(dict.fromkeys(part_types(), 0.5), fail_on))
     return write_configuration(folder)
 
 

@@ -13,6 +13,8 @@ def demo(
     prepare_only: Annotated[bool, typer.Option("--prepare-only", help="Make the line, do not run it.")] = False,
     boards: Annotated[int, typer.Option(min=1, help="Boards that the camera shows.")] = 20,
     seed: Annotated[int, typer.Option(help="Which boards: another seed, other boards.")] = 7,
+    train: Annotated[bool, typer.Option("--train", help="Make the experts again in DIR/experts: hours.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Judge 400 boards with the line in DIR: minutes.")] = False,
 ) -> None:
     """Make a small line (rendered boards, trained experts, rules), run it, and show verdicts beside the truth.
 
@@ -23,4 +25,9 @@ def demo(
 
     clean_up_on_sigterm()
     with exit_on(CommandError):
-        raise SystemExit(run_demo(folder, prepare_only=prepare_only, boards=boards, seed=seed))
+        if train or measure:
+            from tools.demo import recipe
+
+            (recipe.train if train else recipe.measure_line)(folder)
+        else:
+            raise SystemExit(run_demo(folder, prepare_only=prepare_only, boards=boards, seed=seed))

@@ -1,12 +1,21 @@
 """Writes the files of the demo's line, coserve.yaml and rules.yaml, for a person to read."""
 
+import json
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tools.camera.render import board_types
-from tools.demo.training import DETECTORS
+from tools.camera.render import board_types, part_types
 
-#: Which component types go on to which detector, as patterns; together they cover the library.
-_PATTERNS = {"solder-chip": ("R*", "C*", "LED*"), "solder-leaded": ("SOT*", "SOIC*", "QFP*", "HDR*")}
+#: The detector that looks at each family's solder, and which component types belong to the family, as patterns.
+SOLDER_DETECTORS = {
+    "chip": "solder-chip",
+    "led": "solder-chip",
+    "electrolytic": "solder-chip",
+    "sot23": "solder-leaded",
+    "soic": "solder-leaded",
+    "qfp": "solder-leaded",
+    "connector": "solder-leaded",
+}
 _CODES = {
     "missing": "D101",
     "shifted": "D102",
@@ -20,6 +29,26 @@ _CODES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The confidences of the rules, chosen on boards that no training saw (`thresholds.json` beside the weights).
+
+    `review_below` is by component: an answer with less is a review. `fail_on` is by package family and solder label: a
+    box with at least as much is a failure. A line without `fail_on` does not look at solder.
+    """
+
+    review_below: dict[str, float]
+    fail_on: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def read_thresholds(experts: Path) -> Thresholds:
+    """Return the thresholds that lie beside the weights."""
+    return Thresholds(**json.loads((experts / "thresholds.json").read_text("utf-8")))
+
+
 def write_configuration(folder: Path) -> Path:
     """Write `folder/coserve.yaml` unless it is there: it is the user's to change."""
     path = folder / "coserve.yaml"
@@ -29,11 +58,8 @@ def write_configuration(folder: Path) -> Path:
     return path
 
 
-def write_rules(folder: Path, fail_on: dict[str, dict[str, float]], review_below: float) -> Path:
-    """Write `folder/rules.yaml` for the four board types.
-
-    `fail_on` is detector to label to confidence; below `review_below` a classifier's answer is a `review`.
-    """
+def write_rules(folder: Path, thresholds: Thresholds) -> Path:
+    """Write `folder/rules.yaml` for the four board types."""
     lines = [
         "# Which expert looks at which component, and what passes. Check:  coserve rules check rules.yaml",
         "boards:",
@@ -41,19 +67,20 @@ def write_rules(folder: Path, fail_on: dict[str, dict[str, float]], review_below
     for board in board_types().values():
         lines += [f"  {board.name}:", "    time_limit: 60s", "    components:"]
         lines += [f"      {part}: [{', '.join(names)}]" for part, names in board.designators().items()]
-    lines += ["", "classifiers:   # the first pattern that matches; what passes goes on to the shared solder detector"]
-    for detector, patterns in _PATTERNS.items():
-        lines += [
-            f'  "{pattern}": {{expert: "{{component}}", pass: [ok], review_below: {review_below}, then: {detector},'
-            " pass_rate: 0.95}"
-            for pattern in patterns
-        ]
-    lines += ["", "detectors:"]
-    for detector in DETECTORS:
-        limits = ", ".join(f"{label}: {limit:.2f}" for label, limit in fail_on[detector.expert].items())
-        lines.append(f"  {detector.expert}: {{expert: {detector.expert}, fail_on: {{{limits}}}}}")
+    lines += ["", "classifiers:   # what passes goes on to the detector of its package family's solder"]
+    for name, part in part_types().items():
+        limit = thresholds.review_below[name]
+        then = f", then: solder-{part.family}, pass_rate: 0.95" if thresholds.fail_on else ""
+        lines.append(f'  "{name}": {{expert: "{name}", pass: [ok], review_below: {limit:.2f}{then}}}')
+    if thresholds.fail_on:
+        lines += ["", "detectors:   # families share experts, but not the confidence from which a box is a defect"]
+    for family, limits in thresholds.fail_on.items():
+        text = ", ".join(f"{label}: {limit:.2f}" for label, limit in limits.items())
+        lines.append(f"  solder-{family}: {{expert: {SOLDER_DETECTORS[family]}, fail_on: {{{text}}}}}")
+    labels = {label for part in part_types().values() for label in part.labels}
+    labels |= {label for limits in thresholds.fail_on.values() for label in limits}
     lines += ["", "defects:"]
-    lines += [f"  {label}: {code}   # {label.replace('_', ' ')}" for label, code in _CODES.items()]
+    lines += [f"  {label}: {code}   # {label.replace('_', ' ')}" for label, code in _CODES.items() if label in labels]
     path = folder / "rules.yaml"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path

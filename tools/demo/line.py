@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +15,17 @@ from tools.terminal.console import CommandError
 SHIPPED = Path(__file__).with_name("experts")
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What the experts do on `boards` that no training saw: defective parts called fail or review, good ones called."""
-
-    boards: int
-    defects: int
-    caught: int
-    good: int
-    called: int
-
-    def sentence(self) -> str:
-        """Return it in words."""
-        return (
-            f"{self.caught} of {self.defects} defects found ({self.caught / max(self.defects, 1):.1%}), "
-            f"{self.called} of {self.good} good parts called ({self.called / max(self.good, 1):.2%}) "
-            f"on {self.boards} boards that no training saw"
-        )
-
-
-def shipped_figures(shipped: Path = SHIPPED) -> Figures:
-    """Return what was measured of the shipped experts."""
-    return Figures(**json.loads((shipped / "provenance.json").read_text(encoding="utf-8"))["figures"]["all"])
+def shipped_figures(shipped: Path = SHIPPED) -> str:
+    """Return in words what was measured of the shipped experts."""
+    figures = json.loads((shipped / "provenance.json").read_text(encoding="utf-8"))["figures"]
+    found, called = (
+        " and ".join(f"{rate[name]['share']:{form}}" for rate in figures)
+        for name, form in (("defects caught", ".1%"), ("good parts called", ".2%"))
+    )
+    rates = " and ".join(f"{rate['rate']:.0%}" for rate in figures)
+    return (
+        f"on boards that no training saw, with {rates} of defects: {found} of them found, {called} of good parts called"
+    )
 
 
 def make_line(folder: Path, shipped: Path = SHIPPED) -> Path:
@@ -59,7 +47,7 @@ def make_line(folder: Path, shipped: Path = SHIPPED) -> Path:
     if not (experts / "catalog.yaml").exists():
         _copy(shipped / "catalog.yaml", experts / "catalog.yaml")
     if not (folder / "rules.yaml").exists():
-        files.write_rules(folder, **json.loads((shipped / "thresholds.json").read_text(encoding="utf-8")))
+        files.write_rules(folder, files.read_thresholds(shipped))
     return files.write_configuration(folder)
 
 

@@ -50,7 +50,7 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
     Raises CommandError.
     """
     config = make_line(folder)
-    console.print(f"The line: {folder}/ (18 experts, trained before: {shipped_figures().sentence()}).")
+    console.print(f"{folder}/ has a line with 18 trained experts; {shipped_figures()}.")
     if prepare_only:
         _show_next(config)
         return 0

@@ -1,243 +1,320 @@
-"""Renders parts and trains the demo's 18 experts on them: 16 heads on one ResNet-18, two shared YOLO nanos.
+"""Trains the demo's three networks on rendered parts: a ResNet-18 for 16 heads, and two shared YOLO nanos for solder.
 
-Parts are on panels in looks that no product has, and on some units of the products.
-
-Two processes with one thread each train side by side: two executors of one thread beat one of two, in training as in
-serving. The classifiers and the smaller detector together take about as long as the larger one. Steps and epochs are
-fixed, so that a seed gives the same experts on any machine.
+A training writes a checkpoint every few minutes and goes on from it. Every step draws its pictures from a generator of
+its own, so that a training that was interrupted gives what an uninterrupted one gives.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import copy
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch.utils import _pytree
 
 from experts.vision.preprocess import to_square
-from tools.camera.render import (
-    PartType,
-    RenderedBoard,
-    SolderMark,
-    board_types,
-    part_types,
-    render_board,
-    render_unit,
-    training_panel,
-)
-from tools.camera.render.board import PixelArray
+from tools.camera.render import PartType, part_types
+from tools.demo.pictures import Sample, read_files
+from tools.training import fit
+from tools.training.detector_loop import collate, new_detector
 
-CLASSIFIER = "resnet18"
-DETECTOR = "yolov8n"
-CLASSIFIER_SIZE = 64
+CLASSIFIER, DETECTOR = "resnet18", "yolov8n"
 BACKBONE = "parts"
-_BACKBONE_EPOCHS, _BACKBONE_LEARNING_RATE = 5, 2e-3
-#: Features of its last layer, and varied copies of each picture from which a head learns.
-_FEATURES, _COPIES = 512, 2
-_ORIGIN = "trained on rendered parts"
-#: Share of good parts on a panel; the rest is spread evenly over what can go wrong with that part.
-_GOOD_SHARE = 0.36
-PARTS_PER_PANEL = 48
-#: Share of parts with a defect on the products' units, and the first of their seeds: no judged or shown board has them.
-_UNIT_DEFECT_RATE, _FIRST_UNIT_SEED = 0.5, 300_000
-#: Share of the samples that train; the rest calibrates confidences and thresholds.
-TRAINING_SHARE = 0.88
+#: Training begins with so many files of pictures, and gets another one every so many steps.
+_FIRST_FILES, _STEPS_PER_FILE = 6, 40
+#: Share of the loss that tells all labels of all components apart; the rest only those of the picture's component.
+_OTHERS_SHARE = 0.15
+_WARM_UP_STEPS, _CLOSING_SHARE = 200, 0.35
+_WEIGHT_DECAY, _BETAS, _MAX_GRADIENT = 0.02, (0.9, 0.99), 10.0
+_EMA_DECAY = 0.998
+_CHECKPOINT_EVERY_S = 150.0
 
 OnShare = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """A part: (n, n, 3) uint8 RGB, its truth (`ok` or a defect kind), and its solder marks in crop pixels."""
+class Lesson:
+    """The length of a training: steps of `batch` pictures, the first ones of `first_size` pixels, then of `size`."""
 
-    component: str
-    truth: str
-    pixels: PixelArray
-    marks: tuple[SolderMark, ...]
+    expert: str
+    size: int
+    first_size: int
+    first_steps: int
+    steps: int
+    batch: int
+    learning_rate: float = 2e-3
 
-    @property
-    def placement_label(self) -> str:
-        """Return the label that the part's classifier should answer; it does not judge solder."""
-        return self.truth if self.truth in part_types()[self.component].labels else "ok"
+    def shortened(self, share: float) -> "Lesson":
+        steps, first = max(2, round(self.steps * share)), round(self.first_steps * share)
+        return replace(self, steps=steps, first_steps=first)
 
+    def size_at(self, step: int) -> int:
+        return self.first_size if step < self.first_steps else self.size
 
-def render_panels(numbers: Sequence[int]) -> list[Sample]:
-    """Return the parts of the panels with these numbers. A number is a seed: the same panel each time."""
-    library = part_types()
-    names = list(library)
-    samples: list[Sample] = []
-    for number in numbers:
-        rng = np.random.default_rng([911, number])
-        components = [names[(number * 7 + index) % len(names)] for index in range(PARTS_PER_PANEL)]
-        kinds = ["ok" if rng.random() < _GOOD_SHARE else str(rng.choice(library[name].defects)) for name in components]
-        samples += _samples(render_unit(training_panel(components, number), kinds, rng))
-    return samples
-
-
-def render_units(numbers: Sequence[int]) -> list[Sample]:
-    """Return the parts of units of the four products in turn, with the traces and vias that the experts will meet."""
-    products = sorted(board_types())
-    boards = [
-        render_board(products[number % len(products)], _FIRST_UNIT_SEED + number, _UNIT_DEFECT_RATE)
-        for number in numbers
-    ]
-    return [sample for board in boards for sample in _samples(board)]
-
-
-def _samples(board: RenderedBoard) -> list[Sample]:
-    return [Sample(p.component, p.truth, p.pixels, p.marks) for p in board.placements]
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate: a warm-up, then constant, at last a straight line to a hundredth."""
+        closing = (self.steps - step) / (self.steps * _CLOSING_SHARE)
+        return self.learning_rate * min(1.0, (step + 1) / _WARM_UP_STEPS) * min(1.0, max(closing, 0.01))
 
 
 @dataclass(frozen=True, slots=True)
 class SharedDetector:
-    """A detector that many component types share; `steps` of 16 pictures of `input_size` pixels."""
+    """A detector that many component types share, and its training."""
 
-    expert: str
     families: tuple[str, ...]
     labels: tuple[str, ...]
-    input_size: int
-    steps: int
+    lesson: Lesson
 
     @property
-    def effort(self) -> int:
-        """Return the pixels to learn from; the training time is proportional to them."""
-        return self.steps * self.input_size**2
+    def expert(self) -> str:
+        return self.lesson.expert
+
+    @property
+    def input_size(self) -> int:
+        return self.lesson.size
 
     def covers(self, part: PartType) -> bool:
         return part.family in self.families
 
 
+CLASSIFIERS = Lesson(BACKBONE, size=96, first_size=64, first_steps=2000, steps=4000, batch=32)
 DETECTORS = (
-    SharedDetector("solder-chip", ("chip", "led", "electrolytic"), ("insufficient", "bridge"), 96, 500),
     SharedDetector(
-        "solder-leaded", ("sot23", "soic", "qfp", "connector"), ("insufficient", "lifted_lead", "bridge"), 128, 1700
+        ("chip", "led", "electrolytic"),
+        ("insufficient", "bridge"),
+        Lesson("solder-chip", size=96, first_size=96, first_steps=0, steps=2500, batch=16),
+    ),
+    SharedDetector(
+        ("sot23", "soic", "qfp", "connector"),
+        ("insufficient", "lifted_lead", "bridge"),
+        Lesson("solder-leaded", size=160, first_size=128, first_steps=2500, steps=5000, batch=16),
     ),
 )
 
 
-def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
-    """Return samples to train on, and samples to calibrate on."""
-    cut = round(len(samples) * TRAINING_SHARE)
-    return list(samples[:cut]), list(samples[cut:])
+class Pictures:
+    """The rendered parts that a step may draw from: more of them as the training proceeds."""
+
+    def __init__(self, folder: Path, files: int, wanted: Callable[[Sample], bool]) -> None:
+        self._folder, self._files, self._wanted = folder, files, wanted
+        self._read = 0
+        self.samples: list[Sample] = []
+
+    def at(self, step: int) -> bool:
+        """Read what this step may draw from, waiting for files that are still being rendered; True if there is more."""
+        needed = min(self._files, _FIRST_FILES + step // _STEPS_PER_FILE)
+        if needed <= self._read:
+            return False
+        while not (self._folder / f"parts-{needed - 1:04d}.npz").exists():
+            time.sleep(1)
+        self.samples += filter(self._wanted, read_files(self._folder, range(self._read, needed)))
+        self._read = needed
+        return True
 
 
-def train_classifiers(samples: list[Sample], out: Path, on_share: OnShare) -> dict[str, dict[str, Any]]:
-    """Train a backbone, and a head on it for each component type; return catalog entries by expert id."""
-    import torch
+class PartLoss:
+    """The loss of the network under the heads: it tells the labels of every component apart."""
 
-    from experts.catalog import CatalogEntry
-    from experts.vision.networks import Backbone
-    from tools.training import fit
-    from tools.training.backbone import write_backbone
-    from tools.training.head import fit_linear, write_head
+    def __init__(self, pictures: Pictures, lesson: Lesson) -> None:
+        library = part_types()
+        self.classes = [(name, label) for name, part in library.items() for label in part.labels]
+        self._index = {pair: number for number, pair in enumerate(self.classes)}
+        names = np.array([name for name, _ in self.classes])
+        self._others = {name: torch.from_numpy(names != name) for name in library}
+        self._pictures, self._lesson = pictures, lesson
+        self._mean, self._deviation = fit.normalisation()
 
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    library = part_types()
-    classes = [(name, label) for name, part in library.items() for label in part.labels]
-    index = {pair: number for number, pair in enumerate(classes)}
-    training, calibration = split(samples)
-    network = fit.new_network(CLASSIFIER, len(classes))
-    targets = np.array([index[s.component, s.placement_label] for s in training])
-    schedule = fit.Schedule(_BACKBONE_EPOCHS, learning_rate=_BACKBONE_LEARNING_RATE)
-    pictures = _pictures(training, CLASSIFIER_SIZE)
-    network = fit.fit_network(network, pictures, targets, schedule, lambda share: on_share(0.9 * share))
-    entry = write_backbone(network, CLASSIFIER, CLASSIFIER_SIZE, out, BACKBONE)
-    entries: dict[str, dict[str, Any]] = {BACKBONE: entry}
-    backbone, rng = Backbone(network).eval(), np.random.default_rng(0)
-    for number, (name, part) in enumerate(library.items()):
-        mine, held_out = ([s for s in part_of if s.component == name] for part_of in (training, calibration))
-        own = _pictures(mine, CLASSIFIER_SIZE)
-        features = [fit.features_of(backbone, own, fit.Variation(), rng)[:, :_FEATURES] for _ in range(_COPIES)]
-        truth = torch.from_numpy(np.tile(_targets(mine, part), _COPIES))
-        head = fit_linear(torch.cat(features), truth, len(part.labels))
-        unseen = fit.logits_of(backbone, _pictures(held_out, CLASSIFIER_SIZE))[:, :_FEATURES]
-        logits = unseen @ head["weight"].T + head["bias"]
-        written = write_head(
-            "linear", head, CatalogEntry.model_validate(entry), part.labels, out, expert=name, origin=_ORIGIN
-        )
-        entries[name] = written | {"temperature": fit.calibrate(logits, _targets(held_out, part))}
-        on_share(0.9 + 0.1 * (number + 1) / len(library))
-    return entries
+    def new_model(self) -> nn.Module:
+        return fit.new_network(CLASSIFIER, len(self.classes)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def __call__(self, model: nn.Module, step: int, rng: np.random.Generator) -> torch.Tensor:
+        self._pictures.at(step)
+        samples = self._pictures.samples
+        drawn = [samples[row] for row in rng.integers(len(samples), size=self._lesson.batch)]
+        squares = np.stack([to_square(s.pixels, "classify", self._lesson.size_at(step)) for s in drawn])
+        inputs = fit.Variation()(squares, rng).sub_(self._mean).div_(self._deviation)
+        truth = torch.tensor([self._index[s.component, s.placement_label] for s in drawn])
+        others = torch.stack([self._others[s.component] for s in drawn])
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(inputs.contiguous(memory_format=torch.channels_last))
+        logits = logits.float()
+        own = functional.cross_entropy(logits.masked_fill(others, -1e4), truth)
+        return own + _OTHERS_SHARE * functional.cross_entropy(logits, truth)
 
 
-def train_detector(number: int, samples: list[Sample], out: Path, on_share: OnShare) -> dict[str, dict[str, Any]]:
-    """Train and import `DETECTORS[number]`; return its catalog entry by expert id."""
-    import torch
-
-    from tools.training.detector_loop import TrainingEffort, fit_detector
-    from tools.training.expert_file import Form
-    from tools.training.importer import import_model
-
-    torch.set_num_threads(1)
-    training, calibration = split(samples)
-    detector = DETECTORS[number]
-    model = fit_detector(
-        SolderSampler(training, detector),
-        detector.labels,
-        DETECTOR,
-        detector.input_size,
-        TrainingEffort(steps=detector.steps, learning_rate=2e-3, seed=number, threads=1),
-        on_progress=lambda progress: on_share(progress.share),
-    )
-    report = import_model(
-        model,
-        DETECTOR,
-        detector.labels,
-        detector.input_size,
-        out,
-        expert=detector.expert,
-        images=[s.pixels for s in calibration if detector.covers(part_types()[s.component])][:8],
-        form=Form(origin=_ORIGIN),
-    )
-    return {detector.expert: report.entry | {"confidence_floor": 0.1}}
-
-
-class SolderSampler:
-    """Pictures for a solder detector: parts that lie where they should, every solder defect equally often.
+class SolderLoss:
+    """The loss of a solder detector, on parts that lie where they should, every solder defect equally often.
 
     Good joints have no label: there are up to 44 on a part, and the loss is shared among all labelled boxes, so that a
     rare lifted lead would hardly count. Solder looks the same from every side, so pictures are mirrored and turned;
     exposure varies.
     """
 
-    _GOOD_SHARE = 0.2
+    _GOOD_SHARE = 0.35
 
-    def __init__(self, samples: Sequence[Sample], detector: SharedDetector) -> None:
-        library = part_types()
-        mine = [s for s in samples if detector.covers(library[s.component]) and s.marks]
-        self._size = detector.input_size
-        self._labels = detector.labels
-        self._good = [self._square(s) for s in mine if s.truth == "ok"]
-        bad = [[self._square(s) for s in mine if s.truth == label] for label in detector.labels]
-        self._bad = [pictures for pictures in bad if pictures]
+    def __init__(self, pictures: Pictures, detector: SharedDetector, lesson: Lesson) -> None:
+        self._pictures, self._detector, self._lesson = pictures, detector, lesson
+        self._good: list[Sample] = []
+        self._bad: list[list[Sample]] = []
 
-    def __call__(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def new_model(self) -> nn.Module:
+        labels = self._detector.labels
+        return new_detector(DETECTOR, labels)
+
+    def __call__(self, model: nn.Module, step: int, rng: np.random.Generator) -> torch.Tensor:
+        self.read(step)
+        size = self._lesson.size_at(step)
+        batch = collate([self.picture(size, rng) for _ in range(self._lesson.batch)], size)
+        with torch.autocast("cpu", torch.bfloat16):
+            predicted = model(batch["img"])
+        predicted = _pytree.tree_map_only(torch.Tensor, torch.Tensor.float, predicted)
+        return cast("Any", model).loss(batch, predicted)[0].sum()
+
+    def read(self, step: int) -> None:
+        """Read the pictures that this step may draw from."""
+        if self._pictures.at(step):
+            samples = self._pictures.samples
+            self._good = [s for s in samples if s.truth == "ok"]
+            bad = [[s for s in samples if s.truth == label] for label in self._detector.labels]
+            self._bad = [pictures for pictures in bad if pictures]
+
+    def picture(self, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return (size, size, 3) uint8 pixels and rows of x1 y1 x2 y2 class."""
         kind = self._good if rng.random() < self._GOOD_SHARE else self._bad[int(rng.integers(len(self._bad)))]
-        pixels, boxes = kind[int(rng.integers(len(kind)))]
-        boxes = boxes.copy()
+        sample = kind[int(rng.integers(len(kind)))]
+        pixels, boxes = to_square(sample.pixels, "detect", size), self._boxes(sample, size)
         for _ in range(int(rng.integers(4))):
             pixels = np.rot90(pixels)
             x1, y1, x2, y2 = (boxes[:, column].copy() for column in range(4))
-            boxes[:, 0], boxes[:, 1], boxes[:, 2], boxes[:, 3] = y1, self._size - x2, y2, self._size - x1
+            boxes[:, 0], boxes[:, 1], boxes[:, 2], boxes[:, 3] = y1, size - x2, y2, size - x1
         if rng.random() < 0.5:
             pixels = pixels[:, ::-1]
-            boxes[:, [0, 2]] = self._size - boxes[:, [2, 0]]
+            boxes[:, [0, 2]] = size - boxes[:, [2, 0]]
         lit = pixels.astype(np.float32) * rng.uniform(0.85, 1.15) + rng.uniform(-12, 12)
         return np.clip(lit, 0, 255).astype(np.uint8), boxes
 
-    def _square(self, sample: Sample) -> tuple[np.ndarray, np.ndarray]:
-        gain = self._size / sample.pixels.shape[0]
-        marks = [mark for mark in sample.marks if mark.label in self._labels]
-        rows = [(*(value * gain for value in mark.box), self._labels.index(mark.label)) for mark in marks]
+    def _boxes(self, sample: Sample, size: int) -> np.ndarray:
+        gain, labels = size / sample.pixels.shape[0], self._detector.labels
+        rows = [(*(v * gain for v in m.box), labels.index(m.label)) for m in sample.marks if m.label in labels]
         boxes = np.array(rows, np.float32).reshape(-1, 5)
-        boxes[:, :4] = np.clip(boxes[:, :4], 0, self._size)
-        return to_square(sample.pixels, "detect", self._size), boxes
+        boxes[:, :4] = np.clip(boxes[:, :4], 0, size)
+        return boxes
 
 
-def _pictures(samples: Sequence[Sample], size: int) -> np.ndarray:
-    return np.stack([to_square(sample.pixels, "classify", size) for sample in samples])
+def train_network(
+    expert: str, folder: Path, files: int, steps_share: float = 1.0, on_share: OnShare = lambda _: None
+) -> None:
+    """Train the network `expert` on `folder/pictures`, or go on with it, up to its last checkpoint."""
+    torch.set_num_threads(1)
+    lesson = _lesson(expert).shortened(steps_share)
+    train_on(network_loss(expert, folder, files, lesson), lesson, folder / f"{expert}.checkpoint", on_share)
 
 
-def _targets(samples: Sequence[Sample], part: PartType) -> np.ndarray:
-    return np.array([part.labels.index(sample.placement_label) for sample in samples])
+def train_on(
+    loss: "PartLoss | SolderLoss",
+    lesson: Lesson,
+    checkpoint: Path,
+    on_share: OnShare = lambda _: None,
+    every_s: float = _CHECKPOINT_EVERY_S,
+) -> None:
+    """Train a network by its loss, or go on with it, and write a checkpoint every so many seconds and at the end."""
+    _Run(loss, lesson, checkpoint).finish(on_share, every_s)
+
+
+def spent_s(expert: str, folder: Path) -> float:
+    """Return the seconds that the training of `expert` has taken."""
+    return float(_checkpoint(expert, folder)["spent_s"])
+
+
+def averaged_network(expert: str, folder: Path) -> nn.Module:
+    """Return the network `expert` as far as it is trained. Raises FileNotFoundError without a checkpoint."""
+    loss = network_loss(expert, folder, 0)
+    model = loss.new_model()
+    model.load_state_dict(_checkpoint(expert, folder)["average"])
+    return model.eval()
+
+
+def _checkpoint(expert: str, folder: Path) -> dict[str, Any]:
+    return torch.load(folder / f"{expert}.checkpoint", map_location="cpu", weights_only=True)
+
+
+def _lesson(expert: str) -> Lesson:
+    return CLASSIFIERS if expert == BACKBONE else next(d.lesson for d in DETECTORS if d.expert == expert)
+
+
+def network_loss(expert: str, folder: Path, files: int, lesson: Lesson | None = None) -> PartLoss | SolderLoss:
+    """Return the loss that trains the network `expert` on `files` files of `folder/pictures`."""
+    library, lesson = part_types(), lesson or _lesson(expert)
+    if expert == BACKBONE:
+        return PartLoss(Pictures(folder / "pictures", files, lambda _: True), lesson)
+    detector = next(d for d in DETECTORS if d.expert == expert)
+    wanted = lambda s: bool(s.marks) and detector.covers(library[s.component])  # noqa: E731
+    return SolderLoss(Pictures(folder / "pictures", files, wanted), detector, lesson)
+
+
+class _Run:
+    """The state of a training: the network, its average, the optimiser, the step."""
+
+    def __init__(self, loss: PartLoss | SolderLoss, lesson: Lesson, checkpoint: Path) -> None:
+        torch.manual_seed(0)
+        self._loss, self._lesson, self._checkpoint = loss, lesson, checkpoint
+        self.model = loss.new_model().train()
+        self.average = copy.deepcopy(self.model).eval().requires_grad_(False)
+        matrices = [p for p in self.model.parameters() if p.ndim > 1]
+        vectors = [p for p in self.model.parameters() if p.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": _WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
+        self._optimiser = torch.optim.AdamW(groups, lr=lesson.learning_rate, betas=_BETAS, fused=True)
+        followed = zip(self.average.state_dict().values(), self.model.state_dict().values(), strict=True)
+        self._followed = [pair for pair in followed if pair[0].dtype.is_floating_point]
+        self.step, self.recent_loss, self.spent_s = 0, 0.0, 0.0
+        if checkpoint.exists():
+            self._load()
+
+    def finish(self, on_share: OnShare, every_s: float) -> None:
+        """Train until the lesson is over."""
+        saved_s = time.monotonic()
+        while self.step < self._lesson.steps:
+            begin_s = time.monotonic()
+            self._train_once()
+            self.spent_s += time.monotonic() - begin_s
+            if time.monotonic() - saved_s >= every_s or self.step == self._lesson.steps:
+                self._save()
+                saved_s = time.monotonic()
+            on_share(self.step / self._lesson.steps)
+
+    def _train_once(self) -> None:
+        for group in self._optimiser.param_groups:
+            group["lr"] = self._lesson.rate_at(self.step)
+        loss = self._loss(self.model, self.step, np.random.default_rng([5, self.step]))
+        self._optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_GRADIENT)
+        self._optimiser.step()
+        self.step += 1
+        self.recent_loss += (float(loss.detach()) - self.recent_loss) * max(0.02, 1 / self.step)
+        keep = min(_EMA_DECAY, (1 + self.step) / (10 + self.step))
+        averages, trained = zip(*self._followed, strict=True)
+        with torch.no_grad():
+            get_ema_multi_avg_fn(keep)(averages, trained, self.step)
+
+    def _save(self) -> None:
+        part = self._checkpoint.with_suffix(f".{os.getpid()}.part")
+        state = {"model": self.model.state_dict(), "average": self.average.state_dict()}
+        torch.save(
+            state | {"optimiser": self._optimiser.state_dict(), "step": self.step, "spent_s": self.spent_s}, part
+        )
+        part.replace(self._checkpoint)
+
+    def _load(self) -> None:
+        state = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.average.load_state_dict(state["average"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self.step, self.spent_s = state["step"], state.get("spent_s", 0.0)

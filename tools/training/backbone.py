@@ -12,12 +12,13 @@ from torch import nn
 
 from experts.catalog import CatalogEntry, CatalogFile
 from experts.catalog_edit import add_to_catalog, read
+from experts.stored import thinned
 from experts.vision.architectures import ARCHITECTURES, FEATURES, layout_id
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt_backbone
 from experts.weights import file_sha256, write_weights
 from tools.training import TrainingError, fit
-from tools.training.expert_file import ImportRefusedError, is_expert_id
+from tools.training.expert_file import STORES, ImportRefusedError, is_expert_id
 from tools.training.importer import plain_tensors
 from tools.training.labelled import DIGEST_BYTES, held_back, read_labelled
 
@@ -93,12 +94,18 @@ def train_backbone(
 
 
 def write_backbone(
-    network: nn.Module, architecture: str, input_size: int, out: Path, name: str, seen: frozenset[bytes] = frozenset()
+    network: nn.Module,
+    architecture: str,
+    input_size: int,
+    out: Path,
+    name: str,
+    seen: frozenset[bytes] = frozenset(),
+    store: str = "float32",
 ) -> dict[str, Any]:
     """Write the backbone of a trained classifier, and return its catalog entry.
 
     `seen` are the digests of the pictures that it learned from. The file's name has the version, so that heads of an
-    earlier one keep theirs.
+    earlier one keep theirs. `store` is the form of the file (STORES): heads must then learn from a slot's features.
     """
     kind = ARCHITECTURES[architecture]
     layout = layout_id(kind, 0, input_size, "float32", "channels_last", FEATURES)
@@ -113,10 +120,14 @@ def write_backbone(
         "layout": layout,
         "origin": "backbone",
     }
+    built = build_layout(layout)
+    blocks = pack(built, adapt_backbone(network))
+    if store != STORES[-1]:
+        blocks, metadata["stored"] = thinned(blocks, built.form(store)), store
     out.mkdir(parents=True, exist_ok=True)
     part = out / f".{name}.backbone"
     try:
-        sha256 = write_weights(part, pack(build_layout(layout), adapt_backbone(network)), metadata)
+        sha256 = write_weights(part, blocks, metadata)
         file = out / f"{name}@{sha256[:12]}.safetensors"
         part.replace(file)
         state = {key: value for key, value in network.state_dict().items() if not key.startswith("fc.")}

@@ -97,7 +97,7 @@ def fit_detector(
         raise TrainingError(f"an input of {input_size} pixels is not a multiple of {YOLO_STRIDE_PIXELS}")
     with limited_threads(effort.threads):
         torch.manual_seed(effort.seed)
-        model = _new_model(build_original(known, len(classes)), classes)
+        model = new_detector(architecture, classes)
         run = _Run(model, sampler, closing or sampler, effort)
         for progress in run.steps():
             if on_progress is not None:
@@ -105,10 +105,11 @@ def fit_detector(
     return run.average
 
 
-def _new_model(model: nn.Module, classes: Sequence[str]) -> nn.Module:
+def new_detector(architecture: str, classes: Sequence[str]) -> nn.Module:
+    """Return an untrained detector with what ultralytics' loss needs."""
     from ultralytics.cfg import get_cfg
 
-    detector = cast("Any", model)
+    detector = cast("Any", build_original(ARCHITECTURES[architecture], len(classes)))
     detector.args = get_cfg(overrides={"epochs": _EPOCHS})  # the loss reads its gains from here
     detector.names = dict(enumerate(classes))
     return detector.to(memory_format=torch.channels_last).train()

@@ -98,7 +98,7 @@ def fit_network(
     """Train all of `network` and return it in eval mode. `on_progress` gets shares from 0 to 1."""
     network.train().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch's stub lacks it
     rng = np.random.default_rng(schedule.seed)
-    mean, deviation = _normalisation()
+    mean, deviation = normalisation()
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for rows in _shuffled(len(targets), schedule.batch, rng):
@@ -119,7 +119,7 @@ def fit_turned(
     """
     network.train().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch's stub lacks it
     rng = np.random.default_rng(schedule.seed)
-    mean, deviation = _normalisation()
+    mean, deviation = normalisation()
     weights = 1 / np.sqrt(np.bincount(targets))[targets]
     weights /= weights.sum()
 
@@ -178,7 +178,7 @@ def logits_of(network: nn.Module, pictures: Pictures) -> torch.Tensor:
 
 def _outputs(network: nn.Module, pictures: Pictures, read: Callable[[Pictures], torch.Tensor]) -> torch.Tensor:
     """`read` gives (N, 3, S, S) in 0..1. The outputs can be trained on."""
-    mean, deviation = _normalisation()
+    mean, deviation = normalisation()
     outputs: list[torch.Tensor] = []
     with torch.no_grad():
         for start in range(0, len(pictures), 64):
@@ -244,6 +244,6 @@ def _lit(pictures: Pictures, rng: np.random.Generator) -> torch.Tensor:
     return tensor.mul_(gain.float()).add_(offset.float()).add_(noise).clamp_(0, 1)
 
 
-def _normalisation() -> tuple[torch.Tensor, torch.Tensor]:
+def normalisation() -> tuple[torch.Tensor, torch.Tensor]:
     mean, deviation = NORMALISATIONS["imagenet"]
     return torch.tensor(mean).view(1, 3, 1, 1), torch.tensor(deviation).view(1, 3, 1, 1)

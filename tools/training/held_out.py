@@ -251,3 +251,16 @@ def overlaps(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArr
     areas = [(boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) for boxes in (first, second)]
     union = areas[0][:, None] + areas[1][None] - shared
     return np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+
+
+def wilson(count: int, of: int) -> tuple[float, float]:
+    """Return the 95 % interval of Wilson's score, as shares; all of 0..1 of nothing."""
+    if of == 0:
+        return 0.0, 1.0
+    z = 1.959964
+    centre, spread = (
+        count / of + z * z / (2 * of),
+        z * math.sqrt(count / of * (1 - count / of) / of + (z / (2 * of)) ** 2),
+    )
+    low, high = (centre - spread) / (1 + z * z / of), (centre + spread) / (1 + z * z / of)
+    return round(max(low, 0.0), 6), round(min(high, 1.0), 6)

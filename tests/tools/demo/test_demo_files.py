@@ -1,69 +1,24 @@
-import dataclasses
-import json
 from pathlib import Path
 
 import cv2
-import numpy as np
 import pytest
 import torch
-import yaml
 
 from daemon.config.settings import load_config
 from experts.catalog import CatalogFile, resolve
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.slot import SlotPool
-from routing_rules.compile import ExpertLabels, compile_rules
-from routing_rules.load import read_yaml, read_yaml_text
-from routing_rules.routes import Routes
+from routing_rules.compile import compile_rules
+from routing_rules.load import read_yaml_text
 from tests.lines import a_line
-from tools.camera.render import board_types, part_types, render_board
-from tools.demo import prepare
+from tools.camera.render import render_board
 from tools.demo.boards import COLOURS, PartVerdict, draw_board, part_verdicts
-from tools.demo.files import write_configuration, write_rules
-from tools.demo.judge import PartToJudge, Quality, choose_threshold, judge_parts
-from tools.demo.prepare import PREPARED, PrepareReport, code_key
-from tools.demo.training import DETECTORS, PARTS_PER_PANEL, SolderSampler, render_panels, split
+from tools.demo.files import write_configuration
+from tools.demo.judge import PartToJudge, judge_parts
 from tools.training import fit
 from tools.training.importer import import_model
 
 torch.set_num_threads(1)
-
-
-def some_limits() -> dict[str, dict[str, float]]:
-    return {d.expert: {label: 0.5 for label in d.labels if label != "joint"} for d in DETECTORS}
-
-
-def stand_in_experts() -> dict[str, ExpertLabels]:
-    """Return the labels of the trained demo's experts, as its catalog has them."""
-    classifiers = {name: ExpertLabels("classify", part.labels) for name, part in part_types().items()}
-    return classifiers | {d.expert: ExpertLabels("detect", d.labels) for d in DETECTORS}
-
-
-def the_routes(folder: Path) -> Routes:
-    path = write_rules(folder, some_limits(), 0.6)
-    return compile_rules(read_yaml(path), str(path), stand_in_experts())
-
-
-def test_the_rules_fit_the_demos_experts_and_boards(tmp_path: Path):
-    routes = the_routes(tmp_path)
-    assert set(routes.recipes) == set(board_types())
-    assert set(routes.experts) == set(stand_in_experts())
-    for board in board_types().values():
-        recipe = routes.recipes[board.name]
-        assert recipe.expected == len(board.places)
-        assert recipe.time_limit_s == 60
-        for place in board.places:
-            assert place.designator in recipe.positions[place.component].designators
-            step = routes.first_step(board.name, place.component)
-            assert step is not None
-            assert step.expert == place.component
-
-
-def test_every_part_that_passes_goes_on_to_the_detector_trained_on_its_family(tmp_path: Path):
-    followers = the_routes(tmp_path).successors
-    for name, part in part_types().items():
-        (detector,) = (d.expert for d in DETECTORS if d.covers(part))
-        assert [expert for expert, _ in followers[name]] == [detector]
 
 
 def test_the_configuration_loads_and_a_changed_one_is_kept(tmp_path: Path):
@@ -74,61 +29,6 @@ def test_the_configuration_loads_and_a_changed_one_is_kept(tmp_path: Path):
     changed = path.read_text(encoding="utf-8").replace("max_batch: 8", "max_batch: 4")
     path.write_text(changed, encoding="utf-8")
     assert write_configuration(tmp_path).read_text(encoding="utf-8") == changed
-
-
-def test_rules_name_the_thresholds_that_were_chosen(tmp_path: Path):
-    limits = some_limits()
-    limits["solder-leaded"]["bridge"] = 0.41
-    document = yaml.safe_load(write_rules(tmp_path, limits, 0.8).read_text(encoding="utf-8"))
-    assert document["detectors"]["solder-leaded"]["fail_on"]["bridge"] == 0.41
-    assert "joint" not in document["detectors"]["solder-chip"]["fail_on"]
-    assert {rule["review_below"] for rule in document["classifiers"].values()} == {0.8}
-
-
-@pytest.mark.parametrize(
-    ("good", "bad", "between"),
-    [
-        pytest.param([0.2, 0.1], [0.9, 0.95], (0.3, 0.6), id="apart"),
-        pytest.param([0.6, 0.1], [0.4, 0.9], (0.4, 0.4), id="mixed"),
-        pytest.param([], [0.9], (0.3, 0.5), id="no good parts"),
-        pytest.param([0.3, 0.1], [], (0.3, 0.75), id="no bad parts"),
-        pytest.param([0.0] * 50, [0.01] * 50, (0.15, 0.75), id="nothing to be had: within the limits"),
-        pytest.param([0.99, *[0.1] * 499], [0.9] * 100, (0.3, 0.5), id="one mistake in 500 is tolerated"),
-    ],
-)
-def test_a_threshold_lies_between_mistakes_and_hits(good: list[float], bad: list[float], between: tuple[float, float]):
-    assert between[0] <= choose_threshold(good, bad) <= between[1]
-
-
-def test_panels_are_the_same_each_time_and_hold_good_and_bad_parts():
-    samples = render_panels([3])
-    assert len(samples) == PARTS_PER_PANEL
-    assert {sample.component for sample in samples} == set(part_types())
-    assert {sample.truth == "ok" for sample in samples} == {True, False}
-    again = render_panels([3])
-    assert all(np.array_equal(sample.pixels, same.pixels) for sample, same in zip(samples, again, strict=True))
-    for sample in samples:
-        labels = part_types()[sample.component].labels
-        assert sample.placement_label == (sample.truth if sample.truth in labels else "ok")
-    training, calibration = split(samples)
-    assert [*training, *calibration] == samples
-    assert len(calibration) == 6
-
-
-@pytest.mark.parametrize("detector", DETECTORS, ids=lambda d: d.expert)
-def test_pictures_for_a_detector_carry_boxes_of_its_labels_inside_them(detector):
-    sampler, rng = SolderSampler(render_panels([4, 5]), detector), np.random.default_rng(0)
-    counts = []
-    for _ in range(40):
-        pixels, boxes = sampler(rng)
-        counts.append(len(boxes))
-        assert pixels.shape == (detector.input_size, detector.input_size, 3)
-        assert (boxes[:, :4] >= 0).all()
-        assert (boxes[:, :4] <= detector.input_size).all()
-        assert (boxes[:, 2:4] > boxes[:, :2]).all()
-        assert set(boxes[:, 4].astype(int)) <= set(range(len(detector.labels)))
-    assert min(counts) == 0, "good parts are among the pictures"
-    assert max(counts) > 0
 
 
 def an_expert(folder: Path, name: str, says: str, logit: float) -> ExpertSpec:
@@ -171,11 +71,6 @@ steps:
     assert shares[-1] == 1.0
 
 
-def test_rates_of_no_parts_are_zero():
-    nothing = Quality(0, 0, 0, 0, 0, {})
-    assert (nothing.catch_rate, nothing.false_call_rate) == (0, 0)
-
-
 def test_a_drawn_board_is_a_png_of_the_board_with_a_header_and_frames(tmp_path: Path):
     board = render_board("sensor-node", 1, 0.0)
     first, second, *_ = board.placements
@@ -197,20 +92,3 @@ def test_a_drawn_board_is_a_png_of_the_board_with_a_header_and_frames(tmp_path: 
 
 def test_a_line_that_has_seen_nothing_has_no_verdicts(tmp_path: Path, experts_folder: Path):
     assert part_verdicts(a_line(tmp_path / "line", experts_folder), "S1") == {}
-
-
-def a_prepared_folder(folder: Path) -> PrepareReport:
-    report = PrepareReport(code_key(), 3.5, Quality(24, 100, 98, 900, 2, {"shifted": 2}))
-    (folder / "experts").mkdir(parents=True)
-    (folder / "experts" / "catalog.yaml").write_text("experts: {}\n", encoding="utf-8")
-    (folder / "rules.yaml").write_text("boards: {}\n", encoding="utf-8")
-    (folder / PREPARED).write_text(json.dumps(dataclasses.asdict(report)), encoding="utf-8")
-    return report
-
-
-def test_a_line_made_by_the_same_code_is_used_again(tmp_path: Path):
-    report = a_prepared_folder(tmp_path / "demo")
-    earlier = prepare.prepare(tmp_path / "demo")
-    assert earlier == dataclasses.replace(report, cached=True)
-    assert "98 of 100 (0.980; missed: 2 shifted)" in earlier.summary()
-    assert "trained in an earlier run" in earlier.summary()

@@ -59,15 +59,18 @@ def _led(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) 
 
 
 def _leads(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:
-    """Gull wings from the body to the pads; a lifted one is bent aside, longer, and throws a shadow on its pad."""
-    flat, raised, shadows = [], [], []
+    """Gull wings from the body to the pads.
+
+    A lifted one is bent aside, longer, and throws a shadow on its pad; one with too little solder stays dull.
+    """
+    flat, dull, raised, shadows = [], [], [], []
     for pad, state in zip(part.pads, condition.joints, strict=True):
         ox, oy = pad.out
         inner = (part.width if oy else part.length) / 2 - 1
         tip = abs(pad.y if oy else pad.x) + (pad.h if oy else pad.w) * 0.22
         aside, half = 0.0, part.lead_px / 2
         if state == "lifted_lead":
-            aside = scene.rng.choice([-1, 1]) * scene.rng.uniform(0.3, 0.6) * part.lead_px
+            aside = scene.rng.choice([-1, 1]) * scene.rng.uniform(0.45, 0.75) * part.lead_px
             tip += (pad.h if oy else pad.w) * 0.3
         across = pad.x if oy else pad.y
         root, end = across, across + aside
@@ -77,10 +80,13 @@ def _leads(layer: Layer, part: PartType, condition: Condition, scene: BoardScene
             raised.append(outline)
             shadows.append([(x + 1.6 + abs(oy) * 0.8, y + 1.6 + abs(ox) * 0.8) for x, y in outline])
         else:
-            flat.append(outline)
+            (dull if state == "insufficient" else flat).append(outline)
     if flat:
         patch = layer.fill(flat)
         layer.paint(patch, metal(patch, (0.74, 0.75, 0.78), scene.light, 1.3 * layer.scale, gloss=0.8))
+    if dull:
+        patch = layer.fill(dull)
+        layer.paint(patch, metal(patch, (0.46, 0.38, 0.31), scene.light, 1.3 * layer.scale, gloss=0.2))
     if raised:
         layer.paint(layer.fill(shadows, soften_px=0.6), (0.02, 0.02, 0.02), opacity=0.85)
         patch = layer.fill(raised)

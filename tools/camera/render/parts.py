@@ -125,11 +125,11 @@ def _leaded(
     )
 
 
-def _qfp(name: str, per_side: int, pitch: float, body: float, *, marking: str) -> PartType:
+def _qfp(name: str, crop_px: int, per_side: int, pitch: float, body: float, *, marking: str) -> PartType:
     reach, w, h = body / 2 + 9, pitch * 0.6, 15
     pads = [*_row(per_side, pitch, reach, w, h), *_row(per_side, pitch, -reach, w, h)]
     pads += [Pad(p.y, p.x, p.h, p.w, (p.out[1], 0)) for p in pads]
-    return _leaded(name, "qfp", 128, (body, body), pads, lead_px=pitch * 0.42, marking=marking)
+    return _leaded(name, "qfp", crop_px, (body, body), pads, lead_px=pitch * 0.42, marking=marking)
 
 
 def _electrolytic(name: str, crop_px: int, base: float, *, marking: str) -> PartType:
@@ -167,8 +167,8 @@ def _library() -> tuple[PartType, ...]:
         _leaded("SOT23-5", "sot23", 80, (34, 19), sot23_5, lead_px=4.6, marking="LB7"),
         _leaded("SOIC8", "soic", 96, (52, 40), soic[4], lead_px=5, marking="LM358|D024"),
         _leaded("SOIC16", "soic", 128, (104, 40), soic[8], lead_px=5, marking="74HC595|TX 2406"),
-        _qfp("QFP32", 8, 9.5, 80, marking="CS32F0|K6T6|2417"),
-        _qfp("QFP44", 11, 8, 92, marking="MCU-440|AU 16|2409"),
+        _qfp("QFP32", 128, 8, 9.5, 80, marking="CS32F0|K6T6|2417"),
+        _qfp("QFP44", 144, 11, 8, 92, marking="MCU-440|AU 16|2409"),
         _electrolytic("CE6", 96, 56, marking="100|16V"),
         _electrolytic("CE8", 112, 70, marking="220|35V"),
         _leaded("HDR10", "connector", 112, (88, 52), header, lead_px=5.5, marking=""),

@@ -66,7 +66,7 @@ def draw_ground(layer: Layer, part: PartType, condition: Condition, scene: Board
 def _starved(layer: Layer, pad: Pad, scene: BoardScene) -> None:
     """A joint with too little solder: the bare pad shows, tarnished, with a thin smear at the lead."""
     tarnish = layer.fill([rectangle(pad.x, pad.y, pad.w * 0.96, pad.h * 0.96, 1)])
-    layer.paint(tarnish, (0.6, 0.42, 0.24), opacity=0.75)
+    layer.paint(tarnish, (0.52, 0.33, 0.17), opacity=0.9)
     w, h = pad.w * scene.rng.uniform(0.25, 0.5), pad.h * scene.rng.uniform(0.25, 0.5)
     x, y = pad.x - pad.out[0] * pad.w * 0.25, pad.y - pad.out[1] * pad.h * 0.25
     smear = layer.fill([blob(x, y, w, h, scene.rng, 0.1)])
@@ -79,8 +79,8 @@ def bridge_boxes(part: PartType, condition: Condition, rng: np.random.Generator)
     for first, second in condition.bridges:
         a, b = part.pads[first], part.pads[second]
         if part.family == "chip":
-            side = rng.choice([-1, 1]) * (part.width / 2 + 1.5)
-            tall = rng.uniform(5, 8)
+            side = rng.choice([-1, 1]) * part.width * 0.5
+            tall = rng.uniform(0.4, 0.55) * part.width
             boxes.append((a.x, side - tall / 2, b.x, side + tall / 2))
             continue
         along = rng.uniform(-0.2, 0.3)

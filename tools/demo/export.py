@@ -1,0 +1,206 @@
+"""Writes the demo's trained networks as int8 experts, fits heads on what the stored backbone gives, sets thresholds."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve, write_catalog
+from experts.spec import ExpertId, ExpertSpec
+from experts.vision.infer import infer, normalise
+from experts.vision.preprocess import fit, to_square
+from experts.vision.slot import SlotPool
+from tools.camera.render import part_types
+from tools.demo.files import SOLDER_DETECTORS, Thresholds
+from tools.demo.pictures import Sample
+from tools.demo.training import BACKBONE, CLASSIFIER, CLASSIFIERS, DETECTOR, DETECTORS, averaged_network
+from tools.training.backbone import write_backbone
+from tools.training.expert_file import Form
+from tools.training.fit import Variation, calibrate
+from tools.training.head import fit_linear, write_head
+from tools.training.importer import import_model
+
+_ORIGIN = "trained on rendered parts"
+_STORE = "int8"
+#: Features of the backbone's last layer, and varied copies of each picture that a head learns from.
+_FEATURES, _COPIES = 512, 2
+_BATCH = 16
+#: A false call weighs as much as so many escapes, in shares of all good and all bad parts.
+_FALSE_CALL_WEIGHT = 3.0
+_MIN_CONFIDENCE, _MAX_CONFIDENCE = 0.12, 0.98
+
+
+def export_experts(folder: Path, out: Path, learn: Sequence[Sample], held_out: Sequence[Sample]) -> Catalog:
+    """Write the networks whose checkpoints lie in `folder` as experts, and their catalog.
+
+    Heads learn from `learn` and are calibrated on `held_out`.
+    """
+    torch.set_num_threads(1)
+    library = part_types()
+    network = averaged_network(BACKBONE, folder)
+    entry = write_backbone(network, CLASSIFIER, CLASSIFIERS.size, out, BACKBONE, store=_STORE)
+    (out / entry["file"]).with_suffix(".pt").unlink()  # nobody trains on from here: the checkpoint is the source
+    entries: dict[str, dict[str, Any]] = {BACKBONE: entry}
+    catalog_entry = CatalogEntry.model_validate(entry)
+    backbone = _StoredBackbone(out, entry)
+    rng = np.random.default_rng(0)
+    for name, part in library.items():
+        mine = [sample for sample in learn if sample.component == name]
+        unseen = [sample for sample in held_out if sample.component == name]
+        features = torch.cat([backbone.features(mine, rng) for _ in range(_COPIES)])
+        head = fit_linear(features, _targets(mine).repeat(_COPIES), len(part.labels))
+        logits = backbone.features(unseen) @ head["weight"].T + head["bias"]
+        temperature = calibrate(logits, _targets(unseen).numpy())
+        written = write_head("linear", head, catalog_entry, part.labels, out, expert=name, origin=_ORIGIN)
+        entries[name] = written | {"temperature": temperature}
+    for detector in DETECTORS:
+        pictures = [s.pixels for s in held_out if detector.covers(library[s.component]) and s.marks]
+        report = import_model(
+            averaged_network(detector.expert, folder),
+            DETECTOR,
+            detector.labels,
+            detector.input_size,
+            out,
+            expert=detector.expert,
+            images=pictures[:64],
+            form=Form(origin=_ORIGIN, store=_STORE, tolerance=float("inf")),
+        )
+        entries[detector.expert] = report.entry | {"confidence_floor": 0.1}
+    write_catalog(out / "catalog.yaml", entries)
+    return read_catalog(out)
+
+
+def read_catalog(out: Path) -> Catalog:
+    """Return the catalog of experts that `export_experts` wrote."""
+    import yaml
+
+    file = CatalogFile.model_validate(yaml.safe_load((out / "catalog.yaml").read_text("utf-8")))
+    catalog, problems = resolve(file, out)
+    assert not problems, problems
+    return catalog
+
+
+class _StoredBackbone:
+    """The backbone as a line serves it: read from its int8 file into a slot."""
+
+    def __init__(self, out: Path, entry: dict[str, Any]) -> None:
+        catalog, problems = resolve(CatalogFile.model_validate({"experts": {BACKBONE: entry}}), out)
+        assert not problems, problems
+        self._spec = catalog[ExpertId(BACKBONE)]
+        pool = SlotPool("cpu", self._spec.weights_bytes)
+        pool.load(self._spec)
+        self._slot = pool.slot(self._spec.expert)
+        self._pool = pool
+
+    def features(self, samples: Sequence[Sample], rng: np.random.Generator | None = None) -> torch.Tensor:
+        """Return (N, 512) features of pictures as they are, or with `rng` of varied ones."""
+        rows: list[torch.Tensor] = []
+        with torch.inference_mode():
+            for start in range(0, len(samples), _BATCH):
+                part = samples[start : start + _BATCH]
+                squares = np.stack([to_square(s.pixels, "classify", self._spec.input_size) for s in part])
+                if rng is not None:
+                    lit = Variation()(squares, rng).mul_(255).round_().to(torch.uint8)
+                    squares = lit.permute(0, 2, 3, 1).contiguous().numpy()
+                pixels = torch.from_numpy(squares)
+                layout = self._slot.layout
+                inputs = normalise(pixels, self._spec, layout.dtype, channels_last=layout.channels_last)
+                rows.append(self._slot.module(inputs)[:, :_FEATURES].clone())
+        return torch.cat(rows).clone() if rows else torch.zeros(0, _FEATURES)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the experts say of a part: its head's label and confidence, and the surest box by solder label."""
+
+    component: str
+    truth: str
+    label: str
+    confidence: float
+    boxes: dict[str, float]
+
+
+def observe(catalog: Catalog, samples: Iterable[Sample]) -> list[Observed]:
+    """Return the answers to each part, the detector's included whatever the head says."""
+    samples = list(samples)
+    heads = _answers(catalog, samples, lambda sample: sample.component)
+    library = part_types()
+    solder = _answers(catalog, samples, lambda sample: SOLDER_DETECTORS[library[sample.component].family])
+    observed: list[Observed] = []
+    for sample, head, boxes in zip(samples, heads, solder, strict=True):
+        surest: dict[str, float] = {}
+        for box in boxes.detections:
+            surest[box.label] = max(surest.get(box.label, 0.0), box.confidence)
+        observed.append(Observed(sample.component, sample.truth, str(head.label), float(head.confidence or 0), surest))
+    return observed
+
+
+def _answers(catalog: Catalog, samples: Sequence[Sample], expert_of: Any) -> list[Any]:
+    answers: list[Any] = [None] * len(samples)
+    by_expert: dict[str, list[int]] = {}
+    for row, sample in enumerate(samples):
+        by_expert.setdefault(expert_of(sample), []).append(row)
+    pools: dict[ExpertId, SlotPool] = {}
+    for expert, rows in by_expert.items():
+        spec: ExpertSpec = catalog[ExpertId(expert)]
+        if spec.resident.expert not in pools:
+            pools[spec.resident.expert] = SlotPool("cpu", spec.resident.weights_bytes)
+            pools[spec.resident.expert].load(spec.resident)
+        slot = pools[spec.resident.expert].slot(spec.resident.expert)
+        for start in range(0, len(rows), _BATCH):
+            batch = rows[start : start + _BATCH]
+            prepared = [fit(samples[row].pixels, spec.task, spec.input_size) for row in batch]
+            for row, answer in zip(batch, infer(slot, prepared, spec), strict=True):
+                answers[row] = answer
+    return answers
+
+
+def choose_thresholds(observed: Sequence[Observed]) -> Thresholds:
+    """Return the confidences of the rules that divide good parts from bad ones, each for its component or family."""
+    library = part_types()
+    review_below: dict[str, float] = {}
+    for name, part in library.items():
+        passed = [o for o in observed if o.component == name and o.label == "ok"]
+        good = [o.confidence for o in passed if o.truth == "ok"]
+        bad = [o.confidence for o in passed if o.truth in part.labels and o.truth != "ok"]
+        review_below[name] = 1 - divide([1 - c for c in good], [1 - c for c in bad])
+    fail_on: dict[str, dict[str, float]] = {}
+    for family in SOLDER_DETECTORS:
+        mine = [o for o in observed if library[o.component].family == family]
+        labels = {kind for part in library.values() if part.family == family for kind in part.defects}
+        solder = next(d.labels for d in DETECTORS if d.expert == SOLDER_DETECTORS[family])
+        fail_on[family] = {
+            label: divide(
+                [o.boxes.get(label, 0.0) for o in mine if o.truth == "ok"],
+                [o.boxes.get(label, 0.0) for o in mine if o.truth == label],
+            )
+            for label in solder
+            if label in labels
+        }
+    return Thresholds(review_below, fail_on)
+
+
+def divide(good: Sequence[float], bad: Sequence[float]) -> float:
+    """Return the value that divides good from bad best: among equal ones the middle, as far from both as can be.
+
+    A good part at or above it is a false call, a bad one below it an escape.
+    """
+    candidates = np.arange(round(_MIN_CONFIDENCE * 100), round(_MAX_CONFIDENCE * 100) + 1) / 100
+    calls = np.array([np.mean(np.asarray(good) >= c) if good else 0.0 for c in candidates])
+    escapes = np.array([np.mean(np.asarray(bad) < c) if bad else 0.0 for c in candidates])
+    costs = escapes + _FALSE_CALL_WEIGHT * calls
+    best = candidates[costs <= costs.min() + 1e-9]
+    return float(best[len(best) // 2])
+
+
+def write_thresholds(out: Path, thresholds: Thresholds) -> None:
+    text = json.dumps(thresholds.as_json(), indent=2)
+    (out / "thresholds.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _targets(samples: Sequence[Sample]) -> torch.Tensor:
+    return torch.tensor([part_types()[s.component].labels.index(s.placement_label) for s in samples], dtype=torch.int64)

@@ -1,0 +1,198 @@
+"""`coserve demo --train`: makes the experts that come with the repository again, from pictures to measured figures.
+
+Ctrl-C and the same command go on. The product is `DIR/experts`: weights, catalog, thresholds, `provenance.json`.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any
+
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+import tools.camera.render
+from experts.spec import Answer
+from experts.weights import file_sha256
+from tools.camera.render import board_types, render_board
+from tools.camera.rendered import DEFECT_RATE
+from tools.demo.export import choose_thresholds, export_experts, observe, write_thresholds
+from tools.demo.files import write_configuration, write_rules
+from tools.demo.measure import Figures, measure, measured_table
+from tools.demo.pictures import Sample, read_files, render_missing, samples_of
+from tools.demo.training import BACKBONE, DETECTORS, spent_s, train_network
+from tools.experts.measure import write_confidences
+from tools.terminal.console import console
+from tools.terminal.progress import Bars
+
+NAME = "rendered-parts"
+#: Shares of parts with a defect on the boards that thresholds are chosen on, and the first of their seeds.
+_CALIBRATION_RATES, _FIRST_CALIBRATION_SEED = (DEFECT_RATE, 0.5), 400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How much of everything. `steps_share` shortens the trainings: tests train a thousandth."""
+
+    files: int = 60
+    held_out_files: int = 6
+    steps_share: float = 1.0
+    calibration_boards: int = 120
+    measured_boards: int = 200
+
+
+def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
+    """Make the experts in `folder/experts`, or go on making them, and print their figures; return that folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    out = folder / "experts"
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=console) as bars:
+        _run_jobs(bars, folder, recipe)
+        task = bars.add_task("heads on the stored backbone", total=None)
+        held_out = read_files(folder / "pictures", range(recipe.files, recipe.files + recipe.held_out_files))
+        learn = read_files(folder / "pictures", range(recipe.files))
+        catalog = export_experts(folder, out, learn, held_out)
+        del learn
+        bars.update(task, description="thresholds on boards not trained on")
+        observed = observe(catalog, [*held_out, *_calibration_samples(recipe.calibration_boards)])
+        thresholds = choose_thresholds(observed)
+        write_thresholds(out, thresholds)
+        write_rules(folder, thresholds)
+        bars.update(task, total=1.0, completed=1.0)
+        task = bars.add_task("measuring on boards not trained on", total=1.0)
+        answers: dict[str, list[Answer]] = defaultdict(list)
+        figures = measure(
+            write_configuration(folder),
+            boards=recipe.measured_boards,
+            on_share=lambda share: bars.update(task, completed=share),
+            on_answer=lambda expert, answer: answers[expert].append(answer),
+        )
+    write_confidences(out / "catalog.yaml", answers)
+    write_provenance(folder, out, figures)
+    measured_table(figures)
+    console.print(f"The experts are in {out}.")
+    return out
+
+
+def measure_line(folder: Path) -> None:
+    """Print the figures of the line in `folder` on boards that no training saw."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=console) as bars:
+        task = bars.add_task("judging 400 boards", total=1.0)
+        figures = measure(folder / "coserve.yaml", on_share=lambda share: bars.update(task, completed=share))
+    measured_table(figures)
+
+
+def _run_jobs(bars: Bars, folder: Path, recipe: Recipe) -> None:
+    """Run two at a time, each on its own core: first the pictures, for which the first training waits."""
+    jobs: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
+        "rendering pictures": (_render, (folder, recipe.files + recipe.held_out_files)),
+        **{
+            f"training {expert}": (_train, (expert, folder, recipe.files, recipe.steps_share))
+            for expert in (BACKBONE, *(detector.expert for detector in reversed(DETECTORS)))
+        },
+    }
+    with multiprocessing.get_context("spawn").Manager() as manager, two_processes() as pool:
+        shares: Queue[tuple[str, float]] = manager.Queue()
+        running: list[Future[None]] = [
+            pool.submit(job, *arguments, shares, title) for title, (job, arguments) in jobs.items()
+        ]
+        tasks: dict[str, TaskID] = {}  # a job that waits for a core has no bar yet
+        while not all(job.done() for job in running) or not shares.empty():
+            with suppress(Empty):
+                title, share = shares.get(timeout=0.5)
+                if title not in tasks:
+                    tasks[title] = bars.add_task(title, total=1.0)
+                bars.update(tasks[title], completed=share)
+            for job in running:
+                if job.done():
+                    job.result()
+
+
+def _render(folder: Path, files: int, shares: "Queue[tuple[str, float]]", title: str) -> None:
+    import cv2
+
+    cv2.setNumThreads(1)
+    for number in render_missing(folder / "pictures", files):
+        shares.put((title, (number + 1) / files))
+
+
+def _train(
+    expert: str, folder: Path, files: int, steps_share: float, shares: "Queue[tuple[str, float]]", title: str
+) -> None:
+    import cv2
+
+    cv2.setNumThreads(1)
+    last_s = 0.0
+
+    def on_share(share: float) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s > 1 or share >= 1:
+            last_s = time.monotonic()
+            shares.put((title, share))
+
+    train_network(expert, folder, files, steps_share, on_share)
+
+
+@contextmanager
+def two_processes() -> Iterator[ProcessPoolExecutor]:
+    """Yield a pool of fresh interpreters: torch's threads do not survive a fork."""
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            yield pool
+        except BaseException:  # Ctrl-C and SIGTERM, too: a training would go on for hours
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
+
+
+def _calibration_samples(boards: int) -> Iterator[Sample]:
+    kinds = list(board_types())
+    for number in range(boards):
+        rate = _CALIBRATION_RATES[number // len(kinds) % len(_CALIBRATION_RATES)]
+        yield from samples_of(render_board(kinds[number % len(kinds)], _FIRST_CALIBRATION_SEED + number, rate))
+
+
+def recipe_version() -> str:
+    """Return a digest of the sources that the experts depend on: the renderer and the training."""
+    here = Path(__file__).parent
+    rendering = sorted(Path(next(iter(tools.camera.render.__path__))).glob("*.py"))
+    own = [here / f"{name}.py" for name in ("pictures", "training", "export", "recipe")]
+    training = [here.parent / "training" / f"{name}.py" for name in ("fit", "head", "backbone", "detector_loop")]
+    digest = hashlib.sha256()
+    for path in (*rendering, *own, *training):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def write_provenance(folder: Path, out: Path, figures: list[Figures]) -> None:
+    """Write how the experts came about and what they are worth, and the sha256 of each file."""
+    experts = (BACKBONE, *(detector.expert for detector in DETECTORS))
+    files = sorted(path for path in out.iterdir() if path.name != "provenance.json")
+    document = {
+        "recipe": NAME,
+        "version": recipe_version(),
+        "command": "coserve demo --train",
+        "seed": 0,
+        "hours": {expert: round(spent_s(expert, folder) / 3600, 2) for expert in experts},
+        "processor": _processor(),
+        "figures": [each.as_json() for each in figures],
+        "files": {path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for path in files},
+    }
+    (out / "provenance.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def _processor() -> str:
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return platform.machine()
