@@ -4,18 +4,16 @@ import csv
 import io
 import re
 from collections.abc import Iterator
-from datetime import date
 from html import unescape
 from urllib.parse import quote
 
 import pytest
-from sqlalchemy.dialects import postgresql
 
 from tests.daemon.dashboard.web import EVIL, SQL, Web
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
-from daemon.dashboard.pages import defects, review
+from daemon.dashboard.pages import defects
 
 FORMULA = "=cmd|' /C calc'!A0"
 ALL = {"range": "own", "from": "2026-11-01", "to": "2026-11-30"}
@@ -181,19 +179,6 @@ def test_a_hundred_thousand_images_stay_few_rows_of_a_page(web: Web) -> None:
     assert "Older" in get(web, "/defects/images", **big)
     too_many = web.get("/defects/images.csv", query=ALL | big)
     assert (too_many.status, "coserve export" in too_many.text) == (503, True)
-
-
-def test_postgresql_understands_the_questions() -> None:
-    span = defects.DefectSpan(date(2026, 11, 1), date(2026, 11, 2), "type", "lot", "-")
-    only = defects.ImageFilter("fail", "c", "-", "2026-11-01", "escape")
-    questions = [
-        *(defects.not_passed_question(span), defects.by_board_question(span), defects.by_component_question(span)),
-        *(defects.images_question(span, only, 7), *defects.choices_questions().values()),
-        *(review.image_question(1), review.experts_question(), review.done_question("a", "b")),
-        *review.good_part_questions("c"),
-    ]
-    texts = [str(question.compile(dialect=postgresql.dialect())) for question in questions]
-    assert "GROUP BY substr(boards.completed_at, 1, 10)" in texts[0].replace("\n", " ")
 
 
 def test_a_span_without_images_has_no_causes_and_no_rate() -> None:
