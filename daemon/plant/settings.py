@@ -39,7 +39,7 @@ def _postgresql(value: str) -> str:
     scheme, _, rest = value.partition("://")
     if scheme not in ("postgresql", "postgresql+psycopg"):
         raise ValueError("expected postgresql://USER@HOST:PORT/DATABASE: the hub needs PostgreSQL")
-    if _POSTGRESQL.fullmatch(rest) is None:  # and the value, which may hold a password, is not repeated
+    if _POSTGRESQL.fullmatch(rest) is None:
         raise ValueError(
             "expected postgresql://USER@HOST:PORT/DATABASE, or postgresql://USER@/DATABASE?host=/run/postgresql;"
             " in a password all but letters and digits is percent-encoded"

@@ -63,6 +63,12 @@ def test_every_mistake_in_plant_yaml_comes_with_its_line(tmp_path: Path) -> None
     assert [re.sub(r".*yaml:(\d+):.*", r"\1", problem) for problem in error.value.problems] == ["2", "4"]
 
 
+def test_an_address_that_is_no_database_of_postgresql_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plant.yaml").write_text("database: postgresql://me:sec/ret@nowhere/x\n")
+    with pytest.raises(ConfigError, match="expected postgresql://USER@HOST:PORT/DATABASE"):
+        load_plant(tmp_path / "plant.yaml")
+
+
 def test_the_page_names_every_key_of_plant_yaml() -> None:
     def keys(model: type[BaseModel], above: str = "") -> set[str]:
         names = set[str]()

@@ -2,7 +2,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from daemon.config.settings import load_config
@@ -83,21 +82,6 @@ def test_the_unit_follows_the_configuration(tmp_path: Path) -> None:
     )
     assert unit["LoadCredential"] == [f"server.key_secret:{tmp_path}/etc/coserve/keys/server.key_secret"]
     assert [path.name for path in Places(tmp_path).drop_ins.iterdir()] == ["nvidia.conf"]
-
-
-@pytest.mark.parametrize(
-    ("database", "is_elsewhere"),
-    [
-        ("postgresql://coserve@db.plant/line", True),
-        ("postgresql://coserve@/line?host=10.0.0.7", True),
-        ("postgresql://coserve@127.0.0.1:5432/line", False),
-        ("postgresql://coserve@/line?host=/run/postgresql", False),
-    ],
-)
-def test_a_database_on_another_machine_may_be_reached(tmp_path: Path, database: str, is_elsewhere: bool) -> None:
-    config = a_config(tmp_path / "line", database=database)
-    coserve("install-service", config, "--prefix", tmp_path)
-    assert (Places(tmp_path).drop_ins / "network.conf").exists() == is_elsewhere
 
 
 def test_cameras_on_the_network_get_a_drop_in_that_goes_again_unless_it_was_changed(tmp_path: Path) -> None:
