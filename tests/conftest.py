@@ -16,7 +16,12 @@ if find_spec("coserve_client") is None:
 # Rich's console keeps the width that the environment names when it is made, for all tests of this process.
 os.environ.pop("COLUMNS", None)
 import tools.terminal.console  # noqa: F401
-from tests.house.times import pytest_sessionfinish  # noqa: F401 - a hook
+from tests.house.times import (  # noqa: F401 - hooks
+    pytest_runtest_protocol,
+    pytest_sessionfinish,
+    pytest_sessionstart,
+    pytest_terminal_summary,
+)
 from tests.tiers import pytest_addoption, pytest_configure, pytest_ignore_collect  # noqa: F401 - hooks
 
 # An example may take long on a busy machine.
