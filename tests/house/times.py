@@ -68,5 +68,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
     if is_whole and not hasattr(config, "workerinput") and not config.option.collectonly:
-        times = read_times() | {config.option.tier or "everything": round(time.monotonic() - _began_s, 1)}
+        command = "test-fast" if config.option.fast else "test" if config.option.markexpr else "test-all"
+        times = read_times() | {command: round(time.monotonic() - _began_s, 1)}
         TIMES.write_text(json.dumps(times) + "\n", encoding="utf-8")

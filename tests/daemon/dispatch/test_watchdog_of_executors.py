@@ -38,6 +38,8 @@ from tests.experts.pictures import a_picture, encoded
 from tests.experts.samples import an_expert_file
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.not_fast("computes with torch")
+
 FOREVER_S = 1e6
 
 

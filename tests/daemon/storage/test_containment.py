@@ -31,6 +31,8 @@ from tests.daemon.storage.database.store_parts import a_line, an_arrival, an_out
 from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned
 
+pytestmark = pytest.mark.not_fast("computes with torch")
+
 DAY_S = 86_400.0
 MAX_PIXELS = 64_000_000
 ONE_MINUTE = """

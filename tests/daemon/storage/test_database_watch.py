@@ -18,6 +18,8 @@ from daemon.storage.database.upkeep import copy_database
 from daemon.storage.database_watch import DatabaseFiles
 from tests import ROOT
 
+pytestmark = pytest.mark.not_fast("starts processes")
+
 SUFFIXES = ("", "-wal", "-shm")
 SAVED = "rows.db.saved"
 

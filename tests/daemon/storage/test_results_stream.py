@@ -19,6 +19,8 @@ from daemon.wire.sockets import end_context
 from tests.stress.raw import RawPeer, frame
 from tests.waiting import until
 
+pytestmark = pytest.mark.not_fast("waits for sockets")
+
 
 def a_message(seq: int, serial: str = "S1", **body: Any) -> Published:
     return Published(seq, f"inspection/mainboard-a/{serial}/", {"seq": seq, **body})

@@ -14,6 +14,8 @@ from tests.contract.client import Line
 from tests.lines import RULES, a_jpeg
 from tests.small_disk import small_disk
 
+pytestmark = pytest.mark.not_fast("starts processes")
+
 #: Bytes behind a JPEG's end marker are ignored, so images are as large as a test likes.
 IMAGE_BYTES = 1_000_000
 FREE = 'coserve_disk_free_bytes{place="journal"}'

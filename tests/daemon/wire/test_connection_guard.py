@@ -15,6 +15,8 @@ from tests.contract.peer import Peer
 from tests.ports import free_port
 from tests.stress.raw import GREETING, RawPeer, frame
 
+pytestmark = pytest.mark.not_fast("waits for sockets")
+
 _EVENT = struct.Struct("=Hi")
 
 

@@ -33,6 +33,8 @@ from tests import ROOT
 from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, an_arrival, an_outcome
 from tests.faults.shim import ShimError, shim_environment, switch_faults
 
+pytestmark = pytest.mark.not_fast("starts processes")
+
 #: Makes the largest table anew, as SQLite must for most changes, and moves every row.
 NEXT_REVISION = """
 import sqlalchemy as sa

@@ -69,7 +69,7 @@ from tests.lines import a_jpeg
 from tools.cli.main import app
 
 pytest.importorskip("psycopg", reason=WANTED)
-pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
+pytestmark = [pytest.mark.skipif(programs() is None, reason=WANTED), pytest.mark.not_fast("starts processes")]
 
 
 @dataclass
