@@ -99,7 +99,6 @@ screenshots: $(INSTALLED)
 
 # What the line is made of: build/sbom.json (CycloneDX) and build/licences.txt; ends with 1 where a licence is missing.
 sbom: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[release]'
 	@mkdir -p build
 	$(BIN)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --gather-license-texts \
 		--output-reproducible --of JSON -o build/sbom.json

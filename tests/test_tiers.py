@@ -17,8 +17,7 @@ SINS = {
         "starts a process (multiprocessing)",
     ),
     "sleep_in_a_thread": (
-        "import threading, time\n    thread = threading.Thread(target=time.sleep, args=(0.05,))\n"
-        "    thread.start()\n    thread.join()",
+        "import threading, time; t = threading.Thread(target=time.sleep, args=(0.05,)); t.start(); t.join()",
         "sleeps 0.05 s",
     ),
 }

@@ -1,6 +1,6 @@
 """`python -m tests.promises [--only WORDS]`: exit status 1 if a break stays unnoticed, or no longer fits the code.
 
-With `--pages` nothing is broken: the tables of docs/reliability.md and docs/security.md are written from the tests' marks.
+`--pages` breaks nothing, and writes the tables of docs/reliability.md and docs/security.md from the tests' marks.
 """
 
 import argparse
@@ -26,9 +26,7 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", metavar="WORDS", help="breaks of promises with these words, or of this file"
     )
-    parser.add_argument(
-        "--pages", action="store_true", help="write the pages' tables from the tests' marks, break nothing"
-    )
+    parser.add_argument("--pages", action="store_true", help="write the pages' tables, break nothing")
     options = parser.parse_args()
     if options.pages:
         write_pages()
