@@ -4,7 +4,6 @@ from tests import ROOT
 from tests.house.counts import Source, arrows, circles, names_in_several_files, sources
 from tests.house.picture import draw
 
-
 ARROWS = arrows(sources())
 
 
