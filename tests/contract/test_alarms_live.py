@@ -154,7 +154,7 @@ def test_a_database_that_does_not_answer_at_first_costs_no_alarm(tmp_path: Path,
             alarms.start(last_seq)
             time.sleep(1.2)  # two looks
             database.execute("ALTER TABLE away RENAME TO stages")
-            line.wait(lambda: [row["text"] for row in alarms.rows] == [TEXT], timeout_s=20)
+            line.wait(lambda: [row["text"] for row in alarms.rows] == [TEXT])
         finally:
             alarms.stop()
             reader.close()

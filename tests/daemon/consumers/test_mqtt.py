@@ -36,7 +36,7 @@ from tests.bench.broker import Broker, Subscriber, mosquitto
 from tests.daemon.consumers.scripted_broker import ScriptedBroker
 from tests.daemon.delivery.results_database import ResultsDatabase, running
 from tests.ports import free_port
-from tests.waiting import in_a_loop, until
+from tests.waiting import PATIENCE_S, in_a_loop, until
 
 pytestmark = pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools")
 
@@ -96,7 +96,7 @@ class Bringing:
         await self.until(lambda: self.consumer.opened > opened + 3 and fds() <= before + 1)
 
     async def until(self, happened: Callable[[], Any]) -> None:
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + PATIENCE_S
         while not happened():
             assert time.monotonic() < until_s, self.status_page.read()
             await asyncio.sleep(0.01)

@@ -400,7 +400,7 @@ classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_bel
         self.wait(lambda: len(self.outcomes) == 1)
 
     def wait(self, happened: Callable[[], bool]) -> None:
-        until_s = time.monotonic() + 60.0
+        until_s = time.monotonic() + PATIENCE_S
         while not happened():
             assert time.monotonic() < until_s
             time.sleep(0.01)

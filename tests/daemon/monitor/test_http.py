@@ -18,7 +18,7 @@ from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics
 from daemon.wire.endpoints import check_http
 from daemon.wire.keys import TokenError, read_token
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 WELL = Vitals("ready")
 TOKEN = "0123456789abcdef" * 2
@@ -272,7 +272,7 @@ def test_clients_that_never_finish_their_request_keep_nobody_out_and_start_no_cr
 
 def test_a_request_that_trickles_is_cut_after_its_time() -> None:
     with a_server() as where, socket.create_connection(where, timeout=60) as peer:
-        until_s = time.monotonic() + 120
+        until_s = time.monotonic() + PATIENCE_S
         peer.settimeout(0.25)
         while time.monotonic() < until_s:
             try:
