@@ -4,19 +4,22 @@ from tests import ROOT
 from tests.house.counts import Source, arrows, circles, names_in_several_files, sources
 from tests.house.picture import draw
 
-ARROWS = arrows(sources())
-
 
 def a_source(path: str, text: str = "") -> Source:
     return Source(path, text)
 
 
-def test_the_picture_of_the_rooms_is_that_of_the_imports() -> None:
-    assert (ROOT / "docs/img/rooms.svg").read_text(encoding="utf-8") == draw(ARROWS), "run: make rooms"
+@pytest.fixture(scope="module")
+def rooms() -> dict[str, set[str]]:
+    return arrows(sources())
 
 
-def test_no_rooms_import_each_other() -> None:
-    assert circles(ARROWS) == []
+def test_the_picture_of_the_rooms_is_that_of_the_imports(rooms: dict[str, set[str]]) -> None:
+    assert (ROOT / "docs/img/rooms.svg").read_text(encoding="utf-8") == draw(rooms), "run: make rooms"
+
+
+def test_no_rooms_import_each_other(rooms: dict[str, set[str]]) -> None:
+    assert circles(rooms) == []
 
 
 @pytest.mark.parametrize("line", ["import daemon.b.two", "from daemon.b import two", "from daemon.b.two import thing"])
