@@ -15,6 +15,8 @@ from tests.lines import a_jpeg
 from tools.profile.executors import cores
 from tools.profile.samples import Samples
 
+pytestmark = pytest.mark.test_all
+
 
 @pytest.mark.parametrize("network", ["resnet18", "yolov8n"])
 def test_slots_and_plain_torch_give_the_same_answers(tmp_path: Path, network: str):

@@ -8,6 +8,8 @@ from coserve_client import CameraImage
 from tests.bench.dashboard import compare
 from tests.lines import a_jpeg, a_line
 
+pytestmark = pytest.mark.test_all
+
 
 def test_a_line_with_pages_and_one_without_judge_the_same_images_and_the_pages_hear_of_it(
     tmp_path: Path, torch_experts_folder: Path

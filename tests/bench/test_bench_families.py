@@ -1,8 +1,11 @@
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from tools.cli.main import app
+
+pytestmark = pytest.mark.test_all
 
 
 def test_heads_serve_the_same_images_with_switches_of_detectors_only() -> None:

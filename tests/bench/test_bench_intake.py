@@ -15,6 +15,8 @@ from tests.bench.intake import register
 from tests.bench.intake_line import a_jpeg_of
 from tests.bench.raw_disk import Loop, raw_rate
 
+pytestmark = pytest.mark.test_all
+
 
 def run(*words: str):
     app = typer.Typer()

@@ -13,6 +13,8 @@ from tests.bench import loading
 from tests.bench.load import print_result
 from tools.cli.main import app
 
+pytestmark = pytest.mark.test_all
+
 torch.set_num_threads(1)
 
 

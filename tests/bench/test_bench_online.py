@@ -13,6 +13,8 @@ from tests.bench.online import POLICIES, live_rows
 from tests.tools.simulate.test_simulate import a_device, a_task
 from tools.cli.main import app
 
+pytestmark = pytest.mark.test_all
+
 
 def test_the_simulated_table_has_a_row_for_each_policy_load_and_kind_of_arrivals(tmp_path: Path) -> None:
     for name, content in (("device", a_device()), ("task", a_task())):

@@ -12,6 +12,8 @@ from tests.bench.broker import mosquitto
 from tests.bench.plant import Restarts, broken_promises, restart_a_broker
 from tests.lines import a_jpeg, a_line
 
+pytestmark = pytest.mark.test_all
+
 ONE_END = Restarts(persistence=True, restarts=1, rows=120, lost=0, heard=120, missed=0, unretained=0)
 
 

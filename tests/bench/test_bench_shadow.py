@@ -1,8 +1,11 @@
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from tools.cli.main import app
+
+pytestmark = pytest.mark.test_all
 
 
 def test_a_line_is_measured_with_and_without_a_shadow() -> None:

@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.test_all
+
 
 def test_images_are_accepted_through_every_kind_of_upkeep(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tools", "bench", "upkeep", "--rows", "2000", "--seconds", "0.5", "--json"]

@@ -66,6 +66,7 @@ def status_of(address: str) -> int | None:
     return None
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize(("limit", "count"), [(1024, 3000), (65_536, 10_000)])
 def test_ten_thousand_silent_connections_cost_nobody_honest_anything(
     limit: int, count: int, handles: int, tmp_path: Path, experts_folder: Path

@@ -198,6 +198,7 @@ def test_a_refused_reload_is_no_change(line: Line) -> None:
     assert changes(line, "reload") == []
 
 
+@pytest.mark.test_all
 def test_two_persons_are_told_apart_with_their_notes(line: Line) -> None:
     config = ("--config", str(line.config))
     with running(line):
@@ -229,6 +230,7 @@ def test_two_persons_are_told_apart_with_their_notes(line: Line) -> None:
     assert "night" in done("changes", *config, "--subject", "R0402")
 
 
+@pytest.mark.test_all
 def test_versions_put_and_promoted_without_a_daemon_are_told_once(real: Line) -> None:
     line = real
     config = ("--config", str(line.config))
@@ -305,6 +307,7 @@ def some_results(line: Line, count: int) -> None:
     line.idle()
 
 
+@pytest.mark.test_all
 def test_kills_and_restarts_keep_the_epoch(line: Line) -> None:
     first = epoch_after(line)
     for _ in range(3):
@@ -330,6 +333,7 @@ def test_an_older_copy_of_the_database_gets_a_new_epoch(line: Line, tmp_path: Pa
     assert epoch_after(line) == second
 
 
+@pytest.mark.test_all
 def test_a_kill_before_an_older_copy_is_put_back_hides_nothing(line: Line, tmp_path: Path) -> None:
     service = line.service()
     service.start()
@@ -344,6 +348,7 @@ def test_a_kill_before_an_older_copy_is_put_back_hides_nothing(line: Line, tmp_p
     assert epoch_after(line) != first
 
 
+@pytest.mark.test_all
 def test_a_copy_of_the_same_age_keeps_the_epoch(line: Line, tmp_path: Path) -> None:
     with running(line):
         some_results(line, 2)
@@ -352,6 +357,7 @@ def test_a_copy_of_the_same_age_keeps_the_epoch(line: Line, tmp_path: Path) -> N
     assert epoch_after(line) == first
 
 
+@pytest.mark.test_all
 def test_database_and_journal_that_are_put_back_together_get_a_new_epoch(line: Line, tmp_path: Path) -> None:
     with running(line):
         some_results(line, 2)
@@ -364,6 +370,7 @@ def test_database_and_journal_that_are_put_back_together_get_a_new_epoch(line: L
     assert epoch_after(line) != first
 
 
+@pytest.mark.test_all
 def test_a_new_journal_and_another_database_get_a_new_epoch(line: Line, tmp_path: Path) -> None:
     first = epoch_after(line)
     shutil.rmtree(line.folder / "journal")
@@ -376,6 +383,7 @@ def test_a_new_journal_and_another_database_get_a_new_epoch(line: Line, tmp_path
     assert third not in (first, second, theirs)
 
 
+@pytest.mark.test_all
 def test_a_clock_that_was_set_back_keeps_the_epoch_and_the_order_of_changes(line: Line) -> None:
     first = epoch_after(line)
     later = utc_text(time.time() + 3600)
@@ -411,6 +419,7 @@ def test_a_client_starts_over_after_a_restore_and_loses_nothing(line: Line, tmp_
     assert [(result["seq"], result["id"]) for result in again] == stored
 
 
+@pytest.mark.test_all
 def test_a_client_that_stays_connected_through_a_restore_starts_over_too(line: Line, tmp_path: Path) -> None:
     service = line.service()
     service.start()
@@ -482,6 +491,7 @@ def test_an_export_has_all_changes_and_runs_in_each_of_its_forms(line: Line, tmp
     assert (rows / "runs.jsonl").is_file()
 
 
+@pytest.mark.test_all
 def test_changes_outlive_retention(line: Line) -> None:
     settings = yaml.safe_load(line.config.read_text(encoding="utf-8"))
     settings["retention"] = {"results_for": "1ms", "good_examples": 0}

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.contract.client import Line
@@ -146,6 +147,7 @@ def _exported(line: Line, package: Path, temperatures: dict[str, float]) -> None
     )
 
 
+@pytest.mark.test_all
 def test_weights_whose_settings_are_gone_from_the_catalog_are_exported_with_those_that_answered(
     tmp_path: Path, experts_folder: Path
 ):

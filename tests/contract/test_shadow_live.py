@@ -16,6 +16,8 @@ from tools.experts.change import mark_shadow, put, switch
 from tools.experts.line import open_line
 from tools.experts.look import describe_shadow
 
+pytestmark = pytest.mark.test_all
+
 RULES = """\
 boards:
   free: {extras: allow, components: {P: 100000, Q: 100000}}

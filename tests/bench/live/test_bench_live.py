@@ -53,6 +53,8 @@ from tests.bench.live.sides import (
 from tests.bench.processes import OwnProcesses, RunError
 from tests.experts.direct import DirectReader
 
+pytestmark = pytest.mark.test_all
+
 torch.set_num_threads(1)
 
 RECIPE = ExpertRecipe(classifiers=3, detectors=1, classifier="resnet18", detector="yolov8n", input_size=32)

@@ -221,6 +221,7 @@ def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tm
         until(lambda: mes.bodies("status")[-1] == {"state": "offline", "position": total})
 
 
+@pytest.mark.test_all
 @in_a_loop
 async def test_three_restarts_of_the_broker_lose_nothing(tmp_path: Path) -> None:
     """`coserve bench plant` does it with 10, with and without persistence, while a line runs."""
@@ -401,6 +402,7 @@ async def test_a_broker_that_floods_its_client_is_cut_and_named(
     assert "never retrieved" not in caplog.text
 
 
+@pytest.mark.test_all
 def test_the_process_of_a_consumer_limits_its_memory_and_outlives_a_broker_that_floods_it(tmp_path: Path) -> None:
     with ScriptedBroker(flood=GIANT) as broker:
         database = ResultsDatabase(tmp_path / "inspection.db")
@@ -421,6 +423,7 @@ def test_the_process_of_a_consumer_limits_its_memory_and_outlives_a_broker_that_
         assert process.wait(60) == 0
 
 
+@pytest.mark.test_all
 def test_a_message_of_250_mb_at_a_real_broker_takes_no_memory_of_a_consumer(tmp_path: Path) -> None:
     """One is retained, and waits in a session that another program left under our identifier."""
     size_bytes = 250_000_000

@@ -27,6 +27,8 @@ from tests.waiting import PATIENCE_S
 from tools.experts.change import mark_shadow, put
 from tools.experts.line import open_line
 
+pytestmark = pytest.mark.test_all
+
 
 @contextmanager
 def a_process(line: Line) -> Iterator[socket.socket]:

@@ -92,6 +92,7 @@ def test_a_subscription_to_one_serial_is_exact() -> None:
         assert seqs == [2, 4]
 
 
+@pytest.mark.test_all
 def test_subscribers_that_never_read_cost_the_others_nothing() -> None:
     with a_stream() as (stream, endpoint), ExitStack() as deaf, a_subscriber(endpoint) as reader:
         for _ in range(20):
@@ -198,6 +199,7 @@ def subscriptions(dice: random.Random, count: int, size: int = 30) -> bytes:
     return b"".join(frame(b"\1" + dice.randbytes(size), more=False) for _ in range(count))
 
 
+@pytest.mark.test_all
 def test_connections_that_subscribe_and_come_back_take_little_memory_and_delay_nobody() -> None:
     dice = random.Random(7)
     before_bytes = psutil.Process().memory_info().rss

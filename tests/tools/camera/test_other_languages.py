@@ -22,6 +22,8 @@ from tests.lines import a_jpeg, a_line
 from tests.simulated import a_service
 from tests.waiting import PATIENCE_S, until
 
+pytestmark = pytest.mark.test_all
+
 EXAMPLES = ROOT / "tools/camera/examples"
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 IMAGES = 60

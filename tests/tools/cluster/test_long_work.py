@@ -29,6 +29,8 @@ from tools.training.backbone import write_backbone
 from tools.training.classifier import TrainingPlan
 from tools.training.everything import train_each, type_folders
 
+pytestmark = pytest.mark.test_all
+
 RULES = """\
 boards:
   free: {extras: allow, components: {P: 1, Q: 1}}

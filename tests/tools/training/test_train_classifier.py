@@ -27,6 +27,8 @@ from tools.training.held_out import HeldOutAnswers, beats, claims, may_be_beaten
 from tools.training.labelled import LabelledPictures, folds
 from tools.training.report import report_text
 
+pytestmark = pytest.mark.test_all
+
 torch.set_num_threads(1)
 
 COLOURS = {"blue": (40, 60, 220), "red": (220, 60, 40), "green": (50, 200, 60), "grey": (120, 120, 120)}

@@ -16,6 +16,8 @@ from tools.training.detector import train_detector
 from tools.training.detector_loop import Progress, Sample, TrainingEffort, collate, fit_detector
 from tools.training.photographs import Photograph, PhotographSampler, Views, read_yolo_data
 
+pytestmark = pytest.mark.test_all
+
 SIZE = 64
 
 

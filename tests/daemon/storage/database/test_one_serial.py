@@ -89,6 +89,7 @@ def test_a_start_does_not_read_the_past_of_a_serial(tmp_path: Path, board_type: 
     line.store.close()
 
 
+@pytest.mark.test_all
 def test_a_serial_whose_open_attempt_gets_too_many_images_is_told_once(tmp_path: Path) -> None:
     line = a_line(tmp_path)
     with capture_logs() as log:
