@@ -126,6 +126,7 @@ def test_a_stopped_shadow_holds_nothing_up_and_what_it_misses_is_counted(
     everything_is_whole(line)
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("how", ["altered", "gone", "other network"])
 def test_a_shadow_that_cannot_be_used_says_so_once_and_costs_the_line_nothing(
     tmp_path: Path, version_folders: tuple[Path, Path], how: str
@@ -160,6 +161,7 @@ def test_a_shadow_that_cannot_be_used_says_so_once_and_costs_the_line_nothing(
     assert answers(line) == []
 
 
+@pytest.mark.test_all
 def test_switching_it_off_ends_the_process_and_keeps_its_answers(tmp_path: Path, version_folders: tuple[Path, Path]):
     line, version = a_shadowed_line(tmp_path / "line", version_folders, DAEMON)
     with line.service():
