@@ -28,13 +28,6 @@ from tests.tiers import pytest_addoption, pytest_configure, pytest_ignore_collec
 settings.register_profile("coserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("coserve")
 
-#: The longest way first: it trains, and the other worker does the rest meanwhile.
-FIRST = "tests/contract/test_demo.py"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
-
 
 @pytest.fixture(autouse=True)
 def _own_priority() -> Iterator[None]:
