@@ -17,7 +17,12 @@ if find_spec("coserve_client") is None:
 # Rich's console keeps the width that the environment names when it is made, for all tests of this process.
 os.environ.pop("COLUMNS", None)
 import tools.terminal.console  # noqa: F401
-from tests.house.times import pytest_sessionfinish  # noqa: F401 - a hook
+from tests.house.times import (  # noqa: F401 - hooks
+    pytest_runtest_protocol,
+    pytest_sessionfinish,
+    pytest_sessionstart,
+    pytest_terminal_summary,
+)
 from tests.tiers import pytest_addoption, pytest_configure, pytest_ignore_collect  # noqa: F401 - hooks
 
 # An example may take long on a busy machine.
@@ -26,13 +31,6 @@ settings.load_profile("coserve")
 
 if TYPE_CHECKING:
     from tests.daemon.storage.database.postgresql_server import Server
-
-#: The longest way first: it trains, and the other worker does the rest meanwhile.
-FIRST = "tests/contract/test_demo.py"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,8 @@ from tests.bench.compute import compare_network, has_bfloat16
 from tests.lines import a_jpeg
 from tools.profile.samples import Samples
 
+pytestmark = pytest.mark.test_all
+
 
 @pytest.mark.test_all
 @pytest.mark.parametrize("network", ["resnet18", "yolov8n"])

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from tests.bench import image_cost
 from tests.bench.intake import register
 
+pytestmark = pytest.mark.test_all
+
 
 def run(*words: str):
     app = typer.Typer()

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 from tests.bench import loading
 from tools.cli.main import app
 
+pytestmark = pytest.mark.test_all
+
 torch.set_num_threads(1)
 
 

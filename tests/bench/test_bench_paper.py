@@ -10,6 +10,8 @@ from daemon.policy.presets import PRESETS
 from tests.bench.paper import DEVICES, WORLDS, simulated
 from tools.cli.main import app
 
+pytestmark = pytest.mark.test_all
+
 
 @pytest.mark.parametrize(
     ("device", "task", "samba", "coserve"),

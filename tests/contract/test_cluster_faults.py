@@ -30,6 +30,8 @@ from tests.experts.samples import an_expert_file
 from tests.lines import a_jpeg
 from tests.waiting import PATIENCE_S, until
 
+pytestmark = pytest.mark.test_all
+
 NAME = "pc2-cpu"
 ROOT = Path(__file__).parents[2]
 

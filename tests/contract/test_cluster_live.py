@@ -29,6 +29,8 @@ from tests.waiting import until
 from tools.experts.change import put, switch
 from tools.experts.line import open_line
 
+pytestmark = pytest.mark.test_all
+
 HERE = {"cpu": {"expert_memory": "150MB"}}
 IMAGES = 12
 

@@ -13,6 +13,8 @@ from tests.contract.cluster import THERE, RayCluster, is_used, judged_there
 from tests.lines import COSERVE_RUN, a_jpeg
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.test_all
+
 
 def addresses() -> list[str]:
     """Return the addresses that Ray's processes on this PC use: its certificates must name them."""

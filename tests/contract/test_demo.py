@@ -15,7 +15,7 @@ import pytest
 
 from tests import ROOT
 
-pytestmark = pytest.mark.timeout(2400)
+pytestmark = [pytest.mark.timeout(2400), pytest.mark.test_all]
 
 
 def coserve(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 
@@ -17,6 +18,8 @@ from tests.tools.run_commands import coserve
 from tools.training.backbone import write_backbone
 from tools.training.fit import new_network
 from tools.training.head import write_head
+
+pytestmark = pytest.mark.test_all
 
 LABELS = ("ok", "odd", "bad")
 

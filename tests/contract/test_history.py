@@ -179,6 +179,7 @@ def test_a_refused_reload_is_no_change(line: Line) -> None:
     assert changes(line, "reload") == []
 
 
+@pytest.mark.test_all
 def test_two_persons_are_told_apart_with_their_notes(line: Line) -> None:
     config = ("--config", str(line.config))
     with running(line):
@@ -210,6 +211,7 @@ def test_two_persons_are_told_apart_with_their_notes(line: Line) -> None:
     assert "night" in done("changes", *config, "--subject", "R0402")
 
 
+@pytest.mark.test_all
 def test_versions_put_and_promoted_without_a_daemon_are_told_once(real: Line) -> None:
     line = real
     config = ("--config", str(line.config))
@@ -298,6 +300,7 @@ def test_a_client_starts_over_after_a_restore_and_loses_nothing(line: Line, tmp_
     assert [(result["seq"], result["id"]) for result in again] == stored
 
 
+@pytest.mark.test_all
 def test_a_client_that_stays_connected_through_a_restore_starts_over_too(line: Line, tmp_path: Path) -> None:
     service = line.service()
     service.start()

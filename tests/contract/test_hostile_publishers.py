@@ -47,8 +47,8 @@ def test_honest_images_are_accepted_and_judged_whatever_hostile_processes_do(lin
         line.wait(lambda: consumer.tally.last_seq >= 20)  # the database's readers are open
         handles, threads = handles_in_use(daemon), daemon.num_threads()
         kinds = [kind for kind in KINDS if kind not in ("large-images", "many-connections")]
-        attacks = [Attack(kind, line.intake, line.results, 3.0, seed) for seed, kind in enumerate(kinds)]
-        time.sleep(3.0)
+        attacks = [Attack(kind, line.intake, line.results, 1.5, seed) for seed, kind in enumerate(kinds)]
+        time.sleep(1.5)
         for attack in attacks[::2]:
             attack.kill()  # in the middle of a message
         counts_by_kind = {attack.kind: attack.finish() for attack in attacks[1::2]}

@@ -4,6 +4,7 @@ import hashlib
 import struct
 from pathlib import Path
 
+import pytest
 import yaml
 
 from experts.weights import read_header
@@ -26,6 +27,7 @@ def _break_outputs(folder: Path, expert: str) -> None:
     (folder / "catalog.yaml").write_text(yaml.safe_dump(catalog), encoding="utf-8")
 
 
+@pytest.mark.test_all
 def test_outputs_that_are_not_numbers_and_loads_that_hang_cost_their_own_images_only(
     tmp_path: Path, torch_experts_folder: Path
 ) -> None:

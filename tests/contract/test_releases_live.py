@@ -215,6 +215,7 @@ def test_a_pull_while_another_is_under_way_waits_and_changes_nothing(places: dic
     pull(places)
 
 
+@pytest.mark.test_all
 def test_a_pull_that_is_killed_between_catalog_and_rules_leaves_no_mix_of_two_releases(places: dict[str, Path]):
     from daemon.config.settings import load_config
     from daemon.line.line import load_rules_and_catalog
@@ -266,6 +267,7 @@ def test_a_signer_that_the_source_has_revoked_is_refused_there_and_then_everywhe
     assert "line/1, which is in force, is signed by anna.sign, which is revoked" in said
 
 
+@pytest.mark.test_all
 def test_a_second_key_of_the_same_file_name_is_revoked_as_the_first_was(places: dict[str, Path]):
     from tools.registry.line_releases import LineReleases
 
@@ -343,6 +345,7 @@ def test_a_line_that_judges_takes_a_release_between_boards_and_mixes_none(places
     }
 
 
+@pytest.mark.test_all
 def test_a_pull_gives_up_where_a_board_stays_open_and_the_line_goes_on(places: dict[str, Path]):
     before = state_of(places["b"])
     push(places)

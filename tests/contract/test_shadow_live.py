@@ -16,6 +16,8 @@ from tools.experts.change import mark_shadow, put, switch
 from tools.experts.line import open_line
 from tools.experts.look import describe_shadow
 
+pytestmark = pytest.mark.test_all
+
 RULES = """\
 boards:
   free: {extras: allow, components: {P: 100000, Q: 100000}}
@@ -124,6 +126,7 @@ def test_a_stopped_shadow_holds_nothing_up_and_what_it_misses_is_counted(
     everything_is_whole(line)
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("how", ["altered", "gone", "other network"])
 def test_a_shadow_that_cannot_be_used_says_so_once_and_costs_the_line_nothing(
     tmp_path: Path, version_folders: tuple[Path, Path], how: str

@@ -15,6 +15,8 @@ from tests.gpu.expert_files import make_expert_files
 from tests.gpu.page import NOT_MEASURED, FigureFiles, StageFigures, Table, page_text
 from tests.gpu.stages import DRY_RUN
 
+pytestmark = pytest.mark.test_all
+
 RECIPE = ExpertRecipe(3, 1, "resnet18", "yolo11n", 32)
 TINY_LOADS = replace(DRY_RUN, devices=("sim:0",), rounds=1)
 

@@ -17,6 +17,8 @@ from tools.training.detector_loop import TrainingEffort
 from tools.training.fit import Schedule
 from tools.training.labelled import read_yolo_data
 
+pytestmark = pytest.mark.not_fast("computes with torch")
+
 RULES = ROOT / "routing_rules/examples/deeppcb/rules.yaml"
 CONFIG = "rules: rules.yaml\ncatalog: experts/catalog.yaml\ndevices: {cpu: {expert_memory: 400MB}}\n"
 

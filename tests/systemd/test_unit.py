@@ -94,6 +94,7 @@ def test_a_line_that_other_machines_reach_starts_after_its_addresses() -> None:
     assert drop_in["Wants"] == drop_in["After"] == ["network-online.target"]
 
 
+@pytest.mark.test_all
 @needs_systemd
 @needs_x86_64
 def test_the_installed_command_line_serves_images_under_the_units_system_call_filter(
@@ -160,6 +161,7 @@ else:
 """
 
 
+@pytest.mark.test_all
 def test_networks_write_code_at_run_time_so_that_the_unit_must_not_deny_it() -> None:
     done = subprocess.run([sys.executable, "-c", CONVOLVE], cwd=ROOT, capture_output=True, text=True, check=True)
     if "no such means" in done.stdout:

@@ -48,6 +48,8 @@ from tests.bench.online import POLICIES, live_rows
 from tests.bench.processes import OwnProcesses
 from tests.experts.direct import DirectReader
 
+pytestmark = pytest.mark.test_all
+
 torch.set_num_threads(1)
 
 RECIPE = ExpertRecipe(classifiers=3, detectors=1, classifier="resnet18", detector="yolov8n", input_size=32)

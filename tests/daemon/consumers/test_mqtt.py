@@ -30,7 +30,7 @@ from tests.broker import Broker, Subscriber, mosquitto
 from tests.daemon.consumers.scripted_broker import ScriptedBroker
 from tests.daemon.delivery.results_database import ResultsDatabase, running
 from tests.ports import free_port
-from tests.waiting import in_a_loop, until
+from tests.waiting import PATIENCE_S, in_a_loop, until
 
 pytestmark = pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools")
 
@@ -90,7 +90,7 @@ class Bringing:
         await self.until(lambda: self.consumer.opened > opened + 3 and fds() <= before + 1)
 
     async def until(self, happened: Callable[[], Any]) -> None:
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + PATIENCE_S
         while not happened():
             assert time.monotonic() < until_s, self.status_page.read()
             await asyncio.sleep(0.01)
@@ -202,6 +202,7 @@ def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tm
         until(lambda: mes.bodies("status")[-1] == {"state": "offline", "position": total})
 
 
+@pytest.mark.test_all
 @in_a_loop
 async def test_three_restarts_of_the_broker_lose_nothing(tmp_path: Path) -> None:
     with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "coserve/#") as mes:
@@ -365,6 +366,7 @@ async def test_a_broker_that_floods_its_client_is_cut_and_named(
     assert "never retrieved" not in caplog.text
 
 
+@pytest.mark.test_all
 def test_the_process_of_a_consumer_limits_its_memory_and_outlives_a_broker_that_floods_it(tmp_path: Path) -> None:
     with ScriptedBroker(flood=GIANT) as broker:
         database = ResultsDatabase(tmp_path / "inspection.db")

@@ -158,6 +158,7 @@ def test_a_reload_gives_the_web_process_its_new_token(running: RunningLine) -> N
     assert child(running.line)["restarts"] == restarts
 
 
+@pytest.mark.test_all
 def test_a_daemon_stops_in_time_with_twenty_pages_open(running: RunningLine) -> None:
     """The last that is asked of this line."""
     streams = running.streams()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests import ROOT
 from tests.daemon.delivery.results_database import ResultsDatabase
+from tests.waiting import PATIENCE_S
 
 PAGE = (ROOT / "docs/plant.md").read_text(encoding="utf-8")
 LINE = "rules: rules.yaml\ncatalog: catalog.yaml\ndevices: {cpu: {expert_memory: 1GB}}\n"
@@ -34,7 +35,7 @@ def test_the_consumer_of_the_page_writes_every_board_across_a_kill(tmp_path: Pat
             [sys.executable, str(program), str(tmp_path / "coserve.yaml"), str(out)],
             env=os.environ | {"PYTHONPATH": str(ROOT)},
         )
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + PATIENCE_S
         while not out.exists() or f"\n{total}," not in out.read_text(encoding="utf-8"):
             assert time.monotonic() < until_s
             time.sleep(0.05)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.delivery.position import DeliveryPosition, Mark, PositionError, PositionFile
+from tests.waiting import PATIENCE_S
 
 AT = "2026-11-22T07:00:00.000Z"
 
@@ -65,7 +66,7 @@ def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path: Path) 
     last = 0
     for _ in range(4):
         writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + PATIENCE_S
         file = PositionFile(tmp_path, "plant")
         while (position := file.load()) is None or position.seq < last % 7 + 5:
             assert time.monotonic() < until_s

@@ -21,6 +21,8 @@ from experts.vision.slot import Slot, SlotPool
 from tests.experts.pictures import a_picture, encoded
 from tests.experts.samples import an_expert_file
 
+pytestmark = pytest.mark.not_fast("computes with torch")
+
 FACTS = ExecutorFacts(ExecutorId("cpu/0"), PoolId("cpu"))
 BAD = b"\x89PNG this is not an image"
 

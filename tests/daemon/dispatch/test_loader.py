@@ -19,6 +19,8 @@ from experts.vision.slot import SlotPool
 from tests.daemon.dispatch.simulated_channels import SimulatedChannels
 from tests.experts.samples import an_expert_file
 
+pytestmark = pytest.mark.not_fast("computes with torch")
+
 CPU = PoolId("cpu")
 
 

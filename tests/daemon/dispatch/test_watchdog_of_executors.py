@@ -37,6 +37,8 @@ from tests.experts.pictures import a_picture, encoded
 from tests.experts.samples import an_expert_file
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.not_fast("computes with torch")
+
 FOREVER_S = 1e6
 
 
@@ -323,7 +325,7 @@ classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_bel
         self.wait(lambda: len(self.outcomes) == 1)
 
     def wait(self, happened: Callable[[], bool]) -> None:
-        until_s = time.monotonic() + 60.0
+        until_s = time.monotonic() + PATIENCE_S
         while not happened():
             assert time.monotonic() < until_s
             time.sleep(0.01)

@@ -18,6 +18,8 @@ from experts.vision.preprocess import decode
 from experts.vision.structure import check_structure
 from tests.experts.pictures import a_picture, encoded
 
+pytestmark = pytest.mark.not_fast("starts processes")
+
 PICTURE = a_picture(160, 120)
 COLOUR = Image.fromarray(PICTURE)
 CUTS = 20

@@ -19,6 +19,8 @@ from tests.contract.peer import Peer
 from tests.daemon.wire.wire_parts import RULES, a_line, a_png, a_rulebook, an_inspect
 from tests.waiting import until
 
+pytestmark = pytest.mark.not_fast("waits for sockets")
+
 PNG = a_png()
 
 

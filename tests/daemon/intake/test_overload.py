@@ -25,6 +25,8 @@ from tests.stress.mutate import Mutator, Seed
 from tests.stress.raw import GREETING, RawPeer, frame, frame_head
 from tests.waiting import until
 
+pytestmark = pytest.mark.not_fast("waits for sockets")
+
 PNG = a_png()
 LARGE = 3 * 2**20
 ROOM = BacklogLimits(10_000, 10**9, 10_000, 10**9)

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pytest
+
 from daemon.records import Accepted, JournalKey, Pixels
 from daemon.shadow.shadows import ShadowImage
 from daemon.storage.journal import Journal
@@ -23,6 +25,8 @@ from tests.lines import a_jpeg
 from tests.waiting import PATIENCE_S
 from tools.experts.change import mark_shadow, put
 from tools.experts.line import open_line
+
+pytestmark = pytest.mark.test_all
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from daemon.storage.database.upkeep import copy_database
 from daemon.storage.database_watch import DatabaseFiles
 from tests import ROOT
 
+pytestmark = pytest.mark.not_fast("starts processes")
+
 SUFFIXES = ("", "-wal", "-shm")
 
 
@@ -182,6 +184,7 @@ def test_a_backup_that_was_copied_over_the_database_of_a_killed_line_is_taken_as
     assert len(list(killed.parent.glob("rows.db-wal.aside-*"))) == (log == "left")
 
 
+@pytest.mark.test_all
 def test_a_database_of_before_the_last_start_is_not_combined_with_a_later_log(killed: Path, tmp_path: Path) -> None:
     before = tmp_path / "before.db"
     rows_of(killed)

@@ -13,6 +13,9 @@ from coserve_client import Publisher
 from tests.contract.client import Line
 from tests.lines import RULES, a_jpeg
 from tests.small_disk import small_disk
+from tests.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.not_fast("starts processes")
 
 #: Bytes behind a JPEG's end marker are ignored, so images are as large as a test likes.
 IMAGE_BYTES = 1_000_000
@@ -58,7 +61,7 @@ class DiskLine(Line):
         return self.rows(query)[0][0]
 
     def wait_for(self, condition: Callable[[], bool], event: str, camera: Publisher | None = None) -> None:
-        until_s = time.monotonic() + 120.0
+        until_s = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < until_s, f"{event}: it did not come\n{self.daemon.tail()}"
             camera.pump(0.1) if camera else time.sleep(0.1)

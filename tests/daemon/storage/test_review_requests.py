@@ -15,6 +15,8 @@ from daemon.storage.review_requests import decision
 from daemon.wire.control import ControlError
 from tests.contract.client import Line, running
 
+pytestmark = pytest.mark.not_fast("starts processes")
+
 GOOD: dict[str, Any] = {"inspection_id": 1, "verdict": "fail", "reviewer": "Eva", "defect": "D1", "note": "a pad"}
 
 

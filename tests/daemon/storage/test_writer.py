@@ -25,6 +25,8 @@ from tests.daemon.storage.database.store_parts import a_journal, a_stage, an_arr
 from tests.small_disk import small_disk
 from tests.waiting import until
 
+pytestmark = pytest.mark.not_fast("starts processes")
+
 JPEG = b"\xff\xd8\xff jpeg"
 PNG = b"\x89PNG\r\n\x1a\n png"
 

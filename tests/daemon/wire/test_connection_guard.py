@@ -13,6 +13,8 @@ from tests.contract.peer import Peer
 from tests.ports import free_port
 from tests.stress.raw import GREETING, RawPeer, frame
 
+pytestmark = pytest.mark.not_fast("waits for sockets")
+
 
 @contextlib.contextmanager
 def an_answering_socket(connections: int) -> Iterator[str]:

@@ -37,6 +37,8 @@ from tests.contract.peer import frames_of
 from tests.daemon.wire.wire_parts import Line, a_line, an_inspect
 from tests.waiting import until
 
+pytestmark = pytest.mark.not_fast("waits for sockets")
+
 HERE = "127.0.0.1"
 
 

@@ -200,6 +200,7 @@ def test_a_full_spool_refuses_by_an_exception_and_loses_nothing_that_it_took(tmp
     assert publisher.account.accepted == len(taken) + 1
 
 
+@pytest.mark.test_all
 def test_memory_is_bounded_while_the_disk_refuses_and_all_of_it_is_sent_when_there_is_room(tmp_path: Path) -> None:
     endpoint = silent_endpoint()
     with small_disk(tmp_path / "disk", size="1m") as disk:

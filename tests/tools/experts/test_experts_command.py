@@ -79,6 +79,7 @@ def test_a_running_line_serves_the_new_version_and_every_command_knows(line: Lin
     assert run(line, "list")[0]["verdicts"] == 3
 
 
+@pytest.mark.test_all
 def test_a_recalibration_goes_in_and_back_out_like_weights(line: Line, tmp_path: Path):
     present = entry(line).model_dump(mode="json", exclude_defaults=True)
     present |= {"temperature": 4.0, "file": str(line.folder / "experts" / entry(line).file)}
@@ -238,6 +239,7 @@ def test_a_weights_file_brings_the_entry_that_lies_beside_it_or_what_its_header_
     assert {**entry(line).model_dump(mode="json", exclude_defaults=True), "file": "P.safetensors"} == beside
 
 
+@pytest.mark.test_all
 def test_prune_keeps_what_is_in_force_what_one_goes_back_to_and_candidates(
     line: Line, version_folders: tuple[Path, Path]
 ):

@@ -296,6 +296,7 @@ def test_every_folder_of_a_package_is_synced_after_its_last_file(judged: Line, t
 BEFORE_SUMS = "from tools.query.package import write; write._write_sums = stop"
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_one_that_is_ended_leaves_no_package_and_the_next_one_is_whole(
     judged: Line, tmp_path: Path, end: signal.Signals

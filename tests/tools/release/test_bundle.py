@@ -20,6 +20,8 @@ import coserve_client
 from tests.lines import a_line
 from tools.release.bundle import EXTRAS, client_wheel, own_wheel, write_bundle
 
+pytestmark = pytest.mark.test_all
+
 CLIENT = Path(coserve_client.__file__).parent
 SITE = sysconfig.get_path("purelib")
 

@@ -11,6 +11,8 @@ import pytest
 from tests import ROOT
 from tools.release.licences import licences, main, missing, run_time_names
 
+pytestmark = pytest.mark.test_all
+
 TOOL = Path(sys.executable).with_name("cyclonedx-py")
 
 

@@ -39,7 +39,7 @@ from tests.daemon.storage.database.postgresql_server import WANTED, Server, prog
 from tests.ports import free_port
 
 pytest.importorskip("psycopg", reason=WANTED)
-pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
+pytestmark = [pytest.mark.skipif(programs() is None, reason=WANTED), pytest.mark.test_all]
 __all__ = ["hasty", "hub", "key"]
 
 _LOCK = 4711

@@ -31,6 +31,8 @@ from tests.daemon.storage.database.migrate_again import NEXT
 from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, an_arrival, an_outcome
 from tests.faults.shim import ShimError, shim_environment, switch_faults
 
+pytestmark = pytest.mark.not_fast("starts processes")
+
 Rows = dict[str, list[tuple[object, ...]]]
 
 
