@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from daemon.units import utc_text
@@ -28,6 +29,11 @@ def served(line: Line, environ: dict[str, str] | None = None) -> Iterator[Servic
         yield service
 
 
+@pytest.mark.promise(
+    "Containment",
+    "An image that kills its decoder costs one restart and no other image; after killing the daemon three "
+    "times it is not opened again",
+)
 def test_an_image_that_kills_its_decoder_costs_one_restart_and_no_other_image(
     tmp_path: Path, experts_folder: Path
 ) -> None:
@@ -55,6 +61,11 @@ def test_an_image_that_kills_its_decoder_costs_one_restart_and_no_other_image(
     everything_is_whole(line)
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "A database that is locked, deleted, moved or replaced under the line: `busy` within a second; a lock "
+    "loses nothing, and a stop in order copies all that was written",
+)
 def test_a_database_that_is_locked_deleted_moved_or_replaced_loses_nothing(
     tmp_path: Path, experts_folder: Path
 ) -> None:
@@ -117,6 +128,7 @@ def test_a_database_that_is_locked_deleted_moved_or_replaced_loses_nothing(
     everything_is_whole(line)
 
 
+@pytest.mark.promise("Containment", "Half-written rules and catalogs never take effect")
 def test_rules_and_catalog_that_are_being_written_never_come_into_force_by_halves(
     tmp_path: Path, experts_folder: Path
 ) -> None:
@@ -158,6 +170,10 @@ def test_rules_and_catalog_that_are_being_written_never_come_into_force_by_halve
     everything_is_whole(line)
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "Another program that opens and closes the database takes nothing away from the running line",
+)
 def test_another_program_that_opens_and_closes_the_database_takes_nothing_away(
     tmp_path: Path, experts_folder: Path
 ) -> None:
@@ -198,6 +214,7 @@ def test_an_expert_whose_file_comes_later_serves_after_a_reload(tmp_path: Path, 
         line.wait(lambda: line.status()["state"] == "ready")
 
 
+@pytest.mark.promise("Containment", "Missing or corrupt weights cost only their own images")
 def test_missing_and_corrupt_weights_cost_only_their_own_images(tmp_path: Path, experts_folder: Path) -> None:
     line = Line(tmp_path, experts_folder)
     missing, corrupt = (tmp_path / "experts" / f"{name}.safetensors" for name in ("C0603", "QFP64"))

@@ -141,6 +141,11 @@ def test_a_start_tells_what_is_in_force_and_a_stop_ends_its_run(line: Line) -> N
     assert any("in run 2 since" in words for words in explained["words"])
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "`changes` shows when each rules version and expert version was in force, also after a kill, and every row "
+    "of the results agrees with it",
+)
 def test_every_period_of_rules_and_experts_can_be_told_from_changes(line: Line) -> None:
     with running(line):
         for number in range(12):
@@ -277,6 +282,10 @@ def test_a_clock_that_was_set_back_keeps_the_epoch_and_the_order_of_changes(line
     assert rules[1][3] == rules[0][4]
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "A client of results misses no result when a line is restored, and takes none for an earlier one",
+)
 def test_a_client_starts_over_after_a_restore_and_loses_nothing(line: Line, tmp_path: Path) -> None:
     position = tmp_path / "position"
 
@@ -326,6 +335,11 @@ def test_a_client_that_stays_connected_through_a_restore_starts_over_too(line: L
     assert results.lost == 0
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "A restored line knows every version that judged and can put it in force again; who restored it and why is "
+    "recorded once",
+)
 def test_a_restored_line_knows_the_versions_that_judged_and_who_restored_it(real: Line, tmp_path: Path) -> None:
     line = real
     config = ("--config", str(line.config))
@@ -358,6 +372,11 @@ def test_a_restored_line_knows_the_versions_that_judged_and_who_restored_it(real
     done("experts", "promote", "P", old, "--config", str(back.config))
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "Changes made without a daemon are recorded once, each with its author; retention deletes none; a refused "
+    "reload is not recorded",
+)
 def test_changes_outlive_retention(line: Line) -> None:
     settings = yaml.safe_load(line.config.read_text(encoding="utf-8"))
     settings["retention"] = {"results_for": "1ms", "good_examples": 0}

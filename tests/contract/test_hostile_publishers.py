@@ -36,6 +36,10 @@ def handles_in_use(daemon: psutil.Process) -> int:
     return daemon.num_fds() - len(database)
 
 
+@pytest.mark.promise(
+    "Overload and hostile publishers",
+    "Honest images are accepted and judged whatever hostile processes do, even across a kill of the daemon",
+)
 def test_honest_images_are_accepted_and_judged_whatever_hostile_processes_do(line: Line) -> None:
     with line.service() as service:
         assert service.process is not None

@@ -19,6 +19,10 @@ def consumer(line: Line) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A hub that was away or restored from a backup gets what it lacks, and the line judges meanwhile",
+)
 def test_a_line_judges_on_without_its_hub_which_gets_everything_and_decides_too(
     postgresql: Server, tmp_path: Path, experts_folder: Path
 ) -> None:

@@ -86,6 +86,11 @@ def test_a_release_carried_in_a_folder_makes_another_line_judge_as_the_first(pla
     coserve("experts", "verify", "--config", places["b"])
 
 
+@pytest.mark.promise(
+    "Prepared files",
+    "a release | a signer that the line does not name, a changed manifest, a revoked key | refused before "
+    "anything is read from it; nothing changes",
+)
 def test_releases_that_a_line_does_not_take_change_nothing(places: dict[str, Path]):
     before = state_of(places["b"])
     push(places, key="mallory")
@@ -129,6 +134,11 @@ def test_a_store_that_cannot_be_written_is_named(places: dict[str, Path]):
     assert re.fullmatch(r"coserve: .*objects.*: (Not a directory|File exists)", " ".join(done.stderr.split()))
 
 
+@pytest.mark.promise(
+    "Prepared files",
+    "a release | one of last year, sent again | numbers only grow, and releases expire: refused unless a "
+    "person says `--allow-older`",
+)
 def test_a_replay_an_expired_release_and_a_way_back_by_a_person(places: dict[str, Path]):
     push(places)
     pull(places)
@@ -162,6 +172,11 @@ def killed(places: dict[str, Path], patch: str) -> None:
     assert subprocess.run(command, check=False, timeout=300).returncode == -signal.SIGKILL
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "A pull that is killed at any step, also between catalog and rules, leaves the old release or the new one, "
+    "never a mix: for a daemon that starts or reloads then, for commands, and for the next pull",
+)
 @pytest.mark.parametrize("moment", ["Store.fetch", "replace_entries", "LineReleases.note"])
 def test_a_pull_that_is_killed_goes_on_and_leaves_the_old_release_or_the_new_one(places: dict[str, Path], moment: str):
     before = state_of(places["b"])
@@ -182,6 +197,15 @@ def test_a_pull_that_is_killed_goes_on_and_leaves_the_old_release_or_the_new_one
     assert f"{fetched} fetched" in said or fetched == "0 bytes", said
 
 
+@pytest.mark.promise(
+    "Prepared files",
+    "a release | an older one that a hub offers, as if it were the newest | refused; a person may go back with "
+    "`--allow-older`, and a timer leaves that as it is",
+)
+@pytest.mark.promise(
+    "Versions of experts",
+    "A timer's pull takes the newest release of the line's signers once, and leaves a person's way back as it is",
+)
 def test_a_timers_pull_takes_what_is_new_and_signed_here_and_nothing_else(places: dict[str, Path]):
     push(places)
     assert "line/1, signed by anna.sign: 1 expert changed" in pull(places, "--newest")
@@ -246,6 +270,13 @@ def test_a_pull_that_is_killed_between_catalog_and_rules_leaves_no_mix_of_two_re
     assert state_of(places["b"]) == state_of(places["a"])
 
 
+@pytest.mark.promise(
+    "Prepared files",
+    "a release | a key that the hub has revoked | a line learns of it when it asks, not by push: at its next "
+    "pull, which `coserve-pull.timer` begins ten minutes after the end of the last one. From then on it "
+    "refuses what the key signed, from every source; if the release in force is among it, each `pull --newest` "
+    "fails and says so",
+)
 def test_a_signer_that_the_source_has_revoked_is_refused_there_and_then_everywhere(places: dict[str, Path]):
     before = state_of(places["b"])
     push(places)

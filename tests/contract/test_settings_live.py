@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.contract.client import Line
@@ -32,6 +33,11 @@ def judged(line: Line, serial: str) -> dict[str, Any]:
     return line.result(line.send(a_jpeg(1), board=board, designator="P1"))
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "Every answer names the settings that gave it, such as the temperature, and a change of them is named by "
+    "`reload`, log, `explain`, `export` and `experts show`",
+)
 def test_a_changed_temperature_is_named_by_every_row_message_and_command(tmp_path: Path, experts_folder: Path):
     line = Line(tmp_path / "line", experts_folder, RULES)
     with line.service():

@@ -45,6 +45,11 @@ def answers(line: Line) -> list[tuple[Any, ...]]:
     return line.rows("SELECT inspection_id, outcome_in_service, outcome, step FROM shadow_answers ORDER BY 1")
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "A version in shadow changes no verdict and holds no image up, whether its process is killed, stopped or "
+    "its weights are damaged; what it missed is counted, and it answers again after a restart",
+)
 def test_a_shadow_answers_beside_the_version_in_force_until_it_is_promoted(
     tmp_path: Path, version_folders: tuple[Path, Path]
 ):

@@ -146,6 +146,7 @@ def test_tokens_are_streamed_in_order_and_add_up_to_the_text_that_follows(line: 
     assert {piece["seq"] for piece in pieces} == {body["seq"] - 1}
 
 
+@pytest.mark.promise("Language models", "A request that can never be served is rejected with its reason")
 @pytest.mark.parametrize(
     ("wrong", "code", "says"),
     [
@@ -173,6 +174,11 @@ def test_a_deadline_that_has_passed_gives_unknown(line: Line) -> None:
     assert (result["status"], result["reason"], result["text"]) == ("unknown", "deadline", None)
 
 
+@pytest.mark.promise(
+    "Language models",
+    "A request for text that was answered `accepted` gets exactly one result, across a kill, a stop, and a "
+    "configuration that lost its model",
+)
 def test_a_kill_a_stop_and_a_lost_model_leave_every_accepted_text_with_exactly_one_result(
     tmp_path: Path, torch_experts_folder: Path, checkpoint: Path
 ) -> None:
@@ -221,6 +227,11 @@ def test_a_kill_a_stop_and_a_lost_model_leave_every_accepted_text_with_exactly_o
     assert line.rows("SELECT count(*) FROM generations WHERE status = 'accepted'") == [(0,)]
 
 
+@pytest.mark.promise(
+    "Language models",
+    "A removed or damaged checkpoint costs its own requests only; images and other models continue, and it "
+    "serves again when it is restored",
+)
 def test_a_model_that_is_removed_damaged_or_put_back_costs_its_own_requests_only(
     line: Line, spare: Path, checkpoint: Path
 ) -> None:
@@ -341,6 +352,7 @@ def test_a_board_is_explained_by_the_template_or_by_the_model_that_is_configured
     assert "names no model reader: " in run(line, "report", "B-1", "--model", "reader", status=2)
 
 
+@pytest.mark.promise("Language models", "A report falls back to the template and says so")
 def test_a_report_falls_back_to_the_template_and_says_why(line: Line) -> None:
     """After the test above: a prompt that is too long for a model, a line that drains, and no daemon."""
     short = run(line, "report", "B-1", "--model", "tiny")

@@ -79,6 +79,13 @@ def test_a_place_of_another_line_is_refused_whether_that_runs_or_rests(
         pass
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "Nothing that one line writes (database, journal and the folders beside it, images) is written by another, "
+    "whether both run or not: start, `check` and `doctor` name the other line's coserve.yaml. A renamed, "
+    "moved, copied or changed line is not locked out, and the message says how to take over from one that is "
+    "gone",
+)
 def test_a_second_line_that_would_write_what_another_line_writes_does_not_start(
     tmp_path: Path, experts_folder: Path, first: Path
 ) -> None:

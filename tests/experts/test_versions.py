@@ -241,6 +241,10 @@ def _dies_at(number: int, work, *arguments) -> bool:
     return process.exitcode != 0
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "A kill at any step leaves the old or the new version complete, and work can continue from there",
+)
 @pytest.mark.parametrize("deed", ["put", "promote", "rollback", "prune"])
 def test_a_process_killed_at_any_step_leaves_the_old_state_or_the_new_one(tmp_path: Path, deed: str):
     base = a_folder(tmp_path / "base" / "experts")

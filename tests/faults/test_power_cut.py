@@ -127,6 +127,7 @@ def test_of_what_was_not_synced_some_sectors_may_stay(tmp_path: Path) -> None:
     assert set(whole) == {b"x" * 512, b"y" * 512}
 
 
+@pytest.mark.promise("Nothing accepted is lost", "These tests detect a line that omits a sync")
 def test_a_line_that_forgot_its_sync_would_be_found_out(tmp_path: Path) -> None:
     code = """
 from pathlib import Path
@@ -188,6 +189,10 @@ file.save(DeliveryPosition(8)); file.save(DeliveryPosition(9))
     assert "disk" in synced_folders(tmp_path)
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "The folders made at the first start are durable before the first image is, and so is a consumer's position",
+)
 @pytest.mark.parametrize("first", ["exclusive_lock(folder / 'lock', '', folder).__enter__()", "pass"])
 def test_the_folders_that_a_first_start_makes_are_durable_before_its_first_image_is(tmp_path: Path, first: str) -> None:
     """The lock makes the journal's folder in a daemon; a journal alone makes it itself."""
@@ -203,6 +208,11 @@ Journal(folder).append([b'an image'])
     assert synced_folders(tmp_path) >= {"disk", "disk/data", "disk/data/line", "disk/data/line/journal"}
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "So are the folders of a journal that is made anew while the line runs, a database that a stop copied, a "
+    "restored line and a package of results",
+)
 def test_the_folders_of_a_journal_that_is_made_anew_under_a_running_line_are_durable(tmp_path: Path) -> None:
     code = """
 import shutil

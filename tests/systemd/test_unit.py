@@ -47,6 +47,10 @@ def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return installed
 
 
+@pytest.mark.promise(
+    "A service of systemd",
+    'systemd finds no mistake in the unit, and its exposure is "OK" or better',
+)
 @needs_systemd
 def test_systemd_finds_nothing_to_say_about_the_unit(unit: Path) -> None:
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
@@ -94,6 +98,7 @@ def test_a_line_that_other_machines_reach_starts_after_its_addresses() -> None:
     assert drop_in["Wants"] == drop_in["After"] == ["network-online.target"]
 
 
+@pytest.mark.promise("A service of systemd", "The unit's command serves images under the unit's system call filter")
 @pytest.mark.test_all
 @needs_systemd
 @needs_x86_64

@@ -69,6 +69,10 @@ def test_a_time_is_shown_by_the_plants_clock_with_its_zone() -> None:
     assert plant.text("2026-10-25T01:30:00.000Z") == "2026-10-25 02:30:00 CET"
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "Each moment belongs to exactly one day and one shift of the plant, also where the clock is put forward or back",
+)
 @given(
     timezone=st.sampled_from(
         ["Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "Africa/Cairo", "Asia/Beirut"]

@@ -100,6 +100,10 @@ def fds() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A late subscriber receives the state of each board; the broker announces a killed consumer",
+)
 @in_a_loop
 async def test_each_message_has_its_topic_and_a_late_subscriber_hears_the_boards_state(tmp_path: Path) -> None:
     serial = 'A+B/#\x7f"é{}'
@@ -267,6 +271,11 @@ async def test_a_wrong_password_is_refused_by_name_and_mended_without_a_restart(
         assert "wrong" not in str(bringing.status_page.read())
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A message that the broker has not confirmed, or refuses, does not count as delivered; the messages behind "
+    "it are not skipped",
+)
 @in_a_loop
 async def test_a_topic_that_we_may_not_write_to_holds_everything_back_and_is_named(tmp_path: Path) -> None:
     """MQTT 3.1.1 knows no way to say so: there such a broker throws the message away and confirms it."""
@@ -336,6 +345,11 @@ GIANT = b"\x30\x80\xc2\xd7\x2f" + bytes(100_000_000)  # one message of 100 MB
 UNRELEASED = b"".join(b"\x34\xeb\x07\0\1a" + number.to_bytes(2, "big") + bytes(998) for number in range(1, 40_000))
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A broker that sends packets of any size, or messages without end, costs its consumer a few megabytes: it "
+    "is cut, named and tried again",
+)
 @pytest.mark.parametrize(
     ("script", "words"),
     [

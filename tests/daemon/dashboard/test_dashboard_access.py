@@ -60,6 +60,11 @@ def test_on_loopback_every_loopback_name_is_answered(open_web: Web, name: str) -
         assert open_web.get("/boards", Host=host).status == 200
 
 
+@pytest.mark.promise(
+    "HTTP",
+    "a web site that points its own name at this PC (DNS rebinding) | without a token, only requests to "
+    "loopback names are answered",
+)
 @pytest.mark.parametrize(
     "name",
     [
@@ -72,6 +77,11 @@ def test_a_site_that_points_its_own_name_here_is_refused(open_web: Web, name: st
         assert open_web.get(path, Host=name).status in (400, 421), path
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "Pages are served to clients with the token, or without one to this PC under a loopback name; the cookie "
+    "is not the token",
+)
 def test_without_the_token_a_browser_sees_the_login_and_a_program_hears_what_is_missing(shut_web: Web) -> None:
     for path in PATHS:
         browser = shut_web.get(path)
@@ -100,6 +110,12 @@ def test_the_cookie_is_not_the_token_and_neither_scripts_nor_other_sites_get_it(
     assert re.search(r'=""?; .*Max-Age=0', gone.headers["set-cookie"])
 
 
+@pytest.mark.promise(
+    "HTTP",
+    "a stolen, changed or old cookie | it is signed with the token and `HttpOnly`, and invalid after 30 days, "
+    "after a new token, or after its logout (kept in the file `logged_out` beside the journal); it does not "
+    "contain the token",
+)
 def test_a_cookie_that_somebody_made_or_changed_or_kept_too_long_is_worth_nothing(shut_web: Web) -> None:
     name, value = cookie(log_in(shut_web)).split("=")
     until, number, mark = value.split(".")
@@ -141,6 +157,12 @@ def test_a_logout_ends_its_session_and_no_other_also_across_a_restart(tmp_path: 
         assert "logout_not_kept" in web.log()
 
 
+@pytest.mark.promise(
+    "HTTP",
+    "guessing the token | a wrong token waits a second, and while eight wait, the right one waits as long, so "
+    "that its speed does not tell a guesser: a guess occupies a connection for a second, and a token has at "
+    "least 32 characters. Where connections run out, guesses are cut first; cookies never wait",
+)
 def test_wrong_tokens_wait_and_cost_no_honest_user_the_login(shut_web: Web) -> None:
     answers: list[tuple[int, float]] = []
     cut: list[int] = []
@@ -185,6 +207,11 @@ def test_the_login_leads_to_this_site_only(shut_web: Web, target: str) -> None:
     assert 'name="next" value="/"' in shut_web.get(f"/login?next={target}".replace("\\", "%5C")).text
 
 
+@pytest.mark.promise(
+    "HTTP",
+    "a form on another site (CSRF), a picture of ours in its page | refused by `Origin` and `Sec-Fetch-Site`; "
+    "the cookie is `SameSite=Strict`",
+)
 def test_nothing_is_taken_from_another_sites_page(open_web: Web, shut_web: Web) -> None:
     for web, extra in ((open_web, {}), (shut_web, {"Cookie": cookie(log_in(shut_web))})):
         refused: tuple[dict[str, str], ...] = (
@@ -239,6 +266,10 @@ HEADERS = (
 )
 
 
+@pytest.mark.promise(
+    "HTTP",
+    "headers that are not what they should be | each is answered, none with 500, and none writes to the log",
+)
 @pytest.mark.parametrize("header", HEADERS)
 def test_no_header_breaks_an_answer(shut_web: Web, header: str) -> None:
     web = shut_web
@@ -316,6 +347,14 @@ def test_too_long_requests_are_refused(open_web: Web) -> None:
     assert "Traceback" not in open_web.log()
 
 
+@pytest.mark.promise(
+    "HTTP",
+    "silent, slow or many clients | 128 connections, 64 of them live; a request has 5 s, a client that does "
+    "not read is cut. A further connection replaces the oldest one that waits for its client: silent, with "
+    "half a body, or with an unread answer. Pages that are being answered leave 16 connections to `/healthz`, "
+    "`/readyz` and `/metrics`, of which scrapes take 8; a connection that sends requests without waiting for "
+    "answers gets one, and is closed",
+)
 def test_clients_that_hold_connections_keep_nobody_out(open_web: Web) -> None:
     """Silent ones, ones that never end their request, and noise."""
     peers: list[socket.socket] = []

@@ -79,6 +79,11 @@ def test_a_serial_is_found_by_its_beginning_and_a_whole_one_leads_to_its_board(w
     assert web.get("/boards?serial=%25").text.count('href="/boards/1') == 0
 
 
+@pytest.mark.promise(
+    "HTTP",
+    "`../` in a picture's name, a row or a link that leads elsewhere | pictures are requested by number, and "
+    "opened below the images folder without following links",
+)
 @pytest.mark.parametrize(
     "path",
     [
@@ -95,6 +100,7 @@ def test_no_name_from_outside_leads_to_a_file(web: Web, path: str) -> None:
     assert not re.search("root:|endpoints:|import ", answer.text)
 
 
+@pytest.mark.promise("Access, pages and reviews", "No name, row or link leads a picture out of the images folder")
 def test_a_row_that_points_out_of_the_images_folder_shows_nothing(web: Web) -> None:
     folder = web.folder
     (folder / "secret.png").write_bytes(a_picture())
@@ -137,6 +143,11 @@ def test_every_format_that_cameras_send_is_shown_and_measured_as_it_is_stored(we
     assert "image-orientation: none" in web.get("/static/app.css").text
 
 
+@pytest.mark.promise(
+    "HTTP",
+    "a serial, lot or label that is HTML or script | it is shown as text everywhere; only scripts that ship "
+    "with CoServe run (`Content-Security-Policy`)",
+)
 def test_a_serial_full_of_html_is_text_wherever_it_is_shown(web: Web) -> None:
     more = {"board_type": EVIL, "lot": EVIL, "station": EVIL, "missing": '[{"component": "<b>x", "count": 1}]'}
     web.add_board(500, EVIL, failed=f'[{{"designator": "<b>", "component": "<b>", "defect": "<b>{EVIL[:5]}"}}]', **more)
@@ -179,6 +190,7 @@ def test_a_line_end_in_a_serial_is_no_second_event(web: Web) -> None:
     assert {event["event"] for event in events} == {"boards"}
 
 
+@pytest.mark.promise("HTTP", "SQL in a filter | every page binds values as parameters")
 def test_sql_in_any_parameter_of_any_page_is_a_value_or_refused(web: Web) -> None:
     from daemon.config.settings import load_config
     from daemon.dashboard.app import PAGES
@@ -223,6 +235,10 @@ def test_an_address_with_a_wrong_value_is_refused_by_name(web: Web, address: str
     assert (answer.status, f"{name}: " in answer.text) == (422, True)
 
 
+@pytest.mark.promise(
+    "HTTP",
+    "endless queries, boards of 200,000 images | queries stop after 5 s and at a maximum number of rows",
+)
 def test_a_board_of_very_many_images_is_shown_in_parts(tmp_path: Path) -> None:
     line = Web(tmp_path / "line")
     line.add_board(1, expected=200_000)
@@ -318,6 +334,10 @@ def test_a_reader_that_does_not_read_is_cut_and_one_that_comes_back_gets_what_is
     web.sql("DELETE FROM boards WHERE board_id >= 1000")
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "Pages stay readable on a full disk, and say when the daemon is not running",
+)
 def test_a_full_disk_leaves_the_pages_readable(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "24m") as disk:
         line = Web(disk / "line")

@@ -97,6 +97,10 @@ def are_ended(streams: list[Stream]) -> bool:
     return all(ended)
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "A web process that dies is restarted while the line continues; a stop closes every open page",
+)
 def test_a_killed_web_process_comes_back_and_the_line_goes_on_meanwhile(running: RunningLine) -> None:
     line = running.line
     before = child(line)
@@ -118,6 +122,10 @@ def test_a_killed_web_process_comes_back_and_the_line_goes_on_meanwhile(running:
     line.wait(lambda: "coserve_images_accepted_total 1.0" in running.get("/metrics")[1])
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "A web process or consumer that hangs is killed and restarted while verdicts continue; a slow one is left alone",
+)
 def test_processes_beside_the_line_that_hang_are_replaced_and_verdicts_go_on(
     tmp_path: Path, experts_folder: Path
 ) -> None:

@@ -21,6 +21,10 @@ def signed(content: bytes) -> bytes:
     return content + b"\n" + hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A position file is complete or the previous one; a damaged one is rejected",
+)
 @pytest.mark.parametrize(
     "damage",
     [

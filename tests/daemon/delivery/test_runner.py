@@ -197,6 +197,10 @@ async def test_a_damaged_position_is_named_and_everything_kept_is_delivered_agai
     assert "plant.position is damaged" in next(log["problem"] for log in logs if log["event"] == "position_damaged")
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A database restored from a backup is recognised, and its new results are not mistaken for old ones",
+)
 @pytest.mark.parametrize("judged_since", [0, 1, 30])
 @in_a_loop
 async def test_a_database_from_a_backup_is_noticed_and_what_it_holds_since_is_delivered(
@@ -280,6 +284,10 @@ async def test_after_a_lost_connection_the_last_of_it_is_delivered_once_more_but
     assert diary.seqs == [7, 8, 9, 10, 11, 12]
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A full disk costs no delivery; results pruned before delivery are counted",
+)
 @in_a_loop
 async def test_a_full_disk_keeps_the_position_in_memory_and_says_so(
     database: ResultsDatabase, tmp_path: Path, status_page: SharedStatusPage
@@ -308,6 +316,10 @@ async def test_a_full_disk_keeps_the_position_in_memory_and_says_so(
         assert position.seq == 9
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A consumer that is a hundred thousand results behind catches up in bounded memory",
+)
 @pytest.mark.test_all
 @in_a_loop
 async def test_a_hundred_thousand_messages_behind_need_no_more_memory_than_a_few(database: ResultsDatabase) -> None:

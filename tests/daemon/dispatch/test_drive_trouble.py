@@ -31,6 +31,7 @@ def lose(line: Line, executor: str, batches: Container[int] = range(1 << 30)) ->
     return reports
 
 
+@pytest.mark.promise("Containment", "A lost device costs a few batches; the other devices continue")
 @pytest.mark.parametrize("policy", ["samba-parallel", "coserve", "coserve-plus"])
 def test_a_device_that_disappears_costs_a_few_batches_and_the_others_serve_the_rest(policy: str):
     line = a_line(policy=policy, budgets={"cuda:0": 60, "cpu": 60}, executors=["cuda:0", "cpu"])
@@ -147,6 +148,11 @@ def test_the_first_fill_does_not_delay_what_images_need(policy: str):
     assert len([switch for switch in line.switches if switch.cause == "startup"]) >= 4
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "If a device of another PC is lost (its process, its Ray, or the head killed), every image still gets "
+    "exactly one verdict; the device is used again when it is back, empty",
+)
 @pytest.mark.parametrize("policy", ["samba-parallel", "coserve", "coserve-plus"])
 def test_a_device_that_is_lost_and_comes_back_costs_no_image_and_is_used_again_from_empty_on(policy: str):
     line = a_line(policy=policy, budgets={"cuda:0": 60, "cpu": 60}, executors=["cuda:0", "cpu"])

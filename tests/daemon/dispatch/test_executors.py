@@ -114,6 +114,7 @@ def test_answers_are_those_of_the_network_alone(spec: ExpertSpec, start: Callabl
         assert result.answer.confidence == pytest.approx(alone.answer.confidence, abs=1e-3)
 
 
+@pytest.mark.promise("Containment", "An image that poisons its batch costs only itself")
 def test_an_image_that_poisons_its_batch_costs_only_itself(spec: ExpertSpec, start: Callable[..., Bench]):
     poison = encoded(a_picture(width=33, height=33))
 

@@ -92,6 +92,11 @@ def test_what_takes_twenty_times_longer_than_predicted_hangs_and_nothing_before_
     assert (watch.next_s(), watch.overdue(1e9)) == (None, [])
 
 
+@pytest.mark.promise(
+    "Containment",
+    "Time in which the whole process stood still (SIGSTOP, a debugger, a paused machine) makes no batch, load "
+    "or step of a language model hang",
+)
 @pytest.mark.parametrize("stands_s", [29.5, 30.0, 31.0, 40.0, 3600.0])
 def test_a_process_that_stood_still_makes_no_batch_hang(stands_s: float) -> None:
     watch: Watch[str] = Watch(30.0)
@@ -105,6 +110,10 @@ def test_a_process_that_stood_still_makes_no_batch_hang(stands_s: float) -> None
 # Batches, simulated
 
 
+@pytest.mark.promise(
+    "Containment",
+    "A batch that hangs is abandoned and tried once more; if it hangs again, its images are `unknown`",
+)
 @pytest.mark.parametrize("policy", PRESETS)
 def test_a_batch_that_hangs_once_costs_no_image(policy: str) -> None:
     line = a_line(policy=policy, budgets={"cpu": 60}, executors=["cpu", "cpu"])
@@ -140,6 +149,10 @@ def test_an_image_whose_second_batch_hangs_too_is_unknown_and_its_expert_failed_
     assert line.outcomes[51].verdict == "pass"
 
 
+@pytest.mark.promise(
+    "Containment",
+    "An image whose decoding does not end is `bad_image`; the other images of its batch are judged",
+)
 def test_an_image_whose_decoding_does_not_end_is_bad_and_its_neighbours_are_judged() -> None:
     line = a_line(budgets={"cpu": 60}, max_batch=4)
     hung = hang(line, "B", image=2)

@@ -89,6 +89,10 @@ def pid_of(children: Children) -> int:
     return until(lambda: children.status()[0]["pid"])
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "Processes beside the line are restarted, run at lower priority, and never outlive the daemon",
+)
 def test_a_killed_child_is_started_again_and_says_how_it_ended() -> None:
     with a_child(SLEEPER) as children:
         first = pid_of(children)

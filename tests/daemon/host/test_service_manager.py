@@ -50,6 +50,7 @@ def test_a_long_start_asks_for_more_time(tmp_path: Path, monkeypatch: pytest.Mon
         assert manager.during(0.1) == []
 
 
+@pytest.mark.promise("A service of systemd", "The watchdog is fed only while images can pass")
 def test_the_watchdog_is_fed_by_images_that_can_pass_and_by_nothing_else(tmp_path: Path, experts_folder: Path) -> None:
     line = Line(tmp_path, experts_folder)
     with Manager(tmp_path) as manager, a_holdable_daemon(line.config, manager, WATCHDOG_S) as process:

@@ -1,5 +1,6 @@
 """Back-pressure: bounded in count and bytes, of each source and of all, and never for ever."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -11,6 +12,10 @@ def a_backlog(images: int = 10, size: int = 1000, source_images: int = 10, sourc
     return Backlog(BacklogLimits(images, size, source_images, source_bytes))
 
 
+@pytest.mark.promise(
+    "Overload and hostile publishers",
+    "The backlog is bounded in images and bytes, per source and in total",
+)
 def test_a_source_is_held_to_its_own_limits() -> None:
     backlog = a_backlog(images=100, size=10_000, source_images=2, source_bytes=500)
     assert backlog.enter("a", 1) is None

@@ -61,6 +61,10 @@ def cuts(first: int, size: int) -> Iterator[int]:
     yield from np.linspace(first, size - 3, CUTS).astype(int).tolist()
 
 
+@pytest.mark.promise(
+    "Containment",
+    "A damaged image whose pixels are not all there is never judged: it is refused or `unknown`, whatever its format",
+)
 def test_whole_pictures_are_taken():
     assert all(pixels_of(payload) is not None for payload in WHOLE)
 

@@ -112,6 +112,7 @@ def test_what_comes_beyond_the_credit_is_answered_busy_and_hello_costs_none(tmp_
         assert line.admission.in_flight == 0
 
 
+@pytest.mark.promise("Overload and hostile publishers", "Every message of a flood gets exactly one answer")
 def test_every_message_of_a_flood_gets_exactly_one_answer(tmp_path: Path) -> None:
     with a_line(tmp_path, credit=8) as line, Peer(line.ipc) as peer:
         for number in range(3000):
@@ -124,6 +125,7 @@ def test_every_message_of_a_flood_gets_exactly_one_answer(tmp_path: Path) -> Non
         assert peer.silent()
 
 
+@pytest.mark.promise("Overload and hostile publishers", "Peers that vanish leave nothing behind")
 def test_peers_that_vanish_with_answers_on_the_way_leave_nothing_behind(tmp_path: Path) -> None:
     with a_line(tmp_path) as line:
         before = sockets()
@@ -166,6 +168,10 @@ def test_half_a_greeting_on_the_port_harms_nobody(tmp_path: Path, junk: bytes) -
             assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
 
 
+@pytest.mark.promise(
+    "Overload and hostile publishers",
+    "Malformed frames, half greetings and oversized messages do not affect other clients",
+)
 def test_malformed_frames_get_one_answer_each_and_the_intake_lives(tmp_path: Path) -> None:
     header = json.dumps(an_inspect("h")).encode()
     pieces = st.sampled_from([b"", b"CS1", b"CS2", b"CS", header, header[:-3], b"{}", b"[]", PNG]) | st.binary(
@@ -191,6 +197,7 @@ def test_malformed_frames_get_one_answer_each_and_the_intake_lives(tmp_path: Pat
         assert peer.ask({"type": "hello"})["type"] == "welcome"
 
 
+@pytest.mark.promise("Overload and hostile publishers", "A flooding source does not delay a quiet one")
 def test_a_flooding_source_does_not_hold_up_a_quiet_one(tmp_path: Path) -> None:
     with a_line(tmp_path, credit=8) as line, Peer(line.tcp) as quiet, Peer(line.tcp) as flood:
         stop = threading.Event()

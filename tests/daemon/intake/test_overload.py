@@ -38,6 +38,11 @@ def many_peers(line: Line, count: int) -> Iterator[list[Peer]]:
         yield [stack.enter_context(Peer((line.ipc, line.tcp)[n % 2])) for n in range(count)]
 
 
+@pytest.mark.promise(
+    "Overload and hostile publishers",
+    "Images in memory on their way to the disk are bounded in bytes, per source and in total; beyond the limit "
+    "publishers get `busy`, once per message",
+)
 def test_images_on_their_way_to_the_disk_are_bounded_in_bytes_of_one_source_and_of_all(tmp_path: Path) -> None:
     payload = PNG + bytes(100_000)
     with a_line(tmp_path, in_memory_bytes=4_000_000, backlog=ROOM) as line, many_peers(line, 30) as peers:
@@ -56,6 +61,10 @@ def test_images_on_their_way_to_the_disk_are_bounded_in_bytes_of_one_source_and_
         assert peers[0].ask(an_inspect("again"), payload)["type"] == "accepted"
 
 
+@pytest.mark.promise(
+    "Overload and hostile publishers",
+    "Large payloads and images of very many parts delay no other client: a separate thread examines them",
+)
 def test_a_large_payload_is_looked_at_elsewhere_and_a_small_one_need_not_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +248,11 @@ def test_a_frame_that_says_it_is_enormous_is_cut_before_any_of_it_is_kept(tmp_pa
         assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
 
 
+@pytest.mark.promise(
+    "Overload and hostile publishers",
+    "Endless messages, enormous frames, a thousand parts, too many connections, half handshakes: the "
+    "connection is cut and no handle leaks",
+)
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
 def test_a_message_that_never_ends_is_cut_and_others_go_on(tmp_path: Path, transport: str) -> None:
     part = frame(bytes(1000), more=True) * 1000
@@ -270,6 +284,10 @@ def can_ask(endpoint: str) -> bool:
         return bool(peer.socket.poll(5000))
 
 
+@pytest.mark.promise(
+    "Overload and hostile publishers",
+    "Fuzzed messages get one answer each and break nothing while an honest publisher works",
+)
 def test_twenty_thousand_fuzzed_frames_get_one_answer_each_and_break_nothing(tmp_path: Path) -> None:
     board = {"type": "open-board", "serial": "F1", "lot": "L"}
     valid = [

@@ -146,6 +146,7 @@ def test_a_request_ends_once_and_a_bad_prompt_at_once(bench: Bench) -> None:
     assert bench.thread.waiting == 0
 
 
+@pytest.mark.promise("Language models", "A step that hangs costs its requests; a long step does not")
 def test_a_step_that_hangs_costs_its_requests_and_later_ones_until_it_ends(bench: Bench) -> None:
     first = bench.until_open()
     first.going.clear()

@@ -3,6 +3,7 @@
 import itertools
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from daemon.line.lease import Held, Lease, ModelShare, ToImages, ToModel, next_step_s
@@ -122,6 +123,10 @@ def test_another_budget_of_the_device_is_kept_too() -> None:
     assert device.images == 105 * MIB
 
 
+@pytest.mark.promise(
+    "Language models",
+    "Images get memory from a model when they need it, and both together never exceed the device's budget",
+)
 @settings(max_examples=200, deadline=None)
 @given(
     steps=st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans(), st.floats(0, 3)), max_size=60),

@@ -39,6 +39,10 @@ def answers(app: App) -> dict[str, tuple[int, str]]:
     return {path: (200 if part["ok"] else 503, part["text"]) for path, part in parts}
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "Health and counters are served while a thread hangs, and name the thread",
+)
 def test_starting_ready_draining_and_a_hung_thread_are_told_apart(
     tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,6 +201,11 @@ def test_upkeep_makes_days_ahead_and_forgets_by_line(postgresql: Server) -> None
     hub.engine.dispose()
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "The hub deletes none of the newest releases that `retention.releases` keeps, and no file of one; a pull "
+    "that reads meanwhile ends well, a push is refused at worst",
+)
 def test_a_release_that_is_pushed_while_old_ones_are_deleted_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,10 @@ def a_progressive_jpeg(more_scans: int) -> bytes:
     return data[:-2] + data[data.rindex(b"\xff\xda") : -2] * more_scans + data[-2:]
 
 
+@pytest.mark.promise(
+    "Containment",
+    "A small file that would keep a decoder busy for minutes is refused from its header alone",
+)
 @pytest.mark.parametrize(
     ("bomb", "what"),
     [
@@ -209,6 +213,7 @@ def _delete(spec: ExpertSpec) -> None:
     spec.file.unlink()
 
 
+@pytest.mark.promise("Containment", "Weights that changed, or are written to while they are read, are never used")
 @pytest.mark.parametrize(
     ("harm", "what"),
     [
@@ -270,6 +275,7 @@ def test_weights_that_are_written_to_while_they_are_read_never_serve(
 # Clocks
 
 
+@pytest.mark.promise("Containment", "Setting the clock closes no board early and falsifies no latency or deadline")
 @pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S, 3650 * DAY_S])
 def test_a_wall_clock_that_is_set_closes_no_board_early_and_spoils_no_latency(tmp_path: Path, jump_s: float) -> None:
     line = a_line(tmp_path, some_rules(ONE_MINUTE))

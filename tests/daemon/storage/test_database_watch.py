@@ -161,6 +161,10 @@ def test_rows_that_another_program_wrote_between_a_kill_and_the_next_start_stay(
     assert rows_of(killed) == list(range(51))
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "A start never combines a log with a database that it does not belong to",
+)
 @pytest.mark.parametrize("log", ["left", "removed"])
 @pytest.mark.parametrize("made", ["by coserve", "by another program"])
 def test_a_backup_that_was_copied_over_the_database_of_a_killed_line_is_taken_as_it_is(

@@ -46,6 +46,10 @@ def disk(tmp_path):
     return Disk(tmp_path)
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "Space for an image, its copy and its verdict is available before the image is accepted",
+)
 def test_an_image_needs_room_for_its_bytes_and_for_their_copy(disk):
     disk.leave(1000 * MB)
     assert disk.space.problem(300 * MB) is None

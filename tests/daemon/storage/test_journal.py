@@ -145,6 +145,7 @@ def test_a_key_that_was_never_given_is_refused(tmp_path_factory, segment, offset
     journal.close()
 
 
+@pytest.mark.promise("Nothing accepted is lost", "A failed `fsync` is never treated as a successful one")
 def test_after_a_failed_sync_the_segment_takes_no_more_and_a_new_one_goes_on(tmp_path, monkeypatch, open_journal):
     journal = open_journal()
     (before,) = journal.append([b"before"])

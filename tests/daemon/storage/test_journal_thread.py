@@ -79,6 +79,10 @@ def test_a_flooding_source_does_not_put_its_queue_before_another_s_single_image(
     assert ("quiet", "i0") in [key for group in nexts for key in keys(group)]
 
 
+@pytest.mark.promise(
+    "Overload and hostile publishers",
+    "A group of images costs one sync, and there too a flood does not go ahead of another source's single image",
+)
 def test_a_group_costs_one_sync_and_each_image_has_its_bytes(line: Line, monkeypatch: pytest.MonkeyPatch):
     syncs: list[int] = []
     real = os.fdatasync

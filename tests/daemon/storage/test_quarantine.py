@@ -31,6 +31,10 @@ def test_the_oldest_go_first_also_after_a_restart(tmp_path: Path) -> None:
     assert sorted(path.read_bytes()[:1] for path in tmp_path.iterdir()) == [b"2", b"3"]
 
 
+@pytest.mark.promise(
+    "Overload and hostile publishers",
+    "A flood of bad images does not displace those of other sources from the quarantine",
+)
 def test_a_source_that_floods_with_bad_images_is_kept_in_part_and_others_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

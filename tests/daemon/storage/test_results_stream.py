@@ -147,6 +147,11 @@ def test_a_subscriber_that_never_reads_has_a_bounded_queue(monkeypatch: pytest.M
         assert 0 < received < sent * 0.9
 
 
+@pytest.mark.promise(
+    "Overload and hostile publishers",
+    "Subscribers that never read do not affect the others; subscriptions without end and pages of results that "
+    "nobody reads take little memory",
+)
 def test_subscriptions_without_end_are_cut_off_and_take_little_memory() -> None:
     dice = random.Random(7)
     with a_stream() as (stream, endpoint), a_subscriber(endpoint) as sub, RawPeer(endpoint) as greedy:

@@ -99,6 +99,10 @@ def start(tmp_path: Path, experts_folder: Path) -> Iterator[Callable[..., DiskLi
         yield begin
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "Publishers get `busy` before anything fails, and `busy` ends by itself when there is space",
+)
 def test_a_full_disk_is_busy_before_anything_fails_and_recovers_when_there_is_room_again(start) -> None:
     line = start()
     ballast = line.disk / "of-another-program"
@@ -134,6 +138,10 @@ def test_a_full_disk_is_busy_before_anything_fails_and_recovers_when_there_is_ro
     assert line.rows("PRAGMA integrity_check") == [("ok",)]
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "With a free-space floor set, the line continues by pruning: passed images first, failed and reviewed images last",
+)
 def test_with_a_floor_of_free_space_the_line_goes_on_and_evidence_goes_last(start) -> None:
     line = start(free="24MB")
     with line.publisher() as publisher:
@@ -160,6 +168,10 @@ def test_with_a_floor_of_free_space_the_line_goes_on_and_evidence_goes_last(star
     assert line.number("SELECT count(*) FROM inspections WHERE verdict IS NOT NULL") == 65
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "A kill during pruning leaves no path without a file and no file without a row",
+)
 def test_a_kill_amid_pruning_leaves_no_path_without_a_file_and_no_file_without_a_row(start) -> None:
     line = start(free="24MB", images_bytes="10MB")
     with line.publisher() as publisher:

@@ -130,6 +130,11 @@ def test_refusals_have_the_codes_that_pages_and_programs_know(line: Line) -> Non
     assert "Eva decided pass at 2" in conflict["reason"]
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "If two reviewers decide about one image, even at the same moment, one decision is written and the other "
+    "reviewer is told who made it",
+)
 def test_of_many_who_decide_at_once_one_is_written_and_the_others_hear_who_it_was(line: Line) -> None:
     image = an_image(line)
     together = threading.Barrier(8)
@@ -162,6 +167,10 @@ def test_while_the_database_is_locked_the_reviewer_hears_so_and_trying_again_cou
     assert rows(line, image) == [("pass", None, "Eva", "twice")]
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "A review decision is durable when it is answered, and counts once however often it is sent",
+)
 def test_a_decision_that_was_answered_survives_a_kill(tmp_path: Path, experts_folder: Path) -> None:
     line = Line(tmp_path / "line", experts_folder)
     service = line.service()

@@ -154,6 +154,7 @@ def locked(line: Running) -> Iterator[None]:
         shell.rollback()
 
 
+@pytest.mark.promise("Containment", "A lock held on the database by another program delays results and loses none")
 def test_a_lock_by_another_program_fails_the_group_and_delays_results_but_loses_none(start):
     line = start(store_options={"busy_timeout_ms": 50})
     (image,) = line.send(an_arrival("a"))

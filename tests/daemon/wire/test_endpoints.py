@@ -50,6 +50,10 @@ OPEN = """
 """
 
 
+@pytest.mark.promise(
+    "Beyond this machine",
+    "an open endpoint without keys | the daemon does not start, `coserve check` says so",
+)
 @pytest.mark.parametrize("endpoint", [*OPEN.split(), "tcp:// 127.0.0.1:1"])
 def test_any_other_address_needs_keys(endpoint: str, tmp_path: Path) -> None:
     (problem,) = problems(intake=endpoint)

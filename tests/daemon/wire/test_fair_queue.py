@@ -10,6 +10,11 @@ from hypothesis import strategies as st
 from daemon.wire.fair_queue import FairQueue
 
 
+@pytest.mark.promise(
+    "Overload and hostile publishers",
+    "A hundred connections of one source count as one source, and a connection that invents sources counts as "
+    "one connection: the one served least goes first",
+)
 @pytest.mark.parametrize(
     "name_of",
     [

@@ -22,6 +22,7 @@ def a_token(folder: Path, text: str = TOKEN + "\n", mode: int = 0o600) -> Path:
     return file
 
 
+@pytest.mark.promise("Access, pages and reviews", "The HTTP token is compared in constant time")
 def test_a_token_is_compared_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
     honest = hmac.compare_digest

@@ -172,6 +172,11 @@ def test_a_key_is_allowed_once_under_one_name(tmp_path: Path) -> None:
         revoke(folder, "one")
 
 
+@pytest.mark.promise(
+    "Beyond this machine",
+    "a file in the folder of clients that is not a key | it admits no client and blocks none; log and `coserve "
+    "check` name it",
+)
 def test_a_file_that_is_no_key_lets_nobody_in_and_keeps_nobody_else_out(tmp_path: Path) -> None:
     public = read_public_key(make_key_pair(tmp_path, "camera")[0])
     folder = tmp_path / "allowed"
@@ -240,6 +245,10 @@ def test_a_key_given_as_text_is_checked_and_fingerprints_tell_keys_apart(tmp_pat
 # The door
 
 
+@pytest.mark.promise(
+    "Beyond this machine",
+    "no key, a key that is not allowed, a wrong server key | no answer, no message, nothing published",
+)
 def test_only_an_allowed_key_with_the_right_server_key_gets_an_answer(tmp_path: Path) -> None:
     with a_door(tmp_path, "camera") as door:
         make_key_pair(tmp_path, "stranger")
@@ -261,6 +270,14 @@ def test_only_an_allowed_key_with_the_right_server_key_gets_an_answer(tmp_path: 
             assert not bare_spy.hears(0.1)
 
 
+@pytest.mark.promise(
+    "Beyond this machine",
+    "a revoked key on an open connection | the connection is cut; messages it sent that were not read yet are dropped",
+)
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "A revoked client is cut, and the keys of clients and server change without a restart",
+)
 def test_a_revoked_client_is_cut_and_the_others_come_back_by_themselves(tmp_path: Path) -> None:
     with (
         a_door(tmp_path, "kept", "revoked") as door,
@@ -334,6 +351,11 @@ def test_a_server_key_that_cannot_be_used_leaves_the_old_one_and_revokes_all_the
             assert not revoked.says_hello(0.4)
 
 
+@pytest.mark.promise(
+    "Beyond this machine",
+    "the thread that checks keys ends | no new client is admitted, the line reports `degraded`, `coserve "
+    "reload` restarts the thread",
+)
 def test_a_dead_authenticator_lets_nobody_in_until_a_reload_starts_it_again(tmp_path: Path) -> None:
     with a_door(tmp_path, "camera") as door:
         authenticator = door.gate._authenticator
@@ -353,6 +375,10 @@ def test_a_dead_authenticator_lets_nobody_in_until_a_reload_starts_it_again(tmp_
             assert not stranger.says_hello(0.4)
 
 
+@pytest.mark.promise(
+    "Beyond this machine",
+    "an older ZeroMQ protocol without security, noise, HTTP | no answer; the line continues",
+)
 @pytest.mark.parametrize(
     "greeting",
     [

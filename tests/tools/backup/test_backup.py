@@ -112,6 +112,10 @@ def names(archive: Path) -> list[str]:
         return tar.getnames()
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "A backup of a running line has every image accepted before it began; restored elsewhere, each is finished once",
+)
 def test_a_line_restored_from_a_backup_taken_while_cameras_sent_judges_every_image_once(
     tmp_path: Path, experts_folder: Path
 ):
@@ -288,6 +292,7 @@ def test_what_the_environment_says_is_in_the_restored_configuration(tmp_path: Pa
     assert Path(settings.database.removeprefix("sqlite:///")).exists()
 
 
+@pytest.mark.promise("Upgrades, ways back, backups", "Secret keys are left out of backups unless requested")
 def test_secrets_stay_where_they_are_unless_they_are_asked_for(tmp_path: Path):
     keys = "security: {server_key: keys/server.key_secret, allowed_clients: keys/clients}\n"
     config = a_folder(tmp_path / "line", CONFIG + keys)
@@ -356,6 +361,11 @@ def test_a_flipped_bit_in_any_member_is_refused_by_name(tmp_path: Path, writing:
     unpack(archive, tmp_path / "restored")
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "An archive that is cut off anywhere, has a flipped bit, or leads out of its folder is refused, and the "
+    "message names the member",
+)
 def test_an_archive_that_was_cut_off_anywhere_is_refused(tmp_path: Path, writing: Writing):
     writing.accept(3)
     archive = backed_up(tmp_path / "line")
@@ -543,6 +553,12 @@ main()
 """
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "A full disk ends a backup, a restore and an export with a sentence and leaves no half file; devices are "
+    "neither written nor replaced; names that are not UTF-8 are kept or refused in a sentence; nothing is "
+    "restored into the folder of a line that runs",
+)
 @pytest.mark.parametrize("size", ["12k", "100k", "270k", "350k"])
 def test_a_full_disk_ends_a_backup_and_a_restore_in_a_sentence_and_leaves_nothing(tmp_path: Path, size: str):
     """While the copy of the database is made, while the archive is written, and while it is unpacked."""
@@ -610,6 +626,7 @@ def test_a_backup_that_is_stopped_leaves_nothing_half_written(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["line"]
 
 
+@pytest.mark.promise("Upgrades, ways back, backups", "A backup leaves the page cache unchanged")
 def test_reading_for_a_backup_neither_evicts_nor_adds_to_what_memory_holds(tmp_path: Path):
     path = tmp_path / "weights"
     path.write_bytes(os.urandom(4 * 2**20))

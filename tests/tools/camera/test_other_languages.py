@@ -213,6 +213,11 @@ def name(request: pytest.FixtureRequest, languages: dict[str, Language | str]) -
     return request.param
 
 
+@pytest.mark.promise(
+    "Cameras",
+    "500 images through five kills of the daemon, and kills of the camera: each has one row, and none that was "
+    "spooled or accepted is lost",
+)
 def test_every_image_arrives_once_through_busy_a_kill_and_a_second_run(scene: Scene, name: str) -> None:
     ran = scene.ran[name]
     assert ran.status == 1, "two were refused"
@@ -228,6 +233,10 @@ def test_every_image_arrives_once_through_busy_a_kill_and_a_second_run(scene: Sc
     assert counts == [1] * IMAGES
 
 
+@pytest.mark.promise(
+    "Cameras",
+    "A consumer in another language receives every result once and in order, across a restart",
+)
 def test_every_result_is_heard_once_and_in_order_across_the_restart(scene: Scene, name: str) -> None:
     messages = scene.ran[name].messages
     assert [message["seq"] for message in messages] == list(range(1, len(scene.order) + 1))

@@ -146,6 +146,11 @@ class Cameras:
         return cv2.VideoCapture(str(video), cv2.CAP_FFMPEG) if video else cv2.VideoCapture()
 
 
+@pytest.mark.promise(
+    "Cameras",
+    "After an unplugged camera returns, serials scanned meanwhile are not applied to another board; a "
+    "truncated video is reported",
+)
 def test_a_camera_that_is_unplugged_is_opened_again_until_it_is_back(tmp_path: Path) -> None:
     videos = [a_video(tmp_path / f"{shade}.avi", [shade] * 3) for shade in (10, 50)]
     cameras = Cameras(videos[0], None, videos[1], None)

@@ -58,6 +58,10 @@ class Watched:
         return sorted(path.name for path in self.folder.rglob("*.jpg"))
 
 
+@pytest.mark.promise(
+    "Cameras",
+    "A watched folder yields no half file and no file twice, even if it vanishes, fills up, or is overwritten",
+)
 @pytest.mark.parametrize("suffix", ["jpg", "png", "bmp", "tif"])
 def test_a_file_that_is_still_being_written_is_never_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str

@@ -74,6 +74,11 @@ def test_what_cannot_be_done_says_why(line: Path, words: tuple[str, ...], status
     assert says in keys(line, *words, status=status)
 
 
+@pytest.mark.promise(
+    "Beyond this machine",
+    "a key that is in the folder twice, under two names | log, `coserve keys list` and `coserve check` name "
+    "the files; `coserve keys revoke` removes both",
+)
 def test_a_key_that_lies_there_twice_is_named_and_leaves_with_either_name(line: Path) -> None:
     keys(line, "new", "server", "--server", "--dir", str(line))
     for name in ("one", "two"):

@@ -76,6 +76,10 @@ def test_what_the_daemon_takes_never_touches_the_disk_and_is_accounted(tmp_path:
     assert entries(tmp_path) == []
 
 
+@pytest.mark.promise(
+    "Cameras",
+    "A Python publisher never blocks its camera, even if the daemon is away or the disk hangs",
+)
 def test_publish_returns_while_nobody_answers_and_while_the_disk_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +102,11 @@ def test_publish_returns_while_nobody_answers_and_while_the_disk_hangs(
     assert publisher.close(0.0).spooled == 99
 
 
+@pytest.mark.promise(
+    "Cameras",
+    "Images that the daemon does not accept wait on the camera's disk and are sent first and in order, even "
+    "after a kill of the camera's process and whatever the clock says",
+)
 @pytest.mark.usefixtures("short_silence")
 def test_what_waited_on_the_disk_comes_first_and_in_order_when_the_daemon_is_there(tmp_path: Path) -> None:
     endpoint = silent_endpoint()
@@ -158,6 +167,11 @@ def fill_spool(folder: Path, count: int) -> str:
     return endpoint
 
 
+@pytest.mark.promise(
+    "Cameras",
+    "A damaged spool entry is named and set aside, the others are sent; a spool of another source, or of a "
+    "running process, is refused",
+)
 def test_entries_that_are_not_what_was_written_are_set_aside_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -182,6 +196,10 @@ def test_entries_that_are_not_what_was_written_are_set_aside_by_name(
         assert publisher.wait(PATIENCE_S)
 
 
+@pytest.mark.promise(
+    "Cameras",
+    "If the spool, the disk or the memory is full, an exception refuses the image; nothing already taken is lost",
+)
 def test_a_full_spool_refuses_by_an_exception_and_loses_nothing_that_it_took(tmp_path: Path) -> None:
     endpoint = silent_endpoint()
     with a_camera(endpoint, tmp_path, spool_bytes=20_000) as publisher:

@@ -128,6 +128,10 @@ def test_serials_that_climb_stay_in_the_folder_and_an_unreadable_picture_is_coun
         assert form == "yolo" or report["left_out"] == {reasons: 1}
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "A data set that leaves the line is complete or not there, and never outside its folder",
+)
 def test_an_export_is_complete_or_not_there(line: Line, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").touch()

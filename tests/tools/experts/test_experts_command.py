@@ -79,6 +79,7 @@ def test_a_running_line_serves_the_new_version_and_every_command_knows(line: Lin
     assert run(line, "list")[0]["verdicts"] == 3
 
 
+@pytest.mark.promise("Versions of experts", "A recalibration is promoted and rolled back as other weights are")
 @pytest.mark.test_all
 def test_a_recalibration_goes_in_and_back_out_like_weights(line: Line, tmp_path: Path):
     present = entry(line).model_dump(mode="json", exclude_defaults=True)
@@ -136,6 +137,7 @@ def test_a_version_goes_in_and_back_out_with_nobody_running(line: Line, version_
     assert use["judges"] == "passes ok"
 
 
+@pytest.mark.promise("Versions of experts", "A change that the daemon refuses is undone")
 def test_what_a_daemon_refuses_is_taken_back(line: Line, version_folders: tuple[Path, Path]):
     before = (line.folder / "experts" / "catalog.yaml").read_bytes()
     second = put(line, version_folders[1])
@@ -204,6 +206,10 @@ def a_pickle(folder: Path, source: Path) -> None:
     (folder / "P.safetensors").write_bytes(pickle.dumps({"os": os.system}))
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "A version that does not fit the rules or the memory is refused and leaves nothing behind",
+)
 @pytest.mark.parametrize(
     ("make", "reason"),
     [

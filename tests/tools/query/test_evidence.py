@@ -66,6 +66,11 @@ def test_a_line_that_judged_in_every_way_has_no_mistake(judged: Line) -> None:
     assert f"{boards} boards, {images} images" in said
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "`coserve db check` names each row that contradicts another: a changed text, verdict, answer, board, a "
+    "changed or deleted decision; and a picture that was not sent",
+)
 @pytest.mark.parametrize(
     ("harm", "named"),
     [

@@ -48,6 +48,11 @@ def change(folder: Path, sql: str, *values: Any) -> None:
         database.commit()
 
 
+@pytest.mark.promise(
+    "Queries and exports",
+    "An explanation matches its verdict: judging the stored answers again gives every verdict of a line, and a "
+    "changed row is reported as a contradiction",
+)
 def test_every_verdict_of_a_line_is_what_the_rules_give_once_more(judged: Line) -> None:
     stored = judged.rows("SELECT inspection_id, verdict, defect, reason FROM inspections")
     assert {verdict for _, verdict, _, _ in stored} == {"pass", "fail", "review", "unknown"}

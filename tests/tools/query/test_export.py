@@ -124,6 +124,10 @@ def _replace_by_link(path: Path) -> None:
     path.symlink_to(path.parent.parent / "elsewhere")
 
 
+@pytest.mark.promise(
+    "Queries and exports",
+    "Changed, removed or added files in a package are detected; the package lists what it lacks",
+)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -264,6 +268,7 @@ def test_nothing_chosen_or_no_place_to_go_is_refused(judged: Line, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.promise("Queries and exports", "A package is complete or absent after a full disk, SIGTERM or SIGKILL")
 def test_a_full_disk_is_named_and_leaves_nothing(judged: Line, tmp_path: Path) -> None:
     for size in ("100k", "1m"):
         with small_disk(tmp_path / size, size=size) as disk:
@@ -314,6 +319,11 @@ def test_one_that_is_ended_leaves_no_package_and_the_next_one_is_whole(
     assert not (tmp_path / "L1.part").exists()
 
 
+@pytest.mark.promise(
+    "Queries and exports",
+    "An audit package is one consistent state of the database while the line writes; no transaction is open "
+    "while images are copied",
+)
 def test_rows_are_one_state_while_the_line_writes(line: Path, tmp_path: Path) -> None:
     """Each transaction adds an image with its answer: no package has one without the other."""
     stop = threading.Event()

@@ -86,6 +86,10 @@ def swapped(version_folders: tuple[Path, Path]) -> tuple[str, str]:
     return "--expert", f"P={version_folders[1]}"
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "Judging stored images again writes nothing, and reports no change if nothing changed",
+)
 def test_nothing_changed_means_that_nothing_would_change(line: Line, gave_way: list[str]):
     report = rejudge(line)
     assert (report["rejudged"], report["unchanged"], report["changed"]) == (PICTURES + 1, PICTURES + 1, 0)

@@ -137,6 +137,10 @@ def test_boards_and_stages_are_rows_too(line: Path, results: Callable[..., Resul
     assert {(row["step"], row["expert_version"]) for row in stages} == {(1, OLD)}
 
 
+@pytest.mark.promise(
+    "Queries and exports",
+    "A filter is a value, whatever it contains; no serial can control a terminal, a spreadsheet or a file system",
+)
 def test_a_filter_is_a_value_whatever_stands_in_it(line: Path, results: Callable[..., Result]) -> None:
     for number, serial in enumerate(NASTY, 1):
         counts = by_hand(line, "SELECT count(*) FROM inspections WHERE board_id = ?", number)
@@ -256,6 +260,10 @@ def test_batches_and_windows_lose_nothing_and_repeat_nothing(
     assert seqs == sorted(seqs, reverse=order == "newest")
 
 
+@pytest.mark.promise(
+    "Queries and exports",
+    "A slow reader of many rows holds no transaction, and its memory does not grow with them",
+)
 def test_the_log_can_be_brought_into_the_database_while_rows_are_read(line: Path, tmp_path: Path) -> None:
     """No read transaction stays open between batches, however slow the reader of the answer is."""
     path = tmp_path / "inspection.db"

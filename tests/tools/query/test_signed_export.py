@@ -69,6 +69,10 @@ def _swap_sums(package: Path) -> None:
     _forge_row(package, "README.txt", b"other words")
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "A signed package shows any later change of its rows, in the package or in the database ([drill](audit.md))",
+)
 @pytest.mark.parametrize(
     ("change", "key", "message"),
     [

@@ -75,6 +75,7 @@ def coserve(prefix: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environ, cwd=prefix, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.promise("A service of systemd", "The bundle installs without a network")
 def test_the_bundle_installs_into_an_empty_prefix_and_what_it_installed_works(
     bundle: Path, tmp_path: Path, experts_folder: Path
 ) -> None:

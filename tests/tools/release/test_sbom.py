@@ -28,6 +28,7 @@ def sbom(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.promise("Access, pages and reviews", "Every distribution is listed with version and licence")
 def test_the_sbom_names_every_distribution_of_the_daemon_with_version_and_licence(sbom: Path) -> None:
     run_time = run_time_names()
     assert {"coserve", "torch", "pyzmq", "ultralytics", "sqlalchemy", "pydantic-core"} <= run_time

@@ -2,6 +2,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from daemon.config.settings import load_config
@@ -50,6 +51,7 @@ def test_a_first_install_begins_a_configuration_whose_data_lie_under_var_lib(tmp
     assert f"coserve check {tmp_path}/etc/coserve/coserve.yaml" in output
 
 
+@pytest.mark.promise("A service of systemd", "A second installation changes nothing, and a person's changes stay")
 def test_a_second_install_changes_nothing_and_what_a_person_changed_stays(tmp_path: Path) -> None:
     coserve("install-service", "--prefix", tmp_path)
     places = Places(tmp_path)

@@ -104,6 +104,7 @@ def test_the_example_configuration_and_the_rules_are_as_promtool_wants_them() ->
     assert "FAILED" not in output
 
 
+@pytest.mark.promise("Access, pages and reviews", "Each alert is raised by its cause and by nothing else")
 def test_each_alert_is_raised_by_what_it_is_for_and_by_nothing_else() -> None:
     status, output = promtool("test", "rules", str(FILES / "coserve.rules.test.yaml"))
     assert status == 0, output

@@ -87,6 +87,16 @@ async def kill(server: Server) -> None:
     await asyncio.to_thread(server.start)
 
 
+@pytest.mark.promise(
+    "The hub killed in each phase",
+    "when the position has moved; within or after the images; while they are counted; within the boards or the "
+    "reviews; in the commit | rows, counts and position are one transaction: all of it is undone, and sent "
+    "again",
+)
+@pytest.mark.promise(
+    "The hub killed in each phase",
+    "before the transaction, while a day's partition is made | the partition is made again, then its rows come",
+)
 @pytest.mark.parametrize("phase", PHASES)
 def test_postgresql_killed_in_each_phase_of_a_batch_loses_nothing_and_counts_nothing_twice(
     postgresql: Server, hub: HubDatabase, database: ResultsDatabase, phase: str
@@ -104,6 +114,11 @@ def test_postgresql_killed_in_each_phase_of_a_batch_loses_nothing_and_counts_not
     asyncio.run(run())
 
 
+@pytest.mark.promise(
+    "The hub killed in each phase",
+    "after the commit, before the line has stored its position | the hub's own position counts: what it has is "
+    "not stored again",
+)
 def test_postgresql_killed_after_a_commit_whose_position_the_line_did_not_store(
     postgresql: Server, hub: HubDatabase, database: ResultsDatabase
 ) -> None:
@@ -137,6 +152,11 @@ def _must_be_whole(hub: HubDatabase, last: int, rows: tuple[int, int, int]) -> N
     assert hub.value("SELECT count(*) FROM inspections_other") == 0
 
 
+@pytest.mark.promise(
+    "The hub killed in each phase",
+    "between a decision at the hub and the line's answer | the decision is handed over again; the line knows "
+    "it and answers as before",
+)
 def test_postgresql_killed_between_a_decision_of_the_hub_and_its_answer_decides_once(
     postgresql: Server, hub: HubDatabase, database: ResultsDatabase
 ) -> None:
@@ -166,6 +186,10 @@ def test_postgresql_killed_between_a_decision_of_the_hub_and_its_answer_decides_
     asyncio.run(run())
 
 
+@pytest.mark.promise(
+    "The hub killed in each phase",
+    "while a picture that has arrived is noted | it is sent again under the same sha256",
+)
 def test_postgresql_killed_while_it_notes_a_picture_has_each_picture_once(
     postgresql: Server, hub: HubDatabase, database: ResultsDatabase, key: Path, tmp_path: Path
 ) -> None:
@@ -189,6 +213,11 @@ def test_postgresql_killed_while_it_notes_a_picture_has_each_picture_once(
     asyncio.run(run())
 
 
+@pytest.mark.promise(
+    "The hub killed in each phase",
+    "during upkeep: days ahead, rows or pictures that are too old | upkeep begins again by itself; nothing "
+    "younger is deleted",
+)
 @pytest.mark.parametrize(
     "trigger",
     ["BEFORE INSERT ON partitions FOR EACH ROW", "AFTER DELETE ON inspections FOR EACH STATEMENT",
@@ -239,6 +268,11 @@ def _old_and_new(hub: HubDatabase) -> dict[str, bytes]:
     return {hashlib.sha256(content).hexdigest(): content for content in contents}
 
 
+@pytest.mark.promise(
+    "The hub killed in each phase",
+    "`coserve plant run`, in the middle of a picture | no part of it is kept; rows go on; after the start the "
+    "whole picture is sent again",
+)
 def test_the_hubs_process_killed_while_it_takes_a_picture_gets_it_whole_after_its_start(
     hub: HubDatabase, database: ResultsDatabase, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

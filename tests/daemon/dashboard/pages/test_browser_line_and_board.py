@@ -241,6 +241,10 @@ def test_a_person_logs_in_and_out(guarded_line: ShownLine, open_page: Pages) -> 
     page.locator("#token").wait_for()
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "A page on a wall display takes no more memory after thousands of events, and says when it is cut off",
+)
 def test_a_display_on_a_wall_sounds_at_a_fail_grows_no_memory_and_says_when_it_is_cut_off(
     guarded_line: ShownLine, open_page: Pages
 ) -> None:

@@ -95,6 +95,7 @@ def escaped(text: str) -> str:
     return html.escape(text, quote=False).replace('"', "&#34;").replace("'", "&#39;")
 
 
+@pytest.mark.promise("Access, pages and reviews", "Names of experts are always shown as text, whatever they contain")
 def test_names_full_of_html_are_shown_as_they_are_and_each_link_leads_to_its_expert(web: Web) -> None:
     with answering_control(web, experts=experts(web, *NAMES)):
         listing = web.get("/experts")

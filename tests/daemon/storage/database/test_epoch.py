@@ -69,6 +69,12 @@ def test_kills_and_restarts_keep_the_epoch(history: History) -> None:
     assert history.run() == first
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "A restored database gets a new epoch, whether by `restore`, by a copy over it, with its journal, or by "
+    "another one in its place; a kill, a restart, a clock that goes back or a copy of the same age keeps the "
+    "epoch",
+)
 def test_an_older_copy_of_the_database_gets_a_new_epoch(history: History, tmp_path: Path) -> None:
     first = history.run(4, copy=tmp_path / "older.db")
     history.put_back(tmp_path / "older.db")

@@ -112,6 +112,10 @@ def test_opening_an_up_to_date_database_copies_nothing(old: Path) -> None:
     assert [path.name for path in old.parent.iterdir()] == ["inspection.db"]
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "A database of an older schema can be opened: every row stays, waiting images are judged, `seq` continues",
+)
 def test_a_due_migration_copies_the_old_file_aside_and_the_line_goes_on_where_it_stopped(
     old: Path, newer: None
 ) -> None:
@@ -178,6 +182,10 @@ def test_a_migration_of_a_large_database_reports_progress(old: Path, newer: None
     }
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "For a database of a newer version, the message names the version to install or the copy to put back",
+)
 def test_a_database_of_a_newer_version_says_which_version_or_copy_to_go_back_to(
     old: Path, newer: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +233,10 @@ def the_way_back() -> str:
     return textwrap.dedent(block)
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "The documented downgrade works: the test runs the page's own commands",
+)
 def test_the_documented_way_back_gives_the_older_version_its_database(
     old: Path, newer: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +298,10 @@ def killed(tmp_path: Path) -> Iterator[Killed]:
     assert process.returncode == 0
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "A change of the schema killed at any write, sync, rename or truncation starts again and completes",
+)
 @pytest.mark.parametrize("call", ["write:kill-short", "sync:kill-before", "rename:kill-after", "truncate:kill-before"])
 def test_a_migration_killed_at_any_call_starts_again_and_ends(old: Path, killed: Killed, call: str) -> None:
     """Each kill leaves its mess to the next start, which is killed one call later, until none is left to kill."""
@@ -304,6 +320,10 @@ def test_a_migration_killed_at_any_call_starts_again_and_ends(old: Path, killed:
     assert not list(old.parent.glob(".*.part"))
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "If the disk fails or is too small, the old database stays and the message says so",
+)
 @pytest.mark.parametrize("plan", ["write@.before-0.2.0:enospc:3+", "sync@.before-0.2.0:eio", "write@-wal:enospc:5+"])
 def test_a_disk_that_fails_during_a_migration_leaves_the_database_and_says_so(
     old: Path, killed: Killed, plan: str
@@ -318,6 +338,10 @@ def test_a_disk_that_fails_during_a_migration_leaves_the_database_and_says_so(
     assert is_migrated(old, before)
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "A copy of the database is one consistent state, even while the daemon writes",
+)
 def test_a_copy_is_one_state_although_another_program_writes_all_the_time(tmp_path: Path) -> None:
     """A writer between any two steps makes the copy neither begin anew nor mix two states."""
     path = tmp_path / "inspection.db"

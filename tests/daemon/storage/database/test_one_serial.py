@@ -65,6 +65,11 @@ def steps(line: Line, work: Callable[[], None]) -> int:
     return counted
 
 
+@pytest.mark.promise(
+    "Containment",
+    "One serial with any number of images or attempts, as a scanner reports that reads no code, costs the "
+    "others nothing: in the writer, after a failed commit, at a start",
+)
 @pytest.mark.parametrize("board_type", BOARD_TYPES)
 def test_a_serial_costs_the_same_after_thousands_of_images(tmp_path: Path, board_type: str) -> None:
     few, many = (costs_of_one(a_long_past(tmp_path / str(n), board_type, n), board_type) for n in (10, 20_000))

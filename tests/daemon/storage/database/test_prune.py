@@ -135,6 +135,11 @@ class RunningLine:
             self.restart()
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "A wrong clock, ahead or behind, at a start or later, has 24 hours of running time to be put right before "
+    "anything is deleted by age",
+)
 @pytest.mark.parametrize("at_start", [True, False], ids=["at a start", "while it runs"])
 def test_a_clock_that_goes_ahead_deletes_nothing_within_a_day(kit, at_start):
     line = RunningLine(kit)
@@ -298,6 +303,10 @@ def test_a_board_that_an_operator_reviewed_stays_and_so_does_one_with_a_younger_
     assert {reviewed, late} <= set(kit.files)
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "Pruning never deletes images without a verdict or boards that an operator reviewed",
+)
 def test_an_open_board_stays_however_old_it_is(kit):
     (image,) = kit.line.accept(an_arrival("waits", "R0402", type="tiny", serial="S1"))
     kit.line.clock.pass_s(1000 * DAY_S)

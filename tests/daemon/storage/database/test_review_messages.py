@@ -57,6 +57,11 @@ def kit(tmp_path):
     line.store.close()
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "A review is published once it is durable, and repeated identically after later reviews; one that was "
+    "stored before a kill comes after the restart",
+)
 def test_a_review_is_published_with_the_next_seq_and_repeated_identically_after_later_ones(kit):
     board = kit.board("fail", lot="L1", station="ST1")
     first = kit.decide("pass", image=1, note=HOSTILE)
@@ -117,6 +122,10 @@ def test_a_board_with_a_missing_image_is_released_and_that_is_undone(kit):
     assert kit.stream()[-4:] == [{"topic": message.topic, **message.body} for message in kit.published]
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "Of two people who decide on one board one wins, and the newest row counts however the clock was set",
+)
 def test_of_two_people_at_one_board_one_wins_and_the_other_is_told(kit):
     board = kit.board("fail")
     kit.decide("pass", board=board)

@@ -248,6 +248,7 @@ def test_what_waits_comes_board_after_board_and_can_be_chosen(kit):
         assert connection.execute(count_of(waiting(), 2)).scalar() == 2
 
 
+@pytest.mark.promise("Access, pages and reviews", "A decision that cannot be stored stays in the page and is retried")
 def test_a_full_disk_is_said_and_the_same_decision_is_stored_once_there_is_room(kit):
     def run(task) -> Future:
         done: Future = Future()

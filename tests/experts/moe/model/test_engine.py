@@ -28,6 +28,7 @@ def generated(prompt: str, new: int) -> list[int]:
 PROMPTS = {"a": ("hello", 12), "b": ("a much longer prompt than that", 5), "c": ("x", 20), "d": ("of the board", 9)}
 
 
+@pytest.mark.promise("Language models", "A text is the same whether it runs alone or beside others that join and leave")
 @pytest.mark.parametrize("order", list(itertools.permutations(PROMPTS))[::5])
 def test_a_request_gets_the_same_text_alone_and_beside_others_that_join_and_leave(order: tuple[str, ...]) -> None:
     bench = Bench(rows=3)

@@ -149,6 +149,10 @@ TEXTS = st.tuples(
 )
 
 
+@pytest.mark.promise(
+    "Language models",
+    "Memory held by texts is counted, never exceeds `text_memory`, and is freed however they end",
+)
 @settings(max_examples=60, deadline=None)
 @given(
     texts=st.lists(TEXTS, min_size=1, max_size=8),
@@ -193,6 +197,11 @@ def logits_of(runtime: Plain, later: str | None) -> tuple[list[torch.Tensor], di
     return logits, bench.reasons()
 
 
+@pytest.mark.promise(
+    "Language models",
+    "A text that cannot be computed does not change any other text by a bit; the model is closed only if its "
+    "state is lost",
+)
 @pytest.mark.parametrize("kind", ["breaks", "no number"])
 def test_a_prefill_that_fails_leaves_the_texts_beside_it_bit_identical(kind: str) -> None:
     without, _ = logits_of(Plain(MODEL), None)
