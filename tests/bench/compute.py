@@ -98,7 +98,7 @@ def bench_compute(
     from experts.vision.architectures import ARCHITECTURES, DTYPES
     from experts.vision.slot import LayoutShelf
     from tools.profile.measure import ProfileEffort, try_pairs
-    from tools.profile.samples import rendered_samples
+    from tools.profile.samples import drawn_samples
     from tools.terminal.progress import Bars
 
     names, ways = networks.split(","), dtypes.split(",")
@@ -109,7 +109,7 @@ def bench_compute(
     if not all(size.isdecimal() and 1 <= int(size) <= _MAX_BATCH for size in batches.split(",")):
         fail(f"--batches: expected whole numbers from 1 to {_MAX_BATCH} such as 1,8, not {batches!r}", status=2)
     torch.set_num_threads(threads)
-    samples, figures = rendered_samples(), list[ComputeFigures]()
+    samples, figures = drawn_samples(), list[ComputeFigures]()
     sizes, devices = [int(size) for size in batches.split(",")], chosen_devices(device)
     with tempfile.TemporaryDirectory(prefix="coserve-compute-") as folder, Bars(console=errors) as bar:
         task = bar.add_task("starting", total=(len(names) + 1) * len(devices))

@@ -55,7 +55,7 @@ def bench_line(
 
     Example: coserve bench line --dir demo
     """
-    from tools.camera.rendered import rendered_images
+    from tools.camera.render.images import rendered_images
     from tools.demo.line import make_line
 
     names = policies or ["samba", "coserve-plus"]

@@ -153,10 +153,10 @@ def measure_batches(plan: Plan, folder: Path, keep: Keep) -> None:
     from tests.bench.compute import compare_network, random_expert
     from tests.bench.devices import bench_shelf
     from tools.profile.measure import ProfileEffort, cores, try_pairs
-    from tools.profile.samples import rendered_samples
+    from tools.profile.samples import drawn_samples
 
     torch.set_num_threads(cores())
-    samples, shelf = rendered_samples(), bench_shelf()
+    samples, shelf = drawn_samples(), bench_shelf()
     columns = ("network", "batch", "side", "ms", "images/s", "times plain", "same labels")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         for device in plan.devices:
@@ -274,7 +274,7 @@ def run_online(plan: Plan, folder: Path, keep: Keep) -> None:
 def run_demo_line(plan: Plan, folder: Path, keep: Keep) -> None:
     """Run the demo's line, real daemon and cameras, on the devices together; a daemon cannot use simulated GPUs."""
     from tests.bench.line import on_devices, run_line
-    from tools.camera.rendered import rendered_images
+    from tools.camera.render.images import rendered_images
 
     devices = [device for device in plan.devices if not device.startswith("sim:")]
     images = list(rendered_images(plan.boards, 11, "B", lot=None))

@@ -13,7 +13,7 @@ from tests import ROOT
 
 #: Top folders of the wheel, and what stands in them and is in no wheel (pyproject.toml, `packages.find`).
 PRODUCT = ("daemon", "experts", "routing_rules", "tools")
-NOT_IN_THE_WHEEL = ("tools/release/", "routing_rules/examples/")
+NOT_IN_THE_WHEEL = ("tools/camera/render/", "tools/demo/", "tools/release/", "routing_rules/examples/")
 
 
 @dataclass(frozen=True)

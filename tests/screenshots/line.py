@@ -19,7 +19,7 @@ from daemon.storage.database.connections import open_for_reading
 from daemon.wire.control import ask
 from tests.ports import free_port
 from tools.camera.render import render_board
-from tools.camera.rendered import board_plan, images_of
+from tools.camera.render.images import board_plan, images_of
 from tools.setup.service import Service
 
 #: Lot, station, and seed of the boards that are published first.

@@ -26,6 +26,7 @@ from coserve_client import (
 )
 from daemon.errors import ConfigError
 from daemon.units import count_text
+from tools.cli.demo import must_be_a_checkout
 from tools.cli.results import Texts, VerdictOption
 from tools.dataset import Format
 from tools.terminal.console import (
@@ -329,7 +330,8 @@ class _Choice:
 def _render(
     options: _LineOptions, boards: int, video: Path | None, seed: int, prefix: str | None, rate: float | None
 ) -> NoReturn:
-    from tools.camera import rendered
+    must_be_a_checkout()
+    from tools.camera.render import images as rendered
 
     prefix = prefix or rendered.new_prefix()
     if video is None:

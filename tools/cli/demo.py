@@ -1,11 +1,18 @@
 """The command that makes a line to look at: demo."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tools.terminal.console import CommandError, exit_on
+from tools.terminal.console import CommandError, exit_on, fail
+
+
+def must_be_a_checkout() -> None:
+    """End the command where rendered boards are not there: they come with the repository, not with a wheel."""
+    if find_spec("tools.demo") is None:
+        fail("rendered boards come with CoServe's repository, not with an installed line: clone it, `make demo`", 2)
 
 
 def demo(
@@ -20,6 +27,7 @@ def demo(
 
     Example: coserve demo --dir demo
     """
+    must_be_a_checkout()
     from tools.demo.run import run_demo
     from tools.query.formats import clean_up_on_sigterm
 

@@ -8,6 +8,7 @@ import typer
 
 from daemon.errors import ConfigError, MissingExtraError, ReleaseError
 from daemon.units import count_text, size_text
+from tools.cli.demo import must_be_a_checkout
 from tools.terminal.console import AsJson, CommandError, ConfigPath, console, exit_on, fail, print_json, print_table
 from tools.terminal.option_values import Commands, Note
 
@@ -106,6 +107,7 @@ def demo(
 
     Example: coserve plant demo --dir demo-plant
     """
+    must_be_a_checkout()
     from tools.demo.plant import run_plant_demo
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)

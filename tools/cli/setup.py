@@ -253,7 +253,7 @@ def profile(
     from tools.profile.measure import QUICK, ProfileEffort
     from tools.profile.remote import with_remote
     from tools.profile.run import ProfileError, Progress, Wish, profile_line, write_profile
-    from tools.profile.samples import read_samples, rendered_samples
+    from tools.profile.samples import drawn_samples, read_samples
 
     try:
         memory_bytes = parse_bytes(memory) if memory is not None else None
@@ -262,7 +262,7 @@ def profile(
     effort = replace(QUICK, max_batch=min(max_batch, QUICK.max_batch)) if quick else ProfileEffort(max_batch=max_batch)
     try:
         line = load_line(config, with_profiles=False)
-        samples = read_samples(images) if images is not None else rendered_samples()
+        samples = read_samples(images) if images is not None else drawn_samples()
     except (ConfigError, ValueError) as error:
         fail(str(error), status=2)
     if problems := device_problems(line.config, TorchDevices({}).gpu_count()):

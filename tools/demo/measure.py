@@ -10,7 +10,7 @@ from daemon.line.line import load_line
 from experts.spec import resident_in
 from experts.vision.slot import SlotPool
 from tools.camera.render import board_types, render_board
-from tools.camera.rendered import DEFECT_RATE
+from tools.camera.render.images import DEFECT_RATE
 from tools.demo.judge import OnAnswer, PartToJudge, judge_parts
 from tools.terminal.console import console, print_table
 from tools.training.held_out import wilson

@@ -13,7 +13,7 @@ from coserve_client import CoserveError, Publisher, publish_images
 from daemon.config.settings import load_config
 from daemon.storage.database.reviews import WaitingFilter
 from tools.camera.render import render_board
-from tools.camera.rendered import FIRST_SEED, images_of, new_prefix
+from tools.camera.render.images import FIRST_SEED, images_of, new_prefix
 from tools.demo.line import make_line
 from tools.demo.postgresql import postgresql
 from tools.query.review import DecisionError, decide, waiting_images

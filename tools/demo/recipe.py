@@ -23,7 +23,7 @@ import tools.camera.render
 from experts.spec import Answer
 from experts.weights import file_sha256
 from tools.camera.render import board_types, render_board
-from tools.camera.rendered import DEFECT_RATE
+from tools.camera.render.images import DEFECT_RATE
 from tools.demo.export import choose_thresholds, export_experts, observe, write_thresholds
 from tools.demo.files import write_configuration, write_rules
 from tools.demo.measure import Figures, measure, measured_table

@@ -12,7 +12,7 @@ from daemon.config.settings import load_config
 from daemon.units import count_text
 from daemon.wire.control import ControlError, ask
 from tools.camera.render import RenderedBoard, board_types, render_board
-from tools.camera.rendered import DEFECT_RATE, board_plan, images_of
+from tools.camera.render.images import DEFECT_RATE, board_plan, images_of
 from tools.demo.boards import PartVerdict, draw_board, part_verdicts
 from tools.demo.line import make_line, shipped_figures
 from tools.setup.service import Service, ServiceError

@@ -1,8 +1,10 @@
-"""Samples for the profiler: the images of a folder, or rendered parts, as the payloads that cameras send."""
+"""Samples for the profiler: the images of a folder, or drawn ones, as the payloads that cameras send."""
 
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
+
+import cv2
+import numpy as np
 
 from experts.spec import ExpertSpec
 from experts.vision.preprocess import Prepared, prepare
@@ -29,10 +31,11 @@ def read_samples(folder: Path) -> Samples:
     return Samples(payloads, f"{len(payloads)} images of {folder}")
 
 
-def rendered_samples() -> Samples:
-    """Return parts of rendered boards, for a line without photos."""
-    from tools.camera.rendered import rendered_images
-
-    images = rendered_images(boards=1, seed=11, prefix="profile", lot=None)
-    payloads = tuple(image.payload for image in islice(images, SAMPLES))
-    return Samples(payloads, f"{len(payloads)} rendered parts (no photos: name some with --images)")
+def drawn_samples() -> Samples:
+    """Return pictures of the size of parts, for a line without photos: smooth colours with the noise of a camera."""
+    random, payloads = np.random.default_rng(11), list[bytes]()
+    for side in np.linspace(64, 128, SAMPLES).astype(int):
+        colours = cv2.resize(random.integers(0, 256, (9, 9, 3)).astype(np.float32), (side, side))
+        noisy = colours + random.normal(0, 3, colours.shape)
+        payloads.append(cv2.imencode(".png", np.clip(noisy, 0, 255).astype(np.uint8))[1].tobytes())
+    return Samples(tuple(payloads), f"{len(payloads)} drawn pictures (no photos: name some with --images)")

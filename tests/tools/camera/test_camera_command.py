@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tests.lines import a_jpeg
 from tests.ports import free_port
 from tests.tools.client.scripted_daemon import ScriptedDaemon
-from tools.camera.rendered import rendered_images
+from tools.camera.render.images import rendered_images
 from tools.cli import camera as camera_command
 from tools.cli.demo import demo
 from tools.cli.main import app

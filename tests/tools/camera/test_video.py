@@ -26,7 +26,7 @@ from tests.waiting import PATIENCE_S, until
 from tools.camera.frame_source import CameraDevice, SourceError, VideoFile, v4l2
 from tools.camera.layout import BoardLayout, LayoutPart, load_layout
 from tools.camera.render import render_board
-from tools.camera.rendered import DEFECT_RATE, VIDEO_PICTURES, board_plan, write_video
+from tools.camera.render.images import DEFECT_RATE, VIDEO_PICTURES, board_plan, write_video
 from tools.camera.station import (
     ScannedLines,
     Station,

@@ -12,7 +12,7 @@ from experts.weights import file_sha256
 from routing_rules.compile import ExpertLabels, compile_rules
 from routing_rules.load import read_yaml
 from tools.camera.render import board_types, part_types
-from tools.camera.rendered import DEFECT_RATE
+from tools.camera.render.images import DEFECT_RATE
 from tools.demo.export import Observed, choose_thresholds, divide, read_catalog
 from tools.demo.files import SOLDER_DETECTORS, Thresholds, read_thresholds, write_rules
 from tools.demo.measure import Figures, JudgedPart
