@@ -27,7 +27,7 @@ test: $(INSTALLED)
 
 # All of them, trainings and killed hubs too: up to an hour.
 test-all: $(INSTALLED)
-	$(PYTEST)
+	$(PYTEST) --hypothesis-profile search
 
 # Those that need no torch, no process and no sleep: a minute.
 test-fast: $(INSTALLED)

@@ -87,6 +87,8 @@ class RamTier:
     def _kept(self, queue: Queue, expert: ExpertId) -> Iterator[ExpertId]:
         """Yield experts that leave the pool of `queue` for `expert` and are not yet in host memory, which has room."""
         residency, ledger = self._residency, self._residency.ledgers[RAM]
+        if residency.targets_bytes[RAM] < ledger.budget_bytes:
+            return  # it becomes smaller, and takes nothing until it is
         for leaving in self._leaving(queue, expert):
             if (
                 residency.is_refused(RAM, leaving)

@@ -41,6 +41,15 @@ def test_an_expert_that_leaves_the_gpu_is_kept_in_host_memory_first():
     assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["c"])
 
 
+def test_host_memory_that_is_to_become_smaller_keeps_nothing_and_the_load_goes_on():
+    parts = some_gpus(gpu_bytes=15)
+    parts.hold(GPU, "a")
+    parts.hold("ram", "c")
+    parts.residency.targets_bytes[RAM] = 0
+    parts.add("c")
+    assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["c"])
+
+
 def test_host_memory_gives_up_copies_of_what_a_gpu_has_and_then_the_least_recently_used():
     parts = some_gpus(ram_bytes=50)
     parts.hold("ram", *"abcde")
