@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from daemon.line.rulebook import Rulebook
 from daemon.policy.presets import PRESETS
 from daemon.wire.control import ControlError
 from experts.spec import ExpertId
-from tests.daemon.dispatch.simulated_line import RULES, a_catalog, a_line, a_mix, a_spec, an_image, routes, says
+from tests.daemon.dispatch.simulated_line import a_catalog, a_line, a_mix, a_spec, an_image, routes, says
 
 
 @pytest.mark.parametrize(
@@ -51,14 +50,6 @@ def test_a_deadline_that_passes_in_the_queue_gives_unknown_without_computing():
     assert (line.outcomes[1].verdict, line.outcomes[1].reason, line.outcomes[1].stages) == ("unknown", "deadline", ())
     assert line.ended_s[1] == pytest.approx(2.0)
     assert line.outcomes[2].verdict == "pass"
-
-
-def test_downtime_counts_toward_the_deadline():
-    line = a_line()
-    line.accept(an_image(1, "B", deadline_ms=2000, accepted_wall_s=900.0))
-    line.run()
-    assert line.outcomes[1].reason == "deadline"
-    assert line.ended_s[1] == 0.0
 
 
 def test_a_result_that_is_finished_too_late_is_unknown():
@@ -130,16 +121,6 @@ def test_a_chain_that_breaks_is_unknown_and_keeps_what_ran():
         "expert_failed",
         ["A1"],
     )
-
-
-def test_an_attempt_keeps_the_rules_it_opened_with():
-    old, new = routes(), routes(RULES.replace("pass: [ok], review_below: 0.5}", "pass: [odd], review_below: 0.5}"))
-    book = Rulebook(old)
-    book.replace(new)
-    line = a_line(rulebook=book)
-    line.accept(an_image(1, "B"), an_image(2, "B", rules_version=new.version))
-    line.run()
-    assert [line.outcomes[n].verdict for n in (1, 2)] == ["pass", "fail"]
 
 
 def test_no_batch_starts_on_old_weights_after_a_reload():

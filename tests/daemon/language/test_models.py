@@ -153,37 +153,3 @@ def test_images_that_lack_room_get_memory_of_the_model_which_gets_it_back(line: 
     until(lambda: (line.model.budget_bytes, line.drive.budget_bytes) == (MIN, DEVICE - MIN))
     line.drive.lacks_room = False
     until(lambda: (line.model.budget_bytes, line.drive.budget_bytes) == (MAX, DEVICE - MAX))
-
-
-def test_a_model_without_memory_to_grow_keeps_its_memory_and_does_not_hold_up_images(line: Line) -> None:
-    line.drive.lacks_room = True
-    until(lambda: line.model.budget_bytes == MIN)
-    line.model.available = 250
-    line.drive.lacks_room = False
-    until(lambda: MAX in line.model.asked)
-    until(lambda: line.language.threads["m"].held_bytes == MIN)
-    time.sleep(0.1)
-    assert line.model.asked == [MIN, MAX, MIN]
-    assert line.model.budget_bytes == MIN
-    line.drive.lacks_room = True
-    until(lambda: line.drive.budget_bytes == DEVICE - MIN)
-
-
-def test_a_drive_that_was_busy_is_asked_again(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    line.drive.lacks_room = True
-    until(lambda: line.drive.budget_bytes == DEVICE - MIN)
-    monkeypatch.setattr(daemon.language.models, "_ANSWER_S", 0.05)
-    line.drive.lacks_room, line.drive.is_busy = False, True
-    until(lambda: line.drive.orders[-1] == DEVICE - MAX)
-    line.drive.is_busy = False
-    until(lambda: line.model.budget_bytes == MAX)
-
-
-def test_a_budget_that_the_pools_refused_is_asked_for_again_only_after_a_while(line: Line) -> None:
-    line.drive.refuses = line.drive.lacks_room = True
-    until(lambda: line.drive.orders)
-    time.sleep(0.1)
-    assert line.drive.orders == [DEVICE - MIN]
-    line.drive.refuses = False
-    line.language._devices[0].refused_until_s = 0.0
-    until(lambda: line.drive.budget_bytes == DEVICE - MIN)

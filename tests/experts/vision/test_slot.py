@@ -1,5 +1,4 @@
 import hashlib
-import math
 import os
 import threading
 from collections import Counter
@@ -20,15 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from experts.errors import ExpertError
 from experts.spec import ExpertId, ExpertSpec
 from experts.transfer import HostTransfer, StagedTransfer
-from experts.vision.graphs import WARM_UPS, Recorders
 from experts.vision.infer import infer
 from experts.vision.layouts import Layout
 from experts.vision.preprocess import fit
 from experts.vision.slot import LayoutShelf, Slot, SlotPool
-from experts.weights import read_header
 from tests.experts.lanes import LateLane
 from tests.experts.pictures import a_picture
-from tests.experts.recorder import FakeRecorder
 from tests.experts.samples import an_expert_file
 
 
@@ -187,21 +183,6 @@ def test_a_slot_that_gave_its_memory_back_answers_as_before(tmp_path: Path):
     pool.check()
 
 
-@pytest.mark.usefixtures("staged")
-def test_a_slot_that_gave_its_memory_back_is_recorded_anew(tmp_path: Path):
-    small, large = an_expert_file(tmp_path, "small", "yolov8n", 2), an_expert_file(tmp_path, "large")
-    plain, recorder = a_pool(100 << 20, small, large), FakeRecorder()
-    pool = SlotPool("cuda:0", large.weights_bytes, LayoutShelf(recorders=Recorders(lambda _: recorder)))
-    previous: tuple[ExpertId, ...] = ()
-    for recordings, spec in enumerate((small, large, small, small), start=1):
-        pool.load(spec, previous)
-        previous = (spec.expert,)
-        for _ in range(WARM_UPS + 2):
-            assert answers(pool, spec) == answers(plain, spec)
-        assert len(recorder.recorded) == min(recordings, 3), "the last load found the slot where it was"
-    pool.check()
-
-
 @pytest.mark.parametrize("source_device", ["ram", "cpu"])
 def test_an_expert_copied_from_another_pool_answers_as_one_from_its_file(tmp_path: Path, source_device: str):
     specs = [an_expert_file(tmp_path, f"e{seed}", seed=seed) for seed in (1, 2)]
@@ -269,21 +250,6 @@ class Checks(TorchFunctionMode):
             if len(self.asked) == self._fails_at:
                 raise torch.OutOfMemoryError("CUDA out of memory")
         return func(*args, **(kwargs or {}))
-
-
-def test_weights_are_checked_tensor_by_tensor_up_to_the_first_bad_one_which_is_named(tmp_path: Path):
-    spec = an_expert_file(tmp_path)
-    with Checks() as checks:
-        a_pool().load(spec)
-    sizes = [math.prod(entry.shape) for entry in read_header(spec.file).entries]
-    assert (checks.asked, max(checks.asked) <= 4 << 20) == (sizes, True)
-    bad = bytearray(spec.file.read_bytes())
-    begin = len(bad) - spec.weights_bytes
-    bad[begin : begin + 4] = np.float32("inf").tobytes()
-    spec.file.write_bytes(bad)
-    with Checks() as checks, pytest.raises(ExpertError, match=r"weights in network\.conv1\.weight that are not finite"):
-        a_pool().load(replace(spec, sha256=hashlib.sha256(bad).hexdigest()))
-    assert checks.asked == sizes[:1]
 
 
 def test_an_expert_that_leaves_a_gpu_can_stay_in_host_memory_and_come_back(
