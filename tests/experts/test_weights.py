@@ -89,6 +89,41 @@ def with_header(file: Path, text: bytes) -> None:
     file.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
 
 
+def a_header(**changes: str) -> bytes:
+    item = {"dtype": '"F32"', "shape": "[2, 3]", "data_offsets": "[0, 24]"} | changes
+    fields = ", ".join(f'"{name}": {value}' for name, value in item.items())
+    return f'{{"__metadata__": {{"coserve_format": "1"}}, "first": {{{fields}}}}}'.encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        a_header(shape="[1e400, 1]"),
+        a_header(data_offsets="[0, 1e400]"),
+        a_header(data_offsets="[0, NaN]"),
+        a_header(dtype='["F32"]'),
+        a_header(dtype='{"a": 1}'),
+        a_header(shape="[-2, -3]"),
+        a_header(shape="[true, 6]"),
+        a_header(shape=f"[{'9' * 4000}, 1]"),
+        a_header(shape=f"[{'9' * 5000}, 1]"),
+        a_header(shape=f"[{','.join(['9' * 4000] * 4000)}]"),
+        a_header(shape="[" * 100_000 + "]" * 100_000),
+        b"[" * 100_000,
+        b'{"a": ' * 100_000,
+        b"[1, 2]",
+        b"7",
+    ],
+    ids=range(15),
+)
+def test_a_header_of_impossible_values_is_refused_at_once(tmp_path: Path, text: bytes):
+    file = tmp_path / "w.safetensors"
+    write_weights(file, some_blocks(), {})
+    with_header(file, text)
+    with pytest.raises(WeightsError, match=r"w\.safetensors.*import"):
+        read_header(file)
+
+
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
 def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path, kind: str):
     place = tmp_path / "w.safetensors"

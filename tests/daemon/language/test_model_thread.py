@@ -23,7 +23,6 @@ class Steps:
         self.going.set()
         self.stepping = threading.Event()
         self.taken: list[int] = []
-        self.begun: list[int] = []
         self.error: Exception | None = None
         self.changed: str | None = None
         self.budget_bytes = 0
@@ -37,7 +36,6 @@ class Steps:
         if text.request.prompt == "bad":
             return Finished(None, "bad_prompt")
         self.taken.append(text.generation_id)
-        self.begun.append(text.generation_id)
         return None
 
     def step(self) -> tuple[list[tuple[int, Finished]], Exception | None]:

@@ -1,4 +1,4 @@
-"""Memory between a language model and the images' pools, if one of them refuses, fails or is late."""
+"""Memory between a language model and the images' pools, as images need it."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,28 +13,22 @@ import pytest
 import daemon.language.models
 from daemon.config.settings import Config, Device, Model
 from daemon.language.models import LanguageModels
-from daemon.wire.control import ControlError
 from tests.waiting import until
 
 DEVICE, MAX, MIN, TEXTS = 1000, 400, 100, 50
 
 
 class Memory:
-    """A model in service without its texts: the machine has `available` bytes for it."""
+    """A model in service without its texts."""
 
     is_idle = True
     text_tokens = 10
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
-        self.available = DEVICE
-        self.asked: list[int] = []
 
     def resize(self, budget_bytes: int) -> None:
-        self.asked.append(budget_bytes)
-        self.budget_bytes = min(budget_bytes, self.available)
-        if budget_bytes > self.available:
-            raise MemoryError("there is no memory for so many experts")
+        self.budget_bytes = budget_bytes
 
     def was_changed(self) -> str | None:
         return None
@@ -57,10 +51,7 @@ class Drive:
 
     def __init__(self, devices: Sequence[str]) -> None:
         self.pools = {device: Pool(device) for device in devices}
-        self.lacks_room = self.works = False
-        self.switches = 0
-        self.refuses = self.is_busy = False
-        self.orders: list[int] = []
+        self.lacks_room = False
 
     @property
     def budget_bytes(self) -> int:
@@ -68,25 +59,19 @@ class Drive:
 
     @property
     def images_under_way(self) -> int:
-        return int(self.lacks_room or self.works)
+        return int(self.lacks_room)
 
     def ask_later(self, kind: str, fields: Mapping[str, Any]) -> "Future[dict[str, Any]]":
         done: Future[dict[str, Any]] = Future()
         if kind == "limits":
             ((device, budget_bytes),) = fields["expert_memory"].items()
-            self.orders.append(budget_bytes)
-            if self.is_busy:
-                return done
-            if self.refuses:
-                done.set_exception(ControlError("does_not_fit", "the largest expert does not fit"))
-                return done
             self.pools[device].budget_bytes = budget_bytes
         executors = [
             {"device": pool.device, "budget_bytes": pool.budget_bytes, "used_bytes": pool.budget_bytes}
             for pool in self.pools.values()
         ]
         experts = [{"resident": False, "bytes": 50, "queued": int(self.lacks_room)}]
-        done.set_result({"executors": executors, "expert_switches": self.switches, "experts": experts})
+        done.set_result({"executors": executors, "expert_switches": 0, "experts": experts})
         return done
 
 
