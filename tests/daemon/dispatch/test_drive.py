@@ -1,5 +1,6 @@
 """The drive over simulated devices: chains, deadlines, failures, reload, control. Nothing waits, nothing is random."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from daemon.policy.presets import PRESETS
 from daemon.wire.control import ControlError
-from experts.spec import ExpertId
+from experts.spec import ExpertId, ExpertSpec
 from tests.daemon.dispatch.simulated_line import a_catalog, a_line, a_mix, a_spec, an_image, routes, says
 
 
@@ -207,3 +208,38 @@ def test_status_names_executors_counts_images_and_lists_memory_that_they_share_o
     (pool,) = status["pools"]
     assert (pool["pool"], pool["device"], pool["executors"]) == ("cpu", "cpu", ["cpu/0", "cpu/1"])
     assert (pool["budget_bytes"], pool["used_bytes"]) == (30, status["executors"][0]["used_bytes"])
+
+
+def on_backbone(catalog: Mapping[ExpertId, ExpertSpec], backbone: str, *names: str) -> dict[ExpertId, ExpertSpec]:
+    """Return the catalog with some of its experts as heads of a backbone."""
+    resident = replace(a_spec(backbone, weights_bytes=10, sha256=backbone[-1] * 64), classes=())
+    heads = {
+        ExpertId(name): replace(catalog[ExpertId(name)], weights_bytes=1, sha256="a" * 64, backbone=resident)
+        for name in names
+    }
+    return {**catalog, **heads}
+
+
+FAMILY = on_backbone(a_catalog(), "line@1", "A1", "A2", "B")
+
+
+def test_one_batch_holds_the_images_of_a_family_and_each_answer_is_its_heads():
+    line = a_line(catalog=FAMILY, answer=says({1: "odd"}))
+    line.accept(an_image(0, "A1"), an_image(1, "A2"), an_image(2, "B"), an_image(3, "B"))
+    line.run()
+    first = {number: outcome.stages[0] for number, outcome in line.outcomes.items()}
+    assert {stage.batch_id for stage in first.values()} == {1}
+    assert [first[number].expert for number in range(4)] == ["A1", "A2", "B", "B"]
+    assert {stage.expert_version for stage in first.values()} == {"a" * 12}
+    assert [stage.expert for stage in line.outcomes[1].stages] == ["A2", "yolo-shape"]
+    assert {str(switch.loaded) for switch in line.switches} & {"A1", "A2", "B"} == set()
+
+
+def test_images_of_heads_that_move_to_another_backbone_are_judged_there():
+    line = a_line(catalog=FAMILY, load_s=5.0)
+    line.accept(*a_mix(12))
+    line.turn()
+    line.drive.reload_later(on_backbone(a_catalog(), "line@2", "A1", "A2", "B", "C"), routes())
+    line.run()
+    assert {outcome.verdict for outcome in line.outcomes.values()} == {"pass"}
+    assert len(line.outcomes) == 12
