@@ -147,13 +147,3 @@ def test_no_value_is_ever_written_into_the_text_of_a_statement() -> None:
                     unknown.append(f"{where}:{line}: {first!r} is put together: bind its values")
     assert unknown == []
     assert seen > 0, "the search finds nothing at all"
-
-
-def test_the_search_for_composed_statements_finds_them(tmp_path: Path) -> None:
-    file = tmp_path / "bad.py"
-    file.write_text(
-        'c.execute(f"SELECT {x}")\nc.execute("SELECT " + x)\nc.execute("SELECT %s" % x)\n'
-        'text("SELECT {}".format(x))\nc.execute("SELECT ?", (x,))\n'
-        'c.execute(f"LIMIT {n:d}")\nc.execute(f"{x}")\n'
-    )
-    assert [line for line, _ in composed_statements(file)] == [1, 2, 3, 4, 7]

@@ -1,4 +1,3 @@
-import json
 import os
 import threading
 from dataclasses import replace
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from experts.catalog import CatalogFile, resolve
 from experts.errors import ExpertError, WeightsError
 from experts.reading import CachedReader, region_read
 from experts.spec import ExpertSpec
@@ -205,30 +203,3 @@ def test_a_stored_form_that_is_not_known_is_refused_by_name(tmp_path: Path):
     spec.file.write_bytes(data.replace(b'"coserve_format":"2"', b'"coserve_format":"1"'))
     with pytest.raises(WeightsError, match="stores its weights as int8"):
         read_header(spec.file)
-
-
-def test_the_catalog_knows_the_bytes_of_the_slot_and_of_the_file(tmp_path: Path):
-    for dtype, form in (("float32", "bfloat16"), ("bfloat16", "int8")):
-        spec = an_expert_file(tmp_path, "d", "yolo11n", 2, input_size=64, dtype=dtype, stored_as=form)
-        entry = {
-            "architecture": spec.architecture,
-            "file": spec.file.name,
-            "classes": list(spec.classes),
-            "input_size": spec.input_size,
-            "normalisation": "none",
-            "sha256": spec.sha256,
-        }
-        catalog, problems = resolve(CatalogFile.model_validate({"experts": {"d": entry}}), tmp_path)
-        assert problems == []
-        assert catalog["d"] == spec
-        assert json.loads(spec.settings)["dtype"] == dtype
-        figures = {"form": form, "bytes": spec.stored_bytes, "slot_bytes": spec.weights_bytes}
-        figures |= {"on": "pictures", "images": 3, "same_labels": 3, "confidence": 0.001}
-        for wrong in ({}, {"form": "int4"}, {"bytes": 1}, {"slot_bytes": -1}):
-            said = {"experts": {"d": entry | {"stored": figures | wrong}}}
-            catalog, problems = resolve(CatalogFile.model_validate(said), tmp_path)
-            reason = f"d.safetensors holds its weights as {form}, {spec.stored_bytes} bytes for a slot"
-            assert [place for place, message in problems if reason in message] == [("experts", "d", "stored")][
-                : len(wrong)
-            ]
-            assert ("d" in catalog) == (not wrong)

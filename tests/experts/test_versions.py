@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from experts.catalog import BackboneReference, CatalogEntry, CatalogFile
-from experts.catalog_edit import read, with_entry
+from experts.catalog import CatalogEntry, CatalogFile
+from experts.catalog_edit import read
 from experts.versions import Versions, VersionsError
 from experts.weights import Block, file_sha256, write_weights
 
@@ -111,22 +111,6 @@ def test_a_catalog_written_by_hand_keeps_its_comments_and_gets_them_back(tmp_pat
     again = versions.catalog.read_text(encoding="utf-8")
     first = in_force(versions)
     assert again.replace(f"versions/R0402/{first}.safetensors", "R0402.safetensors") == before
-
-
-def test_a_version_that_came_into_the_catalog_by_hand_is_found_and_can_be_left(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    first, second = in_force(versions), put(versions, 1)
-    entry = a_candidate(versions, 5)
-    file = Path(entry.file)
-    shutil.copy(file, versions.folder / "hand.safetensors")
-    text = with_entry(
-        versions.catalog.read_text(encoding="utf-8"), "R0402", entry.model_copy(update={"file": "hand.safetensors"})
-    )
-    assert text is not None
-    versions.catalog.write_text(text, encoding="utf-8")
-    assert versions.read()["R0402"].lineage == [first, entry.sha256[:12]]
-    promote(versions, second)
-    assert roll_back(versions) == entry.sha256[:12] == in_force(versions)
 
 
 @pytest.mark.parametrize(
@@ -341,32 +325,3 @@ def test_a_recalibration_is_a_version_of_its_own_that_is_promoted_and_rolled_bac
     assert [step.did for step in versions.read()["R0402"].steps] == [
         *("found", "put", "promote", "put", "promote", "rollback", "rollback")
     ]
-
-
-def test_a_promotion_that_is_taken_back_leaves_the_name_in_force(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    first, second = versions.read()["R0402"].version, recalibrated(versions, 1.1)
-    with versions.changing() as change:
-        text, entry = versions.catalog.read_text(encoding="utf-8"), change.expert("R0402").in_force
-        change.promote("R0402", second)
-        assert change.expert("R0402").version == second
-        change.take_back(text, {"R0402": entry})
-        assert change.expert("R0402").version == first
-    assert (versions.read()["R0402"].version, temperature(versions)) == (first, 1.3)
-
-
-def test_a_candidate_s_backbone_never_takes_the_name_of_another_file(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    before = versions.catalog.read_text(encoding="utf-8")
-    entry = a_candidate(versions, 1)
-    backbone = tmp_path / "elsewhere" / "catalog.yaml"
-    backbone.parent.mkdir()
-    sha256 = weights(backbone, 7)
-    entry = entry.model_copy(update={"backbone": BackboneReference(file=str(backbone), sha256=sha256)})
-    with versions.changing() as change:
-        version = change.put("R0402", entry, source="a test")
-    assert versions.catalog.read_text(encoding="utf-8") == before
-    kept = versions.read()["R0402"].versions[version].entry.backbone
-    assert kept is not None
-    assert kept.file == f"backbone@{sha256[:12]}.safetensors"
-    assert file_sha256(versions.folder / kept.file) == sha256

@@ -630,7 +630,7 @@ BREAKS = (
         "daemon/consumers/plant/identity.py",
         'return "copy"',
         'return "same"',
-        ("daemon/consumers/plant/test_plant_consumer.py",),
+        ("daemon/consumers/plant/test_line_identity.py",),
     ),
     Break(
         "Of two lines with one name",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from daemon.cluster.messages import receive, send
+from daemon.cluster.messages import receive
 from daemon.cluster.remote_devices import ClusterDevices, RemoteDevice, RemoteExecutor, RemotePool
 from daemon.config.settings import Device, load_config
 from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, ImageOrder, Unanswered
@@ -18,7 +18,7 @@ from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, 
 from daemon.records import JournalKey, Pixels
 from daemon.storage.journal import JournalError
 from experts.errors import ExpertError
-from experts.spec import Answer, ExpertId
+from experts.spec import Answer
 from tests.daemon.dispatch.simulated_line import a_line, a_spec
 from tests.waiting import until
 
@@ -235,31 +235,3 @@ def cluster(tmp_path: Path) -> Iterator[ClusterDevices]:
     cluster = ClusterDevices(tmp_path / "coserve.yaml", config, SimulatedDevices(lambda *_: Answer("ok", 0.9)))
     yield cluster
     cluster.stop()
-
-
-def test_a_process_that_does_not_read_holds_up_no_order_and_ends_its_batches_when_it_ends(cluster: ClusterDevices):
-    line = a_line(budgets={"pc2-cpu": 60, "cpu": 60}, executors=["pc2-cpu", "cpu"])
-    pool = cluster.pool(PoolFacts(PoolId("pc2-cpu"), "cpu", 60, 1, host="pc2"))
-    facts, reports = ExecutorFacts(ExecutorId("pc2-cpu/0"), PoolId("pc2-cpu")), list[BatchReport]()
-    executor = cluster.executor(facts, pool, lambda _key: bytes(4 << 20), 1, lambda _key: None, 1 << 20)
-    executor.start(reports.append)
-    cluster.start(line.drive)
-    process = Process(cluster)
-    assert process.next()[0]["do"] == "open"
-    send(process.line, {"say": "found", "device": "pc2-cpu", "life": "first"})
-    until(lambda: line.turn() or cluster._remote["pc2-cpu"].problem is None)
-    image = ImageOrder(RequestId(1), JournalKey(1, 1, 1), Pixels())
-    executor.submit(BatchOrder(7, a_spec("A1"), (image,)))
-    process.line.recv(1, socket.MSG_PEEK)  # its bytes are on their way, and are more than the connection holds
-    orders = threading.Thread(target=lambda: (pool.unload(ExpertId("A1")), executor.give_up()), daemon=True)
-    orders.start()
-    orders.join(5.0)
-    held_up = orders.is_alive()
-    process.end()
-    until(lambda: reports)
-    assert not held_up
-    assert [report.is_lost for report in reports] == [True]
-    again = Process(cluster)
-    assert again.next()[0]["do"] == "open"
-    again.end()
-    assert executor.stop(5.0)

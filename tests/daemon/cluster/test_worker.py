@@ -1,29 +1,24 @@
 """The worker of one device: what it computes is what the line itself would compute."""
 
 import json
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from daemon.cluster.messages import code_version, packed_order, plain_spec, result_of
 from daemon.cluster.worker import CACHE, CACHE_SIZE, DeviceWorker
 from daemon.dispatch.orders import Answered, BatchOrder, ImageOrder, Unanswered
 from daemon.policy.request import RequestId
 from daemon.records import JournalKey, Pixels
-from experts.catalog import CatalogEntry, CatalogFile, resolve
-from experts.spec import ExpertId, ExpertSpec
+from experts.spec import ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import prepare
 from experts.vision.slot import SlotPool
 from tests.experts.pictures import a_picture, encoded
-from tests.experts.samples import a_model, an_expert_file
-from tools.training.backbone import write_backbone
-from tools.training.head import write_head
+from tests.experts.samples import an_expert_file
 
 PICTURES = [encoded(a_picture(seed=seed)) for seed in range(3)]
 
@@ -67,17 +62,6 @@ def run(
     return answer_of(worker, spec, payloads, batch, head)["report"]
 
 
-def a_head(folder: Path) -> ExpertSpec:
-    """Return the head `R0402` of the backbone `line`, with its files in `folder`."""
-    backbone = write_backbone(a_model("resnet18"), "resnet18", 96, folder, "line")
-    tensors = {"weight": torch.randn(2, 512), "bias": torch.zeros(2)}
-    entry = CatalogEntry.model_validate(backbone)
-    head = write_head("linear", tensors, entry, ("bad", "ok"), folder, expert="R0402", origin="test")
-    catalog, problems = resolve(CatalogFile.model_validate({"experts": {"line": backbone, "R0402": head}}), folder)
-    assert not problems
-    return catalog[ExpertId("R0402")]
-
-
 def test_weights_are_asked_for_once_and_answers_are_the_lines_own(worker: DeviceWorker, spec: ExpertSpec):
     assert worker.hello() == code_version()
     assert loaded(worker, spec) == {"missing": [spec.sha256]}
@@ -98,18 +82,6 @@ def test_weights_are_asked_for_once_and_answers_are_the_lines_own(worker: Device
         assert isinstance(result, Answered)
         assert result.answer.label == expected.label
         assert result.answer.confidence == pytest.approx(expected.confidence, abs=1e-6)
-
-
-def test_a_cached_head_that_was_cut_is_asked_for_again(worker: DeviceWorker, tmp_path: Path):
-    spec = a_head(tmp_path)
-    worker.resize("p", spec.resident.weights_bytes)
-    for each in (spec, spec.resident):
-        sent(worker, each)
-    assert "bytes" in loaded(worker, spec.resident)
-    os.truncate(worker._cache.folder / spec.sha256, 5000)
-    assert answer_of(worker, spec.resident, PICTURES, head=spec) == {"missing": [spec.sha256]}
-    sent(worker, spec)
-    assert [len(result) for result in run(worker, spec.resident, PICTURES, head=spec)["results"]] == [4] * 3
 
 
 def test_two_batches_keep_their_images_apart(worker: DeviceWorker, spec: ExpertSpec):

@@ -45,23 +45,6 @@ def test_a_shift_crosses_midnight_and_belongs_to_the_day_on_which_it_began() -> 
     assert [one.name for one in plant.shifts(plant.days(PLAIN))] == ["night", "early", "late", "night"]
 
 
-def test_shifts_that_begin_at_a_skipped_time_begin_at_the_jump() -> None:
-    plant = a_plant(first="02:15", second="02:45", day="14:00")
-    assert short(plant.shift("first", FORWARD)) == "03-29T01:00 03-29T01:00"
-    assert short(plant.shift("second", FORWARD)) == "03-29T01:00 03-29T12:00"
-    begun = plant.shift_at(at("2026-03-29T01:00"))
-    assert begun is not None
-    assert begun.name == "second"
-
-
-def test_a_shift_that_begins_at_a_time_that_comes_twice_begins_the_first_time() -> None:
-    plant = a_plant(first="02:15", second="02:45", day="14:00")
-    assert short(plant.shift("first", BACK)) == "10-25T00:15 10-25T00:45"
-    again = plant.shift_at(at("2026-10-25T01:15"))  # the clock shows 02:15 for the second time
-    assert again is not None
-    assert again.name == "second"
-
-
 def test_a_time_is_shown_by_the_plants_clock_with_its_zone() -> None:
     plant = a_plant()
     assert plant.text("2026-11-21T09:28:11.123Z") == "2026-11-21 10:28:11 CET"

@@ -11,16 +11,13 @@ import time
 from collections.abc import Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from daemon.consumers.mqtt import consumer as mqtt_module
-from daemon.consumers.mqtt.broker import PublishRefusedError
 from daemon.consumers.mqtt.consumer import Mqtt
 from daemon.consumers.mqtt.settings import MqttSettings
-from daemon.consumers.protocol import DeliveryError
 from daemon.delivery import runner as runner_module
 from daemon.delivery.deliveries import SharedStatusPage
 from daemon.storage.database.reader import ResultsReader
@@ -29,7 +26,6 @@ from daemon.storage.database.store import open_store
 from tests.broker import Broker, Subscriber, mosquitto
 from tests.daemon.consumers.scripted_broker import ScriptedBroker
 from tests.daemon.delivery.results_database import ResultsDatabase, running
-from tests.ports import free_port
 from tests.waiting import PATIENCE_S, in_a_loop, until
 
 pytestmark = pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools")
@@ -165,24 +161,6 @@ async def test_a_review_goes_out_and_the_retained_state_of_its_board_follows_it(
             assert json.loads(late.messages[0].payload)["seq"] == 5
 
 
-@in_a_loop
-async def test_a_state_that_the_broker_refuses_is_not_skipped_behind_its_review(tmp_path: Path) -> None:
-    consumer = Mqtt(
-        MqttSettings.model_validate({"kind": "mqtt", "host": "127.0.0.1"}), "coserve-test", tmp_path / "none"
-    )
-    stands = SimpleNamespace(lost=asyncio.get_running_loop().create_future())
-    consumer._client = stands  # type: ignore[assignment]
-    refused = PublishRefusedError("127.0.0.1:1883", "coserve/board/pair/S1", 0x97)
-    message = {"seq": 7, "topic": "review/pair/S1/", "board": {}, "verdict": "pass"}
-    messages = [message | {"seq": 6}, message, message | {"topic": "board/pair/S1/"}]
-    for given, reached in (([0, 0, 0], 7), ([0, 0, refused], 6), ([0, refused, 0], 6)):
-        consumer._publish_all = lambda _, given=given: asyncio.sleep(0, given)  # type: ignore[method-assign]
-        assert await consumer.deliver(messages) == reached
-    consumer._publish_all = lambda _: asyncio.sleep(0, [0, refused])  # type: ignore[method-assign]
-    with pytest.raises(DeliveryError, match="does not take messages to coserve/board"):
-        await consumer.deliver(messages[1:])
-
-
 def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tmp_path: Path) -> None:
     with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "coserve/#") as mes:
         database = ResultsDatabase(tmp_path / "inspection.db")
@@ -204,26 +182,6 @@ def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tm
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         until(lambda: mes.bodies("status")[-1] == {"state": "offline", "position": total})
-
-
-@pytest.mark.test_all
-@in_a_loop
-async def test_three_restarts_of_the_broker_lose_nothing(tmp_path: Path) -> None:
-    with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "coserve/#") as mes:
-        bringing = Bringing(tmp_path, broker.port)
-        async with bringing.running():
-            for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
-                last = bringing.database.grow(300)
-                await bringing.until(lambda last=last: len(mes.seqs) > last - 600)
-                broker.end(number)
-                bringing.database.grow(20)
-                await bringing.reports("waiting", "127.0.0.1")
-                broker.start()
-            last = bringing.database.grow(20)
-            await bringing.reached(last)
-            await bringing.until(lambda: len(mes.seqs) == last)
-        in_order = [body["seq"] for body in mes.bodies() if "seq" in body]
-        assert len(in_order) < 3 * bringing.database.last_seq
 
 
 @in_a_loop
@@ -294,19 +252,6 @@ async def test_a_topic_that_we_may_not_write_to_holds_everything_back_and_is_nam
             broker.process.send_signal(signal.SIGHUP)
             await bringing.reached(6)
             await bringing.until(lambda: len(mes.seqs) == 6)
-
-
-@in_a_loop
-async def test_a_connection_that_is_refused_is_tried_again_until_somebody_listens(tmp_path: Path) -> None:
-    port = free_port()
-    bringing = Bringing(tmp_path, port)
-    bringing.database.grow(1)
-    async with bringing.running():
-        await bringing.reports("waiting", f"nothing listens at 127.0.0.1:{port}")
-        await bringing.keeps_no_file_open()
-        broker = Broker(tmp_path / "broker", port=port)
-        with broker:
-            await bringing.reached(3)
 
 
 @pytest.mark.parametrize(

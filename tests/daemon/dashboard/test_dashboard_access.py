@@ -485,22 +485,3 @@ def test_a_request_that_trickles_is_cut(open_web: Web) -> None:
 
     with socket.create_connection(("127.0.0.1", open_web.port), timeout=0.5) as peer:
         until(is_cut)
-
-
-def test_the_sixty_fifth_listener_hears_by_name_that_there_are_too_many(open_web: Web) -> None:
-    def is_accepted() -> bool:
-        stream = Stream(open_web.host)
-        stream.close()
-        return stream.status == 200
-
-    streams = [Stream(open_web.host) for _ in range(64)]
-    try:
-        assert {stream.status for stream in streams} == {200}
-        answer = open_web.get("/events?topic=line")
-        assert (answer.status, "64 live pages are open already" in answer.text) == (503, True)
-        assert open_web.get("/boards").status == 200
-        streams.pop().close()
-        until(is_accepted)
-    finally:
-        for stream in streams:
-            stream.close()

@@ -4,9 +4,7 @@ import html
 import itertools
 import os
 import re
-import select
 import shutil
-import socket
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -16,7 +14,6 @@ from urllib.parse import quote
 
 import fastapi
 import pytest
-from PIL import Image
 
 from tests.daemon.dashboard.web import EVIL, SQL, Stream, Web, a_picture
 from tests.small_disk import small_disk
@@ -27,23 +24,6 @@ from tests.waiting import PATIENCE_S
 def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
     with Web(tmp_path_factory.mktemp("pages") / "line").running() as web:
         yield web
-
-
-def test_a_probe_does_not_queue_behind_pages(web: Web) -> None:
-    """A line is not sick because many people ask much at once. (First: no page has read the catalog, and cached it.)"""
-    catalog = web.folder / "experts" / "catalog.yaml"
-    catalog.parent.mkdir()
-    os.mkfifo(catalog)
-    peers = [socket.create_connection(("127.0.0.1", web.port), timeout=PATIENCE_S) for _ in range(60)]
-    for peer in peers:
-        peer.sendall(f"GET /experts HTTP/1.1\r\nHost: {web.host}\r\nConnection: close\r\n\r\n".encode())
-    with catalog.open("wb"):  # opens when the first page reads, which then waits for bytes
-        assert web.get("/healthz").status == 503
-        assert select.select(peers, [], [], 0)[0] == []
-        catalog.unlink()
-    for peer in peers:
-        assert peer.recv(12) == b"HTTP/1.1 200"
-        peer.close()
 
 
 def test_a_board_shows_its_images_with_boxes_stages_and_reviews(web: Web) -> None:
@@ -124,23 +104,6 @@ def test_a_row_that_points_out_of_the_images_folder_shows_nothing(web: Web) -> N
         assert (answer.status, "image" in answer.headers["content-type"]) == (404, False), path
     assert "was pruned" in web.get(f"/pictures/{199 + len(paths)}", Accept="*/*").text
     assert web.get("/boards/20").status == 200
-
-
-@pytest.mark.parametrize("kind", ["tif", "ppm", "bmp", "jpg"])
-def test_every_format_that_cameras_send_is_shown_and_measured_as_it_is_stored(web: Web, kind: str) -> None:
-    number = 300 + ord(kind[0])
-    formats = {"tif": "TIFF", "jpg": "JPEG"}
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turn by 90 degrees, which boxes ignore
-    more = {"exif": exif} if kind == "jpg" else {}
-    web.add_board(number)
-    web.add_picture(f"images/f/{number}.{kind}", a_picture(formats.get(kind, kind), **more))
-    web.add_image(number, number, image_path=f"images/f/{number}.{kind}")
-    answer = web.get(f"/pictures/{number}")
-    assert answer.status == 200
-    assert answer.headers["content-type"] in ("image/png", "image/bmp", "image/jpeg")
-    assert 'viewBox="0 0 160 120"' in web.get(f"/boards/{number}").text
-    assert "image-orientation: none" in web.get("/static/app.css").text
 
 
 @pytest.mark.promise(
@@ -286,20 +249,6 @@ def test_a_board_that_is_pruned_meanwhile_is_said_to_be_gone(web: Web) -> None:
     answer = web.get("/boards/600")
     assert (answer.status, "was pruned" in answer.text) == (404, True)
     assert (web.get("/pictures/600").status, web.get("/boards/1?inspection=600").status) == (404, 404)
-
-
-def test_a_picture_that_is_gone_is_said_the_same_everywhere_and_shown_once_it_is_put_back(web: Web) -> None:
-    """A restored line has its rows, and no pictures."""
-    web.add_board(610, verdict="fail")
-    web.add_image(610, 610, "fail", image_path="images/f/610.png")
-    page = web.get("/boards/610").text
-    assert "No image: it was not kept, or was pruned." in page
-    assert '<span class="muted">no image</span>' in page
-    assert "<td>kept</td>" not in page
-    web.add_picture("images/f/610.png", a_picture())
-    page = web.get("/boards/610").text
-    assert "No image" not in page
-    assert "<td>kept</td>" in page
 
 
 def test_pages_work_while_the_daemon_is_away_and_say_so(web: Web) -> None:

@@ -1,6 +1,5 @@
 """The web process beside a real line: it comes and goes, and the line goes on without waiting for it."""
 
-import asyncio
 import os
 import signal
 import socket
@@ -13,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 import yaml
 
-from daemon.dashboard.site.server import PageThreads
 from tests.daemon.dashboard.browser import ShownLine
 from tests.daemon.dashboard.web import Stream, a_token
 from tests.lines import a_jpeg, a_line
@@ -152,33 +149,6 @@ def test_processes_beside_the_line_that_hang_are_replaced_and_verdicts_go_on(
         assert any(f"pid={pid} silent_s=5.0" in event for event in hung), "it had beaten, and then was silent"
 
 
-def test_a_reload_gives_the_web_process_its_new_token(running: RunningLine) -> None:
-    restarts = child(running.line)["restarts"]
-    assert get(running.line.url("/boards"))[0] == 401
-    assert running.get("/boards", OLD)[0] == 200
-    running.token.write_text("short", encoding="utf-8")
-    assert "holds no token" in running.line.control("keys")["problems"][0]
-    assert running.get("/boards", OLD)[0] == 200
-    running.token.write_text(NEW, encoding="utf-8")
-    assert running.line.control("keys")["problems"] == []
-    running.line.wait(lambda: running.get("/boards", NEW)[0] == 200)
-    assert running.get("/boards", OLD)[0] == 401
-    assert child(running.line)["restarts"] == restarts
-
-
-@pytest.mark.test_all
-def test_a_daemon_stops_in_time_with_twenty_pages_open(running: RunningLine) -> None:
-    """The last that is asked of this line."""
-    streams = running.streams()
-    assert running.service.stop(60) == 0
-    assert are_ended(streams)
-    with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.1", int(running.line.http.rsplit(":", 1)[1])), timeout=5)
-    log = (running.line.folder / "daemon.log").read_text(encoding="utf-8")
-    assert "Traceback" not in log
-    assert OLD not in log
-
-
 def start(config: Path, module: str, *command: str, http: str | None = None) -> tuple[int, str]:
     """Start what cannot start, and return its exit status and errors."""
     if http is not None:
@@ -200,31 +170,3 @@ def test_a_process_that_cannot_start_names_the_endpoint_or_what_is_missing(
         endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
         status, errors = start(config, "tools", "run", http=endpoint)
     assert (status, f"endpoints.http {endpoint}: Address already in use" in errors) == (2, True)
-
-
-def test_threads_are_progressing_if_one_is_free_or_any_has_ended_something_within_a_minute() -> None:
-    async def hold_and_let_go() -> None:
-        now_s = 0.0
-        limiter = anyio.CapacityLimiter(2)
-        threads = PageThreads(limiter, lambda: now_s)
-
-        def later(seconds: float) -> bool:
-            nonlocal now_s
-            now_s += seconds
-            return threads.are_progressing()
-
-        assert later(3600)
-        limiter.acquire_on_behalf_of_nowait("first")
-        assert later(3600), "one is held for ever, the other is free"
-        limiter.acquire_on_behalf_of_nowait("second")
-        assert later(1)
-        assert later(59), "pages take their time"
-        limiter.release_on_behalf_of("first")
-        limiter.acquire_on_behalf_of_nowait("third")
-        assert later(1), "one has ended, and the next has taken its place"
-        assert later(59)
-        assert not later(1), "nothing has ended for a minute"
-        limiter.release_on_behalf_of("second")
-        assert later(3600)
-
-    asyncio.run(hold_and_let_go())

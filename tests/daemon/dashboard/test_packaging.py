@@ -42,15 +42,6 @@ def test_the_wheel_has_every_page_and_script_unchanged_and_the_data_files_of_the
         assert not missing, sorted(missing)
 
 
-def test_pages_name_no_other_host(wheel: zipfile.ZipFile) -> None:
-    """Without a network nothing can be loaded from elsewhere. (Comments and namespaces of SVG are not loaded.)"""
-    for name in wheel.namelist():
-        if name.startswith("daemon/dashboard/templates/"):
-            text = wheel.read(name).decode()
-            loads = re.findall(r"""(?:src|href|action)\s*=\s*["'](?:https?:)?//[^"']*""", text)
-            assert not loads, (name, loads)
-
-
 def test_the_bundle_is_made_with_the_extras_that_a_pc_under_the_line_wants(wheel: zipfile.ZipFile) -> None:
     (metadata,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     provided = set(re.findall(r"^Provides-Extra: (\S+)$", metadata, flags=re.MULTILINE))

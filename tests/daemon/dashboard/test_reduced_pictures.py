@@ -135,15 +135,6 @@ def test_a_picture_lies_as_experts_saw_it_whatever_its_orientation_mark_says(web
     assert f'viewBox="0 0 {flat.width} {flat.height}"' in web.get(f"/boards/1?inspection={300 + mark}").text
 
 
-def test_what_no_camera_may_send_is_not_unpacked_at_any_width(web: Web) -> None:
-    """Pillow would start Ghostscript for EPS."""
-    gif, eps = (encoded(a_photo((960, 640)), kind) for kind in ("GIF", "EPS"))
-    for number, (foreign, suffix) in enumerate([(gif, ".bin"), (eps, ".bin"), (gif, ".tif"), (eps, ".tif")], 320):
-        path = add(web, number, foreign, suffix)
-        assert [fetch(web, path + query)[0] for query in ("", "?width=480")] == [404, 404]
-    assert fetch(web, f"{add(web, 330, gif, '.png')}?width=480") == (200, "image/png", gif)
-
-
 @pytest.mark.parametrize("side", [6000, 30_000])
 def test_a_bomb_comes_as_it_lies_and_takes_no_memory(web: Web, side: int) -> None:
     bomb = a_bomb(side)

@@ -18,8 +18,6 @@ from daemon.delivery.deliveries import SharedStatusPage
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import BATCH
 from daemon.storage.database.reader import ResultsReader
-from daemon.storage.database.reviews import ReviewDecision
-from daemon.storage.database.store import open_store
 from tests.daemon.delivery.results_database import BEGIN, ResultsDatabase, running
 from tests.small_disk import small_disk
 from tests.waiting import in_a_loop
@@ -93,31 +91,6 @@ def saved(database: ResultsDatabase) -> int:
 
 
 @in_a_loop
-async def test_the_state_of_a_newest_attempt_comes_again_after_each_review(database: ResultsDatabase) -> None:
-    database.grow(2)
-    store = open_store(database.url)
-    with closing(store), closing(sqlite3.connect(database.file)) as rows, rows:
-        store.review(ReviewDecision(1, "Eva", None, "fail", "D1"))
-        store.review(ReviewDecision(None, "Ben", None, "fail", board_id=2))
-        store.review(ReviewDecision(None, "Ben", 2, None, board_id=2))
-        rows.execute("UPDATE boards SET serial = 'S1', attempt = 2 WHERE board_id = 2")
-    mqtt, other = Diary(), Diary()
-    async with running(database, mqtt, database.file.parent / "a", send=["boards"], repeats_boards=True):
-        await until(lambda: len(mqtt.messages) == 4)
-    async with running(database, other, database.file.parent / "b", send=["boards", "reviews"]):
-        await until(lambda: len(other.messages) == 5)
-    assert [(m["seq"], m.get("final_verdict")) for m in mqtt.messages] == [
-        (3, None),
-        (6, None),
-        (8, "fail"),
-        (9, "pass"),
-    ]
-    first, last = mqtt.messages[1], mqtt.messages[-1]
-    assert last == first | {"seq": 9, "at": last["at"], "final_verdict": "pass"}
-    assert [m["topic"].partition("/")[0] for m in other.messages] == ["board", "board", "review", "review", "review"]
-
-
-@in_a_loop
 async def test_messages_come_in_order_as_published_and_the_position_outlives_the_process(
     database: ResultsDatabase,
 ) -> None:
@@ -181,20 +154,6 @@ async def test_what_was_pruned_before_it_could_be_delivered_is_counted_and_said(
 async def deliver_all(database: ResultsDatabase, diary: Diary, folder: Path | None = None) -> None:
     async with running(database, diary, folder) as runner:
         await until(lambda: diary.seqs and runner.position == database.last_seq)
-
-
-@in_a_loop
-async def test_a_damaged_position_is_named_and_everything_kept_is_delivered_again(
-    database: ResultsDatabase, tmp_path: Path
-) -> None:
-    database.grow(2)
-    await deliver_all(database, Diary())
-    (tmp_path / "consumers" / "plant.position").write_text("not a position")
-    diary = Diary()
-    with capture_logs() as logs:
-        await deliver_all(database, diary)
-    assert diary.seqs == [1, 2, 3, 4, 5, 6]
-    assert "plant.position is damaged" in next(log["problem"] for log in logs if log["event"] == "position_damaged")
 
 
 @pytest.mark.promise(

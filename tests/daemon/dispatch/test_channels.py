@@ -1,15 +1,13 @@
 """One transfer at a time on a channel, demand before prefetch before the first fill, and no load waits for ever."""
 
 import threading
-import time
 from dataclasses import dataclass, field
 
 import pytest
 
 from daemon.dispatch.channels import Channel, Channels
 from daemon.dispatch.loader import PoolLoader
-from daemon.dispatch.orders import BatchReport, LoadEnd, LoadOrder
-from daemon.dispatch.running_work import HungLoad, RunningWork
+from daemon.dispatch.orders import LoadEnd, LoadOrder
 from daemon.dispatch.simulated import SimulatedClock, SimulatedLoader, SimulatedPool
 from daemon.policy.actions import Cause, Load, Resize, Unload
 from daemon.policy.request import RAM, PoolId
@@ -66,55 +64,6 @@ def test_a_transfer_that_fails_by_a_defect_leaves_the_channel_in_service() -> No
     channel.transfer(A_LOAD, done.set, unheard)
     assert done.wait(60.0)
     assert channel.close(60.0)
-
-
-def test_the_last_to_close_a_channel_gives_up_what_waits() -> None:
-    channel, begun, go_on, late = Channel("disk"), threading.Event(), threading.Event(), threading.Event()
-
-    def transfer() -> None:
-        begun.set()
-        assert go_on.wait(60.0)
-
-    channel.open()
-    channel.open()
-    channel.transfer(A_LOAD, transfer, unheard)
-    assert begun.wait(60.0)
-    channel.transfer(A_LOAD, late.set, unheard)
-    assert channel.close(0.0)
-    assert not channel.close(0.01)
-    go_on.set()
-    channel._thread.join(60.0)
-    assert not late.is_set()
-
-
-def test_a_load_that_has_ended_is_never_watched_again_however_soon_its_end_is_heard() -> None:
-    now_s, patience_s = time.monotonic(), 1000.0
-    both_are_known = threading.Event()
-    loader = PoolLoader(CPU, SimulatedPool(30, lambda _spec: float(not both_are_known.wait(60.0))), Channels())
-    work = RunningWork([], [loader], patience_s, lambda: now_s)
-    first, waiting = an_order(CPU, "first", "demand"), an_order(CPU, "waiting", "startup")
-    reports: list[tuple[bool, list[HungLoad], float | None]] = []
-    done = threading.Event()
-
-    def ask_the_drive_at_once(end: BatchReport | LoadEnd) -> None:
-        """Ask in the thread of the channel, which stands still at its report meanwhile."""
-        assert isinstance(end, LoadEnd)
-        if end.load == first.load:
-            was_hung, checks_s = work.load_ended(end), [now_s + number * patience_s / 30 for number in range(40)]
-            hung = [load for check_s in checks_s for load in work.hung_loads(check_s)]
-            reports.append((was_hung, hung, work.next_check_s(now_s)))
-        elif work.load_ended(end) or work.hung_loads(now_s) or work.next_check_s(now_s) is not None:
-            raise AssertionError(end)
-        else:
-            done.set()
-
-    work.start(ask_the_drive_at_once)
-    work.change(CPU, first)
-    work.change(CPU, waiting)
-    both_are_known.set()
-    assert done.wait(60.0)
-    assert work.stop(now_s + 60.0)
-    assert reports == [(False, [], now_s + patience_s / 30)]
 
 
 @dataclass

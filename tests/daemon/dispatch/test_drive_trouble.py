@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from daemon.dispatch.orders import BatchReport, LoadEnd, Unanswered
-from daemon.policy.matrix import Performance
+from daemon.dispatch.orders import BatchReport, Unanswered
 from daemon.policy.request import PoolId
 from daemon.wire.control import ControlError
-from experts.spec import ArchitectureId
 from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_mix, an_image
 
 LOST = "AcceleratorError: CUDA error: device-side assert triggered"
@@ -77,21 +75,6 @@ def test_an_image_whose_second_batch_the_device_loses_too_ends_and_no_image_wait
     assert list(line.reasons().values()) == ["expert_failed"] * 8
 
 
-@pytest.mark.parametrize("policy", ["samba-parallel", "coserve", "coserve-plus"])
-def test_a_device_that_takes_no_experts_any_more_is_given_up_too(policy: str):
-    line = a_line(policy=policy, budgets={"cuda:0": 20, "cpu": 60}, executors=["cuda:0", "cpu"])
-    for name in a_catalog():
-        line.pools[PoolId("cuda:0")].broken[name] = "CUDA error: unspecified launch failure"
-    line.accept(*a_mix(40))
-    line.run(until_s=60.0)
-    line.accept(*a_mix(40, first=40, accepted_wall_s=1060.0))
-    line.run()
-    assert list(line.reasons().values()) == [None] * 80
-    rows = {row["name"]: row for row in line.ask("status")["executors"]}
-    assert "out_of_service" in rows["cuda:0/0"]
-    assert rows["cuda:0/0"]["budget_bytes"] == 0
-
-
 def test_one_error_is_an_accident():
     line = a_line(budgets={"cuda:0": 60, "cpu": 60}, executors=["cuda:0", "cpu"])
     lose(line, "cuda:0/0", batches=range(2))
@@ -99,14 +82,6 @@ def test_one_error_is_an_accident():
     line.run()
     assert not line.drive.is_failing
     assert "out_of_service" not in line.ask("status")["executors"][0]
-
-
-def test_a_batch_fits_the_memory_for_intermediate_results():
-    row = Performance("cpu", ArchitectureId("resnet18"), 0.01, 0.01, max_batch=8, activation_bytes=30)
-    line = a_line(budgets={"cpu": 60}, max_batch=8, activation_bytes=100, matrix=[row])
-    line.accept(*(an_image(n, "B") for n in range(12)))
-    line.run()
-    assert {line.outcomes[n].stages[0].batch_size for n in range(12)} == {3}
 
 
 def own_pools(budgets: dict[str, int] | None = None, executors: Sequence[str] = ("cpu", "cpu")) -> Line:
@@ -135,17 +110,6 @@ def test_a_pin_on_a_device_takes_the_pool_that_has_the_expert():
     assert line.ask("unpin", expert="C", device="cpu") == {"expert": "C"}
     with pytest.raises(ControlError, match="not pinned on cpu"):
         line.ask("unpin", expert="C", device="cpu")
-
-
-@pytest.mark.parametrize("policy", ["coserve", "coserve-plus"])
-def test_the_first_fill_does_not_delay_what_images_need(policy: str):
-    line = a_line(policy=policy, budgets={"cpu": 60}, executors=["cpu", "cpu"], load_s=1.0)
-    line.run(until_s=0.5)
-    line.accept(an_image(1, "C"))
-    line.run()
-    # One load under way, at most one fill of the same pool that has begun to wait, and its own.
-    assert line.ended_s[1] < 3.2
-    assert len([switch for switch in line.switches if switch.cause == "startup"]) >= 4
 
 
 @pytest.mark.promise(
@@ -206,25 +170,6 @@ def test_experts_that_fit_only_a_lost_device_give_unknown_images_until_it_is_bac
     line.accept(*a_mix(8, first=8))
     line.run()
     assert [line.reasons()[number] for number in range(8, 16)] == [None] * 8
-
-
-def test_an_expert_whose_load_ends_after_its_device_is_lost_is_not_taken_for_resident_there():
-    line = a_line(budgets={"cuda:0": 60, "cpu": 5}, executors=["cuda:0", "cpu"], catalog=a_catalog("B"))
-    ends: list[LoadEnd] = []
-    line.loaders[PoolId("cuda:0")]._report = ends.append
-    line.accept(an_image(1))
-    line.run(until_s=1.0)
-    (end,) = ends
-    line.drive.device_lost("cuda:0", "the cable is cut")
-    line.turn()
-    line.drive._events.put(end)
-    line.turn()
-    for expert in line.pools[PoolId("cuda:0")].resident():
-        line.pools[PoolId("cuda:0")].unload(expert)  # its worker starts again, empty
-    line.loaders[PoolId("cuda:0")]._report = line.drive._events.put
-    line.drive.device_back("cuda:0", lambda: None)
-    line.run()
-    assert line.reasons() == {1: None}
 
 
 def test_batches_that_hang_on_another_pc_are_judged_here_and_cost_no_expert():

@@ -14,7 +14,7 @@ from daemon.dispatch.orders import LoadEnd, Loader, LoadOrder
 from daemon.dispatch.simulated import SimulatedClock, SimulatedLoader, SimulatedPool
 from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.request import RAM, PoolId
-from experts.spec import ExpertId, ExpertSpec
+from experts.spec import ExpertSpec
 from experts.vision.slot import SlotPool
 from tests.daemon.dispatch.simulated_channels import SimulatedChannels
 from tests.experts.samples import an_expert_file
@@ -128,21 +128,3 @@ def test_an_expert_in_host_memory_is_copied_from_there(kind: str, specs: list[Ex
     ]
     assert pools[RAM].resident() == pools[CPU].resident() == (spec.expert,)
     assert all(loader.stop(60.0) for loader in loaders)
-
-
-def test_a_defect_of_the_pool_is_reported_and_evicts_what_the_ledger_gave_up(specs: list[ExpertSpec]):
-    class Defect(SimulatedPool):
-        def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: SimulatedPool | None = None) -> Any:
-            if spec is specs[1]:
-                raise ZeroDivisionError("a defect")
-            return super().load(spec, evict, source)
-
-    pool, ends = Defect(1 << 40), queue.SimpleQueue[LoadEnd]()
-    loader = PoolLoader(CPU, pool)
-    loader.start(ends.put)
-    loader.apply(an_order(specs[0]))
-    assert ends.get(timeout=60).error is None
-    loader.apply(an_order(specs[1], specs[0]))
-    assert ends.get(timeout=60).error == "ZeroDivisionError: a defect"
-    assert pool.resident() == ()
-    assert loader.stop(60.0)

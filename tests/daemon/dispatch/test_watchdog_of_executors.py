@@ -11,7 +11,6 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
-import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,11 +27,10 @@ from daemon.policy.predict import expert_facts
 from daemon.policy.presets import PRESETS, Tuning
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, RequestId
 from daemon.records import JournalKey, Outcome
-from daemon.wire.control import ControlError
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.preprocess import Prepared
 from experts.vision.slot import Slot, SlotPool
-from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_mix, a_spec, an_image, reports_to, routes
+from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_mix, an_image, reports_to, routes
 from tests.experts.pictures import a_picture, encoded
 from tests.experts.samples import an_expert_file
 from tests.waiting import PATIENCE_S
@@ -163,25 +161,6 @@ def test_an_image_whose_decoding_does_not_end_is_bad_and_its_neighbours_are_judg
     ((image, reason),) = line.bad_images
     assert (image.image_id, "did not end" in reason) == ("2", True)
     assert line.ask("experts")["experts"][2]["failed"] is None, "it is not the expert's fault"
-
-
-def test_the_log_names_a_hanging_batch_and_weights_that_it_keeps_cannot_be_unloaded_or_replaced() -> None:
-    line = a_line(budgets={"cpu": 60})
-    hang(line, "B", times=1)
-    line.accept(an_image(1, "B"))
-    with structlog.testing.capture_logs() as logs:
-        line.run(until_s=100.0)
-    (event,) = [entry for entry in logs if entry["event"] == "executor_hung"]
-    assert (event["executor"], event["expert"], event["images"]) == ("cpu/0", "B", ["cam/1"])
-    assert event["seconds"] == pytest.approx(30.0, abs=1.0)
-    with pytest.raises(ControlError, match="hangs and keeps its weights"):
-        line.ask("unload", expert="B")
-    catalog = a_catalog() | {ExpertId("B"): a_spec("B", sha256="1" * 64)}
-    line.drive.reload_later(catalog, routes())
-    line.accept(an_image(2, "B", accepted_wall_s=1100.0))
-    line.run(until_s=300.0)
-    assert line.outcomes[2].reason == "expert_failed"
-    assert "restart the daemon" in line.ask("status")["last_error"]
 
 
 @pytest.mark.parametrize("policy", PRESETS)

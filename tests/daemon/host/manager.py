@@ -28,8 +28,6 @@ from daemon.operations import Operations
 from daemon.storage.results_stream import ResultsStream
 from daemon.monitor.pipeline_probe import PipelineProbe
 from daemon.storage.retention import RetentionThread
-from daemon.storage.disk_space import DiskSpace
-from daemon.storage.image_archive import ImageFolder
 from daemon.storage.writer import Writer
 from tests.simulated import run
 
@@ -56,8 +54,6 @@ holdable(PoolLoader, "_load", "load")
 holdable(PipelineProbe, "send", "watch")
 holdable(Intake, "start", "start")
 holdable(RetentionThread, "stop", "stop")
-holdable(DiskSpace, "look", "room")
-holdable(ImageFolder, "copy", "keeper")
 sys.exit(run(Path(sys.argv[1])))
 """
 

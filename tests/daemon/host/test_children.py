@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,28 +135,6 @@ def test_a_child_that_hangs_is_killed_and_started_again_whether_it_stands_waits_
         children.stop()
 
 
-def test_a_child_that_still_starts_is_told_to_read_again_once_it_listens(tmp_path: Path) -> None:
-    code = """
-import asyncio, os, signal, sys, time
-from daemon.host.children import beat
-while not os.path.exists(sys.argv[1]): time.sleep(0.02)  # so long SIGHUP would end it
-signal.signal(signal.SIGHUP, lambda *_: open(sys.argv[2], "w").close())
-asyncio.run(beat(int(sys.argv[4])))
-"""
-    listens, heard = tmp_path / "listens", tmp_path / "heard"
-    children = Children()
-    children.start([ChildSpec("late", (sys.executable, "-c", code, str(listens), str(heard)), beats=True)])
-    try:
-        until(lambda: children.status()[0]["state"] == "running")
-        children.hang_up("late")
-        time.sleep(0.5)  # some looks of the children's thread
-        listens.touch()
-        until(heard.exists)
-        assert children.status()[0]["restarts"] == 0
-    finally:
-        children.stop()
-
-
 def test_a_child_that_cannot_be_executed_says_so_and_the_others_run(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("no program")
@@ -179,22 +156,6 @@ def test_a_child_that_cannot_be_executed_says_so_and_the_others_run(tmp_path: Pa
         children.stop()
 
 
-def test_a_child_that_ignores_sigterm_is_killed_after_three_seconds(tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    code = (
-        "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(sys.argv[1], 'w').close();"
-        "time.sleep(600)"
-    )
-    with a_child(code, str(ready)) as children:
-        until(ready.exists)
-        pid = pid_of(children)
-        begun_s = time.monotonic()
-        children.stop()
-        assert time.monotonic() - begun_s > 2.5
-        assert not is_alive(pid)
-        assert children.status()[0]["last_end"] == "killed by SIGKILL"
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_child_outlives_the_daemon_however_that_died(tmp_path: Path, number: int) -> None:
     file = tmp_path / "facts"
@@ -206,22 +167,6 @@ def test_no_child_outlives_the_daemon_however_that_died(tmp_path: Path, number: 
         parent.send_signal(number)
         parent.wait(60)
         until(lambda: not is_alive(child))
-    finally:
-        parent.kill()
-        parent.wait()
-
-
-def test_signals_of_a_terminal_reach_the_daemon_alone(tmp_path: Path) -> None:
-    file = tmp_path / "facts"
-    deaf = "import signal\nfor number in (1, 2): signal.signal(number, lambda *_: None)\n"
-    code = deaf + PARENT
-    parent = subprocess.Popen([sys.executable, "-c", code, WITNESS, str(file)], start_new_session=True)
-    try:
-        child = until(lambda: facts(file))["pid"]
-        os.killpg(parent.pid, signal.SIGINT)
-        os.killpg(parent.pid, signal.SIGHUP)
-        os.kill(child, signal.SIGUSR1)  # its own, which it hears last if there are others
-        assert until(lambda: (facts(file) or {})["heard"]) == [signal.SIGUSR1]
     finally:
         parent.kill()
         parent.wait()

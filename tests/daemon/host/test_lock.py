@@ -28,15 +28,3 @@ def test_nobody_else_can_take_the_lock(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o777 == 0o600
         assert owner(path) == (os.getpid(), f"{tmp_path}/coserve.yaml")
     assert owner(path) == (0, f"{tmp_path}/coserve.yaml")
-
-
-def test_a_lock_file_that_a_kill_left_half_written_names_no_line(tmp_path: Path) -> None:
-    """Half of a path may be the path of a folder, which is no coserve.yaml."""
-    path = tmp_path / "inspection.db.lock"
-    with exclusive_lock(path, "the database", tmp_path / "coserve.yaml"):
-        whole = path.read_bytes()
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        assert owner(path) in ((0, ""), (os.getpid(), ""))
-    path.write_bytes(whole)
-    assert owner(path) == (os.getpid(), f"{tmp_path}/coserve.yaml")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from daemon.host.machine import OWNERS, foreign_owners, own_address, reachable
+from daemon.host.machine import foreign_owners, own_address, reachable
 
 
 def test_every_address_becomes_one_that_is_this_pc_s():
@@ -18,7 +18,3 @@ def test_an_address_that_was_chosen_is_left_alone(url: str):
 
 def test_no_other_distribution_owns_our_package_names() -> None:
     assert foreign_owners() == {}
-
-
-def test_our_packages_are_the_folders_of_the_repository_and_the_client() -> None:
-    assert set(OWNERS) == {"coserve_client", "daemon", "experts", "routing_rules", "tools"}

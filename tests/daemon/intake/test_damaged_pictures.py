@@ -158,32 +158,6 @@ def test_flipped_bits_end_in_a_picture_of_the_claimed_size_or_in_a_refusal():
                 assert image.shape == (facts.height, facts.width, 3)
 
 
-def test_a_fax_tiff_is_refused_since_its_rows_may_be_missing():
-    payload = encoded(COLOUR.convert("1"), "TIFF", compression="group4")
-    with pytest.raises(ImageHeaderError, match="compression 4"):
-        check_structure(payload, 64_000_000)
-
-
-def test_a_tiff_whose_size_is_of_a_signed_type_is_measured_as_decoders_do():
-    payload = bytearray(TIFFS["LZW"])
-    for tag in (256, 257):
-        _, at = values_at(bytes(payload), tag)
-        struct.pack_into("<HII", payload, at - 6, 9, 1, 30_000)
-    with pytest.raises(ImageHeaderError) as refused:
-        check_structure(bytes(payload), 64_000_000)
-    assert refused.value.code == "too_large"
-    with pytest.raises(ImageError, match="at most 64000000"):
-        decode(bytes(payload), "image", max_pixels=64_000_000)
-
-
-def test_a_tiff_that_says_its_size_twice_is_refused():
-    payload = bytearray(TIFFS["LZW"])
-    _, at = values_at(bytes(payload), 262)
-    struct.pack_into("<HHII", payload, at - 8, 257, 4, 1, 60_000)
-    with pytest.raises(ImageHeaderError, match="twice"):
-        check_structure(bytes(payload), 64_000_000)
-
-
 # Kinds of files that a decoder fills where pixels are missing, without a warning
 
 

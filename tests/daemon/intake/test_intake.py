@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 from daemon.errors import StartError
 from daemon.storage.writer import WriteFailed
 from tests.contract.peer import Peer
-from tests.daemon.wire.wire_parts import RULES, a_line, a_png, a_rulebook, an_inspect
+from tests.daemon.wire.wire_parts import a_line, a_png, an_inspect
 from tests.waiting import until
 
 pytestmark = pytest.mark.not_fast("waits for sockets")
@@ -159,15 +159,6 @@ def test_one_who_sends_far_too_much_is_cut_off_and_the_others_go_on(tmp_path: Pa
         assert peer.silent()
 
 
-@pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\xff\0\0\0\0\0\0\0\x01\x7f\x03", b""])
-def test_half_a_greeting_on_the_port_harms_nobody(tmp_path: Path, junk: bytes) -> None:
-    with a_line(tmp_path) as line, Peer(line.tcp) as peer:
-        host, port = line.tcp.removeprefix("tcp://").split(":")
-        with socket.create_connection((host, int(port))) as raw:
-            raw.sendall(junk)
-            assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
-
-
 @pytest.mark.promise(
     "Overload and hostile publishers",
     "Malformed frames, half greetings and oversized messages do not affect other clients",
@@ -258,17 +249,3 @@ def sockets() -> int:
         with contextlib.suppress(FileNotFoundError):
             count += str(entry.readlink()).startswith("socket:")
     return count
-
-
-def test_an_open_attempt_is_checked_against_the_rules_it_opened_with(tmp_path: Path) -> None:
-    board = {"type": "mainboard-b", "serial": "S1"}
-    with a_line(tmp_path) as line, Peer(line.ipc) as peer:
-        older = line.rulebook.current.version
-        assert peer.ask(an_inspect("i0", board=board), PNG)["code"] == "unknown_board"
-        line.rulebook.replace(a_rulebook(RULES.replace("mainboard-a", "mainboard-b")).current)
-        assert peer.ask(an_inspect("i1"), PNG)["code"] == "unknown_board"
-        line.reader.open_rules_version = older
-        assert peer.ask(an_inspect("i2"), PNG)["type"] == "accepted"
-        assert peer.ask(an_inspect("i3", board=board), PNG)["code"] == "unknown_board"
-        line.reader.open_rules_version = "0" * 12  # rules that nothing compiles any more: those in force judge
-        assert peer.ask(an_inspect("i4", board=board), PNG)["type"] == "accepted"

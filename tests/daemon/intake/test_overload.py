@@ -1,21 +1,15 @@
 """Overload over real sockets: queues are bounded in bytes and count, and no source pays for another one's flood."""
 
-import io
 import json
-import random
-import socket
-import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import structlog.testing
-from PIL import Image
 
 from daemon.intake import admission
 from daemon.intake.backlog import BacklogLimits
@@ -28,7 +22,6 @@ from tests.waiting import until
 pytestmark = pytest.mark.not_fast("waits for sockets")
 
 PNG = a_png()
-LARGE = 3 * 2**20
 ROOM = BacklogLimits(10_000, 10**9, 10_000, 10**9)
 
 
@@ -91,64 +84,6 @@ def test_a_large_payload_is_looked_at_elsewhere_and_a_small_one_need_not_wait(
     assert scanned_in == {"payload-scanner"}
 
 
-def test_a_large_payload_gets_the_same_answers_as_a_small_one(tmp_path: Path) -> None:
-    whole, changed = PNG + bytes(LARGE), PNG + bytes(LARGE + 1)
-    with a_line(tmp_path, max_payload_bytes=2 * LARGE) as line, Peer(line.ipc) as peer:
-        assert peer.ask(an_inspect("a", component="nope"), whole)["code"] == "unknown_component"
-        assert peer.ask(an_inspect("a", sha256="0" * 64), whole)["code"] == "bad_image"
-        assert peer.ask(an_inspect("a"), bytes(LARGE))["code"] == "bad_image"
-        assert peer.ask(an_inspect("a"), bytes(2 * LARGE + 1))["code"] == "too_large"
-        assert not line.quarantine.exists()  # larger than all that it may keep
-        line.admission.hold("drain", "the daemon drains")
-        assert peer.ask(an_inspect("a"), whole)["reason"] == "the daemon drains"
-        line.admission.resume("drain")
-        line.writer.going.clear()
-        for payload in (whole, whole, changed):
-            peer.send(an_inspect("a"), payload)
-        until(lambda: line.admission.in_flight == 3)
-        line.writer.going.set()
-        assert [peer.take().get("differs") for _ in range(3)] == [None, False, True]
-        assert peer.ask(an_inspect("a"), whole)["differs"] is False
-        assert peer.ask(an_inspect("a"), changed)["differs"] is True
-        assert (line.admission.bytes_in_memory, line.admission.in_flight) == (0, 0)
-
-
-def test_an_image_of_very_many_parts_is_walked_elsewhere_and_judged_like_any_other(tmp_path: Path) -> None:
-    pixels = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
-    buffer = io.BytesIO()
-    pixels.save(buffer, "JPEG")
-    jpeg = buffer.getvalue()
-    many = jpeg[:2] + b"\xff\xe5\x00\x02" * 30_000 + jpeg[2:]
-    chunk = struct.pack(">I", 0) + b"tEXt" + bytes(4)
-    with a_line(tmp_path) as line, Peer(line.ipc) as peer:
-        assert peer.ask(an_inspect("jpeg"), many)["type"] == "accepted"
-        assert peer.ask(an_inspect("png"), PNG[:33] + chunk * 30_000 + PNG[33:])["type"] == "accepted"
-        assert peer.ask(an_inspect("jpeg"), many)["differs"] is False
-        assert peer.ask(an_inspect("cut"), many[:-2])["code"] == "bad_image"
-        assert peer.ask(an_inspect("more"), jpeg[:2] + b"\xff\xe5\x00\x02" * 60_000 + jpeg[2:])["code"] == "bad_image"
-
-
-def test_who_sends_now_and_then_is_answered_while_a_flood_still_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (
-        monkeypatch.context() as patched,
-        a_line(tmp_path) as line,
-        Peer(line.tcp) as quiet,
-        many_peers(line, 20) as flood,
-    ):
-        patched.setattr("daemon.intake.intake._REFUSALS_PER_S", 20.0)  # so that the flood waits for minutes
-        for peer in flood:
-            for _ in range(300):
-                peer.send(b"junk")
-        until(lambda: line.counts)
-        assert quiet.ask(an_inspect("quiet", source="cam-9"), PNG)["type"] == "accepted"
-        assert len(line.counts) < 3000  # of 6001
-        patched.setattr("daemon.intake.intake._REFUSALS_PER_S", 1e6)
-        assert all(peer.take()["code"] == "bad_header" for peer in flood for _ in range(300))
-        assert all(peer.silent(0.0) for peer in flood)
-
-
 def test_a_consumer_that_asks_and_never_reads_is_bounded_and_others_are_answered(tmp_path: Path) -> None:
     items = [{"seq": seq, "topic": "board/a/b/", "text": "x" * 500} for seq in range(1, 3000)]
     with a_line(tmp_path, items=items) as line, Peer(line.tcp) as deaf, Peer(line.tcp) as honest:
@@ -198,26 +133,6 @@ def test_pages_of_results_that_a_consumer_never_reads_do_not_fill_the_memory(way
         assert psutil.Process().memory_info().rss - before_bytes < 40 * 2**20
         assert line.counts.count("busy") > 1000
         assert honest.ask({"type": "results_since", "seq": 0, "limit": 10})["type"] == "results"
-
-
-def test_half_messages_and_peers_that_vanish_leave_no_handle_behind(tmp_path: Path) -> None:
-    dice = random.Random(4)
-    with a_line(tmp_path) as line, Peer(line.tcp) as peer:
-        header = json.dumps(an_inspect("half")).encode()
-        whole = frame(b"CS1", more=True) + frame(header, more=True) + frame(PNG + bytes(70_000), more=False)
-        assert peer.ask(an_inspect("first"), PNG)["type"] == "accepted"
-        before = handles()
-        for number in range(200):
-            with RawPeer((line.ipc, line.tcp)[number % 2]) as raw:
-                if dice.random() < 0.3:
-                    raw.send(GREETING[: dice.randint(0, 64)])
-                else:
-                    raw.greet().send(whole[: dice.randint(0, len(whole) - 1)])
-                if number % 3 == 0:  # a reset instead of a goodbye
-                    raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        assert peer.ask(an_inspect("second"), PNG)["type"] == "accepted"
-        until(lambda: handles() <= before + 2)
-        assert [arrival.image_id for arrival in line.writer.arrivals] == ["first", "second"]
 
 
 def test_who_never_finishes_its_handshake_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

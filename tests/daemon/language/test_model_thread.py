@@ -23,7 +23,6 @@ class Steps:
         self.going.set()
         self.stepping = threading.Event()
         self.taken: list[int] = []
-        self.begun: list[int] = []
         self.error: Exception | None = None
         self.changed: str | None = None
         self.budget_bytes = 0
@@ -37,7 +36,6 @@ class Steps:
         if text.request.prompt == "bad":
             return Finished(None, "bad_prompt")
         self.taken.append(text.generation_id)
-        self.begun.append(text.generation_id)
         return None
 
     def step(self) -> tuple[list[tuple[int, Finished]], Exception | None]:
@@ -178,25 +176,6 @@ def test_a_hung_change_of_memory_costs_its_requests_and_the_model_comes_back(ben
     assert bench.reasons(2) == [None]
 
 
-def test_an_opening_that_hung_and_then_failed_is_tried_again(make_bench: Callable[..., Bench]) -> None:
-    bench, going = make_bench(hang_after_s=0.02), threading.Event()
-    bench.until_open()
-
-    def stuck(_budget_bytes: int, _gets_on: Callable[[], None]) -> Steps:
-        going.wait()
-        raise OSError("the disk is gone")
-
-    opener, bench.thread._opener = bench.thread._opener, stuck
-    bench.opened[0].changed = "is gone"
-    bench.ask(1)
-    bench.give_up()
-    assert bench.reasons(1) == ["model_failed"]
-    bench.thread._opener = opener
-    going.set()
-    until(lambda: bench.thread.status()["state"] == "failed")
-    until(bench.is_served)
-
-
 def test_a_long_step_that_makes_progress_does_not_hang(make_bench: Callable[..., Bench]) -> None:
     now_s = 100.0
     bench = make_bench(hang_after_s=10.0, clock=lambda: now_s)
@@ -257,72 +236,6 @@ def test_a_new_budget_counts_from_the_order_on_until_it_holds(bench: Bench) -> N
     with pytest.raises(ValueError, match="too little"):
         bench.thread.resize(5).result(60)
     assert bench.thread.held_bytes == 50
-
-
-def test_memory_that_is_being_taken_counts_although_less_was_ordered_meanwhile(bench: Bench) -> None:
-    steps, taking, going = bench.until_open(), threading.Event(), threading.Event()
-
-    def resize(budget_bytes: int) -> None:
-        taking.set()
-        going.wait()
-        steps.budget_bytes = budget_bytes
-
-    steps.resize = resize  # type: ignore[method-assign]
-    larger = bench.thread.resize(500)
-    taking.wait(60)
-    smaller = bench.thread.resize(50)
-    assert bench.thread.held_bytes == 500
-    going.set()
-    assert (larger.result(60), smaller.result(60)) == (500, 50)
-    assert bench.thread.held_bytes == 50
-
-
-def test_a_model_that_cannot_go_back_to_what_it_had_is_closed_and_opened_again(bench: Bench) -> None:
-    steps = bench.until_open()
-
-    def resize(_budget_bytes: int) -> None:
-        raise MemoryError("nothing goes")
-
-    steps.resize = resize  # type: ignore[method-assign]
-    with pytest.raises(MemoryError):
-        bench.thread.resize(500).result(60)
-    assert steps.closed
-    bench.ask(1)
-    assert bench.reasons(1) == [None]
-    assert (bench.opened[1].budget_bytes, bench.thread.held_bytes) == (100, 100)
-
-
-def test_a_request_given_up_during_an_opening_that_succeeds_is_not_begun(make_bench: Callable[..., Bench]) -> None:
-    bench, going = make_bench(hang_after_s=0.02), threading.Event()
-    bench.until_open()
-
-    def slow(budget_bytes: int, gets_on: Callable[[], None]) -> Steps:
-        going.wait()
-        return bench.open(budget_bytes, gets_on)
-
-    bench.thread._opener = slow
-    bench.opened[0].changed = "is gone"
-    bench.ask(1)
-    bench.give_up()
-    going.set()
-    until(lambda: bench.thread.status()["state"] == "ready")
-    bench.ask(2)
-    assert bench.reasons(1, 2) == ["model_failed", None]
-    assert bench.opened[1].begun == [2]
-
-
-def test_more_memory_that_is_not_to_be_had_leaves_the_model_what_it_had(bench: Bench) -> None:
-    steps = bench.until_open()
-
-    def resize(budget_bytes: int) -> None:
-        steps.budget_bytes = min(budget_bytes, 300)
-        if budget_bytes > 300:
-            raise MemoryError("there is no memory for 500")
-
-    steps.resize = resize  # type: ignore[method-assign]
-    with pytest.raises(MemoryError):
-        bench.thread.resize(500).result(60)
-    assert (steps.budget_bytes, bench.thread.held_bytes) == (100, 100)
 
 
 def test_a_model_makes_way_for_images_and_still_gets_its_tenth(make_bench: Callable[..., Bench]) -> None:

@@ -1,4 +1,4 @@
-"""Memory between a language model and the images' pools, if one of them refuses, fails or is late."""
+"""Memory between a language model and the images' pools, as images need it."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,28 +13,22 @@ import pytest
 import daemon.language.models
 from daemon.config.settings import Config, Device, Model
 from daemon.language.models import LanguageModels
-from daemon.wire.control import ControlError
 from tests.waiting import until
 
 DEVICE, MAX, MIN, TEXTS = 1000, 400, 100, 50
 
 
 class Memory:
-    """A model in service without its texts: the machine has `available` bytes for it."""
+    """A model in service without its texts."""
 
     is_idle = True
     text_tokens = 10
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
-        self.available = DEVICE
-        self.asked: list[int] = []
 
     def resize(self, budget_bytes: int) -> None:
-        self.asked.append(budget_bytes)
-        self.budget_bytes = min(budget_bytes, self.available)
-        if budget_bytes > self.available:
-            raise MemoryError("there is no memory for so many experts")
+        self.budget_bytes = budget_bytes
 
     def was_changed(self) -> str | None:
         return None
@@ -57,10 +51,7 @@ class Drive:
 
     def __init__(self, devices: Sequence[str]) -> None:
         self.pools = {device: Pool(device) for device in devices}
-        self.lacks_room = self.works = False
-        self.switches = 0
-        self.refuses = self.is_busy = False
-        self.orders: list[int] = []
+        self.lacks_room = False
 
     @property
     def budget_bytes(self) -> int:
@@ -68,25 +59,19 @@ class Drive:
 
     @property
     def images_under_way(self) -> int:
-        return int(self.lacks_room or self.works)
+        return int(self.lacks_room)
 
     def ask_later(self, kind: str, fields: Mapping[str, Any]) -> "Future[dict[str, Any]]":
         done: Future[dict[str, Any]] = Future()
         if kind == "limits":
             ((device, budget_bytes),) = fields["expert_memory"].items()
-            self.orders.append(budget_bytes)
-            if self.is_busy:
-                return done
-            if self.refuses:
-                done.set_exception(ControlError("does_not_fit", "the largest expert does not fit"))
-                return done
             self.pools[device].budget_bytes = budget_bytes
         executors = [
             {"device": pool.device, "budget_bytes": pool.budget_bytes, "used_bytes": pool.budget_bytes}
             for pool in self.pools.values()
         ]
         experts = [{"resident": False, "bytes": 50, "queued": int(self.lacks_room)}]
-        done.set_result({"executors": executors, "expert_switches": self.switches, "experts": experts})
+        done.set_result({"executors": executors, "expert_switches": 0, "experts": experts})
         return done
 
 
@@ -153,37 +138,3 @@ def test_images_that_lack_room_get_memory_of_the_model_which_gets_it_back(line: 
     until(lambda: (line.model.budget_bytes, line.drive.budget_bytes) == (MIN, DEVICE - MIN))
     line.drive.lacks_room = False
     until(lambda: (line.model.budget_bytes, line.drive.budget_bytes) == (MAX, DEVICE - MAX))
-
-
-def test_a_model_without_memory_to_grow_keeps_its_memory_and_does_not_hold_up_images(line: Line) -> None:
-    line.drive.lacks_room = True
-    until(lambda: line.model.budget_bytes == MIN)
-    line.model.available = 250
-    line.drive.lacks_room = False
-    until(lambda: MAX in line.model.asked)
-    until(lambda: line.language.threads["m"].held_bytes == MIN)
-    time.sleep(0.1)
-    assert line.model.asked == [MIN, MAX, MIN]
-    assert line.model.budget_bytes == MIN
-    line.drive.lacks_room = True
-    until(lambda: line.drive.budget_bytes == DEVICE - MIN)
-
-
-def test_a_drive_that_was_busy_is_asked_again(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    line.drive.lacks_room = True
-    until(lambda: line.drive.budget_bytes == DEVICE - MIN)
-    monkeypatch.setattr(daemon.language.models, "_ANSWER_S", 0.05)
-    line.drive.lacks_room, line.drive.is_busy = False, True
-    until(lambda: line.drive.orders[-1] == DEVICE - MAX)
-    line.drive.is_busy = False
-    until(lambda: line.model.budget_bytes == MAX)
-
-
-def test_a_budget_that_the_pools_refused_is_asked_for_again_only_after_a_while(line: Line) -> None:
-    line.drive.refuses = line.drive.lacks_room = True
-    until(lambda: line.drive.orders)
-    time.sleep(0.1)
-    assert line.drive.orders == [DEVICE - MIN]
-    line.drive.refuses = False
-    line.language._devices[0].refused_until_s = 0.0
-    until(lambda: line.drive.budget_bytes == DEVICE - MIN)

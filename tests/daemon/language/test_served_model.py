@@ -15,11 +15,9 @@ from daemon.records import AcceptedText, TextOutcome, TextRequest
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")
 from daemon.language.model_thread import ModelThread
-from daemon.language.served_model import ServedModel, learned
+from daemon.language.served_model import ServedModel
 from experts.moe.errors import ModelError
 from experts.moe.gating import ForwardStep
-from experts.moe.model.engine import StepTiming
-from experts.moe.policy.schedule import StepCosts
 from experts.transfer import SlotMemory
 from tests.tiny_text import EXPERT_BYTES, EXPERTS, a_text_model
 from tests.waiting import until
@@ -61,21 +59,6 @@ def test_a_prompt_beyond_a_context_that_the_configuration_leaves_to_the_library_
     with served(checkpoint, text_memory=3_000_000) as model:
         assert reason(model, "a" * 300_000) == "bad_prompt"
         assert reason(model, "a" * 5_000) is None
-
-
-def test_a_task_that_enters_is_profiled_with_its_waiting_and_the_prompts_costs_are_without_it(tmp_path: Path) -> None:
-    checkpoint = a_text_model(tmp_path / "model")
-    with served(checkpoint) as model:
-        assert reason(model, "hello") is None
-        counts = model._runtime.cache.metrics.of_phase["prefill"]
-        assert model._profiles.loading_s(None) == counts.wait_s > 0.0
-
-
-def test_a_step_teaches_what_computing_costs() -> None:
-    before = StepCosts(prefill_token_s=0.0, step_s=0.0, row_s=0.0)
-    assert learned(before, StepTiming("prefill", 10, 1.0, loading_s=0.5)).prefill_token_s == 0.05 / 32
-    assert learned(before, StepTiming("prefill", 10, 1.0)).prefill_token_s == 0.1 / 32
-    assert learned(before, StepTiming("decode", 2, 1.0)).step_s == 1.0 / 32
 
 
 def test_a_token_that_the_model_does_not_have_costs_its_own_request_only(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The lease of a device's memory: images first, and never more than there is."""
 
-import itertools
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -139,33 +137,6 @@ def test_the_sum_never_exceeds_the_device(steps: list[tuple[bool, bool, bool, fl
         if done or device.pending is None:
             device.carry_out()
             device.look(under_way=under_way, lack_room=under_way and lack_room)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    looks=st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(0, 20)), max_size=20),
-    ends=st.lists(st.sampled_from(["done", "fails", "goes on"]), min_size=1, max_size=20),
-)
-def test_a_round_of_grants_ends_although_some_cannot_be_carried_out(
-    looks: list[tuple[bool, bool, float]], ends: list[str]
-) -> None:
-    device, of_grants = a_device(), itertools.cycle(ends)
-    for under_way, lack_room, passed_s in looks:
-        device.now += passed_s
-        for _ in range(10):
-            device.pending = None
-            device.look(under_way=under_way, lack_room=under_way and lack_room)
-            grant, end = device.pending, next(of_grants)
-            if grant is None or end == "goes on" or (end == "fails" and isinstance(grant, ToImages)):
-                break
-            if end == "done":
-                device.carry_out()
-            elif isinstance(grant, ToModel) and grant.budget_bytes < device.models[grant.model]:
-                device.lease.cannot_shrink(grant.model, device.models[grant.model])
-            elif isinstance(grant, ToModel):
-                device.lease.cannot_grow(grant.model, device.now)
-        else:
-            raise AssertionError("it goes round in circles")
 
 
 def test_a_model_takes_a_tenth_of_the_time_while_images_are_under_way_and_all_of_it_otherwise() -> None:

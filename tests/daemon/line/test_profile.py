@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
@@ -13,14 +12,11 @@ from daemon.errors import ConfigError
 from daemon.line.devices import (
     Measurements,
     complete,
-    device_problems,
     memory_problems,
     pools_and_executors,
     profile_warnings,
 )
 from daemon.line.profile import MachineIdentity, load_profile
-from daemon.policy.request import RAM
-from daemon.units import size_text
 from experts.spec import ExpertId
 from tests.daemon.dispatch.simulated_line import a_catalog
 
@@ -123,22 +119,6 @@ def test_layouts_that_were_not_measured_are_a_warning_and_others_are_fine(tmp_pa
     assert f"coserve profile {tmp_path / 'coserve.yaml'}" in warning
 
 
-def test_host_caches_of_all_gpus_are_one_tier(tmp_path: Path) -> None:
-    _, config = a_config(
-        tmp_path,
-        "{'cuda:0': {expert_memory: 10, host_cache: 30}, 'cuda:1': {expert_memory: 10, host_cache: 12},"
-        " cpu: {expert_memory: 5}}",
-    )
-    pools, executors = pools_and_executors(config)
-    assert [(pool.pool, pool.processor, pool.budget_bytes) for pool in pools] == [
-        ("cuda:0", "gpu", 10),
-        ("cuda:1", "gpu", 10),
-        ("cpu", "cpu", 5),
-        (RAM, "ram", 42),
-    ]
-    assert RAM not in {row.pool for row in executors}
-
-
 def test_a_gpu_that_shares_the_hosts_memory_takes_its_part_of_the_cpus(tmp_path: Path) -> None:
     shared = "'cuda:0': {expert_memory: 300, memory: shared}"
     config, _ = completed(tmp_path, f"{{cpu: {{expert_memory: 1000}}, {shared}}}")
@@ -148,19 +128,6 @@ def test_a_gpu_that_shares_the_hosts_memory_takes_its_part_of_the_cpus(tmp_path:
     assert [pool.budget_bytes for pool in pools_and_executors(config)[0]] == [300]
     problem = "devices.cpu.expert_memory: GPUs with `memory: shared` use 300 B of these 300 B"
     assert problem in problems_of(tmp_path, f"{{cpu: {{expert_memory: 300}}, {shared}}}")
-
-
-def test_shared_and_own_memory_are_counted_together_against_the_ram(tmp_path: Path) -> None:
-    ram_bytes = psutil.virtual_memory().total
-    config, _ = completed(
-        tmp_path,
-        f"{{cpu: {{expert_memory: {ram_bytes * 2}}}, 'cuda:0': {{expert_memory: {ram_bytes}, memory: shared}}}}",
-    )
-    (problem,) = device_problems(config, gpu_count=1)
-    assert problem.startswith(f"devices.cpu.expert_memory: {size_text(ram_bytes * 2)} is more than this machine's RAM")
-    config, _ = completed(tmp_path, f"{{'cuda:0': {{expert_memory: {ram_bytes * 2}, memory: shared}}}}")
-    (problem,) = device_problems(config, gpu_count=1)
-    assert problem.startswith("devices.cuda:0.expert_memory: "), "the CPU is not a device of this line"
 
 
 def test_an_expert_that_fits_no_pool_is_named_with_what_to_do(tmp_path: Path) -> None:

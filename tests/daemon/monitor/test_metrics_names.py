@@ -1,6 +1,5 @@
 """Every metric of a line that has everything: GPUs, sensors, children, consumers, errors."""
 
-import re
 import shutil
 import subprocess
 
@@ -11,7 +10,6 @@ from daemon.monitor.gauges import Gauges, ScrapeFacts
 from daemon.monitor.metrics import Metrics
 from daemon.records import BatchDone, ExpertSwitch, Outcome, Published, Stage, TextOutcome
 from daemon.storage.disk_space import FreeSpace
-from tests import ROOT
 
 #: A name that would break a text format that escapes nothing.
 HOSTILE = 'a"} 1\n# TYPE x counter\\'
@@ -88,11 +86,3 @@ def test_a_look_that_fails_costs_the_gauges_and_no_counter() -> None:
     metrics.registry.register(Gauges(look))
     metrics.reviewed("fail")
     assert 'coserve_reviews_total{verdict="fail"} 1.0' in metrics.exposition()
-
-
-def test_every_metric_that_the_documentation_names_is_one_that_is_told() -> None:
-    formats = {"coserve_format", "coserve_backup", "coserve_client"}  # of files, and a package
-    metrics = formats | set(re.findall(r"^# TYPE (\w+) ", a_scrape(), re.MULTILINE))
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        for name in re.findall(r"`(coserve_\w+)[`{]", page.read_text(encoding="utf-8")):
-            assert re.sub("_(bucket|count|sum)$", "", name) in metrics, f"{page.name}: {name}"

@@ -13,9 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from pydantic import BaseModel
-from sqlalchemy import create_engine, func, select
-from sqlalchemy.engine import make_url
+from sqlalchemy import func, select
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
@@ -69,22 +67,6 @@ def test_an_address_that_is_no_database_of_postgresql_is_refused(tmp_path: Path)
         load_plant(tmp_path / "plant.yaml")
 
 
-def test_the_page_names_every_key_of_plant_yaml() -> None:
-    def keys(model: type[BaseModel], above: str = "") -> set[str]:
-        names = set[str]()
-        for name, field in model.model_fields.items():
-            inner: Any = field.annotation
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                names |= keys(inner, f"{above}{name}.")
-            else:
-                names.add({"lines": f"{above}lines.LINE"}.get(name, above + name))
-        return names - {"lines.LINE"} | ({"lines.LINE.key"} if not above else set())
-
-    page = (ROOT / "docs/plant-hub.md").read_text()
-    rows = set(re.findall(r"^\| `([a-z0-9_.A-Z]+)` \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE))
-    assert rows == keys(HubSettings)
-
-
 def test_the_example_of_the_page_is_right(tmp_path: Path) -> None:
     page = (ROOT / "docs/plant-hub.md").read_text()
     example = next(text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if text.startswith("database"))
@@ -117,24 +99,6 @@ def test_the_schema_is_made_once_and_a_newer_one_is_refused(postgresql: Server) 
     with pytest.raises(StartError, match="has schema 99"):
         make_schema(engine)
     engine.dispose()
-
-
-def test_a_database_that_cannot_hold_every_text_is_refused_in_words(postgresql: Server, tmp_path: Path) -> None:
-    address = make_url(postgresql.url("template"))
-    admin = create_engine(address, isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        for encoding in ("SQL_ASCII", "LATIN1"):
-            options = "LOCALE 'C' LOCALE_PROVIDER libc TEMPLATE template0"
-            connection.exec_driver_sql(f"CREATE DATABASE {encoding.lower()} ENCODING '{encoding}' {options}")
-            url = address.set(database=encoding.lower()).render_as_string(hide_password=False)
-            engine = open_database(url)
-            with pytest.raises(StartError, match=f"encoding {encoding}, .* createdb --encoding UTF8"):
-                make_schema(engine)
-            engine.dispose()
-            (tmp_path / "plant.yaml").write_text(f"database: {url}\n")
-            checked = CliRunner().invoke(app, ["plant", "check", str(tmp_path / "plant.yaml")])
-            assert (checked.exit_code, f"encoding {encoding}" in checked.output) == (1, True)
-    admin.dispose()
 
 
 def test_a_lines_role_cannot_put_a_table_of_its_own_before_the_hubs(postgresql: Server) -> None:

@@ -11,15 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from daemon.dashboard.site import server
 from daemon.dashboard.site.live import LiveTopics
 from daemon.plant.hub import make_app
 from daemon.plant.picture_store import FolderPictures
 from daemon.plant.releases import release_router
 from daemon.plant.settings import HubSettings
-from daemon.registry.store import Store
 from daemon.wire.keys import Token
 from tests.waiting import PATIENCE_S
 
@@ -61,22 +58,3 @@ def test_a_picture_that_is_sent_slowly_arrives_and_a_sender_who_stops_is_cut_off
             with suppress(ConnectionResetError):
                 assert silent.recv(1) == b""
     assert FolderPictures(tmp_path / "pictures").get(SHA256) == CONTENT
-
-
-@pytest.mark.test_all
-@pytest.mark.parametrize("path", [f"/pictures/{SHA256}", f"/objects/{SHA256}"])
-def test_a_file_that_is_read_slowly_comes_whole(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_UNREAD_S", 1.0)
-    FolderPictures(tmp_path / "pictures").put(SHA256, CONTENT)
-    Store(tmp_path / "releases").fetch(lambda *_: [CONTENT], SHA256, len(CONTENT))
-    with serving(tmp_path) as address, socket.socket() as peer:
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
-        peer.settimeout(PATIENCE_S)
-        peer.connect(address)
-        head = f"GET {path} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer line-1\r\nConnection: close\r\n\r\n"
-        peer.sendall(head.encode())
-        answer = bytearray()
-        while piece := peer.recv(128 * 1024):
-            answer += piece
-            time.sleep(len(piece) / (400 if len(answer) < 2_000_000 else 6000) / 1000)  # 400 kB/s, then 6 MB/s
-    assert len(answer) > len(CONTENT)

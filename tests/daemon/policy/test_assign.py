@@ -1,16 +1,12 @@
 """The executor of a request: round robin, or the least makespan of CoServe §4.2 against a naive reading of it."""
 
-from dataclasses import dataclass, field
-
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.policy.paper.assign import partition
 from daemon.policy.paper.cost import NS_PER_S
 from daemon.policy.presets import PRESETS
 from daemon.policy.request import RAM, ExecutorId, PoolFacts
-from experts.spec import ExpertId
 from tests.daemon.policy.line import a_pool, an_expert, executors_on
 from tests.daemon.policy.queue_parts import B_S, DISK_S, K_S, RAM_S, a_row, some_parts
 
@@ -82,69 +78,4 @@ def test_requests_move_when_their_executor_can_no_longer_have_their_expert():
     assert parts.add("c") == ["cuda:0/1"]
 
 
-@dataclass
-class Naive:
-    """§4.2 read literally: every prediction recounted from the requests that wait."""
-
-    resident: dict[str, list[str]]
-    waiting: dict[str, list[list]] = field(default_factory=lambda: {name: [] for name in GPUS})
-    running_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(GPUS, 0.0))
-
-    def added_s(self, executor: str, expert: str) -> float:
-        if any(queued == expert for queued, _ in self.waiting[executor]):
-            return K_S
-        return K_S + B_S + (0.0 if expert in self.resident[executor] else DISK_S)
-
-    def choose(self, expert: str) -> str:
-        def rank(executor: str) -> tuple[float, float, int]:
-            added_s = self.added_s(executor, expert)
-            finishes = [self.finish_s(name) + (added_s if name == executor else 0.0) for name in GPUS]
-            return round(max(finishes), 6), round(added_s, 6), GPUS.index(executor)
-
-        return min(GPUS, key=rank)
-
-    def finish_s(self, executor: str) -> float:
-        return self.running_s[executor] + sum(cost for _, cost in self.waiting[executor])
-
-    def add(self, executor: str, expert: str) -> None:
-        entry = [expert, self.added_s(executor, expert)]
-        same = [at for at, (queued, _) in enumerate(self.waiting[executor]) if queued == expert]
-        self.waiting[executor].insert(same[-1] + 1 if same else len(self.waiting[executor]), entry)
-
-    def take(self, executor: str, count: int) -> None:
-        expert = self.waiting[executor][0][0]
-        del self.waiting[executor][:count]
-        self.running_s[executor] = K_S * count + B_S
-        for entry in self.waiting[executor]:
-            entry[1] = K_S if entry[0] == expert else entry[1]
-
-
 STEPS = st.lists(st.sampled_from("abcdef") | st.sampled_from([f"run {name}" for name in GPUS]), min_size=1, max_size=80)
-
-
-@settings(max_examples=60, deadline=None)
-@given(STEPS, st.lists(st.sampled_from("abcdef"), unique=True, max_size=6))
-def test_totals_kept_as_work_comes_and_goes_choose_as_recounting_would(steps: list[str], hot: list[str]):
-    """Batches of two: the rest of a group keeps its place, and costs K a request from then on."""
-    parts = some_parts(EXPERTS, [a_pool(name, 1000, 2) for name in GPUS])
-    resident = {name: [expert for at, expert in enumerate(hot) if at % 3 == turn] for turn, name in enumerate(GPUS)}
-    for name, experts in resident.items():
-        parts.hold(name, *experts)
-    naive = Naive(resident)
-    for step in steps:
-        if not step.startswith("run "):
-            executor = naive.choose(step)
-            naive.add(executor, step)
-            assert parts.add(step) == [executor]
-            continue
-        name = step.removeprefix("run ")
-        head = parts.waiting(name)[:1]
-        if not head:
-            continue
-        if head[0] not in resident[name]:
-            resident[name].append(head[0])
-            parts.hold(name, head[0])
-        naive.take(name, len(parts.take(name)))
-        assert parts.waiting(name) == [expert for expert, _ in naive.waiting[name]]
-        parts.end(name, ExpertId(head[0]))
-        naive.running_s[name] = 0.0

@@ -2,12 +2,11 @@
 
 import pytest
 
-from daemon.policy.actions import Load, Wait
 from daemon.policy.late.demand import FULL_BATCH_S
 from daemon.policy.presets import Tuning
 from daemon.policy.request import ExecutorId
 from experts.spec import ExpertId
-from tests.daemon.policy.line import CPU, Clockwork, a_pool, a_request, a_scheduler, an_expert, executors_on
+from tests.daemon.policy.line import Clockwork, a_pool, a_request, a_scheduler, an_expert, executors_on
 
 ABCD = [an_expert(name, usage=usage) for name, usage in zip("abcd", (0.4, 0.3, 0.2, 0.1), strict=True)]
 ONE = executors_on("cpu")
@@ -91,35 +90,6 @@ def test_a_small_chance_of_demand_evicts_no_expert():
     assert [load.expert for load in line.loads()] == ["a"]
 
 
-@pytest.mark.parametrize("executors", [1, 2, 3])
-def test_one_slot_serves_chains_of_two_steps(executors: int):
-    experts = [an_expert("a", then=[("d", 0.9)]), an_expert("b", then=[("d", 0.9)]), an_expert("d")]
-    line = a_line(
-        experts,
-        budget_bytes=10,
-        executors=executors_on(*["cpu"] * executors),
-        then=lambda request: "d" if request.step == 0 else None,
-    )
-    line.arrive(*(a_request(n, "ab"[n % 2], 0.01 * n) for n in range(100)))
-    line.run()
-    assert len(line.ran) == 200
-
-
-def test_executors_that_share_an_expert_let_go_of_it_for_a_due_group():
-    """Two executors whose batches of one resident expert overlap would otherwise never leave it idle."""
-    line = filled(
-        a_line(
-            [an_expert("a", usage=0.5), an_expert("b")],
-            budget_bytes=10,
-            executors=executors_on("cpu", "cpu"),
-            tuning=Tuning(max_wait_s=2.0),
-        )
-    )
-    line.arrive(*(a_request(n, "a", 100.0 + n * 0.02) for n in range(1500)), a_request(9999, "b", 100.0))
-    line.run()
-    assert line.started_s[9999] - 100.0 < 5.0
-
-
 def test_under_steady_overload_the_longest_wait_of_a_cold_expert_is_bounded():
     experts = [an_expert("hot", usage=0.9), *(an_expert(f"cold{n}", usage=0.01) for n in range(6))]
     line = a_line(experts, budget_bytes=20, load_s=0.5, tuning=Tuning(max_wait_s=3.0))
@@ -150,25 +120,6 @@ def test_a_request_near_its_deadline_goes_to_the_front_of_its_group():
     assert not line.expired
 
 
-def test_what_cannot_make_its_deadline_costs_no_compute():
-    line = filled(a_line(k_s=1.0))
-    line.arrive(*(a_request(n, "a", 100.0, deadline_s=103.0) for n in range(12)))
-    line.run()
-    assert {request.request_id for request in line.expired} == set(range(4, 12))
-    assert len(line.ran) == 4
-
-
-def test_groups_that_wait_equally_long_keep_their_order_when_their_oldest_request_expires():
-    scheduler = a_scheduler(ABCD)
-    for request in (a_request(1, "a", 0.0, deadline_s=2.0), a_request(2, "b"), a_request(3, "a")):
-        scheduler.arrive(request, 0.0)
-    assert [request.request_id for request in scheduler.expire(3.0)] == [1]
-    scheduler.check()
-    load = scheduler.next_load(CPU, 3.0)
-    assert isinstance(load, Load)
-    assert load.expert == "a"
-
-
 def test_two_pools_never_load_the_same_expert_for_the_same_images():
     pools, executors = [a_pool("cuda:0", 20), a_pool("cuda:1", 20)], executors_on("cuda:0", "cuda:1")
     line = a_line(pools=pools, executors=executors)
@@ -186,31 +137,9 @@ def test_beside_a_gpu_the_cpu_reads_too_and_the_gpu_first():
     assert [(load.pool, load.expert) for load in line.loads()] == [("cuda:0", "a"), ("cpu", "b")]
 
 
-def test_a_group_that_outgrows_the_cpu_comes_to_the_gpu():
-    pools, executors = [a_pool("cuda:0", 20), a_pool("cpu", 10, 2)], executors_on("cuda:0", "cpu")
-    line = a_line([an_expert("a")], pools=pools, executors=executors, k_s=5.0)
-    line.scheduler.pin(ExpertId("a"), CPU)
-    line.turn()
-    line.run()
-    line.arrive(*(a_request(n, "a", 100.0) for n in range(40)))
-    line.run()
-    assert {load.pool for load in line.loads()} == {"cuda:0", "cpu"} or resident(line, "cuda:0") == ("a",)
-    assert {run.executor for run in line.runs()} == {"cuda:0/0", "cpu/1"}
-
-
 def test_a_batch_that_ran_out_of_memory_bounds_the_next_ones():
     line = filled(a_line())
     line.scheduler.limit_batch(ExecutorId("cpu/0"), ExpertId("a"), 2)
     line.arrive(*(a_request(n, "b", 100.0) for n in range(4)))
     line.run()
     assert [len(run.batch) for run in line.runs()] == [2, 2]
-
-
-def test_an_idle_scheduler_says_when_to_ask_again():
-    scheduler = a_scheduler(ABCD)
-    executor = ExecutorId("cpu/0")
-    assert scheduler.next_action(executor, 0.0) == Wait(None)
-    scheduler.arrive(a_request(1, "a", 0.0, deadline_s=4.0), 0.0)
-    action = scheduler.next_action(executor, 0.0)
-    assert isinstance(action, Wait)
-    assert action.until_s == 3.0

@@ -1,6 +1,6 @@
 """`coserve-plus` with several kinds of memory: the RAM tier, the CPU's pool as a source, slow processors."""
 
-from daemon.policy.actions import Load, Resize, Wait
+from daemon.policy.actions import Load, Wait
 from daemon.policy.matrix import Performance
 from daemon.policy.paper.assign import partition
 from daemon.policy.presets import preset
@@ -43,27 +43,6 @@ def test_the_ram_tier_takes_what_the_gpu_has_no_room_for_and_the_gpu_copies_it()
     assert len(line.ran) == 3
 
 
-def test_an_expert_that_only_waits_for_ones_in_host_memory_makes_place_for_them():
-    sizes = {"a": 10, "c": 10, "d": 15, "e": 5, "b": 20}
-    usages = {"b": 0.01, "a": 0.6, "c": 0.6, "d": 0.55, "e": 0.52}
-    facts = [
-        an_expert(name, size, usages[name], then=[("d", 0.5)] if name == "b" else []) for name, size in sizes.items()
-    ]
-    rules = preset("coserve-plus")
-    shares, used = partition((a_pool("cuda:0", 50), a_ram(25)), executors_on("cuda:0"), rules)
-    line = Clockwork(Scheduler(facts, shares, used, rules, None, ()), used)
-    for pool in (GPU, RAM):
-        while isinstance(load := line.scheduler.next_load(pool, 0.0), Load):
-            line.scheduler.load_done(load, 0.1)
-    for name in "ac":
-        line.scheduler.pin(ExpertId(name), GPU)
-    # What is left for b is d's, which only b's images would be sent to.
-    assert [pool.resident for pool in line.scheduler.snapshot().pools] == [("a", "c", "d", "e"), ("b",)]
-    line.arrive(*(a_request(n, "b") for n in range(3)))
-    line.run()
-    assert max(line.started_s.values()) < 5.0, "before anybody is due"
-
-
 def test_an_idle_gpu_copies_what_the_cpu_has_rather_than_reading_it():
     line = a_machine(a_pool("cuda:0", 20), a_pool("cpu", 20, 4), executors=("cuda:0", "cpu"))
     scheduler = line.scheduler
@@ -72,19 +51,6 @@ def test_an_idle_gpu_copies_what_the_cpu_has_rather_than_reading_it():
     scheduler.load_done(load, 1.0)
     copy = load_of(scheduler, GPU, 1.0)
     assert (copy.expert, copy.source) == ("a", CPU)
-
-
-def test_a_copy_that_fails_lets_go_of_its_source():
-    line = a_machine(a_pool("cuda:0", 20), a_pool("cpu", 20, 4), executors=("cuda:0", "cpu"))
-    scheduler = line.scheduler
-    scheduler.arrive(a_request(0, "a"), 0.0)
-    read = load_of(scheduler, CPU, 0.0)
-    scheduler.load_done(read, 1.0)
-    copy = load_of(scheduler, GPU, 1.0)
-    assert scheduler.load_failed(copy, "no memory", 1.0) == ()
-    scheduler.check()
-    scheduler.unload(ExpertId("a"), CPU)
-    assert not isinstance(scheduler.next_load(CPU, 1.0), Wait)
 
 
 def test_what_host_memory_refused_is_tried_there_again_after_a_while():
@@ -101,24 +67,6 @@ def test_what_host_memory_refused_is_tried_there_again_after_a_while():
     assert again.expert == load.expert
 
 
-def test_what_no_gpu_takes_out_of_host_memory_is_read_by_the_cpu():
-    line = a_machine(a_pool("cuda:0", 10), a_ram(10), a_pool("cpu", 10, 4), experts="a", executors=("cuda:0", "cpu"))
-    scheduler = line.scheduler
-    scheduler.set_budget(CPU, 0)
-    assert isinstance(scheduler.next_load(CPU, 0.0), Resize)
-    scheduler.arrive(a_request(1, "a"), 0.0)
-    read = load_of(scheduler, RAM, 0.0)
-    scheduler.load_done(read, 1.0)
-    scheduler.set_budget(CPU, 10)
-    assert isinstance(scheduler.next_load(CPU, 1.0), Resize)
-    assert isinstance(scheduler.next_load(CPU, 1.0), Wait)
-    copy = load_of(scheduler, GPU, 1.0)
-    assert scheduler.load_failed(copy, "CUDA error", 1.0, True) == ()
-    assert isinstance(scheduler.next_load(GPU, 1.0), Wait)
-    elsewhere = load_of(scheduler, CPU, 1.0)
-    assert elsewhere.expert == "a"
-
-
 def test_a_device_error_fails_requests_only_where_no_other_device_takes_their_expert():
     line = a_machine(a_pool("cuda:0", 10), a_pool("cpu", 10, 4), experts="a", executors=("cuda:0", "cpu"))
     scheduler = line.scheduler
@@ -128,20 +76,6 @@ def test_a_device_error_fails_requests_only_where_no_other_device_takes_their_ex
     second = load_of(scheduler, CPU, 1.0)
     assert [request.request_id for request in scheduler.load_failed(second, "CUDA error", 2.0, True)] == [1]
     assert scheduler.arrive(a_request(2, "a"), 2.0) == "CUDA error"
-
-
-def test_where_no_copy_can_serve_the_gpu_it_reads():
-    unified = (MATRIX[1], Performance("cuda:0", ArchitectureId("resnet18"), 0.1, 0.1, 8, disk_s=1.0, ram_s=None))
-    rules = preset("coserve-plus")
-    pools = [a_pool("cuda:0", 20), a_pool("cpu", 20, 4)]
-    shares, used = partition(pools, executors_on("cuda:0", "cpu"), rules)
-    scheduler = Scheduler([an_expert("a", usage=0.0)], shares, used, rules, None, unified)
-    for number in range(9):
-        scheduler.arrive(a_request(number, "a"), 0.0)
-    read = load_of(scheduler, CPU, 0.0)
-    scheduler.load_done(read, 1.0)
-    again = load_of(scheduler, GPU, 1.0)
-    assert again.source is None
 
 
 def test_a_cpu_with_nothing_to_do_helps_with_the_gpus_longest_queue():

@@ -79,20 +79,3 @@ def test_a_pc_that_cannot_read_an_expert_any_more_leaves_it_to_others(trouble: s
     load = scheduler.next_load(CPU, 2.5)
     assert isinstance(load, Load)
     assert load.expert == "a"
-
-
-def test_only_pools_whose_pc_has_changed_are_asked_again() -> None:
-    scheduler = a_line(20)
-    for number, (pool, expert) in enumerate([(CPU, "a"), (PC2, "b")]):
-        served(scheduler, pool, number, expert, 0.0)
-        for more in range(5):
-            scheduler.arrive(a_request(10 * (number + 1) + more, expert, 1.0), 1.0)
-    for pool in scheduler.pools_to_ask(POOLS, 1.0):
-        assert isinstance(scheduler.next_load(pool, 1.0), Wait)
-    assert scheduler.pools_to_ask(POOLS, 1.0) == []
-    executor = EXECUTORS[1].executor
-    scheduler.next_action(executor, 1.0)
-    scheduler.batch_done(executor, 0.1)
-    assert scheduler.pools_to_ask(POOLS, 1.1) == [PC2]
-    scheduler.arrive(a_request(99, "a", 2.0, deadline_s=60.0), 2.0)
-    assert scheduler.pools_to_ask(POOLS, 2.0) == POOLS

@@ -66,11 +66,3 @@ def test_a_policy_imports_no_clock_no_thread_no_device_and_walks_no_set(file: Pa
     parts = file.parent.relative_to(ROOT).parts
     home = ".".join(parts[: parts.index("policy") + 1] if "policy" in parts else parts)
     assert not [name for name in ours if not name.startswith((*ALLOWED_OF_OURS, home + "."))]
-
-
-def test_the_purity_test_sees_what_it_forbids():
-    tree = ast.parse(
-        "import time\nfrom os import path\nfor x in {1, 2}:\n    pass\ny = list(set([1]))\nz = {1}\n[n for n in z]"
-    )
-    assert imported(tree) == ["time", "os"]
-    assert sorted(set_iterations(tree)) == [3, 5, 7]

@@ -1,6 +1,5 @@
 """Requests bound to executors: arranging and splitting (CoServe §4.2), and what operators and failures do to them."""
 
-from daemon.policy.actions import Load
 from daemon.policy.request import PoolFacts, PoolId
 from experts.spec import ExpertId
 from tests.daemon.policy.line import Clockwork, a_pool, a_request, a_scheduler, an_expert, executors_on
@@ -71,37 +70,6 @@ def test_executors_fill_in_turn_by_usage_before_the_first_image():
         ("cpu/0", "a", "startup"),
         ("cpu/1", "b", "startup"),
     ]
-
-
-def test_what_failed_to_load_goes_to_an_executor_that_has_it():
-    line = a_line("coserve-none", budget_bytes=80)
-    scheduler = line.scheduler
-    scheduler._fill.clear()
-    scheduler.arrive(a_request(1, "a"), 0.0)
-    load = scheduler.next_load(PoolId("cpu/0"), 0.0)
-    assert isinstance(load, Load)
-    scheduler.load_done(load, 1.0)
-    scheduler.arrive(a_request(2, "a"), 0.0)
-    load = scheduler.next_load(PoolId("cpu/1"), 0.0)
-    assert isinstance(load, Load)
-    assert scheduler.load_failed(load, "torn cable", 1.0) == ()
-    line.turn()
-    line.run()
-    assert [(run.executor, len(run.batch)) for run in line.runs()] == [("cpu/0", 2)]
-
-
-def test_a_pin_that_takes_an_executors_memory_sends_its_requests_to_others():
-    line = a_line("coserve", budget_bytes=20)
-    line.turn()
-    line.run()
-    line.arrive(*(a_request(n, "abcd"[n % 4], 100.0) for n in range(12)))
-    line.run(until_s=100.0)
-    line.scheduler.pin(ExpertId("c"), PoolId("cpu/1"))
-    line.turn()
-    line.run()
-    assert len(line.ran) == 12
-    after = [run for run in line.runs() if run.executor == "cpu/1"][1:]
-    assert {run.expert for run in after} <= {"c"}
 
 
 def test_grouping_and_prediction_save_loads():

@@ -67,35 +67,6 @@ def test_what_an_executor_waits_for_stays_in_host_memory():
     assert parts.victims("ram") == ["a"]
 
 
-def test_a_copy_that_failed_is_not_tried_for_ever():
-    parts = some_gpus()
-    parts.hold(GPU, "a", "b")
-    parts.hold("ram", "c")
-    parts.add("c")
-    want = next(iter(parts.queues.wants(RAM, 0.0)))
-    ledger = parts.residency.ledgers[RAM]
-    ledger.begin_load(want.expert, 10)
-    parts.queues.granted(want, RAM)
-    parts.queues.moved(want.expert)
-    ledger.abandon_load(want.expert)
-    parts.residency.refuse(RAM, want.expert, 30.0)
-    parts.queues.moved(want.expert)
-    assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["c"])
-    parts.residency.forgive(30.0)
-    assert (parts.wants("ram"), parts.wants(GPU)) == (["a"], [])
-
-
-def test_what_could_not_be_read_into_host_memory_is_read_from_disk_and_tried_there_again_later():
-    parts = some_gpus()
-    parts.add("a")
-    parts.residency.refuse(RAM, ExpertId("a"), 30.0)
-    assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["a"])
-    parts.residency.forgive(29.9)
-    assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["a"])
-    parts.residency.forgive(30.0)
-    assert (parts.wants("ram"), parts.wants(GPU)) == (["a"], [])
-
-
 def test_requests_leave_a_pool_that_refuses_their_expert_for_one_that_takes_it():
     parts = some_parts(EXPERTS, [a_pool("cuda:0/0", 20), a_pool("cuda:0/1", 20)], "coserve")
     assert parts.add("a", "b") == ["cuda:0/0", "cuda:0/1"]

@@ -41,17 +41,6 @@ def test_a_fetch_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
     assert link.starts == [1_000_000]  # it is here
 
 
-def test_a_fetch_whose_first_part_was_damaged_begins_anew(tmp_path: Path):
-    store = Store(tmp_path)
-    with pytest.raises(ReleaseError, match="broke"):
-        store.fetch(Link(bytes(len(CONTENT)), breaks_after=1_000_000).pieces, SHA256, len(CONTENT))
-    part = store.place(SHA256).with_name(f"{SHA256}.part")
-    assert part.stat().st_size == 1_000_000  # zeros, as after a power cut
-    link = Link(CONTENT)
-    assert store.fetch(link.pieces, SHA256, len(CONTENT)).read_bytes() == CONTENT
-    assert link.starts == [1_000_000, 0]
-
-
 @pytest.mark.promise(
     "Prepared files",
     "a file of a release | other bytes; bytes without end | compared with its sha256, no more than the "

@@ -2,14 +2,11 @@
 
 import io
 import os
-import sqlite3
 import struct
 import subprocess
 import sys
-import threading
 import zlib
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +16,6 @@ from PIL import Image
 from daemon.records import JournalKey, Pixels
 from daemon.storage.suspect_images import MAX_DEATHS, DecodeMarks, Suspects, decode_apart, examine
 from experts.errors import ExpertError, ImageHeaderError
-from experts.reading import CachedReader
 from experts.spec import ExpertSpec
 from experts.vision.preprocess import decode
 from experts.vision.slot import SlotPool
@@ -241,37 +237,6 @@ def test_weights_that_changed_since_they_were_checked_are_refused_and_the_right_
     pool.check()
 
 
-class HarmWhileReading(CachedReader):
-    """Does harm to a file after some of it was read."""
-
-    def __init__(self, harm: Callable[[], None]) -> None:
-        self.harm: Callable[[], None] | None = harm
-
-    def read(self, descriptor: int, view: memoryview, offset: int) -> None:
-        half = len(view) // 2
-        super().read(descriptor, view[:half], offset)
-        harm, self.harm = self.harm, None
-        if harm is not None:
-            harm()
-        super().read(descriptor, view[half:], offset + half)
-
-
-@pytest.mark.parametrize(("harm", "what"), [(_rewrite_in_place, "its contents changed"), (_cut, "early")])
-def test_weights_that_are_written_to_while_they_are_read_never_serve(
-    weights: ExpertSpec, harm: Callable[[ExpertSpec], None], what: str
-) -> None:
-    good = weights.file.read_bytes()
-    reader = HarmWhileReading(lambda: None)
-    pool = SlotPool("cpu", weights.weights_bytes, reader=reader)
-    pool.load(weights)
-    pool.unload(weights.expert)
-    reader.harm = lambda: harm(weights)
-    with pytest.raises(ExpertError, match=what):
-        pool.load(weights)
-    weights.file.write_bytes(good)
-    pool.load(weights)
-
-
 # Clocks
 
 
@@ -322,25 +287,3 @@ def test_a_wall_clock_that_is_set_brings_no_deadline_forward_and_puts_none_off(j
 
 
 # A database that another program has locked
-
-
-def test_readers_never_wait_for_a_program_that_holds_the_database(tmp_path: Path) -> None:
-    line = a_line(tmp_path)
-    line.inspect("R0402", "U1")
-    reader = line.reader()
-    reader.find("cam1", "image-1")
-    answers: list[object] = []
-    with closing(sqlite3.connect(tmp_path / "inspection.db", isolation_level=None, timeout=0.0)) as locker:
-        locker.execute("BEGIN EXCLUSIVE")
-        asking = threading.Thread(target=lambda: answers.append(reader.find("cam1", "image-1")))
-        asking.start()
-        asking.join(60.0)
-        assert len(answers) == 1, "it waited for the lock until it gave up"
-        locker.execute("ROLLBACK")
-        for statement in ("PRAGMA journal_mode = DELETE", "PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT"):
-            with pytest.raises(sqlite3.OperationalError, match="locked"):
-                locker.executescript(statement)
-    assert answers[0] is not None
-    line.inspect("R0402", "U2")
-    reader.close()
-    line.store.close()

@@ -3,14 +3,13 @@
 import errno
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -77,16 +76,6 @@ def test_unneeded_segments_are_deleted_but_never_the_one_being_written(open_jour
         journal.read(keys[0])
 
 
-def test_what_was_appended_after_a_frontier_is_not_dropped_with_what_lies_below_it(open_journal):
-    journal = open_journal(segment_bytes=50)
-    keys = [journal.append([b"x" * 60])[0]]
-    frontier = journal.frontier
-    keys += [journal.append([b"x" * 60])[0] for _ in range(2)]  # their rows are still to come
-    assert journal.drop_segments(keep=(), below=frontier) == []
-    assert journal.drop_segments(keep=(), below=frontier + 1) == [1]
-    assert [journal.read(key) for key in keys[1:]] == [b"x" * 60] * 2
-
-
 def test_a_journal_whose_folder_was_emptied_does_not_give_old_numbers_again(open_journal):
     journal = open_journal()
     journal.begin_after(7)
@@ -129,20 +118,6 @@ def test_any_flipped_bit_is_found_and_harms_one_record_only(tmp_path, open_journ
                         journal.read(key)
                 else:
                     assert journal.read(key) == payload
-
-
-@settings(max_examples=200, deadline=None)
-@given(segment=st.integers(0, 3), offset=st.integers(0, 200), length=st.integers(0, 200))
-def test_a_key_that_was_never_given_is_refused(tmp_path_factory, segment, offset, length):
-    journal = Journal(tmp_path_factory.mktemp("journal"))
-    keys = journal.append(PAYLOADS)
-    key = JournalKey(segment, offset, length)
-    if key in keys:
-        assert journal.read(key) == PAYLOADS[keys.index(key)]
-    else:
-        with pytest.raises(JournalError):
-            journal.read(key)
-    journal.close()
 
 
 @pytest.mark.promise("Nothing accepted is lost", "A failed `fsync` is never treated as a successful one")
@@ -212,35 +187,6 @@ def test_a_journal_that_is_deleted_or_moved_away_loses_one_group_and_begins_anew
     assert [journal.read(key) for key in (before, after, last)] == [b"before", b"after", b"last"]
     assert [path.name for path in folder.iterdir()] == [f"segment-{last.segment:08d}.journal"]
     journal.close()
-
-
-def test_readers_in_threads_are_right_while_segments_come_and_go(open_journal):
-    journal = open_journal(segment_bytes=5000)
-    wrong: list[object] = []
-    stop = threading.Event()
-    shared: list[tuple[JournalKey, bytes]] = [(key, b"a" * 100) for key in journal.append([b"a" * 100])]
-
-    def read() -> None:
-        while not stop.is_set():
-            key, payload = shared[-1]
-            try:
-                if journal.read(key) != payload:
-                    wrong.append(key)
-            except JournalError as error:
-                if "altered" in error.reason:  # a deleted segment is an honest answer, another's bytes are not
-                    wrong.append(error)
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for n in range(400):
-        payload = bytes([n % 251]) * 100
-        shared.append((journal.append([payload])[0], payload))
-        journal.drop_segments(keep=())
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 class JournalMachine(RuleBasedStateMachine):

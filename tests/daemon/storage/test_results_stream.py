@@ -5,7 +5,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -89,22 +89,6 @@ def test_a_subscription_to_one_serial_is_exact() -> None:
             topic, body = receive(sub)
             seqs += [body["seq"]] if topic != "heartbeat/" else []
         assert seqs == [2, 4]
-
-
-@pytest.mark.test_all
-def test_subscribers_that_never_read_cost_the_others_nothing() -> None:
-    with a_stream() as (stream, endpoint), ExitStack() as deaf, a_subscriber(endpoint) as reader:
-        for _ in range(20):
-            deaf.enter_context(a_subscriber(endpoint, hwm=1))
-        wait_for_heartbeat(reader)
-        count = 0
-        for first in range(1, 30_001, 1000):
-            stream.publish([a_message(seq, text="x" * 300) for seq in range(first, first + 1000)])
-            while count < first + 999:
-                topic, body = receive(reader)
-                if topic != "heartbeat/":
-                    count += 1
-                    assert body["seq"] == count
 
 
 def a_raw_client(endpoint: str) -> socket.socket:

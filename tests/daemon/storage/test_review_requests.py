@@ -1,11 +1,9 @@
 """`review` over the control socket: the decisions that it takes and refuses by name; an answer is durable."""
 
 import math
-import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -98,26 +96,6 @@ def test_a_decision_is_in_the_database_when_its_answer_comes(line: Line) -> None
     assert len(rows(line, image)) == 2
 
 
-def test_boxes_come_with_a_decision_and_count_until_it_is_undone(line: Line) -> None:
-    image = an_image(line)
-    ask: dict[str, Any] = {"inspection_id": image, "verdict": "fail", "reviewer": "Eva"}
-    query = (
-        "SELECT label, x1, y1, x2, y2 FROM drawn_boxes JOIN reviews USING (review_id)"
-        " WHERE inspection_id = ? ORDER BY box_id"
-    )
-    refused = line.control("review", **ask, boxes=[a_box(), a_box(3, 2, 1, 4)])
-    assert (refused["code"], rows(line, image)) == ("bad_field", [])
-    assert refused["reason"].startswith("boxes[1]: expected")
-    many = [a_box(number, 0, number + 0.5, 7, label="Lötbrücke") for number in range(300)]
-    answer = line.control("review", **ask, boxes=many)
-    assert (answer["type"], "boxes" in answer) == ("ok", False)
-    assert line.rows(query, image) == [("Lötbrücke", number, 0, number + 0.5, 7) for number in range(300)]
-    assert line.control("review", **ask, boxes=many) == answer, "sent again, it counts once"
-    assert line.control("review", **ask, boxes=many[1:])["code"] == "conflict"
-    assert line.control("review", **ask | {"newest": answer["review_id"]}, boxes=[])["type"] == "ok"
-    assert len(line.rows(query, image)) == 300, "nothing is deleted"
-
-
 def test_refusals_have_the_codes_that_pages_and_programs_know(line: Line) -> None:
     image = an_image(line)
     ask: dict[str, Any] = {"inspection_id": image, "verdict": "pass", "reviewer": "Eva"}
@@ -151,20 +129,6 @@ def test_of_many_who_decide_at_once_one_is_written_and_the_others_hear_who_it_wa
     assert (verdict, defect, reviewer) == ("fail", written[0]["defect"], written[0]["reviewer"])
     for answer in answers:
         assert answer["type"] == "ok" or f"{reviewer} decided fail {defect}" in answer["reason"]
-
-
-def test_while_the_database_is_locked_the_reviewer_hears_so_and_trying_again_counts_once(line: Line) -> None:
-    image = an_image(line)
-    ask: dict[str, Any] = {"inspection_id": image, "verdict": "pass", "reviewer": "Eva", "note": "twice"}
-    with closing(sqlite3.connect(line.folder / "inspection.db", isolation_level=None)) as locker:
-        locker.execute("BEGIN IMMEDIATE")
-        first = line.control("review", **ask)
-        assert first["code"] in {"no_answer", "not_stored"}
-        assert "try again" in first["reason"]
-        assert line.status()["state"] in {"ready", "degraded"}, "control answers others meanwhile"
-        locker.execute("ROLLBACK")
-    line.wait(lambda: line.control("review", **ask)["type"] == "ok")
-    assert rows(line, image) == [("pass", None, "Eva", "twice")]
 
 
 @pytest.mark.promise(

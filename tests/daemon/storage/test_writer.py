@@ -17,12 +17,10 @@ from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Outcome, Pixels, Published
 from daemon.storage import image_archive
 from daemon.storage.database.store import Store, open_store
-from daemon.storage.disk_space import DiskSpace
 from daemon.storage.journal import GROUP_IMAGES, Journal
 from daemon.storage.writer import Duplicate, WriteFailed, Writer
 from routing_rules.routes import Routes
 from tests.daemon.storage.database.store_parts import a_journal, a_stage, an_arrival, an_outcome, some_rules
-from tests.small_disk import small_disk
 from tests.waiting import until
 
 pytestmark = pytest.mark.not_fast("starts processes")
@@ -187,19 +185,6 @@ def test_a_journal_that_cannot_sync_answers_failed_and_goes_on_with_a_new_segmen
     assert running.rows("SELECT image_id FROM inspections ORDER BY 1") == [("a",), ("before",)]
 
 
-def test_where_somebody_else_filled_the_disk_nothing_is_taken_and_nothing_has_failed(start, tmp_path):
-    with small_disk(tmp_path / "disk", "1m") as disk:
-        line = start(options={"disk_space": DiskSpace({"journal": disk}, 2**20)})
-        (disk / "of-another-program").write_bytes(bytes(1_000_000))
-        first, second = line.send(an_arrival("a"), an_arrival("a"))
-        assert first == second
-        assert isinstance(first, WriteFailed)
-        assert "nearly full" in first.reason
-        assert not line.writer.is_failing
-        assert line.rows("SELECT count(*) FROM inspections") == [(0,)]
-        line.stop()
-
-
 def test_an_arrival_that_no_row_can_hold_costs_nobody_else(running):
     poison = an_arrival("\ud800")
     answers = running.send(an_arrival("a"), poison, an_arrival("b"))
@@ -232,34 +217,6 @@ def test_a_board_closes_by_itself_when_its_time_is_up(start):
     line.writer.finish(an_outcome(image.inspection_id))
     until(lambda: len(line.published) == 2)
     assert line.published[1].body["late"] is True
-
-
-def test_a_board_that_cannot_be_closed_makes_no_verdict_unknown(start):
-    line = start()
-    line.rulebook.replace(quick_rules("50ms"))
-    tries: list[None] = []
-
-    def refuse(store: Store) -> None:
-        with closing(store.engine.raw_connection()) as connection:
-            connection.create_function("tried", 0, lambda: tries.append(None))
-            connection.execute(
-                "CREATE TEMP TRIGGER refuse BEFORE UPDATE ON boards WHEN NEW.reason = 'time_limit'"
-                " BEGIN SELECT tried(), RAISE(ABORT, 'no board closes'); END"
-            )
-
-    def allow(store: Store) -> None:
-        with closing(store.engine.raw_connection()) as connection:
-            connection.execute("DROP TRIGGER refuse")
-
-    line.writer.run(refuse).result(60)
-    (image,) = line.send(an_arrival("a", type="quick"))
-    until(lambda: tries)
-    line.writer.finish(an_outcome(image.inspection_id))
-    count = len(tries)
-    until(lambda: len(tries) > count + 1)
-    line.writer.run(allow).result(60)
-    until(lambda: len(line.published) == 2)
-    assert {message.body["verdict"] for message in line.published if message.topic.startswith("inspection")} == {"pass"}
 
 
 def test_images_that_stay_are_copied_and_their_segments_go(tmp_path, start):
@@ -382,41 +339,6 @@ def test_after_commits_that_failed_an_idle_line_recovers_by_itself_and_lets_thei
         assert line.writer.is_failing
     until(lambda: not line.writer.is_failing)
     assert line.journal.segments == (3,)
-
-
-def test_segments_that_cannot_be_deleted_cost_no_group_its_answer_and_no_verdict(start, monkeypatch):
-    line = start(store_options={"keep": ()}, segment_bytes=1)
-    (first,) = line.send(an_arrival("first"))
-
-    def unlink(*_args: Any, **_options: Any) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr("pathlib.Path.unlink", unlink)
-    line.writer.finish(an_outcome(first.inspection_id))
-    until(lambda: len(line.published) == 1)
-    going, answers = in_groups(line, monkeypatch, *(an_arrival(f"i{n}") for n in range(2)))
-    going.set()
-    until(lambda: all(answers))
-    for answer in answers:
-        line.writer.finish(an_outcome(answer.inspection_id))
-    until(lambda: len([message for message in line.published if message.topic.startswith("inspection")]) == 3)
-    assert not line.writer.is_failing
-    monkeypatch.undo()
-    line.send(an_arrival("last"))
-    until(lambda: len(line.journal.segments) == 1)
-
-
-def test_segments_go_while_the_line_runs_and_never_one_that_is_needed(start):
-    line = start(store_options={"keep": ()})
-    payload = b"x" * 300_000  # four to a segment
-    images = line.send(*(an_arrival(f"i{n}", payload=payload) for n in range(40)))
-    assert len(line.journal.segments) > 1
-    line.send(an_arrival("newest", payload=payload))
-    stays = images[0]
-    for image in images[1:]:
-        line.writer.finish(an_outcome(image.inspection_id))
-    until(lambda: len(line.journal.segments) <= 2)
-    assert line.journal.read(stays.key) == payload
 
 
 def test_an_image_whose_bytes_are_damaged_keeps_its_verdict_and_lets_the_segment_go(tmp_path, start):

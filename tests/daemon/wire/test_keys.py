@@ -17,7 +17,6 @@ from typing import Any, Self
 import pytest
 import zmq
 import zmq.auth
-from structlog.testing import capture_logs
 
 from daemon.storage.results_stream import ResultsStream
 from daemon.wire.endpoints import Access, CurveKeys, Gate
@@ -35,7 +34,6 @@ from daemon.wire.keys import (
 )
 from tests.contract.peer import frames_of
 from tests.daemon.wire.wire_parts import Line, a_line, an_inspect
-from tests.waiting import until
 
 pytestmark = pytest.mark.not_fast("waits for sockets")
 
@@ -312,16 +310,6 @@ def test_what_a_revoked_client_had_sent_before_is_not_taken_either(tmp_path: Pat
         assert door.line.writer.arrivals == []
 
 
-def test_a_client_without_permission_is_named_once_in_the_log(tmp_path: Path) -> None:
-    public = read_public_key(make_key_pair(tmp_path, "stranger")[0])
-    with capture_logs() as logs, a_door(tmp_path) as door:
-        for _ in range(2):
-            with Client(door, zmq.DEALER, "stranger") as stranger:
-                assert not stranger.says_hello(0.4)
-        until(lambda: any(log["event"] == "client_refused" for log in logs))
-    assert [log["fingerprint"] for log in logs if log["event"] == "client_refused"] == [fingerprint(public)]
-
-
 def test_the_servers_key_changes_while_it_runs(tmp_path: Path) -> None:
     with a_door(tmp_path, "camera") as door:
         with Client(door, zmq.DEALER, "camera") as camera, Client(door, zmq.SUB, "camera") as consumer:
@@ -337,18 +325,6 @@ def test_the_servers_key_changes_while_it_runs(tmp_path: Path) -> None:
         ):
             assert camera.says_hello()
             assert consumer.hears()
-
-
-def test_a_server_key_that_cannot_be_used_leaves_the_old_one_and_revokes_all_the_same(tmp_path: Path) -> None:
-    with a_door(tmp_path, "kept", "revoked") as door:
-        (tmp_path / "server.key_secret").chmod(0o644)
-        revoke(tmp_path / "allowed", "revoked")
-        answer = door.access.reload()
-        assert answer["cut"]
-        assert "can be read by everybody" in answer["problems"][0]
-        with Client(door, zmq.DEALER, "kept") as camera, Client(door, zmq.DEALER, "revoked") as revoked:
-            assert camera.says_hello()
-            assert not revoked.says_hello(0.4)
 
 
 @pytest.mark.promise(

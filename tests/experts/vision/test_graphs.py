@@ -146,33 +146,6 @@ def test_on_a_gpu_replays_answer_as_the_cpu_does_for_each_expert_of_the_slot(tmp
 
 @pytest.mark.gpu
 @gpu
-def test_on_a_gpu_a_slot_that_was_given_other_memory_answers_from_there(tmp_path: Path):
-    specs = [
-        an_expert_file(tmp_path, "small", "yolo11n", 2),
-        an_expert_file(tmp_path, "large"),
-        an_expert_file(tmp_path, "other", "yolo11n", 2, seed=2),
-    ]
-    ready = {spec.expert: [prepare(encoded(picture), "image", None, spec) for picture in PICTURES] for spec in specs}
-    expected = {}
-    for spec in specs:
-        host = SlotPool("cpu", spec.weights_bytes)
-        host.load(spec)
-        expected[spec.expert] = infer(host.slot(spec.expert), ready[spec.expert])
-    pool = SlotPool("cuda:0", max(spec.weights_bytes for spec in specs))
-    evict: tuple[str, ...] = ()
-    in_the_way: list[torch.Tensor] = []
-    for spec in specs * 3:
-        pool.load(spec, evict)
-        evict = (spec.expert,)
-        for _ in range(WARM_UPS + 2):
-            assert_same(infer(pool.slot(spec.expert), ready[spec.expert]), expected[spec.expert])
-        # Takes what the next vacated slot leaves behind, so that the slot comes back elsewhere.
-        in_the_way.append(torch.full((spec.weights_bytes,), 255, dtype=torch.uint8, device="cuda:0"))
-    pool.check()
-
-
-@pytest.mark.gpu
-@gpu
 def test_on_a_gpu_the_bytes_of_recordings_are_counted_and_end_with_them(tmp_path: Path):
     spec = an_expert_file(tmp_path)
     device = torch.device("cuda:0")

@@ -145,21 +145,6 @@ def test_a_disk_that_does_not_answer_holds_up_one_batch_and_no_head_that_was_rea
         all_heads.get(each, backbone)
 
 
-def test_a_head_of_another_size_than_the_features_costs_its_own_images_only(folder: Path):
-    catalog, _ = read(folder)
-    backbone = CatalogEntry.model_validate(yaml.safe_load((folder / "catalog.yaml").read_text())["experts"]["line"])
-    wide = {"weight": torch.zeros(2, 99_999), "bias": torch.zeros(2)}
-    add_to_catalog(
-        folder / "catalog.yaml",
-        "wide",
-        write_head("linear", wide, backbone, ("ok", "bad"), folder, expert="wide", origin="test"),
-    )
-    good, spec = catalog[ExpertId("R0402")], read(folder)[0][ExpertId("wide")]
-    fine, lost = infer_each(loaded(good), IMAGES[:2], [good, spec])
-    assert isinstance(fine, Answer)
-    assert "train it again" in str(lost)
-
-
 def test_a_backbone_that_changed_under_its_heads_is_refused_by_digest(folder: Path):
     other = write_backbone(a_model("resnet18", seed=9), "resnet18", SIZE, folder, "line")
     document = yaml.safe_load((folder / "catalog.yaml").read_text(encoding="utf-8"))
@@ -204,18 +189,6 @@ def test_a_backbone_needs_no_labels_and_any_other_file_does(folder: Path):
     (folder / "catalog.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
     _, problems = read(folder)
     assert {problem.split(":")[0] for problem in problems} == {"experts.line.classes", "experts.QFP32.classes"}
-
-
-def test_two_heads_that_disagree_about_their_backbone_are_a_mistake(folder: Path):
-    document = yaml.safe_load((folder / "catalog.yaml").read_text(encoding="utf-8"))
-    document["experts"]["CE6"]["normalisation"] = "none"
-    document["experts"]["R0402"]["confidence_floor"] = 0.5  # says nothing of a classifier, nor of its backbone
-    (folder / "catalog.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
-    catalog, problems = read(folder)
-    # Sorted by name CE6 is the first, and the two others contradict it.
-    assert len(problems) == 2
-    assert all("normalisation: another head of line@" in each for each in problems)
-    assert len({spec.resident.expert for spec in catalog.values() if spec.backbone}) == 1
 
 
 def test_a_head_of_another_kind_of_numbers_or_an_impossible_calibration_is_refused(folder: Path):

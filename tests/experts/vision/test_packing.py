@@ -1,5 +1,3 @@
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,35 +75,6 @@ def test_a_pool_that_others_may_copy_from_packs_nothing(tmp_path: Path):
     copy = SlotPool("cpu", BUDGET_BYTES)
     assert copy.load(spec, source=host).tier == "ram"
     assert answers(copy, spec) == plain_answers(spec)
-
-
-@pytest.mark.parametrize("batches_before", [0, 1])
-def test_a_batch_that_hangs_in_the_slot_keeps_others_from_packing_not_from_answering(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches_before: int
-):
-    monkeypatch.setattr("experts.vision.packing._PATIENCE_S", 0.05)
-    spec, begun, released = an_expert_file(tmp_path), threading.Event(), threading.Event()
-    pool = a_packing_pool()
-    pool.load(spec)
-    expected = plain_answers(spec)
-    for _ in range(batches_before):
-        answers(pool, spec)
-
-    def hang(*_: object) -> None:
-        begun.set()
-        released.wait(60)
-
-    slot = pool.slot(spec.expert)
-    with ThreadPoolExecutor(1) as executor:
-        hook = slot.module.get_submodule("network.network.layer1").register_forward_pre_hook(hang)
-        hanging = executor.submit(answers, pool, spec)
-        assert begun.wait(60)
-        hook.remove()
-        for _ in range(BATCHES_BEFORE + 2):
-            assert answers(pool, spec) == expected
-        assert packed_bytes(slot) == 0
-        released.set()
-        assert hanging.result() == expected
 
 
 @pytest.mark.parametrize("packed", [0, 3])

@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from daemon.consumers.protocol import ReviewAnswerError
@@ -161,26 +160,6 @@ async def test_a_line_put_back_from_a_backup_is_told_and_overwrites_nothing(
     assert f"up to seq {last}, stays" in event["text"]
 
 
-@in_a_loop
-async def test_an_older_copy_with_the_same_epoch_is_refused_with_what_to_do(
-    hub: HubDatabase, database: ResultsDatabase, tmp_path: Path
-) -> None:
-    database.grow(20)
-    backup = shutil.copy(database.file, tmp_path / "backup.db")
-    last = database.grow(30)
-    async with sending(hub, database) as runner:
-        await until(lambda: runner.position == last)
-    before = counts(hub)
-    other = ResultsDatabase(Path(shutil.copy(backup, tmp_path / "copy.db")))
-    page = SharedStatusPage.make("test")
-    async with sending(hub, other, status_page=page):
-        await until(lambda: page.read().get("state") == "refused")
-    assert "it is an older copy. Stop the daemon" in page.read()["last_error"]
-    page.close()
-    assert counts(hub) == before
-    assert hub.value("SELECT count(*) FROM events WHERE kind = 'older_copy'") == 1
-
-
 @pytest.mark.promise(
     "Delivery to the plant",
     "Of two lines with one name the second is refused, until a person accepts it",
@@ -249,21 +228,6 @@ async def test_a_full_disk_at_the_hub_is_said_and_delivery_goes_on_when_there_is
 
 
 @in_a_loop
-async def test_odd_characters_arrive_and_run_nothing(hub: HubDatabase, database: ResultsDatabase) -> None:
-    odd = "'; DROP TABLE boards; --\t\\N\n\"ü板\\u0000"
-    database.grow(1, serial=odd.replace("{", "{{") + "{}")
-    with closing(sqlite3.connect(database.file)) as rows, rows:
-        rows.execute("UPDATE inspections SET component = ? WHERE inspection_id = 1", ("a\0b",))
-        rows.execute("UPDATE boards SET failed = ?", ('[{"designator": "a\\u0000b", "component": "\'", "defect": 1}]',))
-    async with sending(hub, database) as runner:
-        await until(lambda: runner.position == 3)
-    (board,) = hub.ask("SELECT board_serial, failed FROM boards")
-    assert board["board_serial"] == odd + "1"
-    assert board["failed"][0]["designator"] == "a\ufffdb"
-    assert hub.value("SELECT component FROM inspections WHERE inspection_id = 1") == "a\ufffdb"
-
-
-@in_a_loop
 async def test_decisions_at_the_hub_reach_the_line_and_its_answer_comes_back(
     hub: HubDatabase, database: ResultsDatabase
 ) -> None:
@@ -309,9 +273,3 @@ async def test_a_database_that_is_no_hub_or_lets_nobody_in_is_refused(
         await until(lambda: "create it, or correct `database`" in str(page.read().get("last_error")))
     assert page.read()["state"] == "refused"
     page.close()
-
-
-def test_no_name_with_other_characters_enters_the_table(hub: HubDatabase) -> None:
-    for name in ("", "a b", "x'; DROP TABLE lines; --", "../etc", "a" * 65):
-        with pytest.raises(psycopg.errors.CheckViolation):
-            hub.ask("INSERT INTO lines (line, epoch, identity, host, last_seq) VALUES (%s, 'e', 'i', 'h', 0)", name)

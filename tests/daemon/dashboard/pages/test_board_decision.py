@@ -94,18 +94,6 @@ def test_a_decision_on_a_page_that_is_old_is_refused_with_its_note_kept(web: Web
     assert "Failed after review by Ben, " in header(web, 1)
 
 
-def test_what_cannot_be_decided_is_refused_in_words(web: Web) -> None:
-    open_board = decide(web, 2, "pass")
-    assert (open_board.status, 'name="verdict" value="pass"' in open_board.text) == (409, False)
-    assert "board 2 has no verdict of the line yet" in open_board.text
-    assert decide(web, 99, "pass").status == 404
-    assert decide(web, 1, "maybe").status == 422
-    assert decide(web, 1, "pass", note="n" * 200).status == 422
-    nobody = decide(web, 1, "pass", cookie="")
-    assert (nobody.status, "reviewer: is missing" in nobody.text) == (422, True)
-    assert web.sql("SELECT count(*) FROM reviews WHERE board_id IS NOT NULL") == [(0,)]
-
-
 def test_lists_show_and_find_final_verdicts(web: Web) -> None:
     assert "A3" in web.get("/boards?verdict=pass").text
     assert "A3" not in web.get("/boards?verdict=fail").text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.daemon.dashboard.browser import Pages, ShownLine
-from tests.daemon.dashboard.pages.test_browser_review_and_defects import begin, has_no_sideways_scroll, publish, shows
+from tests.daemon.dashboard.pages.test_browser_review_and_defects import begin, publish, shows
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -123,45 +123,3 @@ def test_boxes_are_drawn_and_corrected_by_keys_alone_and_escape_leaves_them_as_t
     assert drawn(shown_line, image) == near(
         ("bridge", 10, 10, 60, 50), ("label0", 64 - 3 * step, 48 - step, 96 - step, 72 - step)
     )
-
-
-def test_boxes_are_drawn_by_touch_on_a_telephone_also_in_a_zoomed_picture(
-    shown_line: ShownLine, open_page: Pages
-) -> None:
-    image = an_image(shown_line, "phone", component="C0603")
-    page = opened(shown_line, open_page, "phone", image, 390)
-    touch = page.context.new_cdp_session(page)
-
-    def send(kind: str, *points: tuple[float, float]) -> None:
-        fingers = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(points)]
-        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": fingers})
-
-    def swipe(start: tuple[float, float], end: tuple[float, float]) -> None:
-        send("touchStart", at(page, *start))
-        send("touchMove", at(page, *end))
-        send("touchEnd")
-
-    page.get_by_role("button", name="Mark").tap()
-    assert [button.inner_text() for button in page.locator("[data-label]").all()][:1] == ["void"], "no detector: a code"
-    assert has_no_sideways_scroll(page)
-    for button in page.locator(".review-marks .button").all():
-        box = button.bounding_box()
-        assert box
-        assert box["height"] >= 40, "a thumb must find it"
-    swipe((20, 20), (60, 50))
-    swipe((40, 35), (50, 45))  # it is selected: moved
-    page.get_by_role("button", name="Zoom").tap()
-    before = page.locator(".review-picture").evaluate("view => [view.scrollLeft, view.scrollTop]")
-    x, y = at(page, 80, 60)
-    send("touchStart", (x, y))
-    send("touchStart", (x, y), (x + 30, y))  # a second finger moves the picture and draws nothing
-    send("touchMove", (x, y), (x + 10, y - 30))
-    send("touchEnd")
-    after = page.locator(".review-picture").evaluate("view => [view.scrollLeft, view.scrollTop]")
-    assert (after[0] > before[0], after[1] > before[1]) == (True, True)
-    swipe((85, 65), (95, 75))
-    page.get_by_role("button", name="Done").tap()
-    page.wait_for_selector("text=Boxes: 2.")
-    page.tap("[data-decide=pass]")
-    page.wait_for_selector("#review-empty:visible")
-    assert drawn(shown_line, image) == near(("void", 30, 30, 70, 60), ("void", 85, 65, 95, 75))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.daemon.dashboard.browser import Pages, ShownLine, let_time_stand, showing
+from tests.daemon.dashboard.browser import Pages, ShownLine, showing
 
 
 @pytest.fixture(scope="module")
@@ -62,25 +62,3 @@ def test_memory_and_work_are_pictures_that_can_be_read_with_tables_queues_disks_
     for heading in ("Executors", "Temperature", "Disk", "Retention", "In force", "Processes beside the line"):
         assert heading in text
     assert "dashboard" in text
-
-
-def test_an_expert_is_found_and_opened_with_the_keyboard_alone(open_page: Pages, line: ShownLine) -> None:
-    page = open_page(line.url("/"))
-    let_time_stand(page)
-    page.keyboard.press("g")
-    page.keyboard.press("e")
-    page.wait_for_url("**/experts")
-    page.keyboard.press("/")
-    page.keyboard.type("qfp")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/experts?q=qfp*")
-    page.locator("#main").focus()
-    page.keyboard.press("j")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/experts/QFP64")
-    assert page.get_by_role("heading", level=1).inner_text() == "QFP64"
-    assert "Its confidence in training is not known" in page.inner_text("main")
-    assert "mainboard-a" in page.get_by_role("region", name="Where the rules use it").inner_text()
-    page.locator("svg.bars:visible").wait_for()
-    page.locator(".thumbs img").first.scroll_into_view_if_needed()
-    page.wait_for_function("() => document.querySelector('.thumbs img').naturalWidth > 0")

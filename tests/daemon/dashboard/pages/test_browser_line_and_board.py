@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,17 +35,6 @@ CONTRAST = """() => {
 TOKEN = "s" * 40
 #: Every page with a navigation; {board} is a board with findings.
 PAGES = ("/", "/?kiosk", "/boards", "/boards/{board}", "/defects", "/experts", "/experts/QFP64", "/machine", "/review")
-#: Shows so many alarms, and nothing that comes after.
-ALARMS = """(count) => {
-  stopListening();
-  const alarm = '<li class="alarm"><strong>The disk of the images is full.</strong> <span>See Machine.</span></li>';
-  document.querySelector("[data-live=line]").innerHTML = count ? `<ul class="alarms">${alarm.repeat(count)}</ul>` : "";
-}"""
-#: Finds elements that cut their text.
-CUT = """(selector) => [...document.querySelectorAll(selector)]
-  .filter((e) => e.checkVisibility() && getComputedStyle(e).overflow !== "visible")
-  .filter((e) => e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1)
-  .map((e) => e.outerHTML)"""
 #: Shows three thousand events, as a month brings them, and counts nodes and timers before and behind.
 MANY_EVENTS = """() => {
   const textOf = (name) => document.querySelector(`[data-live=${name}]`).innerHTML;
@@ -106,24 +94,6 @@ def test_pages_fit_their_screen_are_named_and_can_be_read(
                 assert table.evaluate("table => table.scrollWidth <= table.clientWidth"), (path, "rows are cards")
         for verdict in page.locator(".verdict").all_inner_texts():
             assert re.search(r"[A-Za-z]{2}", verdict), (path, "a word beside the colour and the sign")
-
-
-def test_a_kiosk_fits_its_screen_with_and_without_alarms_and_shows_that_it_runs(
-    shown_line: ShownLine, open_page: Pages
-) -> None:
-    page = open_page(shown_line.url("/?kiosk"), width=1920)
-    assert page.locator(".andon-word span").inner_text().lower() in ("pass", "fail", "review", "unknown")
-    assert page.locator(".andon-word svg.shape path").count() == 2, "a shape beside word and colour"
-    page.locator(".yield-today", has_text="% today").wait_for()
-    assert page.locator(".line-name").inner_text() == socket.gethostname()
-    before = page.locator("#clock").inner_text()
-    for alarms in (0, 3):
-        page.evaluate(ALARMS, alarms)
-        assert page.evaluate("document.documentElement.scrollHeight <= innerHeight"), alarms
-        assert page.evaluate(CUT, ".andon p, .andon li, .fails-now li") == [], alarms
-        for control in ("#sound", ".andon-controls a"):
-            assert page.locator(control).evaluate("e => e.getBoundingClientRect().bottom <= innerHeight"), control
-    page.wait_for_function("(before) => document.getElementById('clock').textContent !== before", arg=before)
 
 
 def test_boards_come_by_themselves_and_a_failed_image_changes_the_days_numbers(
@@ -222,23 +192,6 @@ def test_a_board_shows_times_of_the_readers_zone_boxes_over_their_pixels_and_pri
     assert page.locator("#chosen ~ section .card").first.is_visible()
     assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
     assert page.pdf(format="A4").startswith(b"%PDF")
-
-
-def test_a_person_logs_in_and_out(guarded_line: ShownLine, open_page: Pages) -> None:
-    open_page.forgive("401")
-    page = open_page(guarded_line.url("/boards?lot=L1"), width=390)
-    page.locator("#token").fill("wrong")
-    page.keyboard.press("Enter")
-    page.get_by_text("This is not the token").wait_for()
-    page.locator("#token").fill(TOKEN)
-    page.keyboard.press("Enter")
-    page.locator('input[name="lot"]').wait_for()
-    assert page.url == guarded_line.url("/boards?lot=L1")
-    assert page.evaluate("document.cookie") == ""
-    page.get_by_role("button", name="Log out").click()
-    page.locator("#token").wait_for()
-    page.goto(guarded_line.url("/"))
-    page.locator("#token").wait_for()
 
 
 @pytest.mark.promise(

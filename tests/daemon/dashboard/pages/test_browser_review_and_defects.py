@@ -1,7 +1,6 @@
 """Review and Defects as people use them, in a real Chromium before a real line: by keyboard alone, by touch, by two."""
 
 import sqlite3
-import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +9,6 @@ from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-#: Presses a key at a time in milliseconds.
-PRESS_AT = (
-    "([key, at]) => { setTimeout(() => document.body.dispatchEvent(new KeyboardEvent('keydown',"
-    " {key, bubbles: true, cancelable: true})), at - Date.now()); }"
-)
 
 
 def publish(line: ShownLine, lot: str, count: int, *, component: str = "C0603", serial: str = "S1") -> list[int]:
@@ -127,26 +120,6 @@ def test_a_whole_review_by_touch_on_a_telephone(shown_line: ShownLine, open_page
     ]
 
 
-def test_of_two_who_decide_at_the_same_moment_one_is_written_and_the_other_hears(
-    shown_line: ShownLine, open_page: Pages
-) -> None:
-    open_page.forgive("409")
-    (image,) = publish(shown_line, "once", 1)
-    pages = [open_page(shown_line.url(f"/review?lot=once&image={image}")) for _ in range(2)]
-    for page, name in zip(pages, ("Eva", "Ben"), strict=True):
-        begin(page, name)
-    at_ms = time.time() * 1000 + 300
-    for page, key in zip(pages, "px", strict=True):
-        page.evaluate(PRESS_AT, [key, at_ms])
-    for page in pages:
-        page.wait_for_selector("#review-problem:visible, #review-empty:visible")
-    refused = [page.locator("#review-problem").is_visible() for page in pages]
-    assert sorted(refused) == [False, True]
-    assert "Somebody else has decided" in pages[refused.index(True)].inner_text("#review-problem")
-    ((_, verdict, _, reviewer, _),) = decisions(shown_line, image)
-    assert (verdict, reviewer) == (("unknown", "Ben") if refused[0] else ("pass", "Eva"))
-
-
 def test_a_decision_that_cannot_be_stored_stays_in_the_page_and_is_tried_again(
     shown_line: ShownLine, open_page: Pages
 ) -> None:
@@ -170,25 +143,3 @@ def test_a_decision_that_cannot_be_stored_stays_in_the_page_and_is_tried_again(
         page.wait_for_timeout(200)
     shows(page, ids[1])
     assert [row[1:3] for row in decisions(shown_line, *ids)] == [("fail", "D301")]
-
-
-def test_from_a_number_of_the_defects_to_its_images_and_to_a_decision(shown_line: ShownLine, open_page: Pages) -> None:
-    shown_line.wait(lambda: shown_line.rows("SELECT count(*) FROM boards WHERE verdict = 'fail'")[0][0] >= 2)
-    page = open_page(shown_line.url("/defects?range=7d&by=defect"), 390, dark=True)
-    page.wait_for_selector(".defects-bar .meter")
-    assert has_no_sideways_scroll(page)
-    row = page.locator("tbody[data-rows] tr", has_text="missing_void").first
-    row.locator("a").focus()
-    page.keyboard.press("Enter")
-    page.wait_for_selector("h1:has-text('Images')")
-    assert has_no_sideways_scroll(page)
-    link = page.locator("tbody a[data-row]").first
-    image = int(link.inner_text())
-    link.focus()
-    page.keyboard.press("Enter")
-    begin(page, "Eva")
-    shows(page, image)
-    assert has_no_sideways_scroll(page)
-    page.keyboard.press("p")
-    shown_line.wait(lambda: decisions(shown_line, image))
-    assert decisions(shown_line, image)[-1][1] == "pass"

@@ -2,20 +2,13 @@
 
 import html
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from daemon.config.settings import load_config
-from daemon.dashboard.pages.drawings import NARROW, WIDE, memory_map
-from daemon.dashboard.pages.experts import ExpertOverview, href
-from daemon.dashboard.pages.line import alarms
-from daemon.dashboard.site.site import make_site
+from daemon.dashboard.pages.experts import href
 from daemon.line.line import load_catalog
 from tests.daemon.dashboard.web import STATUS, Web, an_expert, answering_control
 
@@ -111,16 +104,6 @@ def test_names_full_of_html_are_shown_as_they_are_and_each_link_leads_to_its_exp
             assert "<img src=x" not in page.text
 
 
-@given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=128))
-@settings(deadline=None, max_examples=200)
-def test_the_address_of_a_name_is_one_path_that_no_browser_shortens(name: str) -> None:
-    path, _, query = href(name).partition("?")
-    assert path.startswith("/experts/")
-    assert all(part not in ("", ".", "..") for part in path.split("/")[1:])
-    assert re.fullmatch(r"[A-Za-z0-9_.~%/-]+", path)
-    assert not query or query.startswith("full=")
-
-
 def test_three_hundred_and_fifty_experts_are_listed_by_the_hundred_worst_first_and_found_by_name(web: Web) -> None:
     many = [an_expert(f"part-{number:03}", resident=["cpu"] if number < 5 else []) for number in range(350)]
     many[333]["failed"] = "its weights file cannot be read"
@@ -169,32 +152,10 @@ def test_drift_is_a_grade_in_words_and_an_expert_without_training_distribution_i
     assert "in training" not in imported[imported.index("Share of answers") : imported.index("Bars are answers now")]
 
 
-def test_an_expert_that_sees_other_images_raises_a_notice_with_its_name_and_others_none(web: Web) -> None:
-    site = make_site(load_config(web.config))
-    assert ExpertOverview(site).drifted() == ["C0603"]
-    site.database.close()
-    (alarm,) = alarms({"state": "ready", "drifted": ["C0603"]})
-    assert alarm.level == "notice"
-    assert "C0603 answers with another confidence" in alarm.title
-    (two,) = alarms({"state": "ready", "drifted": ["R0402", "C0603"]})
-    assert "R0402, C0603 answer with another confidence" in two.title
-    assert alarms({"state": "ready", "drifted": []}) == []
-
-
 def test_an_expert_that_left_the_catalog_still_has_its_page_and_one_that_never_was_has_none(web: Web) -> None:
     with answering_control(web):
         assert "no longer in the catalog" in web.get("/experts/old").text
         assert web.get("/experts/never-was").status == 404
-
-
-def test_without_a_daemon_the_page_shows_the_catalog_and_says_what_is_missing(web: Web) -> None:
-    time.sleep(0.6)  # until the answers of the test before are no longer cached
-    page = web.get("/experts")
-    assert page.status == 200
-    assert "The daemon does not say what is in memory" in page.text
-    assert "Where experts are: " in page.text
-    assert set(rows(page.text)) == {*NAMES, "broken"}
-    assert web.get("/experts/R0402").status == 200
 
 
 def in_memory(name: str, size: int = 100, **more: Any) -> dict[str, Any]:
@@ -218,33 +179,6 @@ def test_the_memory_is_shown_with_the_experts_pinned_in_use_and_loading(web: Web
     assert states["free"][0] == "500"
     assert "held by a load that hangs" in page
     assert "<img src=x" not in page
-
-
-def a_pool(sizes: list[int], held: int = 0, free: int = 0) -> dict[str, Any]:
-    experts = [
-        in_memory(f"e{n}", size, is_loading=n % 5 == 0, is_pinned=n % 3 == 0, is_in_use=n % 4 == 0)
-        for n, size in enumerate(sizes)
-    ]
-    used = sum(sizes) + held
-    return {"pool": "cpu", "experts": experts, "used_bytes": used, "budget_bytes": used + free}
-
-
-@given(
-    st.builds(a_pool, st.lists(st.integers(1, 10**9), max_size=120), st.integers(0, 10**8), st.integers(0, 10**9)),
-    st.sampled_from([WIDE, NARROW]),
-)
-@settings(deadline=None, max_examples=200)
-def test_a_picture_of_memory_is_as_large_as_the_memory_and_no_block_leaves_it(pool: dict[str, Any], width: int) -> None:
-    drawing = memory_map(pool, width)
-    rows = {block.y for block in drawing.blocks}
-    assert all(block.x >= 0 and block.x + block.width <= width + 0.6 for block in drawing.blocks)
-    assert all(block.y >= 0 and block.y + block.height <= drawing.height for block in drawing.blocks)
-    if pool["budget_bytes"]:
-        # 1.5 is the gap behind each block.
-        drawn = sum(block.width + 1.5 for block in drawing.blocks)
-        assert drawn == pytest.approx(width * max(1, len(rows)), abs=2.1 * len(drawing.blocks) + 1)
-    shown = {block.expert for block in drawing.blocks if block.expert}
-    assert shown == {expert["expert"] for expert in pool["experts"]}
 
 
 def test_a_version_in_shadow_is_compared_on_the_page_of_its_expert_with_links_to_the_images(web: Web) -> None:

@@ -13,7 +13,7 @@ from daemon.dashboard.pages.andon import VerdictCounter, fails_now, last_board, 
 from daemon.dashboard.pages.line import alarms
 from daemon.dashboard.site.site import Site, make_site
 from daemon.units import utc_text, wall_seconds
-from tests.daemon.dashboard.web import STATUS, Web, an_expert, answering_control
+from tests.daemon.dashboard.web import STATUS, Web
 
 NOW = "2026-11-25T09:40:20.000Z"
 NOW_S = wall_seconds(NOW)
@@ -146,34 +146,3 @@ def test_what_is_wrong_with_the_line_itself_is_told_troubles_first() -> None:
         ("notice", "cam-2: 12 images rejected in the last hour (bad image)."),
     ]
     assert "its end is missing" in alarms(status)[-1].remedy
-
-
-def test_an_alarm_of_the_rules_is_told_in_its_words_with_links_to_its_boards(web: Web) -> None:
-    image = {"inspection_id": 1, "board": {"type": "mainboard-a", "serial": "A/0815", "attempt": 1}, "designator": "U1"}
-    text = "mainboard-a: bridge at U1 on 3 of the last 20 boards"
-    row = {"alarm": "same-place", "since": "2026-11-25T07:48:38.361Z", "text": text, "count": 3, "images": [image]}
-    with web.running(), answering_control(web, status={**STATUS, "alarms": [row]}):
-        page = web.get("/").text
-    assert f"<strong>{text}.</strong>" in page
-    assert 'Since <time datetime="2026-11-25T07:48:38.361Z"' in page
-    assert '<a href="/boards?serial=A%2F0815">A/0815 U1</a>' in page
-    assert alarms(STATUS) == []
-
-
-def test_a_line_without_experts_says_that_it_collects_and_how_they_are_made(web: Web) -> None:
-    for image, component in enumerate(("R0402", "R0402", "C0603"), 1):
-        web.add_image(image, 1, "unknown", component=component, reason="no_expert", designator=f"X{image}")
-    web.add_board(1, "S1", verdict="unknown", reason="complete", seq=1, completed_at=NOW)
-    (web.folder / "experts").mkdir(exist_ok=True)
-    (web.folder / "experts" / "catalog.yaml").write_text("experts: {}\n", encoding="utf-8")
-    with web.running(), answering_control(web):
-        page = web.get("/").text
-        listed = web.get("/experts").text
-    assert "This line collects: 2 component types have no expert yet." in page
-    assert "coserve dataset export" in page
-    assert "no expert yet <span>X1, R0402" in page
-    assert "no_expert" not in page
-    assert "This line has no experts yet" in listed
-    assert "all that were needed were in memory" not in listed
-    with web.running(), answering_control(web, experts={"experts": [an_expert("R0402")]}):
-        assert "This line collects" not in web.get("/").text

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -10,13 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from daemon.config.settings import Config, load_config
 from daemon.dashboard.pages import machine
-from daemon.dashboard.pages.drawings import NARROW, WIDE, work_chart
-from daemon.host.temperature import Thermometer
 from tests.daemon.dashboard.web import STATUS, Web, answering_control
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -90,66 +85,6 @@ def test_a_whole_machine_is_on_one_page_and_nothing_of_it_is_believed(web: Web) 
     ):
         assert shown in text, shown
     assert text.count("cpu/0, cpu/1 7 2.5") == 1, "memory that two executors share is there once, with both"
-
-
-def test_without_a_daemon_the_page_says_so_and_shows_the_rest(web: Web) -> None:
-    time.sleep(1.0)  # until the answers of the test before are no longer cached
-    text = plain(web.get("/machine").text)
-    for shown in (
-        *("The daemon shows no timeline", "No answer from the daemon", "0123456789ab", "journal, images, database"),
-        *(reading.sensor for reading in Thermometer().read()),
-    ):
-        assert shown in text, shown
-    assert ("This machine reports no temperature" in text) == (not Thermometer().read())
-    assert "The daemon shows no queues" in text
-
-
-def a_sample(ago_s: float, number: int, waiting: int, **busy: float) -> dict[str, Any]:
-    return {"ago_s": ago_s, "under_way": number, "waiting": waiting, "unloaded": 0, "queued": {}, "busy": busy}
-
-
-def test_charts_hold_a_value_until_the_next_and_are_never_longer_than_they_may_be(web: Web) -> None:
-    samples = [a_sample(500.0 - number, number, number % 50, cpu=0.5) for number in range(400)]
-    with answering_control(web, waits={"at": "x", "seconds": 600, "samples": samples}):
-        text = web.get("/machine").text
-    assert (
-        "Images under way and requests that wait: under way 399 now, waiting 49 now, waiting for a load 0 now" in text
-    )
-    assert "Share of time that each executor was busy: cpu 0 % now" in text
-    points = machine.steps(samples, 600, 600)
-    assert (points[-1]["under_way"], points[-1]["ago_s"]) == (399, 0.0)
-    assert points[-2]["ago_s"] > 90  # nothing has changed since
-    assert [point["busy"]["cpu"] for point in points[-2:]] == [0.5, 0.0]
-    points = machine.steps([a_sample(3600.0 - number, 0, number) for number in range(3600)], 3600, 600)
-    assert len(points) <= 600
-    assert points[-1]["waiting"] == 3599  # peaks are kept
-
-
-SPANS = st.lists(
-    st.tuples(st.sampled_from(["cpu/0", "cpu/1"]), st.sampled_from("ABC"), st.floats(0, 80), st.floats(0, 5)),
-    max_size=300,
-)
-
-
-@given(SPANS, st.sampled_from([WIDE, NARROW]))
-@settings(deadline=None, max_examples=150)
-def test_bars_stay_in_the_picture_do_not_overlap_and_count_every_image(spans: list[Any], width: int) -> None:
-    """One executor runs one batch at a time; merged batches are still counted."""
-    batches: list[dict[str, Any]] = []
-    ends: dict[str, float] = {"cpu/0": 60.0, "cpu/1": 60.0}
-    for executor, expert, gap_s, length_s in spans:
-        began_s = ends[executor] - gap_s / 40
-        ends[executor] = began_s - length_s / 10
-        if ends[executor] < 0:
-            break
-        batches.append(a_batch(expert, began_s, ends[executor], executor))
-    picture = work_chart({"seconds": 60.0, "batches": batches, "loads": []}, ["cpu/0", "cpu/1"], width)
-    for lane in picture.lanes:
-        assert all(bar.x >= 0 and bar.x + bar.width <= width + 1.01 for bar in lane.bars)
-        assert all(bar.y + picture.lane_height <= picture.height for bar in lane.bars)
-        images = sum(int(re.search(r": (\d+) images", bar.title)[1]) for bar in lane.bars)  # type: ignore[index]
-        assert images == 3 * sum(row["executor"] == lane.name for row in batches)
-        assert len(lane.bars) <= width
 
 
 def a_config(tmp_path: Path, **retention: Any) -> Config:

@@ -4,10 +4,8 @@ Deciding needs a daemon: test_browser_review_and_defects.py.
 """
 
 import json
-import re
 import time
 from collections.abc import Iterator
-from html import unescape
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -125,21 +123,6 @@ def test_filters_choose_and_are_only_ever_values(web: Web, which: dict[str, str]
     assert web.get(f"/review?{urlencode(which)}", Cookie=EVA).status == 200
 
 
-@pytest.mark.parametrize(
-    ("image", "parts"),
-    [
-        (1, ("D207", "tombstone", "97.0", 'src="/pictures/1"', 'src="/pictures/2"', "passed by the line", "1 box")),
-        (1, ('data-newest=""', '<rect x="10.5"')),
-        (4, ("it was not kept, or was pruned", 'data-finished="yes"', "its time was over")),
-        (5, ('data-newest="1"', "D500", "decided")),
-    ],
-    ids=["answers, boxes and a good part", "nothing decided", "a pruned picture", "a decision and the row seen"],
-)
-def test_an_image_comes_with_all_that_is_known_of_it(web: Web, image: int, parts: tuple[str, ...]) -> None:
-    text = web.get(f"/review/items/{image}", Cookie=EVA).json["html"]
-    assert [part for part in parts if part not in text] == []
-
-
 def test_nothing_that_a_publisher_wrote_is_markup(web: Web) -> None:
     for path in ("/review/items/3", "/review/items/5", "/review/items/7", "/review", f"/review?lot={quote(EVIL)}"):
         answer = web.get(path, Cookie=EVA)
@@ -169,27 +152,6 @@ def test_another_code_may_be_typed_as_the_label_that_the_rules_have(web: Web) ->
             body = urlencode({"verdict": "fail", "defect": typed})
             answer = web.post("/review/items/1", body, Origin=web.origin, Cookie=EVA)
             assert (answer.status, answer.json["got"]) == (200, code)
-
-
-def test_labels_of_boxes_are_the_detectors_else_names_of_codes(web: Web) -> None:
-    def labels(image: int) -> list[str]:
-        html = web.get(f"/review/items/{image}", Cookie=EVA).json["html"]
-        return [unescape(label) for label in re.findall(r'data-label="([^"]*)"', html)]
-
-    assert labels(7) == ["void", EVIL]
-    assert labels(3)[:3] == ["tombstone", "bridge", "D500"]
-
-
-def test_boxes_go_to_the_daemon_as_they_were_drawn_and_what_is_no_json_is_refused(web: Web) -> None:
-    boxes = [{"label": "void", "box": [1, 2.5, 3, 4]}]
-    with answering_control(web, review=lambda fields: {"got": fields.get("boxes", "not marked")}):
-        for sent, got in ((json.dumps(boxes), boxes), ("[]", "not marked"), ("7", 7), (None, "not marked")):
-            body = urlencode({"verdict": "fail"} | ({"boxes": sent} if sent else {}))
-            answer = web.post("/review/items/1", body, Origin=web.origin, Cookie=EVA)
-            assert (answer.status, answer.json["got"]) == (200, got)
-        for broken in ("[", "NaN]", "{'a': 1}", "\x00"):
-            body = urlencode({"verdict": "fail", "boxes": broken})
-            assert web.post("/review/items/1", body, Origin=web.origin, Cookie=EVA).status == 422
 
 
 def test_what_one_page_shows_is_offered_to_others_last(web: Web) -> None:

@@ -194,31 +194,6 @@ def test_with_a_token_browsers_log_in_and_lines_bring_pictures_as_before(postgre
             assert stored.status == 201
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_no_page_scrolls_sideways_on_a_telephone(hub: ShownHub, open_page: Pages, path: str) -> None:
-    page = open_page(hub.url(path), width=390, dark=path == "/")
-    assert page.locator("h1").is_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-
-
-def test_every_page_is_reached_and_used_by_keys(hub: ShownHub, open_page: Pages) -> None:
-    page = open_page(hub.url())
-    page.keyboard.press("j")
-    assert page.evaluate("document.activeElement.textContent") == "line-2"
-    page.keyboard.press("j")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/boards?line=line-3")
-    page.keyboard.press("/")
-    page.keyboard.type(WALKER)
-    page.keyboard.press("Enter")
-    page.wait_for_url(f"**/serial/mainboard-a/{WALKER}")
-    page.keyboard.press("g")
-    page.keyboard.press("d")
-    page.wait_for_url("**/defects")
-    page.keyboard.press("?")
-    assert page.locator("dialog").is_visible()
-
-
 def test_the_page_shows_by_itself_what_happens(hub: ShownHub, open_page: Pages) -> None:
     page = open_page(hub.url())
     page.locator("#live-state[data-state=on]").wait_for()

@@ -164,24 +164,6 @@ def test_the_copy_of_an_earlier_upgrade_goes(old: Path, newer: None) -> None:
     assert [copy.name for copy in copies_of(old)] == ["inspection.db.before-0.2.0"]
 
 
-def test_a_migration_of_a_large_database_reports_progress(old: Path, newer: None) -> None:
-    with closing(sqlite3.connect(old)) as database, database:
-        database.executescript(
-            "CREATE TEMP TABLE more AS WITH RECURSIVE numbers(n) AS"
-            " (SELECT 100 UNION ALL SELECT n + 1 FROM numbers WHERE n < 30000)"
-            " SELECT inspections.*, n FROM inspections, numbers WHERE inspection_id = 1;"
-            "UPDATE more SET inspection_id = n, image_id = 'x' || n, seq = NULL;"
-            "ALTER TABLE more DROP COLUMN n;"
-            "INSERT INTO inspections SELECT * FROM more;"
-        )
-    reports: list[str] = []
-    migrated(old, reports.append)
-    assert {text.partition(":")[0] for text in reports} == {
-        "copying the database aside",
-        "bringing the database to this version",
-    }
-
-
 @pytest.mark.promise(
     "Upgrades, ways back, backups",
     "For a database of a newer version, the message names the version to install or the copy to put back",
@@ -216,14 +198,6 @@ def test_another_programs_database_is_refused(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE recipes_of_my_grandmother (id INTEGER)")
     with pytest.raises(StoreError, match="tables of another program"):
         open_store(f"sqlite:///{tmp_path}/inspection.db")
-
-
-def test_a_database_that_another_program_holds_locked_is_an_error_that_says_so(old: Path) -> None:
-    with closing(sqlite3.connect(old)) as shell:
-        shell.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreError, match="locked"):
-            open_store(f"sqlite:///{old}", busy_timeout_ms=20)
-        shell.rollback()
 
 
 def the_way_back() -> str:

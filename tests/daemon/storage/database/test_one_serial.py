@@ -4,7 +4,6 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy.exc import DatabaseError
@@ -124,26 +123,3 @@ def test_an_attempt_is_the_same_after_a_restart_though_only_what_matters_is_read
     assert board["failed"] == [{"designator": "R1", "component": "R0402", "defect": "D7"}]
     assert (board["unknown"], board["review"]) == ([], [])
     line.store.close()
-
-
-def test_findings_of_all_kinds_are_the_same_after_a_restart(tmp_path: Path) -> None:
-    def finish(folder: Path, *, restarts: bool) -> dict[str, Any]:
-        folder.mkdir()
-        line = a_line(folder)
-        worst_first = [("R2", "review"), ("R1", "fail"), ("R1", "review"), ("R1", "unknown"), ("R2", "unknown")]
-        for designator, verdict in [*worst_first, ("U1", "review"), ("U1", "review")]:
-            line.inspect("QFP64" if "U" in designator else "R0402", designator, verdict, serial=SERIAL)
-            if restarts:
-                line.reopen()
-        line.clock.pass_s(21.0)
-        (board,) = line.judge()
-        line.store.close()
-        return {name: board.body[name] for name in ("verdict", "failed", "unknown", "review", "missing")}
-
-    board = finish(tmp_path / "once", restarts=False)
-    assert finish(tmp_path / "restarted", restarts=True) == board
-    assert [place["designator"] for name in ("failed", "unknown", "review") for place in board[name]] == [
-        "R1",
-        "R2",
-        "U1",
-    ]

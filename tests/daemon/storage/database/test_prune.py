@@ -169,47 +169,6 @@ def test_what_was_accepted_while_the_clock_was_behind_is_not_old_when_it_is_put_
         assert line.prune() == (1, 1)
 
 
-def test_a_clock_that_is_ahead_again_at_every_start_makes_nothing_old(kit):
-    line = RunningLine(kit)
-    line.run(30)
-    kit.add("fail", serial="S1")
-    for _ in range(5):
-        line.set_clock(1000, at_start=True)
-        line.run(2)
-        assert line.prune() == (1, 1)
-        line.set_clock(-1000, at_start=False)  # the time server has answered
-        line.run(8)
-        assert line.prune() == (1, 1)
-
-
-def test_with_a_right_clock_images_go_at_their_age(kit):
-    line = RunningLine(kit)
-    kit.add("fail", serial="S1")
-    line.run(9 * 24 - 1)
-    assert line.prune() == (1, 1)
-    line.run(2)
-    assert line.prune() == (0, 1)
-
-
-def test_marks_are_kept_for_a_day_of_running(kit):
-    line = RunningLine(kit)
-    line.run(60)
-    line.restart()
-    assert kit.column("SELECT count(*) FROM age_marks") == [49]
-    assert kit.column("SELECT min(running_s) FROM age_marks") == [36 * 3600]
-    line.run(1)
-    assert kit.column("SELECT max(running_s) FROM age_marks") == [61 * 3600]
-
-
-def test_room_is_made_in_the_order_of_acceptance_whatever_the_clock_said(kit):
-    first = kit.add(serial="S1")
-    kit.line.clock.set_s -= 1000 * DAY_S
-    second = kit.add(serial="S2")
-    size_bytes = kit.column("SELECT image_bytes FROM inspections")[0]
-    kit.prune(images_bytes=size_bytes)
-    assert (kit.files, first) == ([second], 1)
-
-
 def test_beyond_the_bytes_that_images_may_have_passed_ones_go_first(kit):
     evidence = kit.add("fail", serial="S1"), kit.add("review", serial="S2"), kit.add(serial="S3", review="fail")
     passed = [kit.add(serial=f"S{n}") for n in range(4, 8)]
@@ -218,15 +177,6 @@ def test_beyond_the_bytes_that_images_may_have_passed_ones_go_first(kit):
     assert kit.files == [*evidence, passed[-1]]
     kit.prune(images_bytes=2 * size_bytes)
     assert kit.files == list(evidence[1:])
-
-
-def test_a_folder_goes_with_its_last_image(kit):
-    kit.add(serial="S1")
-    kit.line.clock.pass_s(2 * DAY_S)
-    new = kit.add(serial="S2")
-    kit.prune(images_for="1d")
-    assert [path.name for path in kit.images.iterdir()] == ["2026-11-23"]
-    assert kit.files == [new]
 
 
 def test_an_image_whose_copy_is_not_durable_is_not_pruned(kit):
@@ -329,16 +279,6 @@ def test_seq_goes_on_behind_what_was_pruned_and_the_stream_says_where_it_begins(
     assert answer["oldest_seq"] == last_seq + 1
     assert [item["seq"] for item in answer["items"]] == [last_seq + 1, last_seq + 2]
     assert kit.column("SELECT pruned FROM stream_position") == [last_seq]
-
-
-def test_a_pruned_image_can_be_accepted_again_also_on_its_board(kit):
-    kit.add(serial="S1")
-    kit.line.clock.pass_s(10 * DAY_S)
-    kit.prune(results_for="1d")
-    kit.line.images = 0
-    again = kit.add(serial="S1")
-    assert again == 2
-    assert kit.line.rows("SELECT image_id, attempt FROM inspections JOIN boards USING (board_id)") == [("image-1", 1)]
 
 
 def test_rules_of_which_no_result_is_left_go_with_the_results(kit):

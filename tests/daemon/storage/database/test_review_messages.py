@@ -6,7 +6,7 @@ import pytest
 
 from daemon.records import Published
 from daemon.storage.database.prune import AgeLimit
-from daemon.storage.database.reviews import Review, ReviewDecision, ReviewRefusedError, history
+from daemon.storage.database.reviews import Review, ReviewDecision, ReviewRefusedError
 from daemon.storage.database.upkeep import check_database
 from tests.daemon.storage.database.store_parts import Line, a_line, an_arrival, an_outcome
 
@@ -145,21 +145,6 @@ def test_only_a_closed_attempt_that_is_there_takes_a_decision(kit):
     assert kit.refusal("pass", board=77) == ("unknown_board", "there is no board 77: it never existed, or was pruned")
 
 
-def test_the_order_is_that_of_the_rows_when_the_clock_goes_back(kit):
-    board = kit.board("fail")
-    first = kit.decide("pass", image=1)
-    kit.line.clock.set_s -= 3600.0
-    second = kit.decide("fail", image=1, after=first.review_id, by="Ben", defect="D1")
-    assert second.at < first.at
-    assert kit.final(board) == ("fail", "Ben", "fail")
-    third = kit.decide("pass", board=board)
-    kit.line.clock.set_s -= 3600.0
-    kit.decide("fail", board=board, after=third.review_id, by="Ben")
-    assert kit.final(board) == ("fail", "Ben", "fail")
-    with kit.line.store.engine.connect() as connection:
-        assert [row.reviewer for row in history(connection, 1)] == ["Eva", "Ben"]
-
-
 def test_the_verdict_of_a_board_is_by_the_newest_decision_that_stands(kit):
     board = kit.board("fail", "fail")
     kit.decide("pass", image=1)
@@ -180,10 +165,3 @@ def test_a_decided_board_is_kept_and_one_that_was_pruned_takes_no_decision(kit, 
     assert kit.line.rows("SELECT last_seq, pruned FROM stream_position") == [(5, 2)]
     assert [item["seq"] for item in kit.stream()] == [1, 2, 5]
     assert check_database(kit.line.url, tmp_path / "images", tmp_path / "journal") == []
-
-
-def test_a_final_verdict_is_found_without_reading_all_images(kit):
-    for where in ("board_id = 7", "board_id IN (3, 4, 5)"):
-        plan = [row[3] for row in kit.line.rows(f"EXPLAIN QUERY PLAN SELECT * FROM final_boards WHERE {where}")]  # noqa: S608
-        assert plan
-        assert not [step for step in plan if step.startswith(("SCAN", "MATERIALIZE"))], plan

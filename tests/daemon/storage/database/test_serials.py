@@ -1,7 +1,7 @@
 """Serials are found by an index: by their beginning in either case of A to Z, or to the letter."""
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import select
 
 from daemon.dashboard.pages.board import BoardSearch, find_boards
 from daemon.dashboard.site.database import Database
-from daemon.storage.database.boards import folded, has_serial, serial_range
-from daemon.storage.database.connections import open_for_reading
-from daemon.storage.database.schema import boards
+from daemon.storage.database.boards import folded, serial_range
 from tests.daemon.storage.database.store_parts import a_line, an_arrival
 
 #: Letters with another case only elsewhere, signs that other questions take for patterns, both ends of the alphabet.
@@ -107,19 +104,3 @@ def test_a_search_for_few_is_answered_by_the_index(path: Path, search: BoardSear
     plan = [row.detail for row in find_boards(planning, search)]
     planning.close()
     assert plan[0] == "SEARCH boards USING INDEX ix_boards_serial (<expr>>? AND <expr><?)", plan
-
-
-@pytest.mark.parametrize("serials", [("A-1",), ("Ä",), ("\u212a1", "K1"), ("missing",), SERIALS])
-def test_a_serial_is_found_to_the_letter_by_the_index(path: Path, serials: Sequence[str]):
-    engine = open_for_reading(f"sqlite:///{path}")
-    query = select(boards.c.serial).where(has_serial(*serials))
-    compiled = query.compile(engine, compile_kwargs={"render_postcompile": True})
-    assert compiled.positiontup is not None
-    values = tuple(compiled.params[name] for name in compiled.positiontup)
-    with engine.connect() as connection:
-        matches = connection.execute(query).scalars().all()
-        plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {compiled}", values)]
-    engine.dispose()
-    assert sorted(matches) == sorted(set(serials) - {"missing"})
-    assert any("INDEX ix_boards_serial (<expr>=?" in step for step in plan), plan
-    assert not any("SCAN" in step for step in plan), plan

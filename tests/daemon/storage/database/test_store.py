@@ -208,15 +208,6 @@ def test_a_file_that_is_no_database_is_named(tmp_path):
         open_store(f"sqlite:///{tmp_path}/inspection.db")
 
 
-def test_a_path_with_url_characters_is_opened_for_reading(tmp_path):
-    line = a_line(tmp_path / "line 1 #é")
-    assert [path.name for path in tmp_path.iterdir()] == ["line 1 #é"]
-    reader = line.reader()
-    assert reader.last_seq() == 0
-    reader.close()
-    line.store.close()
-
-
 def test_a_verdict_that_becomes_durable_after_its_deadline_is_unknown(line):
     images = line.accept(an_arrival("a", deadline_ms=500), an_arrival("b", deadline_ms=501), an_arrival("c"))
     line.clock.pass_s(0.5005)
@@ -226,16 +217,6 @@ def test_a_verdict_that_becomes_durable_after_its_deadline_is_unknown(line):
         {"image_id": "b", "verdict": "fail", "defect": "D1", "reason": None},
         {"image_id": "c", "verdict": "fail", "defect": "D1", "reason": None},
     ]
-
-
-def test_rules_are_recorded_once_when_they_come_into_force(line):
-    line.store.keep_rules(line.rulebook.current)
-    line.clock.pass_s(1.0)
-    line.store.keep_rules(line.rulebook.current)
-    line.accept(an_arrival("a"))
-    (row,) = rows(line, "SELECT rules_version, loaded_at, text FROM rules_versions")
-    assert row["loaded_at"] == "2026-11-21T09:08:11.123Z"
-    assert row["text"] == line.rulebook.current.text
 
 
 @pytest.mark.parametrize(("serial", "told"), [("NoRead", [20]), ("???", [20]), ("S1", [])])

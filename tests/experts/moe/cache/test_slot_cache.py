@@ -1,6 +1,5 @@
 """The slot cache: serving, eviction, overlapping loads, resizing, and errors."""
 
-import gc
 import random
 import threading
 import time
@@ -154,16 +153,6 @@ def test_ahead_brings_the_next_expert_while_one_computes(tmp_path: Path):
         assert (counts.blocking, counts.overlapped, counts.fetches_demand) == (1, 5, 6)
 
 
-def test_a_prefetch_after_a_layer_waits_until_that_layer_has_all_it_needs(tmp_path: Path):
-    with a_cache(tmp_path, 8) as (cache, shelf, _):
-        cache.prefetch(keys(1, 5), after=0)
-        time.sleep(0.02)
-        assert shelf.order == []
-        served(cache, 0, [2, 3])
-        cache.quiesce()
-        assert shelf.order == [(0, 2), (0, 3), (1, 5)]
-
-
 def test_a_guarded_layer_keeps_what_it_has_until_it_was_served(tmp_path: Path):
     with a_cache(tmp_path, 2, arch=ShelfArch(layers=1)) as (cache, _, _):
         cache.preload(keys(0, 0, 1))
@@ -315,30 +304,6 @@ def test_a_consumer_that_breaks_off_leaves_nothing_in_use(tmp_path: Path):
                 break
             cache.check()
             assert served(cache, 0, [2, 3, 4, 6]) == [2, 3, 4, 6]
-
-
-@pytest.mark.parametrize("wanted", [[0, 1], [0, 1, 5]])
-def test_an_error_that_is_kept_does_not_hold_up_the_next_step(tmp_path: Path, wanted: list[int]):
-    """Its traceback keeps the frames, and with them the iterator that was broken off."""
-
-    def fail() -> None:
-        experts = cache.serve(0, wanted, ahead=True)
-        for _ in experts:
-            raise RuntimeError("a kernel failed")
-
-    with a_cache(tmp_path, 4, arch=ShelfArch(layers=1)) as (cache, _, _):
-        served(cache, 0, [0, 1])
-        with pytest.raises(RuntimeError) as failure:
-            fail()
-        cache.end_step(A_STEP)
-        assert served(cache, 0, [2, 3, 4, 6]) == [2, 3, 4, 6]
-        with closing(cache.serve(0, [2, 7], ahead=False)) as experts:
-            next(experts)
-            del failure  # the iterator of the failed step ends now, and must leave this one alone
-            gc.collect()
-            assert cache.resident(0)
-            cache.check()
-            assert [expert for expert, _ in experts] == [7]
 
 
 def test_counts_belong_to_the_phase_and_to_each_request_of_a_step(tmp_path: Path):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from experts.moe.cache.slots import SlotCache
-from experts.moe.cache.weight_transfer import DeviceWeightTransfer, PinnedTier, weight_transfer_for
+from experts.moe.cache.weight_transfer import DeviceWeightTransfer, PinnedTier
 from experts.moe.errors import ModelError
-from experts.moe.gating import ExpertKey, ForwardStep, StepRow
+from experts.moe.gating import ExpertKey
 from experts.moe.policy.eviction import LayeredLru
 from experts.transfer import HostTransfer, StagedTransfer
 from tests.experts.lanes import LateLane
@@ -85,33 +85,4 @@ def test_a_read_that_fails_leaves_no_page_that_counts_as_read(tmp_path: Path):
     assert tier.ledger.used_bytes == 0
     shelf.file.write_bytes(whole)
     assert [expert for expert, _ in cache.serve(0, [1], ahead=False)] == [1]
-    cache.close()
-
-
-@pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=needs_gpu)])
-@pytest.mark.parametrize("ahead", [False, True])
-def test_on_a_gpu_every_kernel_reads_its_own_expert(tmp_path: Path, device: str, ahead: bool):
-    shelf = Shelf(tmp_path, ARCH)
-    carrier = weight_transfer_for(shelf, device, ram_bytes=4 * EXPERT_BYTES)
-    cache = SlotCache(shelf, 5 * EXPERT_BYTES, LayeredLru(ARCH.layers), carrier)
-    draw = random.Random(0)
-    sums: list[tuple[int, torch.Tensor]] = []
-    with torch.cuda.stream(torch.cuda.Stream(device)):
-        for number_of_step in range(200):
-            step = ForwardStep(number_of_step, "decode", (StepRow("a", None, 1),))
-            cache.begin_step()
-            layer = draw.randrange(ARCH.layers)
-            for expert, weights in cache.serve(layer, draw.sample(range(ARCH.experts), 4), ahead=ahead):
-                both = torch.stack([weights.gate_up.min(), weights.down.max()])
-                sums.append((100 * layer + expert, both))
-            cache.prefetch([ExpertKey(1 - layer, draw.randrange(ARCH.experts))])
-            if number_of_step % 50 == 49:
-                cache.resize(draw.randint(2, 8) * EXPERT_BYTES)
-            cache.end_step(step)
-        torch.cuda.synchronize()
-    cache.check()
-    assert all(actual.tolist() == [expected, expected] for expected, actual in sums)
-    counts = cache.metrics.counts
-    assert counts.blocking + counts.overlapped + counts.unused <= counts.fetches
-    assert counts.wait_s > 0
     cache.close()

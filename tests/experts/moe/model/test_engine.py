@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from experts.moe.gating import StepRow
-from experts.moe.model.engine import EngineRequest, StepTiming
 from experts.moe.model.text import PromptError, TextCodec
 
 pytest.importorskip("transformers", reason="the extra `moe` is not installed")
@@ -161,18 +160,6 @@ def test_a_prefill_that_fails_costs_its_own_request() -> None:
     assert isinstance(bench.ended["b"].error, OSError)
 
 
-def test_a_step_that_computes_nothing_has_no_costs() -> None:
-    bench = Bench(Broken(MODEL))
-    bench.ask("a", "hello", 2)
-    bench.step()
-    assert bench.engine.last_step is not None
-    bench.step()
-    bench.ask("b", "hello")
-    bench.step()
-    assert bench.reasons()["b"] == "model_failed"
-    assert bench.engine.last_step is None
-
-
 def test_weights_that_give_no_numbers_are_named() -> None:
     broken = a_model()
     broken.lm_head.weight.data[5] = float("nan")
@@ -180,25 +167,3 @@ def test_weights_that_give_no_numbers_are_named() -> None:
     bench.ask("a", "hello")
     bench.run()
     assert "not a number" in str(bench.ended["a"].error)
-
-
-class Slow(Plain):
-    """Every step takes 2 s, 0.5 s of them until its experts are there."""
-
-    waited_s = 0.0
-
-    def step(self, rows: Sequence[StepRow]) -> AbstractContextManager[None]:
-        self.bench.now += 2.0
-        self.waited_s += 0.5
-        return super().step(rows)
-
-
-def test_a_task_that_enters_is_profiled_with_its_loading_time_only() -> None:
-    slow = Slow(MODEL)
-    bench = slow.bench = Bench(slow, waited_s=lambda: slow.waited_s)
-    for name in ("first", "second"):
-        bench.engine.enqueue(EngineRequest(name, (1, 2, 3), 8, "task", 0.0))
-    for timing in (StepTiming("prefill", 3, 2.0, 0.5), StepTiming("prefill", 3, 2.0)):
-        bench.engine.step()
-        assert bench.engine.last_step == timing
-        assert bench.profiles.loading_s("task") == 0.5

@@ -1,6 +1,5 @@
 """The runtime gives what the unmodified model gives, to the bit, however few experts are in memory."""
 
-import threading
 from contextlib import ExitStack
 
 import pytest
@@ -170,19 +169,6 @@ def test_tokens_with_the_sentinel_are_not_computed(open_runtime, folders, way):
     assert torch.equal(output, expected)
 
 
-def test_threads_that_use_one_model_wait_for_each_other(open_runtime, folders):
-    runtime = open_runtime(folders["mixtral"], 1)
-    expected = answers(load_unmodified(folders["mixtral"]), 2)
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(answers(runtime.model, 2))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 3
-    assert all(are_equal(result, expected) for result in results)
-
-
 def test_a_step_that_failed_leaves_the_model_fit_for_the_next(open_runtime, folders):
     class Failing(Watching):
         """Fails in its second layer, once."""
@@ -230,21 +216,3 @@ def test_nothing_is_asked_of_the_network(open_runtime, folders, monkeypatch):
     monkeypatch.setattr("socket.getaddrinfo", connect)
     runtime = open_runtime(folders["mixtral"])
     answers(runtime.model, 1)
-
-
-@pytest.mark.parametrize("family", EACH_FAMILY)
-def test_building_a_model_of_another_type_changes_nothing_for_other_threads(tmp_path, monkeypatch, family):
-    """One default type holds for all threads of torch, and images are judged meanwhile."""
-    write_tiny(tmp_path, family, dtype=torch.bfloat16)
-    expected = load_unmodified(tmp_path)
-    defaults = []
-    set_default = torch.set_default_dtype
-    monkeypatch.setattr(torch, "set_default_dtype", lambda dtype: (defaults.append(dtype), set_default(dtype)))
-    model, arch, _ = read_model(tmp_path)
-    assert set(defaults) <= {torch.float32}
-    assert (model.dtype, model.config.dtype, arch.dtype) == (torch.bfloat16,) * 3
-    types, expected_types = (
-        {name: value.dtype for name, value in (*each.named_parameters(), *each.named_buffers())}
-        for each in (model, expected)
-    )
-    assert types == expected_types

@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experts.ledger import LedgerError
 from experts.moe.gating import StepRow
-from experts.moe.model.keys_values import KeyValues, TextMemory, bytes_per_token
+from experts.moe.model.keys_values import KeyValues, bytes_per_token
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")
 from tests.experts.moe.model.batches import MODEL, Bench, Plain, alone
@@ -58,26 +57,6 @@ def test_a_row_that_cannot_join_leaves_the_others_as_they_were() -> None:
     assert all(torch.equal(a, b) for was, now in zip(before, after, strict=True) for a, b in zip(was, now, strict=True))
     batch.join(seen(MODEL, range(1, 21)), 20)
     assert batch._lengths == [3, 5, 20]
-
-
-def test_a_claim_beyond_the_memory_is_a_defect_of_the_caller() -> None:
-    memory = TextMemory(10, 1000)
-    assert memory.tokens == 100
-    memory.claim("a", 40)
-    memory.claim("b", 50)
-    assert memory.used_bytes == 1000
-    with pytest.raises(LedgerError, match="text c of up to 1 tokens is too much for 0 free bytes"):
-        memory.claim("c", 1)
-    with pytest.raises(LedgerError, match="text a has its memory already"):
-        memory.claim("a", 1)
-    memory.release("b")
-    assert memory.used_bytes == 400
-    with pytest.raises(LedgerError, match="no memory to give back"):
-        memory.release("b")
-    memory.check(["a"], 400)
-    for running, held_bytes in (([], 0), (["a", "b"], 0), (["a"], 401)):
-        with pytest.raises(LedgerError):
-            memory.check(running, held_bytes)
 
 
 def test_what_does_not_fit_beside_others_waits_its_turn_and_says_the_same() -> None:

@@ -113,34 +113,3 @@ def test_pruning_runs_with_the_popular_experts_only_and_never_loads(checkpoint: 
     for routing in routings:
         assert set(routing.distinct_experts()) <= set(runtime.cache.resident(routing.layer))
         assert torch.allclose(routing.weight.sum(-1), torch.ones(len(routing.weight)))
-
-
-def test_pruning_follows_the_budget_while_serving(checkpoint: Path, oracle: Any):
-    runtime = a_runtime(checkpoint, "prune", 4)
-    expert_bytes = runtime.store.expert_bytes
-    runtime.model(**prompts(1))
-    runtime.mode.resize(2 * LAYERS * expert_bytes)
-    assert [len(runtime.cache.resident(layer)) for layer in range(LAYERS)] == [2, 2, 2]
-    runtime.model(**prompts(1))
-    runtime.mode.resize(EXPERTS * LAYERS * expert_bytes)
-    runtime.cache.quiesce()
-    with torch.inference_mode():
-        assert torch.equal(runtime.model(**prompts(1)).logits, oracle(**prompts(1)).logits)
-    with pytest.raises(ModelError, match="give at least"):
-        runtime.mode.resize(LAYERS * expert_bytes)
-
-
-@pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=needs_gpu)])
-@pytest.mark.parametrize("mode", ["ondemand", "lookahead", "popularity"])
-def test_on_a_gpu_lossless_baselines_give_what_resident_gives_there(checkpoint: Path, mode: str, device: str):
-    inputs = {name: tensor.to(device) for name, tensor in prompts(3).items()}
-    answers = []
-    for name, slots in (("resident", EXPERTS), (mode, 3)):
-        runtime = a_runtime(checkpoint, name, slots, device)
-        with torch.inference_mode():
-            answers.append(runtime.model.generate(**inputs, max_new_tokens=8, do_sample=False))
-            answers.append(runtime.model(**inputs).logits)
-        torch.cuda.synchronize()
-        runtime.cache.check()
-    assert torch.equal(answers[0], answers[2])
-    assert torch.equal(answers[1], answers[3])

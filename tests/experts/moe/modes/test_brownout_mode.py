@@ -1,6 +1,5 @@
 """The mode brownout on a tiny random model, and the distillation of its united experts."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ from experts.moe.gating import ForwardStep, Routing
 from experts.moe.model.mode import Mode
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.brownout.mode import Brownout
-from experts.moe.modes.brownout.united import Distillation, DistillRecipe, UnitedExperts, load_united
+from experts.moe.modes.brownout.united import DistillRecipe, UnitedExperts, load_united
 from experts.moe.policy.brownout import Salc, SalcRule, groups_in_order
 from experts.moe.trace import save_trace
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
 from tests.experts.moe.accesses import Accesses
-from tests.experts.moe.tiny import VOCABULARY, fail_amid_each_layer, load_unmodified, prompts, write_tiny
+from tests.experts.moe.tiny import VOCABULARY, load_unmodified, prompts, write_tiny
 from tests.experts.moe.traces import make_trace
 from tools.moe.unite import unite_all
 
@@ -65,13 +64,6 @@ def test_threshold_1_changes_no_bit(tiny: Path, way: int):
     accesses = Accesses(8)
     assert torch.equal(logits(tiny, a_mode(tiny, way), accesses, **inputs), expected)
     assert (accesses.share, accesses.choices_united) == (1.0, 0)
-
-
-def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(tiny: Path):
-    runtime = a_runtime(tiny, a_mode(tiny), 12 * 3 * 32 * 24 * 4)
-    with torch.no_grad():
-        fail_amid_each_layer(runtime, lambda: runtime.model(**prompts(2)))
-        assert torch.equal(runtime.model(**prompts(3, 24)).logits, load_unmodified(tiny)(**prompts(3, 24)).logits)
 
 
 def test_below_1_fewer_experts_run_and_no_token_is_lost(tiny: Path):
@@ -158,38 +150,6 @@ def test_united_experts_count_in_the_budget(tiny: Path, monkeypatch: pytest.Monk
     runtime.model(**prompts(3, 24))
     with pytest.raises(ModelError, match="holds no expert beside"):
         mode.resize(6 * expert_bytes)
-
-
-@pytest.mark.test_all
-def test_another_family_is_united_too(tmp_path: Path):
-    folder = write_tiny(tmp_path / "model", "qwen2_moe")
-    a_trace(folder)
-    unite_all(folder, (4,), replace(RECIPE, steps=5))
-    inputs = prompts(2, 12)
-    accesses = Accesses(8)
-    exact = logits(folder, Mode(), Accesses(8), **inputs)
-    assert torch.equal(logits(folder, a_mode(folder), Accesses(8), **inputs), exact)
-    assert not torch.equal(logits(folder, a_mode(folder, threshold=0.0), accesses, **inputs), exact)
-    assert accesses.united > 0
-
-
-def test_an_interrupted_distilling_goes_on_with_the_layer_that_is_missing(tmp_path: Path):
-    folder = write_tiny(tmp_path / "again")
-    a_trace(folder)
-    prepared = PreparedFiles(folder)
-    unite_all(folder, (4,), RECIPE)
-    whole, notes = prepared.load("united-4")
-    for layer in (0, 2):
-        parts = {name: tensor for name, tensor in whole.items() if name.startswith(f"{layer}.")}
-        prepared.save(f"united-4/layer-{layer}", parts, notes)
-    prepared.path("united-4").unlink()
-    runtime = a_runtime(folder, Mode())
-    assert Distillation(prepared, runtime.store, 4, RECIPE).missing() == (1,)
-    assert Distillation(prepared, runtime.store, 4, replace(RECIPE, steps=61)).missing() == (0, 1, 2)
-    unite_all(folder, (4,), RECIPE)
-    again, _ = prepared.load("united-4")
-    assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
-    assert not prepared.path("united-4/layer-0").exists()
 
 
 def test_united_experts_of_another_shape_are_refused(tiny: Path):

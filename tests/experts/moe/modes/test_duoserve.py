@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from experts.moe.errors import ModelError
 from experts.moe.gating import StepRow
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes import open_mode
@@ -15,16 +14,15 @@ from experts.moe.modes.baselines import Resident
 from experts.moe.modes.duoserve.fitting import (
     DuoServeRecipe,
     fit_layer,
-    load_predictors,
     paths_of,
     save_layer,
     states_of,
 )
 from experts.moe.modes.duoserve.predictor import LayerPredictor, known_layers
 from experts.moe.policy.duoserve import likeliest, plan_prefetch
-from experts.moe.trace import Trace, load_trace, save_popularity, save_trace
+from experts.moe.trace import Trace, save_popularity, save_trace
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
-from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
+from tests.experts.moe.tiny import load_unmodified, prompts, write_tiny
 from tests.experts.moe.traces import make_trace, observe_gates, open_with_slots
 
 SMALL = DuoServeRecipe(widths=(64, 32), tokens=12_000, batch=128)
@@ -136,14 +134,6 @@ def test_each_step_of_decoding_has_the_logits_of_resident(checkpoint: Path, batc
     assert_same_as_resident(checkpoint, partial(decode, inputs=prompts(batch)))
 
 
-def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(checkpoint: Path):
-    def fail_and_decode(runtime: MoeRuntime) -> list[torch.Tensor]:
-        fail_amid_each_layer(runtime, partial(decode, runtime, prompts(3)))
-        return decode(runtime, prompts(1))
-
-    assert_same_as_resident(checkpoint, fail_and_decode)
-
-
 def test_a_prefill_with_two_slots_for_each_layer_fetches_no_expert_twice(checkpoint: Path):
     runtime = duoserve(checkpoint, slots=2)
     needed: list[int] = []
@@ -162,26 +152,3 @@ def test_predicted_experts_are_fetched_before_the_gate_speaks(checkpoint: Path):
     decoded = runtime.cache.metrics.of_phase["decode"]
     assert decoded.fetches_prefetch > 0
     assert decoded.overlapped > 0
-
-
-def test_the_budget_changes_between_steps(checkpoint: Path):
-    runtime = duoserve(checkpoint, slots=4)
-    whole = decode(runtime, prompts(1))
-    runtime.mode.resize(runtime.cache.budget_bytes // 2)
-    assert all(torch.equal(*pair) for pair in zip(whole, decode(runtime, prompts(1)), strict=True))
-    runtime.cache.check()
-
-
-def test_saved_predictors_are_the_trained_ones_and_damaged_ones_are_refused(checkpoint: Path, tmp_path: Path):
-    prepared = PreparedFiles(checkpoint)
-    trace = load_trace(prepared, TRAIN)
-    own, before = paths_of(trace)
-    fresh = LayerPredictor.of(states_of(trace, 2), fit_layer(trace, 2, QUICK).folded())
-    saved = load_predictors(prepared)[2]
-    sofar = own.first(known_layers(2))
-    assert torch.equal(saved.probabilities(sofar, before), fresh.probabilities(sofar, before))
-    folder = prepare(write_tiny(tmp_path))
-    file = PreparedFiles(folder).path("duoserve/layer-2")
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ModelError, match="layer-2"):
-        duoserve(folder)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from experts.moe.errors import ModelError
 from experts.moe.gating import StepRow
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.baselines import Resident
@@ -17,9 +16,7 @@ from experts.moe.modes.emoe.fitting import (
 )
 from experts.moe.modes.emoe.mode import Emoe, load_knowledge
 from experts.moe.modes.emoe.sensitivity import (
-    PART,
     WrongRouting,
-    load_shares,
     measure,
     sensitivity_weights,
     shares_of,
@@ -139,27 +136,6 @@ def test_decoding_loads_nothing_and_waits_for_nothing(fitted):
     assert spent.served > 0
 
 
-def test_the_budget_changes_between_steps_and_the_least_expected_experts_are_evicted(fitted):
-    folder, _ = fitted
-    runtime = open_runtime(folder, emoe(folder, period=3), slots=12)
-    for number, slots in enumerate((12, 7, 24, 9)):
-        runtime.mode.resize(slots * EXPERT_BYTES)
-        run_prompt(runtime, "odd", number)
-        runtime.cache.quiesce()
-        runtime.cache.check()
-        assert sum(map(len, resident(runtime))) == slots
-        assert runtime.cache.allocated_bytes == slots * EXPERT_BYTES
-        assert all(len(experts) >= TOP_K for experts in resident(runtime))
-    with pytest.raises(ModelError, match="give at least"):
-        runtime.mode.resize(5 * EXPERT_BYTES)
-
-
-def test_a_predictor_of_another_shape_is_refused(fitted, tmp_path):
-    other = write_tiny(tmp_path / "other", num_local_experts=4)
-    with pytest.raises(ModelError, match="8 experts, the model has"):
-        open_runtime(other, emoe(fitted[0]), slots=12)
-
-
 def test_a_fit_is_saved_and_not_repeated(fitted):
     folder, trace = fitted
     prepared = PreparedFiles(folder)
@@ -176,19 +152,3 @@ def test_sensitivity_goes_from_the_most_tolerant_layer_to_the_least():
     shares = {"a": shares_of(accuracy, 3)}
     assert shares["a"] == pytest.approx((0.1, 0.95, 0.8))
     assert sensitivity_weights(shares)["a"] == pytest.approx((0.7, 0.05, 0.15))
-
-
-def test_measuring_goes_on_where_it_stopped(fitted):
-    folder, _ = fitted
-    prepared = PreparedFiles(folder)
-    whole = prepared.load_json(PART)
-    cut = {"even": whole["accuracy"]["even"], "odd": {"": whole["accuracy"]["odd"][""]}}
-    prepared.save_json(PART, {**whole, "accuracy": cut})
-    with pytest.raises(ModelError, match="go on with"):
-        load_shares(prepared)
-    mode, forwards = WrongRouting(), []
-    runtime = open_runtime(folder, mode)
-    runtime.observers.append(lambda step, gate, _done: forwards.append(step.number) if gate.layer == 0 else None)
-    measure(runtime, mode, {task: torch.cat([a_text(task, 1), a_text(task, 2)]) for task in TASKS}, prepared)
-    assert len(forwards) == 2 * LAYERS - 1
-    assert prepared.load_json(PART) == whole

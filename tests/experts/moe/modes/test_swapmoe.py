@@ -16,7 +16,7 @@ from experts.moe.modes.swapmoe.planner import (
     MemoryPlan,
     Preparation,
 )
-from tests.experts.moe.tiny import EACH_FAMILY, fail_amid_each_layer, load_unmodified, prompts, write_tiny
+from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
 EXPERT_BYTES = 3 * 24 * 32 * 4
@@ -84,20 +84,6 @@ def test_absent_experts_that_the_gate_wants_are_loaded(checkpoint: Path):
             assert runtime.cache.resident(layer) == tuple(best)
 
 
-@pytest.mark.parametrize("family", EACH_FAMILY)
-def test_every_family_serves_with_half_of_its_experts(family: str, tmp_path: Path):
-    folder = write_tiny(tmp_path / family, family)
-    with closing(MoeRuntime.open(folder, SwapMoe(period=1), 1 << 24)) as whole:
-        layers, experts, size_bytes = whole.arch.layers, whole.arch.experts, whole.store.expert_bytes
-    with closing(MoeRuntime.open(folder, SwapMoe(period=1), layers * experts // 2 * size_bytes)) as runtime:
-        inputs = prompts(3, 9)
-        answer = runtime.model.generate(**inputs, max_new_tokens=4, do_sample=False)
-        assert answer.shape[0] == 3
-        runtime.cache.quiesce()
-        runtime.cache.check()
-        assert runtime.cache.metrics.counts.blocking == 0
-
-
 def test_slow_loads_delay_swaps_and_no_step(checkpoint: Path):
     arrives = threading.Event()
     with serving(checkpoint, LAYERS * 4, SwapMoe(period=1)) as runtime:
@@ -112,27 +98,6 @@ def test_slow_loads_delay_swaps_and_no_step(checkpoint: Path):
         arrives.set()
         runtime.cache.quiesce()
         runtime.cache.check()
-
-
-def test_the_budget_changes_while_text_is_generated(checkpoint: Path):
-    with serving(checkpoint, LAYERS * 6, SwapMoe(period=1)) as runtime:
-        answers: list[torch.Tensor] = []
-        inputs = prompts(1, 9)
-
-        def generate() -> None:
-            answers.append(runtime.model.generate(**inputs, max_new_tokens=50, do_sample=False, eos_token_id=[-1]))
-
-        thread = threading.Thread(target=generate)
-        thread.start()
-        for slots in (LAYERS * 3, LAYERS * EXPERTS, LAYERS * TOP_K, LAYERS * 5):
-            runtime.mode.resize(slots * EXPERT_BYTES)
-            assert runtime.cache.allocated_bytes <= slots * EXPERT_BYTES
-        thread.join()
-        assert len(answers[0][0]) == 9 + 50
-        for seed in range(4):
-            run_prompt(runtime, seed)
-        assert [len(runtime.cache.resident(layer)) for layer in range(LAYERS)] == [5, 5, 5]
-        assert runtime.cache.metrics.counts.blocking == 0
 
 
 def test_less_than_top_k_experts_in_each_layer_is_an_error_and_serving_goes_on(checkpoint: Path):

@@ -1,6 +1,5 @@
 """A checkpoint that is not right, or a request that cannot be served, ends in one sentence that says what to do."""
 
-import json
 import re
 import threading
 from collections.abc import Callable
@@ -250,28 +249,3 @@ def test_weights_stored_in_another_type_are_converted_on_their_way_into_a_slot(f
     store.read(ExpertKey(1, 5), buffer.numpy().data)
     assert torch.equal(arch.weights(buffer).down, original.bfloat16().float())
     store.close()
-
-
-def run_import(*arguments: str) -> Any:
-    from typer.testing import CliRunner
-
-    from tools.cli.main import app
-
-    return CliRunner().invoke(app, ["moe", "import", *arguments])
-
-
-def test_the_import_command_refuses_with_one_sentence(folder: Path):
-    edit_config(folder, model_type="gpt2")
-    result = run_import(str(folder))
-    assert result.exit_code == 1
-    assert "model_type is 'gpt2'" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-
-
-def test_the_import_command_reports_what_it_wrote_and_the_error_of_packing(folder: Path):
-    result = run_import(str(folder), "--storage", "int8", "--json")
-    assert result.exit_code == 0
-    report = json.loads(result.stdout)
-    assert report["reads_per_expert"] == {"checkpoint": 3, "imported": 1}
-    assert report["logit_error_max"] > 0
-    assert (folder / "coserve" / "experts-int8.safetensors").is_file()

@@ -121,19 +121,6 @@ def test_a_stopped_import_goes_on_where_it_was(tmp_path):
     assert_same_experts(*open_stores(tmp_path))
 
 
-def test_a_stopped_import_of_other_weights_starts_anew(tmp_path):
-    write_tiny(tmp_path)
-
-    def stop(key):
-        raise StoppedError
-
-    with pytest.raises(StoppedError):
-        import_into_slots(tmp_path, done=stop)
-    write_tiny(tmp_path, seed=7)
-    import_into_slots(tmp_path)
-    assert_same_experts(*open_stores(tmp_path))
-
-
 def test_a_damaged_expert_is_named_when_it_is_first_read(tmp_path, slots):
     with slots.open("r+b") as opened:
         opened.seek(-4096, 2)
