@@ -115,18 +115,6 @@ def test_a_text_is_generated_and_its_row_says_how(line: Line) -> None:
     assert (threshold, board) == (None, None)
 
 
-def test_the_same_prompt_gives_the_same_text_alone_and_among_others(line: Line) -> None:
-    alone = made(line, prompt="hello", max_new_tokens=20)
-    headers = [generate(prompt, max_new_tokens=20) for prompt in ("hello", "other text", "x" * 30, "hello")]
-    with line.peer() as peer:
-        for header in headers:
-            peer.send(header)
-        assert {peer.take()["type"] for _ in headers} == {"accepted"}
-    texts = [line.result(header["id"])["text"] for header in headers]
-    assert texts[0] == texts[3] == alone["text"]
-    assert len(set(texts)) == 3
-
-
 def test_tokens_are_streamed_in_order_and_add_up_to_the_text_that_follows(line: Line) -> None:
     header = generate(stream=True, max_new_tokens=12, source="mes:2")
     with line.listener("token/mes:2/", "generation/mes:2/", "heartbeat/") as listener:
@@ -167,11 +155,6 @@ def test_what_can_never_be_generated_is_rejected_by_name(
     answer = ask(line, generate() | wrong)
     assert (answer["type"], answer["code"]) == ("rejected", code)
     assert says in answer["reason"]
-
-
-def test_a_deadline_that_has_passed_gives_unknown(line: Line) -> None:
-    result = made(line, max_new_tokens=40, deadline_ms=1)
-    assert (result["status"], result["reason"], result["text"]) == ("unknown", "deadline", None)
 
 
 @pytest.mark.promise(
@@ -293,63 +276,6 @@ def test_images_take_memory_from_a_model_and_the_sum_stays_within_the_device(lin
     assert made(line, model="large", prompt="hello")["text"] == text
     line.wait(lambda: look()[1] == LARGE_BYTES)
     assert made(line, model="large", prompt="hello")["text"] == text
-
-
-def test_texts_that_do_not_fit_at_once_wait_their_turn_and_one_that_never_fits_is_refused(line: Line) -> None:
-    """The large model's texts have 6 MB: 1,464 tokens of 4 KB. Eight rows of its context could come to 16,384."""
-    made(line, model="large", prompt="hello", max_new_tokens=2)
-    assert status_of(line, "large")["text_budget_bytes"] == LARGE_TEXTS_BYTES
-    answer = ask(line, generate("x" * 1441, model="large"))
-    assert (answer["type"], answer["code"]) == ("rejected", "bad_field")
-    assert "its 1441 tokens and 24 new ones (max_new_tokens) are more than the 1464 that" in answer["reason"]
-    assert "models.large.text_memory holds, 6000000 bytes" in answer["reason"]
-    headers = [generate(str(number) * 700, model="large", max_new_tokens=24) for number in range(5)]
-    hold_after(8, line.folder)
-    with line.peer() as peer:
-        for header in headers:
-            peer.send(header)
-        assert {peer.take()["type"] for _ in headers} == {"accepted"}
-    line.wait(lambda: status_of(line, "large")["running"] == 2)
-    assert status_of(line, "large")["text_used_bytes"] == 2 * 724 * 4096
-    (line.folder / STEPS).unlink()
-    assert [line.result(header["id"])["status"] for header in headers] == ["done"] * 5
-    line.wait(lambda: status_of(line, "large")["text_used_bytes"] == 0)
-
-
-def test_a_board_is_explained_by_the_template_or_by_the_model_that_is_configured(line: Line) -> None:
-    named = {"type": "named", "serial": "B-1", "lot": "L42"}
-    for component, designator in (("P", "P1"), ("P", "P2"), ("F", "F1")):
-        line.send(board=named, component=component, designator=designator)
-    (board,) = line.boards("B-1")
-    assert board["verdict"] == "fail"
-    text = run(line, "report", "B-1", "--template")
-    assert "Board B-1 (named, lot L42), attempt 1 of 1, FAILED: 3 of 3 positions inspected." in text
-    assert "- F1 (F) failed: missing_void; QFP64 saw " in text
-    assert "yolo-solder found nothing" in text
-    assert "P1" not in text
-
-    serial = line.begun_in_time("quick", "Q-1", component="P", designator="P1")
-    line.boards(serial)
-    text = run(line, "report", serial, "--template")
-    assert "could not be judged whole: 1 of 2 positions inspected, its time ran out." in text
-    assert "- no image of 1 × P: P2." in text
-
-    written = json.loads(run(line, "report", "B-1", "--wait", "90", "--json"))
-    assert (written["by"], written["why_not_the_model"], written["verdict"]) == ("large", None, "fail")
-    ((text, status, serial),) = line.rows(
-        "SELECT text, g.status, serial FROM generations AS g JOIN boards USING (board_id) WHERE g.source = 'report'"
-    )
-    assert (written["text"], status, serial) == (text.strip(), "done", "B-1")
-    trained_here = line.folder.parent / "large" / "training.json"
-    trained_here.write_text("{}")  # as `coserve moe fixture` leaves it
-    assert "(by the template: model large: its checkpoint is the test model of" in " ".join(
-        run(line, "report", "B-1", "--model", "large").split()
-    )
-    trained_here.unlink()
-    assert "(written by model large; the rows say:)" in run(line, "report", "B-1", "--wait", "90", "--model", "large")
-    assert "no board with serial B-9 in the results" in run(line, "report", "B-9", status=1)
-    assert "no attempt 2 at board B-1" in run(line, "report", "B-1", "--attempt", "2", status=1)
-    assert "names no model reader: " in run(line, "report", "B-1", "--model", "reader", status=2)
 
 
 @pytest.mark.promise("Language models", "A report falls back to the template and says so")

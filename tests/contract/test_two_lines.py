@@ -144,17 +144,6 @@ def test_a_renamed_a_moved_and_a_copied_line_start(tmp_path: Path, experts_folde
         pass
 
 
-def test_a_claim_whose_configuration_cannot_be_read_stands_and_says_how_to_go_on(
-    tmp_path: Path, experts_folder: Path, first: Path
-) -> None:
-    second = a_second_line(tmp_path, experts_folder, "images")
-    with claimed(first):
-        pass
-    first.write_text("rules: [")
-    message = refused(second)
-    assert f"rename its coserve.yaml or remove {first.parent}/images/.lock" in message
-
-
 def test_a_refused_line_leaves_nothing_locked(tmp_path: Path, experts_folder: Path, first: Path) -> None:
     second = a_second_line(tmp_path, experts_folder, "images")
     with claimed(first):
@@ -207,14 +196,4 @@ def test_a_folder_with_others_files_is_not_taken(first: Path, place: str) -> Non
     with claimed(first):
         file.touch()  # a line that has the folder goes on: none of its parts touches such a file
     with claimed(first):
-        pass
-
-
-def test_a_file_that_is_not_a_trace_is_not_overwritten(tmp_path: Path, experts_folder: Path) -> None:
-    line = a_line(tmp_path / "line", experts_folder, record="notes.txt")
-    notes = line.parent / "notes.txt"
-    notes.write_text("mine")
-    assert "is not a trace" in refused(line)
-    notes.write_text('{"trace":1}')
-    with claimed(line):
         pass

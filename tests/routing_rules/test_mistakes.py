@@ -241,10 +241,6 @@ def test_every_mistake_against_the_catalog_is_reported_once(old: str, new: str, 
     assert message.startswith(expected)
 
 
-def test_branches_that_clear_an_image_need_no_label_that_passes() -> None:
-    assert mistakes("pass: [ok, turned]", "then: {odd: solder}\n    on_clear: pass") == []
-
-
 def test_sections_that_are_missing_are_named() -> None:
     assert mistakes(RULES, "") == [
         "f:1:1: no boards: expected at least one entry under `boards:`",
@@ -312,10 +308,6 @@ def test_a_template_is_checked_for_each_component_of_each_recipe() -> None:
     messages = mistakes("QFP64: [U1, U2, U7]\n", "QFP64: 1\n      QFP100: 1\n      QFP32: 2\n", CATALOG)
     assert [line.split("`")[1] for line in messages] == ["QFP100", "QFP32"]
     assert all(line.startswith("f:10:18: ") for line in messages)
-
-
-def test_what_can_be_wrong_with_a_required_label_may_have_a_code() -> None:
-    assert mistakes("{tombstone: D101", "{missing_joint: D1, extra_joint: D2", CATALOG) == []
 
 
 def test_a_label_that_several_experts_of_a_template_lack_is_one_mistake() -> None:

@@ -94,13 +94,6 @@ def test_no_option_of_any_command_answers_in_pydantics_words() -> None:
     assert tried > 80
 
 
-def test_every_command_has_help_with_an_example() -> None:
-    for names, _ in commands(typer.main.get_command(app)):
-        done = CliRunner().invoke(app, [*names, "--help"])
-        assert done.exit_code == 0, names
-        assert "Example: coserve" in done.stdout or names[0] == "moe", names
-
-
 @pytest.mark.parametrize(
     "words",
     [

@@ -22,8 +22,8 @@ from tests.lines import a_jpeg, a_line
 from tests.ports import free_port
 from tools.cli.main import app
 from tools.profile import measure
-from tools.profile.measure import Bench, Pair, ProfileEffort, best, pairs, try_pairs
-from tools.profile.run import ProfileError, Wish, profile_line
+from tools.profile.measure import Bench, ProfileEffort, try_pairs
+from tools.profile.run import ProfileError
 from tools.profile.samples import Samples
 from tools.profile.split import Plan, sample_images, search_split, simulated_images_per_s
 from tools.simulate.fit import fit_line
@@ -49,10 +49,6 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(measure, "SlotPool", CountingPool)
     return names
-
-
-def a_wish(**fields) -> Wish:
-    return Wish(**{"samples": SAMPLES, "effort": HASTY, **fields})
 
 
 def quiet(_what: str, _share: float) -> None:
@@ -91,12 +87,6 @@ def test_the_command_writes_a_profile_that_the_daemon_reads(tmp_path: Path, expe
     search = figures["devices"]["cpu"]["search"]
     assert search["limited"] <= search["experts"] <= search["most"] <= len(catalog)
     assert search["images_per_s"][str(search["experts"])] == max(search["images_per_s"].values())
-
-
-def test_memory_that_holds_no_expert_is_refused_with_what_is_needed(tmp_path: Path, experts: Path):
-    config = a_line(tmp_path / "line", experts)
-    with pytest.raises(ProfileError, match=r"hold no expert beside one image per executor, which takes [\d.]+ MB"):
-        profile_line(load_line(config), a_wish(memory_bytes=20_000_000), quiet)
 
 
 def test_a_device_of_another_pc_that_is_out_of_reach_is_named_and_the_rest_is_measured(tmp_path: Path, experts: Path):
@@ -173,17 +163,6 @@ def test_a_device_without_memory_for_one_image_is_refused_with_what_to_do(
 # Executors
 
 
-def test_pairs_on_a_processor_use_every_core():
-    assert pairs("cpu", 2) == [(2, 1), (1, 2)]
-    assert pairs("cpu", 6) == [(6, 1), (3, 2), (2, 3), (1, 6)]
-    assert [threads for _, threads in pairs("cuda:0", 16)] == [1, 1, 1, 1]
-
-
-def test_of_pairs_as_fast_the_one_with_fewer_executors_is_kept():
-    assert best([Pair(4, 1, 100.0), Pair(2, 2, 99.0), Pair(1, 4, 60.0)]) == Pair(2, 2, 99.0)
-    assert best([Pair(4, 1, 100.0), Pair(2, 2, 90.0)]) == Pair(4, 1, 100.0)
-
-
 # Memory
 
 
@@ -193,14 +172,6 @@ def a_plan(experts: int = 30, **fields) -> Plan:
     facts = tuple(ExpertFacts(ExpertId(f"e{n}"), row.architecture, 10_000_000, 1 / (n + 2)) for n in range(experts))
     values = {"device": "cpu", "memory_bytes": 200_000_000, "executors": 2, "rows": (row,), "experts": facts}
     return Plan(**{**values, "policy": "coserve-plus", **fields})
-
-
-def test_the_search_stays_between_full_batches_and_what_memory_and_catalog_hold():
-    split = search_split(a_plan())
-    assert (split.limited, split.most) == (18, 19)
-    assert split.images_per_s.keys() == {18, 19}
-    assert search_split(a_plan(experts=3)).experts == 3
-    assert a_plan(memory_bytes=5_000_000).max_experts() == 0
 
 
 def contended(activation_bytes: int = 20_000_000, **fields) -> Plan:

@@ -20,16 +20,14 @@ from typer.testing import Result
 
 from daemon.config.plant_time import PlantTime
 from daemon.storage.database.connections import open_for_reading
-from daemon.units import wall_seconds
 from tests import ROOT
 from tests.small_disk import small_disk
-from tests.tools.cli.test_terminal_text import on_a_terminal
 from tests.tools.query.sample_results import CONFIG, NEW, OLD, RULES, make
 from tests.tools.run_commands import coserve
 from tools.query import reading
 from tools.query.reading import ResultsQuery, read_batches
 from tools.query.rows import BOARDS, IMAGES, STAGES, RowFilters
-from tools.terminal.option_values import moment, shift_span
+from tools.terminal.option_values import moment
 
 NASTY = ("=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "<b>x</b>", "[/red]", "'; DROP TABLE boards; --", "a\x1b[31mb")
 
@@ -174,16 +172,6 @@ def test_wrong_use_is_status_2_and_one_sentence(
     assert message in results(*arguments, status=2).stderr
 
 
-def test_nothing_found_is_status_0_and_an_empty_answer_of_each_kind(results: Callable[..., Result]) -> None:
-    nothing = ["--serial", "nobody"]
-    assert results(*nothing, "--json").stdout == "[]\n"
-    assert results(*nothing, "--jsonl").stdout == ""
-    assert results(*nothing, "--csv").stdout.startswith("seq,completed_at,")
-    assert results(*nothing, "--count", "--json").stdout == '{\n  "count": 0\n}\n'
-    assert results(*nothing).stdout == "Images: none\n"
-    assert "patterns are not understood: values are compared whole" in results("--lot", "L*").stdout
-
-
 def test_csv_runs_nothing_in_a_spreadsheet_and_json_is_exact(results: Callable[..., Result]) -> None:
     for serial in NASTY:
         options = [f"--serial={serial}", "--limit", "1"]
@@ -198,22 +186,6 @@ def test_no_serial_steers_the_terminal(results: Callable[..., Result]) -> None:
         shown = results(f"--serial={serial}", "--limit", "1", COLUMNS="120").stdout
         assert "\x1b" not in shown
         assert serial.replace("\x1b", "�") in shown
-
-
-@pytest.mark.parametrize("form", ["--csv", "--json", "--jsonl"])
-def test_rows_for_programs_do_not_steer_a_terminal_either(line: Path, form: str) -> None:
-    words = (sys.executable, "-m", "tools", "results", form, "--config", line / "coserve.yaml", f"--serial={NASTY[-1]}")
-    shown = on_a_terminal(*words, folder=line)
-    assert "a\\u001b[31mb" in shown if form != "--csv" else "a�[31mb" in shown
-
-
-def test_files_are_complete_or_not_there(results: Callable[..., Result], tmp_path: Path) -> None:
-    target = tmp_path / "all.csv"
-    target.write_text("before", encoding="utf-8")
-    results("--csv", "--out", str(target), "--lot", "L1")
-    assert len(target.read_text(encoding="utf-8").splitlines()) == 1 + len(rows(results, "--lot", "L1"))
-    assert [path.name for path in tmp_path.iterdir()] == ["all.csv"]
-    assert target.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_full_disk_is_named_and_leaves_nothing(line: Path, tmp_path: Path) -> None:
@@ -342,52 +314,12 @@ def test_moments_are_of_the_plants_clock(text: str, begin: str, end: str) -> Non
     assert (moment(text, NOW, "begin", BERLIN), moment(text, NOW, "end", BERLIN)) == (begin, end)
 
 
-@pytest.mark.parametrize(
-    ("text", "day", "since"),
-    [
-        ("early", "2026-11-22", "2026-11-22T05:00:00.000Z"),
-        ("late", "2026-11-21", "2026-11-21T13:00:00.000Z"),  # today's has not begun
-        ("night@today", "2026-11-22", "2026-11-22T21:00:00.000Z"),
-        ("night@yesterday", "2026-11-21", "2026-11-21T21:00:00.000Z"),
-        ("early@2026-03-29", "2026-03-29", "2026-03-29T04:00:00.000Z"),
-    ],
-)
-def test_a_shift_is_the_newest_or_that_of_a_day(text: str, day: str, since: str) -> None:
-    shift = shift_span(text, NOW, BERLIN)
-    assert (shift.day.isoformat(), shift.since) == (day, since)
-
-
 @pytest.fixture(scope="module")
 def tokyo(line: Path) -> Path:
     config = line / "tokyo.yaml"
     plant = 'plant: {timezone: Asia/Tokyo, shifts: {early: "06:00", late: "18:00"}}\n'
     config.write_text(CONFIG + plant, encoding="utf-8")
     return config
-
-
-def test_days_and_shifts_of_a_command_are_those_of_coserve_yaml(line: Path, tokyo: Path) -> None:
-    def count(*words: str) -> int:
-        return json.loads(coserve("results", "--config", tokyo, "--count", "--json", *words).stdout)["count"]
-
-    plant = PlantTime("Asia/Tokyo", (("early", time(6)), ("late", time(18))))
-    (newest,) = by_hand(line, "SELECT max(completed_at) FROM inspections")
-    day = plant.today(wall_seconds(newest))
-    for option, span in (
-        (("--since", str(day), "--until", str(day)), plant.days(day)),
-        (("--shift", f"early@{day}"), plant.shift("early", day)),
-        (("--shift", f"late@{day}"), plant.shift("late", day)),
-    ):
-        within = "SELECT count(*) FROM inspections WHERE completed_at >= ? AND completed_at < ?"
-        assert [count(*option)] == by_hand(line, within, span.since, span.until)
-    refused = coserve("results", "--config", tokyo, "--shift", "night", status=2)
-    assert "no shift 'night': expected one of early, late" in refused.stderr
-    assert (
-        "leave out --since"
-        in coserve("results", "--config", tokyo, "--shift", "early", "--since", "1d", status=2).stderr
-    )
-    assert (
-        "no plant.shifts" in coserve("results", "--config", line / "coserve.yaml", "--shift", "early", status=2).stderr
-    )
 
 
 def test_the_cookbook_groups_by_the_plants_shifts(line: Path, tokyo: Path) -> None:

@@ -5,7 +5,6 @@ import stat
 import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 
@@ -56,13 +55,6 @@ def test_what_is_typed_is_asked_again_until_it_can_be_used(tmp_path: Path) -> No
     }
 
 
-def test_where_nobody_answers_the_way_without_questions_is_named(tmp_path: Path) -> None:
-    done = init("line", cwd=tmp_path)
-    assert done.returncode == 2
-    assert re.search(r"answer by options \(\S*coserve init --help\), or take the proposals with --yes", done.stderr)
-    assert not (tmp_path / "line").exists()
-
-
 def test_a_dashboard_for_the_network_gets_a_token_for_its_owner_and_an_address_to_type_elsewhere(
     tmp_path: Path,
 ) -> None:
@@ -77,14 +69,6 @@ def test_a_dashboard_for_the_network_gets_a_token_for_its_owner_and_an_address_t
     assert len(token.read_text().strip()) == 64
     problems, _ = check_line(tmp_path / "line/coserve.yaml")
     assert not [problem for problem in problems if "http" in problem]
-
-
-def test_more_memory_than_this_pc_has_is_written_with_a_warning(tmp_path: Path) -> None:
-    done = init("line", "--memory", "60TB", "--yes", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    ram = psutil.virtual_memory().total / 1e9
-    assert re.search(rf"expert_memory is 60000GB, and \S+ of this PC has {ram:.1f}".removesuffix(".0"), done.stdout)
-    assert "of this PC has" not in init("other", "--memory", "10MB", "--yes", cwd=tmp_path).stdout
 
 
 def test_board_types_are_read_from_sample_images(tmp_path: Path) -> None:

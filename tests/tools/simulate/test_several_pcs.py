@@ -75,12 +75,6 @@ def test_an_expert_crosses_the_network_once_and_then_comes_from_the_pcs_own_disk
     assert warm.network_bytes == 0
 
 
-@pytest.mark.parametrize("policy", ["samba", "samba-parallel", "coserve"])
-def test_the_papers_policies_finish_on_several_pcs(policy: str) -> None:
-    outcome, _ = a_run(policy=policy, pcs=3, network=a_network())
-    assert outcome.answered == 400
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

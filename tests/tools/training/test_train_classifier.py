@@ -105,12 +105,6 @@ def test_a_folder_of_labelled_images_becomes_an_expert_that_answers_their_labels
     assert answers(tmp_path / "experts", unseen) == ["red", "blue"]
 
 
-def test_training_again_with_the_same_seed_gives_the_same_weights(tmp_path: Path):
-    folder, one_epoch = a_folder(tmp_path / "squares", {"red": 3, "blue": 3}), Schedule(epochs=1)
-    one, same = (train(folder, tmp_path / name, schedule=one_epoch).file.read_bytes() for name in ("a", "b"))
-    assert one == same
-
-
 def test_folders_that_cannot_be_trained_on_are_named_with_what_to_do(tmp_path: Path):
     lonely = refusal(a_folder(tmp_path / "lonely", {"red": 4}))
     assert str(tmp_path / "lonely") in lonely
@@ -230,29 +224,6 @@ def test_a_network_of_another_backbone_is_not_trained_on(tmp_path: Path, out: Pa
         train(folder, out, "line", backbone=True)
 
 
-def test_symmetry_is_used_where_it_helps(tmp_path: Path, out: Path):
-    folder = a_folder(tmp_path / "parts", {"red": 6, "blue": 6}, first_seed=300)
-    report = train(folder, out, "R0402", backbone=True, good="blue", symmetry=True, play=2.0, kinds=("head",))
-    assert report.symmetry == "none", "squares of one colour are recognised as they are"
-    assert any(note.startswith("symmetry none: a head makes 0 mistakes with none") for note in report.notes)
-    with pytest.raises(TrainingError, match="--symmetry is tested with a head on a backbone"):
-        train(folder, tmp_path / "elsewhere", symmetry=True)
-
-
-def test_an_expert_that_ranks_no_better_than_chance_is_refused(tmp_path: Path, out: Path):
-    folder = a_folder(tmp_path / "parts", {"red": 24, "blue": 24}, first_seed=300)
-    for number in range(0, 24, 2):  # half of each is under the other's label
-        red, blue = folder / "red" / f"{number}.png", folder / "blue" / f"{number}.png"
-        red.rename(folder / "swap.png")
-        blue.rename(red)
-        (folder / "swap.png").rename(blue)
-    before = sorted(out.iterdir())
-    with pytest.raises(TrainingError, match="of no use, and nothing was written"):
-        train(folder, out, "R0402", backbone=True, good="blue", kinds=("bank", "head"))
-    assert sorted(out.iterdir()) == before
-    assert train(folder, out, "R0402", backbone=True, good="blue", kinds=("head",), use_anyway=True).file.is_file()
-
-
 def test_all_types_of_a_line_are_trained_and_a_second_run_goes_on_where_it_was(tmp_path: Path):
     root, out = tmp_path / "training", tmp_path / "experts"
     colours = {"ok": "blue", "bad": "red"}
@@ -298,17 +269,3 @@ def test_pictures_of_one_board_are_never_on_both_sides():
         boards = {files[row].name.split(".")[0] for row in np.nonzero(mask)[0]}
         assert len(boards) == 2
         assert all(mask[row] for row, file in enumerate(files) if file.name.split(".")[0] in boards)
-
-
-def test_the_command_prints_what_was_tried_and_draws_the_worst_pictures(tmp_path: Path, out: Path):
-    folder = a_folder(tmp_path / "R0402", {"ok": 12, "bad": 12}, first_seed=300, colours={"ok": "blue", "bad": "red"})
-    words = ["train", "classifier", str(folder), "--out", str(out), "--threads", "1", "--play", "1px"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tools", *words], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "taken" in done.stdout
-    assert "even without a mistake" in done.stdout
-    for name in ("worst", "confusion"):
-        picture = cv2.imread(str(out / "reports" / f"R0402-{name}.png"))
-        assert picture.std() > 10
