@@ -21,8 +21,6 @@ from tools.terminal.console import console
 from tools.terminal.option_values import JsonFile, must_be_one_of
 
 if TYPE_CHECKING:
-    from tests.bench.papers_window import PaperChoice
-    from tools.profile.split import Plan, Split
     from tools.simulate.files import DeviceFile
     from tools.simulate.report import Row
     from tools.simulate.world import Task
@@ -36,8 +34,6 @@ WORLDS: dict[Loading, str] = {"ordinary": "as the paper loads", "slots": "slots"
 BASELINES = ("samba", "samba-fifo", "samba-parallel")
 #: CoServe without its ideas, and with one more each (§5.3).
 _STEPS = ("coserve-none", "coserve-em", "coserve-em-ra", "coserve")
-#: Memory that is divided between experts and batches, GB: what the paper's 12 GB GPU leaves free, and more.
-_MEMORY_GB = (11, 24, 48, 80)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +60,13 @@ def register(app: typer.Typer) -> None:
 
 def bench_paper(
     tasks: Annotated[str, typer.Option(help="Of A1, A2, B1, B2 and A1-board, with commas.")] = "A1,A1-board,A2,B1,B2",
-    ranges: Annotated[bool, typer.Option(help="Also the paper's ranges, and its rule for a GPU's memory.")] = True,
+    ranges: Annotated[bool, typer.Option(help="Also the paper's ranges.")] = True,
     json_file: JsonFile = None,
 ) -> None:
     """Simulate the paper's tasks on its devices under all eight policies, with loads as in the paper and into slots.
 
-    Print images/s, loads and the share of the bound; the paper's ranges beside the simulated ones; and how many experts
-    its rule and ours keep in a GPU's memory. Deterministic; four to six minutes.
+    Print images/s, loads and the share of the bound, and the paper's ranges beside the simulated ones. Deterministic;
+    a few minutes.
 
     Example: coserve bench paper --tasks A1,A1-board --no-ranges
     """
@@ -101,12 +97,6 @@ def bench_paper(
             loading: [asdict(claim) | {"within": claim.within()} for claim in claims]
             for loading, claims in by_world.items()
         }
-        figures["memory"] = list(_memory_rows())
-        print_narrow(
-            "Experts that a GPU keeps, task A1 into slots: number · images/s",
-            ("GPU", "GB", "kept", "batches first", "all that fit", "paper's rule"),
-            [list(row.values()) for row in figures["memory"]],
-        )
     console.print("constants were fitted near the paper's totals: read ratios, not seconds")
     if json_file is not None:
         json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
@@ -183,9 +173,6 @@ def paper_claims(loading: Loading) -> Iterator[Claim]:
         if device == "numa":
             yield claim("images/s", 24.5, 27.2, (row.images_per_s for row in best))
             yield claim("Casual images/s, × Best", 1 - 0.1875, 1 - 0.0571, _rates(zip(casually, best, strict=True)))
-            for task, low, high in (("A1", 28, 39), ("B1", 31, 42)):
-                number = papers_split(device, 11, task, loading).experts
-                yield claim(f"experts, paper's rule, {task}", low, high, [number])
             yield claim("loads, B2", 65, 65, [best[3].loads])
         else:
             yield claim("loads, B1", 63, 63, [best[2].loads])
@@ -208,52 +195,6 @@ def _load_shares(device: str, loading: Loading) -> Iterator[float]:
     (link,) = machine.from_ram["cuda:0"]
     for load_s in (row.disk_s, 178e6 / link.bytes_per_s + link.fixed_s):
         yield load_s / (load_s + row.k_s + row.b_s)
-
-
-@cache
-def papers_split(device: str, gigabytes: int, task_name: str, loading: Loading) -> "PaperChoice":
-    """Return the choice of the paper's rule for that memory."""
-    from tests.bench.papers_window import paper_choice
-    from tools.profile.split import SAMPLE_IMAGES, sample_images, simulated_images_per_s
-
-    plan = _memory_plan(device, gigabytes, task_name, loading)
-    images = sample_images(plan, SAMPLE_IMAGES)
-    return paper_choice(
-        lambda experts: simulated_images_per_s(plan, plan.budget_bytes(experts), images), plan.max_experts()
-    )
-
-
-@cache
-def memory_split(device: str, gigabytes: int, task_name: str, loading: Loading) -> "Split":
-    """Divide so much memory of the device file's GPU between experts and batches, as `coserve profile` does."""
-    from tools.profile.split import search_split
-
-    return search_split(_memory_plan(device, gigabytes, task_name, loading))
-
-
-def _memory_plan(device: str, gigabytes: int, task_name: str, loading: Loading) -> "Plan":
-    from tools.profile.split import Plan
-    from tools.simulate.world import machine_of
-
-    file, task = _scenario(device, task_name)
-    machine = machine_of(file, task, "coserve-plus", loading)
-    rows = tuple(row for row in machine.matrix if row.device == "cuda:0")
-    experts = tuple(sorted(task.experts, key=lambda facts: -facts.usage))
-    executors = file.processors["gpu"].executors
-    return Plan("cuda:0", gigabytes * 10**9, executors, rows, experts, "coserve-plus")
-
-
-def _memory_rows() -> Iterator[dict[str, Any]]:
-    for device in DEVICES:
-        for gigabytes in _MEMORY_GB:
-            split = memory_split(device, gigabytes, "A1", "slots")
-            paper = papers_split(device, gigabytes, "A1", "slots")
-            ours = {"kept": split.experts, "limited": split.limited, "most": split.most}
-            yield (
-                {"device": device, "gigabytes": gigabytes}
-                | {name: f"{count} · {split.images_per_s[count]:.1f}" for name, count in ours.items()}
-                | {"paper": f"{paper.experts} · {paper.images_per_s:.1f}"}
-            )
 
 
 def _cell(row: "Row") -> str:

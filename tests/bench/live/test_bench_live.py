@@ -85,36 +85,8 @@ def a_result(side: str, images: int = 10, seconds: float = 1.0, **fields) -> Sid
     return SideResult(side, images, seconds, **{**values, "latencies_s": (0.2,) * images, **fields})
 
 
-def test_the_trace_is_the_same_for_the_same_seed_and_rules_know_only_rates() -> None:
-    recipe = ExpertRecipe(classifiers=10, detectors=2)
-    trace, again = (a_trace(4000, recipe) for _ in range(2))
-    assert trace == again
-    onward = [image.goes_on for image in trace.images if image.detector]
-    assert sum(onward) / len(onward) == pytest.approx(PASS_RATE, abs=0.03)
-    assert 0.4 < sum(each.detector is not None for each in trace.types) / len(trace.types) < 0.6
-    routes = compile_rules(trace.rules())
-    usage = routes.usage
-    for each in trace.types:
-        assert usage[each.classifier] == pytest.approx(each.usage, rel=0.01)
-        share = sum(image.classifier == each.classifier for image in trace.images) / 4000
-        assert share == pytest.approx(each.usage, abs=0.03)
-        if each.detector:
-            assert routes.successors[each.classifier] == ((each.detector, pytest.approx(PASS_RATE)),)
-    assert routes.first_step(BOARD_TYPE, trace.types[0].classifier) is not None
 
 
-@pytest.mark.test_all
-def test_the_thin_side_reads_thin_files_and_its_costs_say_so(setup: LiveSetup, tmp_path: Path) -> None:
-    thin_catalog = make_experts(tmp_path / "thin", replace(RECIPE, store="int8"))
-    setup.catalogs["int8"] = thin_catalog
-    plain, thin = (setup.side_input(side, a_trace(9), "cold") for side in (PLUS, THIN))
-    assert thin.catalog == thin_catalog
-    for spec in read_experts(thin.catalog).values():
-        assert not ordinary_file(spec).exists()
-        pool = SlotPool("cpu", spec.weights_bytes)
-        assert pool.load(spec).bytes == spec.read_bytes < spec.weights_bytes / 3.5
-    for row, of_plain in zip(thin.costs, plain.costs, strict=True):
-        assert row.disk_s < of_plain.disk_s / 3.5
 
 
 @pytest.mark.test_all
@@ -220,17 +192,6 @@ def test_ray_serve_serves_every_image(setup: LiveSetup) -> None:
     assert_all_ended(setup.run(an_input(setup, "ray-slots")))
 
 
-@pytest.mark.test_all
-def test_a_side_whose_library_is_missing_says_which_and_fails_nothing(
-    setup: LiveSetup, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == "openvino" else name)
-    cell = run_cell(setup, a_trace(4), "cold", ("openvino", "coserve-plus"), 1, None, lambda _name: None)
-    show(setup, [cell], ("openvino", "coserve-plus"))
-    shown = capsys.readouterr()
-    assert "not installed" in shown.out
-    assert "openvino is not installed: pip install 'openvino==" in shown.err
-    assert [run.images for run in cell.runs["coserve-plus"]] == [4]
 
 
 @pytest.mark.test_all
@@ -251,27 +212,8 @@ def test_images_arrive_at_their_times_and_late_ones_are_unknown(setup: LiveSetup
         assert run_side(an_input(setup, side, deadline_s=0.001)).unknown == 24
 
 
-def test_boards_arrive_at_once_and_the_rate_is_kept() -> None:
-    trace = a_trace(2000)
-    poisson, bursty = (trace.arriving(100.0, kind).images for kind in ("poisson", "bursty"))
-    assert poisson[-1].arrives_s == pytest.approx(20.0, rel=0.1)
-    assert len({image.arrives_s for image in bursty}) == 40
-    assert bursty[0].arrives_s == bursty[49].arrives_s == 0.0
-    assert [image.picture for image in poisson] == [image.picture for image in bursty]
 
 
-def test_the_bound_is_the_slower_of_full_batches_and_bytes_that_must_move(setup: LiveSetup) -> None:
-    trace = a_trace(24)
-    rows = tuple(replace(row, k_s=0.5, b_s=1.0, max_batch=1000) for row in setup.costs.rows)
-    setup = replace(setup, costs=MachineCosts(rows, {}, 1.0, "direct"))
-    visits = trace.visits()
-    needed_bytes = sum(setup.specs[ExpertId(expert)].weights_bytes for expert in visits)
-    bound = live_bound(setup, trace, "cold")
-    assert bound.compute_s == pytest.approx((0.5 * visits.total() + len(visits)) / 2)
-    assert bound.load_s == needed_bytes - setup.memory_bytes > bound.compute_s
-    assert bound.images_per_s == 24 / bound.load_s
-    everything_fits = replace(setup, options=replace(setup.options, memory_share=1.0))
-    assert live_bound(everything_fits, trace, "cold").load_s == 0
 
 
 def test_the_report_has_spreads_gains_and_goals_and_names_sides_that_failed(setup: LiveSetup, capsys) -> None:

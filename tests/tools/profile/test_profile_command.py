@@ -1,8 +1,10 @@
 """A real line profiled in seconds: what is written is what the daemon reads, and costs are by layout."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ from tools.profile import measure
 from tools.profile.measure import Bench, ProfileEffort, try_pairs
 from tools.profile.run import ProfileError
 from tools.profile.samples import Samples
-from tools.profile.split import Plan, sample_images, search_split, simulated_images_per_s
+from tools.profile.split import Plan, best_count, sample_images, search_split, simulated_images_per_s
 from tools.simulate.fit import fit_line
 
 HASTY = ProfileEffort(max_batch=2, rounds=1, loads=1, pair_rounds=1, seconds=0.01)
@@ -197,3 +199,41 @@ def test_the_simulated_line_is_never_slower_than_with_full_batches_first_or_with
     )
     assert kept == split.images_per_s[split.experts] >= max(limited, most)
     assert sum(plan.division(split.experts)) == memory_bytes
+
+
+@st.composite
+def throughputs(draw: st.DrawFn) -> tuple[Callable[[int], float], int, int]:
+    """A curve over experts: linear or saturating, then maybe falling behind a knee, with noise; and the two ends."""
+    lowest = draw(st.integers(1, 400))
+    highest = draw(st.integers(lowest, 600))
+    slope, knee = draw(st.floats(0, 2)), draw(st.integers(1, 700))
+    half = draw(st.none() | st.floats(1, 300))
+    fall = draw(st.floats(0, 3))
+    noise = draw(st.sampled_from([0.0, 0.0, 0.02, 0.2]))
+    seed = draw(st.integers(0, 99))
+
+    def throughput(experts: int) -> float:
+        rising = min(experts, knee)
+        rate = 5 + slope * (rising if half is None else half * rising / (half + rising))
+        rate -= fall * slope * max(0, experts - knee)
+        return max(0.0, rate) * (1 + noise * (Random(seed * 1000 + experts).random() - 0.5))
+
+    return throughput, lowest, highest
+
+
+@settings(max_examples=300, deadline=None)
+@given(throughputs())
+def test_the_choice_is_never_worse_than_full_batches_first_or_than_all_experts(curve):
+    throughput, lowest, highest = curve
+    asked: list[int] = []
+
+    def measured(experts: int) -> float:
+        asked.append(experts)
+        return throughput(experts)
+
+    speeds = best_count(measured, lowest, highest)
+    best = next(iter(speeds))
+    assert lowest <= best <= highest
+    assert speeds[best] == throughput(best) >= max(throughput(lowest), throughput(highest))
+    assert len(asked) == len(set(asked)), "a number was measured twice"
+    assert {lowest, highest} <= speeds.keys() == set(asked)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from daemon.policy.matrix import Performance
@@ -17,6 +19,7 @@ from tools.cli.main import app
 from tools.simulate.bound import Use, bound_of, task_bound
 from tools.simulate.engine import simulate
 from tools.simulate.files import DeviceFile, FileError, TaskFile, read_task
+from tools.simulate.fit import fit_line, largest_useful_batch
 from tools.simulate.world import machine_of, task_of, with_deadlines
 
 SIZE = 100_000_000
@@ -167,3 +170,24 @@ def test_what_if_classifiers_became_heads_of_one_backbone(tmp_path: Path):
     assert refused.exit_code == 2
     assert "no expert of" in refused.output
     assert "matches nothing*" in refused.output
+
+
+def test_k_and_b_are_those_of_an_exact_line():
+    line = fit_line((images, 0.02 * images + 0.05) for images in (1, 2, 4, 8))
+    assert (line.k_s, line.b_s, line.residual) == (pytest.approx(0.02), pytest.approx(0.05), pytest.approx(0, abs=1e-9))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 64), st.floats(1e-5, 10)), min_size=1, max_size=8))
+def test_no_constant_is_negative_whatever_was_measured(batches: list[tuple[int, float]]):
+    line = fit_line(batches)
+    assert line.k_s >= 0
+    assert line.b_s >= 0
+    assert 1 <= largest_useful_batch(line, max(batches)[0]) <= max(batches)[0]
+
+
+def test_batches_stop_where_the_average_flattens():
+    line = fit_line((images, 0.02 * images + 0.02) for images in (1, 2, 4, 8, 16))
+    most = largest_useful_batch(line, 16)
+    assert line.average_s(most) <= 1.03 * line.average_s(16) < line.average_s(most - 1)
+    assert largest_useful_batch(fit_line([(1, 0.1), (2, 0.2), (4, 0.4)]), 4) == 1
