@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # What runs a line, without the tools of the tests.
 LINE := $(VENV)/.line-installed
 
-.PHONY: gpu gpu-wheels demo demo-plant test test-all test-fast check house rooms promises system-tools bench soak fuzz faults sbom screenshots bundle test-bundle test-moe clean help
+.PHONY: gpu gpu-wheels demo demo-plant test test-all test-fast check house rooms promises system-tools bench soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
 
 # A line with trained experts, judged images and its pages: the first thing to look at.
 demo: $(LINE)
@@ -74,6 +74,10 @@ bench: $(INSTALLED)
 # Hundreds of kills, power cuts and refused writes; `make faults SEED=2 JOBS=1`. Run again, it goes on where it stopped.
 faults: $(INSTALLED)
 	$(BIN)/python -m tests.faults.faults_long_run build/faults --seed $(or $(SEED),1) --jobs $(or $(JOBS),2)
+
+# Cameras and daemons killed while they publish; about two minutes.
+test-cameras: $(INSTALLED)
+	$(BIN)/python -m pytest -s tests/tools/client/camera_restarts.py
 
 # Breaks the code of over fifty promises, one by one, and lists what no test noticed; about ten minutes.
 promises: $(INSTALLED)

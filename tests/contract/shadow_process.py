@@ -25,3 +25,8 @@ def urged(line: Line, but: psutil.Process | None = None) -> psutil.Process:
     return process
 
 
+def idled(process: psutil.Process) -> None:
+    """Give the process back the priority that it had before it was urged."""
+    for thread in Path(f"/proc/{process.pid}/task").iterdir():
+        os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
+        os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))

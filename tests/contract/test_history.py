@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from coserve_client import Results
+from daemon.units import utc_text
 from experts.weights import file_sha256
 from tests.contract.client import RULES, Line
 from tests.tools.run_commands import coserve
@@ -183,6 +184,73 @@ def test_a_refused_reload_is_no_change(line: Line) -> None:
     assert changes(line, "reload") == []
 
 
+@pytest.mark.test_all
+def test_two_persons_are_told_apart_with_their_notes(line: Line) -> None:
+    config = ("--config", str(line.config))
+    with running(line):
+        done("pin", "R0402", *config, "--note", "night shift", user="anna")
+        done("limits", "--backlog-images", "77", *config, user="ben")
+        done("limits", *config, user="ben")  # only a question
+        done("drain", *config, user="ben")
+        done("drain", "--off", *config, user="anna")
+        done("pin", "R0402", "--off", *config, user="anna")
+        done("db", "prune", *config, "--note", "disk", user="ben")
+        line.control("unload", expert="R0402")  # a client of before
+        done("pin", "nobody", *config, status=1)
+        assert "--note" in done("pin", "R0402", *config, "--note", "a\tb", status=2)
+    done("db", "prune", *config, user="anna")  # without a daemon
+    kinds = ("pin", "unpin", "unload", "limits", "drain", "prune")
+    told = changes(line, *kinds)
+    assert told == [
+        ("anna", "pin", "R0402", None, "cpu", "night shift"),
+        ("ben", "limits", "backlog_images", "20000", "77", None),
+        ("ben", "drain", "intake", None, "on", None),
+        ("anna", "drain", "intake", None, "off", None),
+        ("anna", "unpin", "R0402", None, None, None),
+        ("ben", "prune", "results", None, None, "disk"),
+        ("unknown", "unload", "R0402", None, None, None),
+        ("anna", "prune", "results", None, None, None),
+    ]
+    shown = json.loads(done("changes", *config, "--subject", "R0402", "--since", "today", "--json"))
+    assert [row["what"] for row in shown] == ["unload", "unpin", "pin", "start"]
+    assert "night" in done("changes", *config, "--subject", "R0402")
+
+
+@pytest.mark.test_all
+def test_versions_put_and_promoted_without_a_daemon_are_told_once(real: Line) -> None:
+    line = real
+    config = ("--config", str(line.config))
+    with running(line):
+        line.send()
+    old = version(line, "P")
+    done("experts", "put", "P", str(another_version(line, "P")), *config, user="anna")
+    new = json.loads(done("experts", "show", "P", *config, "--json"))["versions"][-1]["version"]
+    done("experts", "promote", "P", new, *config, "--note", "trained on lot 7", user="anna")
+    for _ in range(2):
+        with running(line):
+            line.send()
+            done("experts", "put", "Q", str(another_version(line, "Q")), *config, user="ben")
+    with running(line):
+        done("experts", "rollback", "P", *config, "--note", "worse", user="ben")
+    steps = changes(line, "put", "promote", "rollback")
+    assert [row[:3] for row in steps] == [
+        ("anna", "put", "P"),
+        ("anna", "promote", "P"),
+        ("ben", "put", "Q"),
+        ("ben", "put", "Q"),
+        ("ben", "rollback", "P"),
+    ]
+    assert steps[1][3:] == (old, new, "trained on lot 7")
+    assert steps[4][3:] == (new, old, "worse")
+    assert [row[0] for row in changes(line, "reload")] == ["ben"]
+    assert assert_every_version_was_in_force(line) > 3
+
+
+def epoch_after(line: Line) -> str:
+    with running(line):
+        return line.status()["epoch"]
+
+
 def a_copy(line: Line, target: Path) -> Path:
     """Copy the database as `coserve db backup` does."""
     with closing(sqlite3.connect(line.folder / "inspection.db")) as source, closing(sqlite3.connect(target)) as copy:
@@ -200,6 +268,18 @@ def some_results(line: Line, count: int) -> None:
     for _ in range(count):
         line.send()
     line.idle()
+
+
+def test_a_clock_that_was_set_back_keeps_the_epoch_and_the_order_of_changes(line: Line) -> None:
+    first = epoch_after(line)
+    later = utc_text(time.time() + 3600)
+    with closing(sqlite3.connect(line.folder / "inspection.db")) as database, database:  # the clock was an hour ahead
+        database.execute("UPDATE changes SET at = ?", (later,))
+        database.execute("UPDATE runs SET started_at = ?, ended_at = ?", (later, later))
+    line.write_rules(f"{RULES}# other\n")
+    assert epoch_after(line) == first
+    rules = [row for row in changes(line, "start") if row[2] == "rules"]
+    assert rules[1][3] == rules[0][4]
 
 
 @pytest.mark.promise(

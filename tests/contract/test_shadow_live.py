@@ -1,13 +1,16 @@
 """Versions in shadow on a real line: they answer beside the one in force, and nothing that befalls them costs it."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coserve_client import Publisher
 from tests.contract.client import Line, everything_is_whole
 from tests.contract.shadow_process import process_of, urged
-from tests.lines import COSERVE_RUN
+from tests.lines import COSERVE_RUN, a_jpeg
+from tests.simulated import DAEMON
 from tests.tools.run_commands import coserve
 from tools.experts.change import mark_shadow, put, switch
 from tools.experts.line import open_line
@@ -102,6 +105,29 @@ def test_a_shadow_answers_beside_the_version_in_force_until_it_is_promoted(
     assert {version for _, version, _, _ in verdicts} == {old}
     assert all((label == "ok") == (verdict == "pass") for _, _, label, verdict in verdicts)
     assert [what for (what,) in line.rows("SELECT what FROM changes WHERE subject = 'P' AND what = 'shadow'")]
+    everything_is_whole(line)
+
+
+def test_a_stopped_shadow_holds_nothing_up_and_what_it_misses_is_counted(
+    tmp_path: Path, version_folders: tuple[Path, Path]
+):
+    line, _ = a_shadowed_line(tmp_path / "line", version_folders, DAEMON)
+    with line.service():
+        process = urged(line)
+        line.send()
+        line.wait(lambda: shadow_of(line)["answers"] == 1)
+        process.send_signal(signal.SIGSTOP)
+        with Publisher(line.intake, source="camera") as publisher:
+            for number in range(1500):
+                publisher.send(f"{number}", a_jpeg(number % 4), board={"type": "free", "serial": "S1"}, component="P")
+            assert publisher.finish().as_dict()["accepted"] == 1500
+        line.idle()
+        line.wait(lambda: shadow_of(line)["dropped"] > 0)
+        assert shadow_of(line)["answers"] == 1
+        process.send_signal(signal.SIGCONT)
+        line.wait(lambda: sum(shadow_of(line)[name] for name in ("answers", "dropped")) == 1501)
+        assert shadow_of(line)["answers"] > 1
+    assert line.rows("SELECT count(*) FROM shadow_answers WHERE expert = 'P'")[0][0] > 1
     everything_is_whole(line)
 
 

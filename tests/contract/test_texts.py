@@ -278,6 +278,42 @@ def test_images_take_memory_from_a_model_and_the_sum_stays_within_the_device(lin
     assert made(line, model="large", prompt="hello")["text"] == text
 
 
+def test_a_board_is_explained_by_the_template_or_by_the_model_that_is_configured(line: Line) -> None:
+    named = {"type": "named", "serial": "B-1", "lot": "L42"}
+    for component, designator in (("P", "P1"), ("P", "P2"), ("F", "F1")):
+        line.send(board=named, component=component, designator=designator)
+    (board,) = line.boards("B-1")
+    assert board["verdict"] == "fail"
+    text = run(line, "report", "B-1", "--template")
+    assert "Board B-1 (named, lot L42), attempt 1 of 1, FAILED: 3 of 3 positions inspected." in text
+    assert "- F1 (F) failed: missing_void; QFP64 saw " in text
+    assert "yolo-solder found nothing" in text
+    assert "P1" not in text
+
+    serial = line.begun_in_time("quick", "Q-1", component="P", designator="P1")
+    line.boards(serial)
+    text = run(line, "report", serial, "--template")
+    assert "could not be judged whole: 1 of 2 positions inspected, its time ran out." in text
+    assert "- no image of 1 × P: P2." in text
+
+    written = json.loads(run(line, "report", "B-1", "--wait", "90", "--json"))
+    assert (written["by"], written["why_not_the_model"], written["verdict"]) == ("large", None, "fail")
+    ((text, status, serial),) = line.rows(
+        "SELECT text, g.status, serial FROM generations AS g JOIN boards USING (board_id) WHERE g.source = 'report'"
+    )
+    assert (written["text"], status, serial) == (text.strip(), "done", "B-1")
+    trained_here = line.folder.parent / "large" / "training.json"
+    trained_here.write_text("{}")  # as `coserve moe fixture` leaves it
+    assert "(by the template: model large: its checkpoint is the test model of" in " ".join(
+        run(line, "report", "B-1", "--model", "large").split()
+    )
+    trained_here.unlink()
+    assert "(written by model large; the rows say:)" in run(line, "report", "B-1", "--wait", "90", "--model", "large")
+    assert "no board with serial B-9 in the results" in run(line, "report", "B-9", status=1)
+    assert "no attempt 2 at board B-1" in run(line, "report", "B-1", "--attempt", "2", status=1)
+    assert "names no model reader: " in run(line, "report", "B-1", "--model", "reader", status=2)
+
+
 @pytest.mark.promise("Language models", "A report falls back to the template and says so")
 def test_a_report_falls_back_to_the_template_and_says_why(line: Line) -> None:
     """After the test above: a prompt that is too long for a model, a line that drains, and no daemon."""

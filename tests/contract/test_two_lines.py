@@ -144,6 +144,17 @@ def test_a_renamed_a_moved_and_a_copied_line_start(tmp_path: Path, experts_folde
         pass
 
 
+def test_a_claim_whose_configuration_cannot_be_read_stands_and_says_how_to_go_on(
+    tmp_path: Path, experts_folder: Path, first: Path
+) -> None:
+    second = a_second_line(tmp_path, experts_folder, "images")
+    with claimed(first):
+        pass
+    first.write_text("rules: [")
+    message = refused(second)
+    assert f"rename its coserve.yaml or remove {first.parent}/images/.lock" in message
+
+
 def test_a_refused_line_leaves_nothing_locked(tmp_path: Path, experts_folder: Path, first: Path) -> None:
     second = a_second_line(tmp_path, experts_folder, "images")
     with claimed(first):

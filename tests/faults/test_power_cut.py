@@ -70,8 +70,6 @@ def test_bytes_and_names_stay_once_they_were_synced_and_others_go_back(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == left
 
 
-
-
 def test_what_a_failed_sync_was_to_write_does_not_come_with_the_next_one(tmp_path: Path) -> None:
     code = """
 fd = put('a', b'first,', sync=True); sync_names()
@@ -82,10 +80,6 @@ os.pwrite(fd, b'third', 13); os.fdatasync(fd)
 """
     folder = after_a_power_cut(tmp_path, code, plan=("sync@/a$:eio:2",))
     assert (folder / "a").read_bytes() == b"first," + bytes(7) + b"third"
-
-
-
-
 
 
 def test_of_what_was_not_synced_some_sectors_may_stay(tmp_path: Path) -> None:

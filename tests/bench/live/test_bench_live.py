@@ -15,24 +15,21 @@ from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
 from experts.vision.slot import SlotPool
-from routing_rules.compile import compile_rules
 from tests.bench.live import libraries, server
-from tests.bench.live.comparison import LiveCell, live_bound, live_figures, run_cell, show
+from tests.bench.live.comparison import LiveCell, live_bound, live_figures, show
 from tests.bench.live.engine import run_engine
 from tests.bench.live.expert_files import (
     ExpertRecipe,
     make_experts,
     make_pictures,
-    ordinary_file,
     read_experts,
 )
-from tests.bench.live.image_trace import BOARD_TYPE, PASS_RATE, ImageOrder, ImageTrace, make_trace, make_types
+from tests.bench.live.image_trace import ImageOrder, ImageTrace, make_trace, make_types
 from tests.bench.live.libraries import CompileWork, compile_all, missing_library
 from tests.bench.live.loading import Loader, Loading, loader_of
 from tests.bench.live.server import RequestQueue, Waiting, run_server
 from tests.bench.live.sides import (
     COMPARED,
-    PLUS,
     SAMBA,
     SIDES,
     THIN,
@@ -83,10 +80,6 @@ def an_input(setup: LiveSetup, side: str = "coserve-plus", images: int = 24, **c
 def a_result(side: str, images: int = 10, seconds: float = 1.0, **fields) -> SideResult:
     values = {"stopped": False, "loads": 3, "loaded_bytes": 9, "waits_s": (0.1,) * images}
     return SideResult(side, images, seconds, **{**values, "latencies_s": (0.2,) * images, **fields})
-
-
-
-
 
 
 @pytest.mark.test_all
@@ -192,8 +185,6 @@ def test_ray_serve_serves_every_image(setup: LiveSetup) -> None:
     assert_all_ended(setup.run(an_input(setup, "ray-slots")))
 
 
-
-
 @pytest.mark.test_all
 def test_a_side_that_serves_in_order_is_stopped_once_its_rate_is_known(setup: LiveSetup) -> None:
     result = run_server(an_input(setup, SAMBA, images=60, enough_images=6))
@@ -210,10 +201,6 @@ def test_images_arrive_at_their_times_and_late_ones_are_unknown(setup: LiveSetup
     for side in ("coserve-plus", "samba-slots"):
         assert run_side(an_input(setup, side, trace=trace)).seconds > trace.images[-1].arrives_s
         assert run_side(an_input(setup, side, deadline_s=0.001)).unknown == 24
-
-
-
-
 
 
 def test_the_report_has_spreads_gains_and_goals_and_names_sides_that_failed(setup: LiveSetup, capsys) -> None:

@@ -1,7 +1,9 @@
 """Whole boards from a video and from a camera: layouts, triggers, serials, damage, and a camera that is unplugged."""
 
+import io
 import json
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -90,6 +92,31 @@ def test_every_nth_picture_is_a_board_whose_serial_counts_up_and_goes_on_after_a
     counter.write_text("{")
     with pytest.raises(OSError, match=r"serials\.json cannot be read"):
         counted_serials("A", counter)
+
+
+def test_each_line_of_a_barcode_reader_takes_the_next_picture_of_a_recording(tmp_path: Path) -> None:
+    video = a_video(tmp_path / "v.avi", [10, 20, 30, 40])
+    lines = ScannedLines(io.StringIO("A1\r\nB\x1d2\nA3\n"), print)
+    station = run(tmp_path, VideoFile(video), lines, lines.serials())
+    assert station.boards == [("A1", 10), ("A3", 30)]
+    assert "control characters" in station.messages[0]
+    entered = run(tmp_path, VideoFile(video), ScannedLines(io.StringIO("\n\n"), print), repeat("S1"))
+    assert entered.boards == [("S1", 10), ("S1", 20)]
+
+
+def test_a_video_that_is_cut_off_says_where_after_what_it_had(tmp_path: Path) -> None:
+    video = a_video(tmp_path / "v.avi", [10, 20, 30, 40] * 5, size=(640, 480))
+    video.write_bytes(video.read_bytes()[: video.stat().st_size // 2])
+    layout = LAYOUT.model_copy(update={"size": (640, 480)})
+    station = run(tmp_path, VideoFile(video), every_nth(1), repeat("S1"), layout)
+    assert re.search(r"ends after \d+ of 20 pictures: it is cut off or damaged", station.error)
+    assert 1 < len(station.boards) < 20
+    for content in (b"", b"no video", np.random.default_rng(1).bytes(5000)):
+        video.write_bytes(content)
+        with pytest.raises(SourceError, match="is not a readable video"):
+            VideoFile(video)
+    with pytest.raises(SourceError, match="no video"):
+        VideoFile(tmp_path / "none.avi")
 
 
 class Cameras:
@@ -210,6 +237,18 @@ def test_boards_pass_in_a_rendered_video_and_every_part_is_where_its_layout_says
         assert min(shift) < 12, header["designator"]  # the crops drift by two pixels, and the video is compressed
     with pytest.raises(ValueError, match=r"ends with \.avi or \.mp4"):
         write_video(tmp_path / "belt.gif", 1, 11, "B")
+
+
+def test_the_picture_of_a_scanned_line_is_one_that_was_taken_after_it(tmp_path: Path) -> None:
+    """A camera keeps pictures while the board before is cut: those are of the board before."""
+    video = a_video(tmp_path / "v.avi", [10, 10, 10, 10, 50, 50, 50, 50])
+    stop = threading.Event()
+    cameras = Cameras(video, None)
+    cameras.on_open = lambda count: stop.set() if count > 1 else None
+    lines = ScannedLines(io.StringIO("A1\n"), print)
+    until(lambda: lines._lines.qsize() == 2)  # the line, and that there are no more
+    source = CameraDevice(cameras.open, "cam", print, stop)
+    assert run(tmp_path, source, lines, lines.serials(), stop=stop).boards == [("A1", 50)]
 
 
 def test_a_station_that_is_stopped_spools_what_it_has_and_says_so(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.lines import a_jpeg
-from tests.tools.client.scripted_daemon import Answer, ScriptedDaemon
+from tests.tools.client.scripted_daemon import Answer, ScriptedDaemon, accept, silent_endpoint
 from tests.waiting import PATIENCE_S, until
 from tools.camera import watch_folder
 from tools.camera.layout import BoardLayout, LayoutPart, PictureFiles
@@ -107,6 +108,30 @@ def test_what_was_accepted_is_moved_and_overwrites_nothing(tmp_path: Path) -> No
     assert watched.names() == []
     assert (watched.done / "b/S1/R1.R0402.jpg").read_bytes() == a_jpeg(1)
     assert (watched.done / "b/S1/R1.R0402-2.jpg").read_bytes() == a_jpeg(2)
+
+
+@pytest.mark.parametrize("is_between", [True, False])
+def test_a_new_picture_under_the_name_of_one_that_is_moved_stays_for_the_next_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_between: bool
+) -> None:
+    """It comes before the move, or between the look at the file and its move."""
+    watched = Watched(tmp_path, moves=True)
+    path = watched.put("a.jpg", a_jpeg(1))
+    (dropped,) = watched.scan()
+    move = shutil.move
+
+    def move_another(source: Path, target: Path) -> None:
+        if source == path:
+            path.write_bytes(a_jpeg(2, width=160))
+        move(source, target)
+
+    if is_between:
+        monkeypatch.setattr(watch_folder.shutil, "move", move_another)
+    else:
+        path.write_bytes(a_jpeg(2, width=160))
+    watched.watch.mark_accepted(dropped)
+    assert [dropped.content for dropped in watched.scan(3)] == [a_jpeg(2, width=160)]
+    assert not watched.done.exists() or list(watched.done.iterdir()) == []
 
 
 def test_a_folder_that_vanishes_is_waited_for_and_remembers(tmp_path: Path) -> None:
@@ -220,3 +245,18 @@ def test_a_picture_of_a_whole_board_is_one_file_and_leaves_when_all_its_parts_ar
     sent = [cv2.imdecode(payload, cv2.IMREAD_COLOR) for payload in payloads]
     assert np.array_equal(sent[0], picture[:10, :20])
     assert np.array_equal(sent[1], np.rot90(picture[20:60, 40:80], -1))
+
+
+def test_a_folder_that_fills_while_the_daemon_is_away_is_published_when_it_comes(tmp_path: Path) -> None:
+    endpoint = silent_endpoint()
+    watched = Watched(tmp_path)
+    for number in range(50):
+        watched.put(f"b/S1/R{number}.R0402.jpg", a_jpeg(number))
+    names = watched.names()
+    with published(watched, endpoint) as publisher:
+        time.sleep(0.2)
+        assert publisher.account.sent == 0
+        with ScriptedDaemon(accept, endpoint) as daemon:
+            until(lambda: publisher.files.accepted == 50)
+            assert len(set(daemon.order)) == 50
+    assert watched.names() == names

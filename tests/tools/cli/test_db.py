@@ -83,6 +83,18 @@ def settings(line: Path, **retention: object) -> None:
     path.write_text(yaml.safe_dump({**config, "retention": retention}))
 
 
+def test_a_missing_and_a_cut_image_are_named(line: Path) -> None:
+    first, second = sorted((line / "images").rglob("*.jpg"))[:2]
+    first.unlink()
+    second.write_bytes(b"cut")
+    damage = problems(line)
+    assert "2 kept images" in damage
+    assert first.name in damage
+    assert second.name in damage
+    done = db("check", "--config", line / "coserve.yaml")
+    assert (done.returncode, done.stdout.splitlines()[:-1]) == (1, damage.splitlines())
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [

@@ -259,3 +259,17 @@ def test_prune_keeps_what_is_in_force_what_one_goes_back_to_and_candidates(
     assert pruned["freed_bytes"] > 40_000_000
     assert entry(line).sha256[:12] == first
     assert run(line, "verify")["ok"]
+
+
+def test_confidences_are_measured_and_compared_with_recent_answers(tmp_path: Path, line: Line):
+    images = tmp_path / "images"
+    images.mkdir()
+    for seed in range(12):
+        (images / f"{seed}.jpg").write_bytes(a_jpeg(seed))
+    (images / "notes.txt").write_text("not an image")
+    measured = run(line, "measure", "P", str(images))
+    assert sum(map(sum, measured["confidences"].values())) == 12
+    assert run(line, "show", "P")["drift"]["grade"] == "too few"
+    assert "12 images held out" in output_of(line, "show", "P")
+    assert "measure" in output_of(line, "show", "Q")
+    assert "holds no image" in run(line, "measure", "P", str(tmp_path / "line" / "experts"), status=1)

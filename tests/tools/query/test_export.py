@@ -25,6 +25,7 @@ from daemon.storage.database.schema import inspections
 from daemon.storage.database.store import open_store
 from daemon.units import spreadsheet_cell
 from tests.contract.client import Line
+from tests.faults.shim import read_log, shim_environment
 from tests.small_disk import small_disk
 from tests.tools.query.judged_line import SERIALS
 from tests.tools.run_commands import coserve, paused_coserve, start_coserve
@@ -145,6 +146,37 @@ def test_what_was_changed_taken_away_or_added_is_found(copy: Path, change: Calla
     assert message in coserve("export", "--verify", copy, status=1).stdout
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_replace_by_link, "SHA256SUMS is a link"),
+        (lambda sums: sums.unlink(), "has no SHA256SUMS"),
+        (lambda sums: sums.write_text(sums.read_text() + f"{'0' * 64}  README.txt\n"), "README.txt has no place here"),
+        (lambda sums: sums.write_text(sums.read_text() + f"{'0' * 64}  SHA256SUMS\n"), "SHA256SUMS has no place here"),
+        *(
+            (lambda sums, line=line: sums.write_text(f"{line}\n"), "SHA256SUMS:1: expected a sha256")
+            for line in ("", "0" * 64 + "  ../../etc/passwd", "0" * 64 + "  /etc/passwd", "nonsense")
+        ),
+        (lambda sums: _forge(sums.with_name("manifest.json"), b"[]"), "manifest.json does not say when it was made"),
+        (lambda sums: _forge(sums.with_name("manifest.json"), b"\xff{"), "manifest.json does not say when it was made"),
+    ],
+)  # fmt: skip
+def test_checksums_and_a_manifest_that_are_not_ours_are_named(
+    copy: Path, change: Callable[[Path], Any], message: str
+) -> None:
+    change(copy / "SHA256SUMS")
+    done = coserve("export", "--verify", copy, status=1)
+    assert (len(done.stderr.splitlines()), message in done.stderr) == (1, True), done.stderr
+
+
+def _forge(path: Path, data: bytes) -> None:
+    """Other bytes, and their checksum beside."""
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_bytes(data)
+    sums = path.with_name("SHA256SUMS")
+    sums.write_text(sums.read_text().replace(before, hashlib.sha256(data).hexdigest()))
+
+
 def _forge_row(package: Path, name: str, data: bytes) -> None:
     before = hashlib.sha256((package / name).read_bytes()).hexdigest()
     (package / name).write_bytes(data)
@@ -220,6 +252,23 @@ def test_a_full_disk_is_named_and_leaves_nothing(judged: Line, tmp_path: Path) -
             assert "No space left on device; make room" in done.stderr or "are free: make room" in done.stderr
             assert str(disk) in done.stderr
             assert list(disk.iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: apt-get install gcc")
+def test_every_folder_of_a_package_is_synced_after_its_last_file(judged: Line, tmp_path: Path) -> None:
+    out, log = tmp_path / "L1", tmp_path / "calls"
+    words = ("--lot", "L1", "--out", out, "--config", judged.config)
+    done = start_coserve("export", *words, env={**os.environ, **shim_environment((), log)})
+    assert done.returncode == 0, done.stderr
+    made, synced = dict[Path, int](), dict[Path, int]()
+    for number, call in enumerate(read_log(log)):
+        if call.call == "open" and call.other == "created":
+            made[Path(call.path).parent] = number
+        elif call.call == "sync" and call.result == 0:
+            synced[Path(call.path)] = number
+    part = tmp_path / "L1.part"
+    folders = {part / path.relative_to(out) for path in (out, *out.rglob("*")) if path.is_dir()}
+    assert folders == {folder for folder in folders if synced.get(folder, -1) > made.get(folder, 0)}
 
 
 #: The command waits before its checksums.

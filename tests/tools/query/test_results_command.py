@@ -27,7 +27,7 @@ from tests.tools.run_commands import coserve
 from tools.query import reading
 from tools.query.reading import ResultsQuery, read_batches
 from tools.query.rows import BOARDS, IMAGES, STAGES, RowFilters
-from tools.terminal.option_values import moment
+from tools.terminal.option_values import moment, shift_span
 
 NASTY = ("=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "<b>x</b>", "[/red]", "'; DROP TABLE boards; --", "a\x1b[31mb")
 
@@ -312,6 +312,21 @@ BERLIN = PlantTime("Europe/Berlin", (("early", time(6)), ("late", time(14)), ("n
 )
 def test_moments_are_of_the_plants_clock(text: str, begin: str, end: str) -> None:
     assert (moment(text, NOW, "begin", BERLIN), moment(text, NOW, "end", BERLIN)) == (begin, end)
+
+
+@pytest.mark.parametrize(
+    ("text", "day", "since"),
+    [
+        ("early", "2026-11-22", "2026-11-22T05:00:00.000Z"),
+        ("late", "2026-11-21", "2026-11-21T13:00:00.000Z"),  # today's has not begun
+        ("night@today", "2026-11-22", "2026-11-22T21:00:00.000Z"),
+        ("night@yesterday", "2026-11-21", "2026-11-21T21:00:00.000Z"),
+        ("early@2026-03-29", "2026-03-29", "2026-03-29T04:00:00.000Z"),
+    ],
+)
+def test_a_shift_is_the_newest_or_that_of_a_day(text: str, day: str, since: str) -> None:
+    shift = shift_span(text, NOW, BERLIN)
+    assert (shift.day.isoformat(), shift.since) == (day, since)
 
 
 @pytest.fixture(scope="module")

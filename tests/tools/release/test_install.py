@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tools.release import install
 
 
@@ -35,3 +36,10 @@ def test_without_a_network_the_remedies_are_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     with pytest.raises(install.InstallError, match=r"Connect it to the network.*PIP_INDEX_URL.*make bundle"):
         install.takes_cuda(Path(sys.executable), [])
+
+
+def test_the_script_is_read_by_an_older_python():
+    """A Python before 3.11 must get as far as the sentence about it."""
+    import ast
+
+    ast.parse((ROOT / "tools" / "release" / "install.py").read_text("utf-8"), feature_version=(3, 8))

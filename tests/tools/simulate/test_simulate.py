@@ -143,6 +143,16 @@ def test_the_command_prints_a_row_for_every_policy_as_json(tmp_path: Path):
     assert all(0 < row["share_of_bound"] <= 1 for row in rows)
 
 
+def test_policies_can_be_chosen_and_a_timeline_drawn(tmp_path: Path):
+    picture = tmp_path / "line.png"
+    options = ["--policy", "samba", "--policy", "coserve-plus", "--timeline", str(picture), "--until", "2"]
+    done = CliRunner().invoke(app, [*write(tmp_path), *options])
+    assert done.exit_code == 0
+    assert "coserve-plus" in done.stdout
+    for policy in ("samba", "coserve-plus"):
+        assert (tmp_path / f"line-{policy}.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

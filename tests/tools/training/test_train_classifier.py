@@ -224,6 +224,29 @@ def test_a_network_of_another_backbone_is_not_trained_on(tmp_path: Path, out: Pa
         train(folder, out, "line", backbone=True)
 
 
+def test_symmetry_is_used_where_it_helps(tmp_path: Path, out: Path):
+    folder = a_folder(tmp_path / "parts", {"red": 6, "blue": 6}, first_seed=300)
+    report = train(folder, out, "R0402", backbone=True, good="blue", symmetry=True, play=2.0, kinds=("head",))
+    assert report.symmetry == "none", "squares of one colour are recognised as they are"
+    assert any(note.startswith("symmetry none: a head makes 0 mistakes with none") for note in report.notes)
+    with pytest.raises(TrainingError, match="--symmetry is tested with a head on a backbone"):
+        train(folder, tmp_path / "elsewhere", symmetry=True)
+
+
+def test_an_expert_that_ranks_no_better_than_chance_is_refused(tmp_path: Path, out: Path):
+    folder = a_folder(tmp_path / "parts", {"red": 24, "blue": 24}, first_seed=300)
+    for number in range(0, 24, 2):  # half of each is under the other's label
+        red, blue = folder / "red" / f"{number}.png", folder / "blue" / f"{number}.png"
+        red.rename(folder / "swap.png")
+        blue.rename(red)
+        (folder / "swap.png").rename(blue)
+    before = sorted(out.iterdir())
+    with pytest.raises(TrainingError, match="of no use, and nothing was written"):
+        train(folder, out, "R0402", backbone=True, good="blue", kinds=("bank", "head"))
+    assert sorted(out.iterdir()) == before
+    assert train(folder, out, "R0402", backbone=True, good="blue", kinds=("head",), use_anyway=True).file.is_file()
+
+
 def test_all_types_of_a_line_are_trained_and_a_second_run_goes_on_where_it_was(tmp_path: Path):
     root, out = tmp_path / "training", tmp_path / "experts"
     colours = {"ok": "blue", "bad": "red"}

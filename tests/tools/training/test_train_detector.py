@@ -19,8 +19,6 @@ from tools.training.labelled import Photograph, read_yolo_data
 
 pytestmark = pytest.mark.test_all
 
-pytestmark = pytest.mark.test_all
-
 SIZE = 64
 
 
