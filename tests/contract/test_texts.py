@@ -247,37 +247,6 @@ def test_a_model_that_is_removed_damaged_or_put_back_costs_its_own_requests_only
     line.wait(lambda: line.status()["state"] == "ready")
 
 
-def test_images_take_memory_from_a_model_and_the_sum_stays_within_the_device(line: Line) -> None:
-    last: dict[str, int] = {}
-
-    def look() -> tuple[int, int]:
-        """Return the bytes that images and the large model may have now."""
-        status = line.status()
-        (executor,) = status["executors"]
-        assert all(model["used_bytes"] <= model["budget_bytes"] for model in status["models"])
-        models = {model["name"]: model["budget_bytes"] for model in status["models"]}
-        if models == last:  # they are asked after the images, so what was moved in between would count twice
-            assert executor["budget_bytes"] + sum(models.values()) <= DEVICE_BYTES
-        last.update(models)
-        return executor["budget_bytes"], models["large"]
-
-    line.wait(lambda: look()[1] == LARGE_BYTES)
-    text = made(line, model="large", prompt="hello")["text"]
-
-    def crowd() -> bool:
-        for component in ("P", "V", "F"):
-            line.send(component=component)
-        assert ask(line, generate("hello", model="large", max_new_tokens=4))["type"] == "accepted"
-        images_bytes, large_bytes = look()
-        return large_bytes == LARGE_BYTES // 4 and images_bytes > 90_000_000
-
-    line.wait(crowd)
-    line.idle()
-    assert made(line, model="large", prompt="hello")["text"] == text
-    line.wait(lambda: look()[1] == LARGE_BYTES)
-    assert made(line, model="large", prompt="hello")["text"] == text
-
-
 def test_a_board_is_explained_by_the_template_or_by_the_model_that_is_configured(line: Line) -> None:
     named = {"type": "named", "serial": "B-1", "lot": "L42"}
     for component, designator in (("P", "P1"), ("P", "P2"), ("F", "F1")):

@@ -168,13 +168,10 @@ def test_a_refused_line_leaves_nothing_locked(tmp_path: Path, experts_folder: Pa
 OWN_CLASHES: dict[str, dict[str, Any]] = {
     "journal": {"images": "journal"},
     "in the journal": {"images": "journal/images"},
-    "around the journal": {"journal": "images/journal"},
     "experts": {"images": "experts"},
     "everything": {"images": "."},
     "database in images": {"database": "sqlite:///images/inspection.db"},
     "trace over the database": {"record": "inspection.db"},
-    "trace over the rules": {"record": "rules.yaml"},
-    "trace over the configuration": {"record": "coserve.yaml"},
 }
 
 

@@ -16,7 +16,6 @@ from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
 from experts.vision.slot import SlotPool
 from tests.bench.live import libraries, server
-from tests.bench.live.comparison import LiveCell, live_bound, live_figures, show
 from tests.bench.live.engine import run_engine
 from tests.bench.live.expert_files import (
     ExpertRecipe,
@@ -30,9 +29,6 @@ from tests.bench.live.loading import Loader, Loading, loader_of
 from tests.bench.live.server import RequestQueue, Waiting, run_server
 from tests.bench.live.sides import (
     COMPARED,
-    SAMBA,
-    SIDES,
-    THIN,
     LiveOptions,
     LiveSetup,
     MachineCosts,
@@ -186,48 +182,11 @@ def test_ray_serve_serves_every_image(setup: LiveSetup) -> None:
 
 
 @pytest.mark.test_all
-def test_a_side_that_serves_in_order_is_stopped_once_its_rate_is_known(setup: LiveSetup) -> None:
-    result = run_server(an_input(setup, SAMBA, images=60, enough_images=6))
-    assert result.stopped
-    assert 6 <= result.images < 60
-    assert result.seconds == max(result.latencies_s)
-    enough = {side for side in SIDES if side != THIN and an_input(setup, side).enough_images}
-    assert enough == {SAMBA, "samba-slots"}
-
-
-@pytest.mark.test_all
 def test_images_arrive_at_their_times_and_late_ones_are_unknown(setup: LiveSetup) -> None:
     trace = a_trace(24).arriving(40.0, "poisson")
     for side in ("coserve-plus", "samba-slots"):
         assert run_side(an_input(setup, side, trace=trace)).seconds > trace.images[-1].arrives_s
         assert run_side(an_input(setup, side, deadline_s=0.001)).unknown == 24
-
-
-def test_the_report_has_spreads_gains_and_goals_and_names_sides_that_failed(setup: LiveSetup, capsys) -> None:
-    sides = ("coserve", "coserve-plus", SAMBA, "samba-slots", "samba-batching", "safetensors", "openvino")
-    cell = LiveCell("skewed", "paced", live_bound(setup, a_trace(24), "cold"))
-    cell.runs["coserve-plus"] = [a_result("coserve-plus", seconds=seconds) for seconds in (1.0, 2.0, 0.5)]
-    cell.runs[SAMBA] = [a_result(SAMBA, seconds=seconds, stopped=True) for seconds in (10.0, 10.0, 20.0)]
-    cell.runs["samba-slots"] = [a_result("samba-slots", seconds=5.0) for _ in range(3)]
-    cell.runs["samba-batching"] = [a_result("samba-batching", seconds=4.0) for _ in range(3)]
-    cell.runs["safetensors"] = [a_result("safetensors", seconds=2.0) for _ in range(3)]
-    cell.failures["coserve"] = "out of memory"
-    row = cell.row("coserve-plus")
-    assert row["images_per_s"] == {"median": 10.0, "lowest": 5.0, "highest": 20.0}
-    assert row["share_of_bound"] == pytest.approx(10.0 / cell.bound.images_per_s)
-    gains = cell.gains()
-    assert gains["added"]["together"] == (10.0, 5.0, 40.0)
-    assert gains["added"]["slots"] == gains["alone"]["slots"] == (2.0, 2.0, 4.0)
-    assert gains["alone"]["batching"] == (2.5, 2.5, 5.0)
-    assert gains["alone"]["scheduling"] is None
-    assert cell.best_other() == "safetensors"
-    show(setup, [cell], sides)
-    shown = capsys.readouterr()
-    expected = ("1.0 (0.5–1.0)*", "2.00 (1.00–4.00) × safetensors", "goal 4 missed", "random weights", "530 MB/s")
-    assert all(text in shown.out for text in expected)
-    assert "out of memory" in shown.err
-    figures = json.loads(json.dumps(live_figures(setup, [cell], sides)))
-    assert figures["cells"][0]["sides"][1]["images_per_s"]["median"] == 10.0
 
 
 def test_online_rows_are_of_runs_with_and_without_deadlines(setup: LiveSetup) -> None:

@@ -78,7 +78,6 @@ JOINED = (
     ("options", "condition"),
     [
         (["--serial", "S0000100", "--serial", "S0000101"], "b.serial IN ('S0000100', 'S0000101')"),
-        (["--board", "S0000099"], "b.serial = 'S0000099'"),
         (["--type", "sensor-node", "--lot", "L3"], "b.board_type = 'sensor-node' AND b.lot = 'L3'"),
         (["--station", "ST1", "--attempt", "2"], "b.station = 'ST1' AND b.attempt = 2"),
         (["--component", "QFP64", "--designator", "Q2"], "i.component = 'QFP64' AND i.designator = 'Q2'"),
@@ -155,14 +154,11 @@ def test_a_filter_is_a_value_whatever_stands_in_it(line: Path, results: Callable
         (["--verdict", "bad"], "expected one of pass, fail, review, unknown, not 'bad'"),
         (["--order", "latency_ms", "--csv"], "needs a --limit"),
         (["--order", "nonsense"], "images have seq, completed_at"),
-        (["--order", "latency_ms:up"], "no order latency_ms:up"),
         (["--columns", "verdikt"], "no column verdikt"),
         (["--limit", "1000000"], "at most 10000 rows"),
         (["--out", "x.csv"], "--out goes with"),
-        (["--csv", "--json"], "name one format"),
         (["--csv", "--out", "no/folder/x.csv"], "no folder"),
         (["--since", "soon"], "--since: expected a day"),
-        (["--seq", "a:b"], "--seq: expected numbers"),
         (["--serial", ":warning:", "--order", ":warning:"], ":warning:"),
     ],
 )
@@ -286,7 +282,6 @@ NOW = datetime(2026, 11, 22, 8, 30, tzinfo=UTC)
         ("2026-11-21 09:28:11.123Z", "2026-11-21T09:28:11.123Z", "2026-11-21T09:28:11.123Z"),
         ("2026-11-21T09:28+02:00", "2026-11-21T07:28:00.000Z", "2026-11-21T07:28:00.000Z"),
         ("2h", "2026-11-22T06:30:00.000Z", "2026-11-22T06:30:00.000Z"),
-        ("90 min ago", "2026-11-22T07:00:00.000Z", "2026-11-22T07:00:00.000Z"),
         ("1.5d", "2026-11-20T20:30:00.000Z", "2026-11-20T20:30:00.000Z"),
         ("now", "2026-11-22T08:30:00.000Z", "2026-11-22T08:30:00.000Z"),
     ],
@@ -304,7 +299,6 @@ BERLIN = PlantTime("Europe/Berlin", (("early", time(6)), ("late", time(14)), ("n
         ("today", "2026-11-21T23:00:00.000Z", "2026-11-22T23:00:00.000Z"),
         ("2026-10-25", "2026-10-24T22:00:00.000Z", "2026-10-25T23:00:00.000Z"),
         ("2026-11-21T09:28", "2026-11-21T08:28:00.000Z", "2026-11-21T08:28:00.000Z"),
-        ("2026-11-21T09:28Z", "2026-11-21T09:28:00.000Z", "2026-11-21T09:28:00.000Z"),
         ("09:30", "2026-11-22T08:30:00.000Z", "2026-11-22T08:30:00.000Z"),
         ("9:31", "2026-11-21T08:31:00.000Z", "2026-11-21T08:31:00.000Z"),  # still to come today: yesterday's
         ("22:00", "2026-11-21T21:00:00.000Z", "2026-11-21T21:00:00.000Z"),
