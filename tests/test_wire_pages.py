@@ -160,14 +160,3 @@ def test_the_python_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
             check=False,
         )
     assert done.stdout == "{'published': 2, 'accepted': 2}\n", done.stderr
-
-
-@pytest.mark.parametrize("page", ["protocol.md", "results.md", "cameras.md"])
-def test_what_the_pages_point_to_exists(page: str) -> None:
-    text = (DOCS / page).read_text(encoding="utf-8")
-    for target, anchor in re.findall(r"\]\(([^)#:]*)(#[^)]*)?\)", text):
-        file = DOCS / target if target else DOCS / page
-        assert file.exists(), target
-        headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
-        slugs = {"#" + re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-        assert not anchor or anchor in slugs, anchor

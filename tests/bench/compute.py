@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from experts.spec import Answer, ExpertSpec
     from experts.vision.preprocess import Prepared
     from experts.vision.slot import LayoutShelf, Slot
-    from tests.bench.openvino_networks import OpenVinoNetwork
     from tools.profile.samples import Samples
     from tools.training.expert_file import ImportReport
 
@@ -48,8 +47,7 @@ _HOPELESS = 2.0
 class ComputeFigures:
     """One network, batch size and way to run it. `ratio` is over plain torch: above 1 is faster.
 
-    `part` is "answers", from pixels to answers, or "network", which is the network alone. `of_openvino` is the share of
-    OpenVINO's throughput with the same numbers.
+    `part` is "answers", from pixels to answers, or "network", which is the network alone.
 
     `same_labels` is the share of images with the same labels as plain torch's answer. `confidence` and `box_pixels`
     are the largest differences of all outputs, unsure ones too, that the import found.
@@ -65,7 +63,6 @@ class ComputeFigures:
     same_labels: float
     confidence: float = 0.0
     box_pixels: float = 0.0
-    of_openvino: float | None = None
 
 
 def register(app: typer.Typer) -> None:
@@ -85,8 +82,6 @@ def bench_compute(
     as_json: AsJson = False,
 ) -> None:
     """Pixels to answers: our slots (folded, fused, packed) beside plain eager torch in float32, same run.
-
-    On a CPU beside OpenVINO as well, if it is installed (tests/bench/live/requirements.txt), and the networks alone.
 
     On a GPU beside eager torch as one would write it there: channels-last, in the slot's dtype.
     Weights are random, images are rendered parts. Then executors × threads, images per second.
@@ -115,7 +110,7 @@ def bench_compute(
         task = bar.add_task("starting", total=(len(names) + 1) * len(devices))
         for where, name in itertools.product(devices, names):
             bar.update(task, description=f"{where}: {name}")
-            figures += compare_network(name, sizes, ways, rounds, samples, Path(folder), where, threads=threads)
+            figures += compare_network(name, sizes, ways, rounds, samples, Path(folder), where)
             bar.advance(task)
         bar.update(task, description="executors × threads")
         spec = random_expert(names[0], "float32", samples, Path(folder))
@@ -142,8 +137,6 @@ def compare_network(
     folder: Path,
     device: str = "cpu",
     shelf: "LayoutShelf | None" = None,
-    *,
-    threads: int = 1,
 ) -> list[ComputeFigures]:
     """Measure every side of one network on one device, interleaved, and return medians."""
     import numpy as np
@@ -152,7 +145,6 @@ def compare_network(
     from experts.vision.graphs import WARM_UPS
     from experts.vision.infer import infer
     from experts.vision.layouts import TORCH_DTYPES
-    from tests.bench.openvino_networks import openvino_networks
 
     original, reports = _make(name, dtypes, samples, folder)
     slots = {dtype: _slot(report.spec, device, shelf) for dtype, report in reports.items()}
@@ -173,11 +165,6 @@ def compare_network(
         answers |= {dtype: partial(infer, slot, prepared) for dtype, slot in slots.items()}
         networks = {side: _network_alone(network, pixels, spec) for side, network in eager.items()}
         networks |= {dtype: _network_alone(slot.module, pixels, spec) for dtype, slot in slots.items()}
-        if device == "cpu":
-            for precision, compiled in openvino_networks(original, spec, pixels, threads).items():
-                answers[f"OpenVINO {precision}"] = partial(_openvino_infer, compiled, pixels, spec, prepared)
-                images = _normalised(pixels, spec).numpy()
-                networks[f"OpenVINO {precision}"] = partial(compiled.network, images)
         given = {side: run() for side, run in answers.items()}
         for part, runs in (("answers", answers), ("network", networks)):
             for run in runs.values():
@@ -194,11 +181,8 @@ def compare_network(
                 same = share_of_same_labels(given["plain"], given[side])
                 agreement = reports[side].agreement if side in reports else None
                 differences = (agreement.confidence, agreement.box_pixels) if agreement is not None else (0.0, 0.0)
-                ratio, other_ms = medians["plain"] / batch_ms, medians.get(f"OpenVINO {side}")
-                share = None if other_ms is None else other_ms / batch_ms
-                figures.append(
-                    ComputeFigures(device, name, batch, part, side, batch_ms, ratio, same, *differences, share)
-                )
+                ratio = medians["plain"] / batch_ms
+                figures.append(ComputeFigures(device, name, batch, part, side, batch_ms, ratio, same, *differences))
     return figures
 
 
@@ -253,12 +237,6 @@ def _original_answers(output: "Tensor", spec: "ExpertSpec", prepared: "Sequence[
 
     rows = non_max_suppression(output.float(), spec.confidence_floor, spec.nms_iou, max_det=spec.max_detections)
     return [_answer(torch.Tensor(boxes).tolist(), image, spec) for boxes, image in zip(rows, prepared, strict=True)]
-
-
-def _openvino_infer(
-    compiled: "OpenVinoNetwork", pixels: "NDArray[np.uint8]", spec: "ExpertSpec", prepared: "Sequence[Prepared]"
-) -> "list[Answer]":
-    return _original_answers(compiled.from_pixels(pixels), spec, prepared)
 
 
 def _network_alone(network: "nn.Module", pixels: "NDArray[np.uint8]", spec: "ExpertSpec") -> Callable[[], object]:
@@ -367,25 +345,19 @@ def _answer(boxes: list[list[float]], image: "Prepared", spec: "ExpertSpec") -> 
 
 
 def _show(result: dict[str, Any]) -> None:
-    from tests.bench.live.libraries import requirement
-    from tests.bench.openvino_networks import missing_packages
-
     cpu = result["cpu"]
-    formats = ("{}", "{}", "{}", "{}", "{}", "{:.1f}", "{:.2f}", "{:.0%}", "{:.0e}", "{:.0e}", "{:.2f}")
+    formats = ("{}", "{}", "{}", "{}", "{}", "{:.1f}", "{:.2f}", "{:.0%}", "{:.0e}", "{:.0e}")
     rows = [
-        [None if value is None else text.format(value) for text, value in zip(formats, figures.values(), strict=True)]
+        [text.format(value) for text, value in zip(formats, figures.values(), strict=True)]
         for figures in result["sides"]
     ]
-    columns = ("device", "network", "batch", "part", "side", "ms", "ratio", "labels", "conf.", "px", "of OpenVINO")
+    columns = ("device", "network", "batch", "part", "side", "ms", "ratio", "labels", "conf.", "px")
     print_narrow(
         f"Pixels to answers, and the network alone, {result['threads']} thread(s), random weights", columns, rows
     )
     for device, tried in result["pairs"].items():
         pairs = ", ".join(f"{pair['executors']} × {pair['threads']}: {pair['images_per_s']:.1f}" for pair in tried)
         console.print(f"{device}, executors × threads, images/s: {pairs}")
-    if missing := missing_packages():
-        wanted = " ".join(map(requirement, missing))
-        console.print(f"not compared with all of OpenVINO: pip install {wanted}", markup=False)
     kind = f"target {TARGET} over plain on ResNets" if cpu["bfloat16"] else "without bfloat16 instructions"
     console.print(
         f"{cpu['model']}, {cpu['cores']} cores, {cpu['capability']}, {kind}; {result['images']}", markup=False

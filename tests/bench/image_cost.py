@@ -6,7 +6,6 @@ the names of its threads beside the configuration, because the kernel knows thei
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -49,9 +48,6 @@ def bench_image_cost(
     ),
     seconds: Annotated[float, typer.Option(min=0.5, help="Length of each measurement.")] = 6.0,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each rate, interleaved; the median counts.")] = 3,
-    flame: Annotated[
-        Path | None, typer.Option("--flame", metavar="FILE.svg", help="Also draw a flame graph (needs py-spy).")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the processor time of intake, journal, rows, verdict and publication of one image, in all threads.
@@ -71,10 +67,8 @@ def bench_image_cost(
     try:
         with tempfile.TemporaryDirectory(prefix="coserve-cost-") as scratch:
             runs = run_in_turn(
-                {f"{rate:g} a second": partial(_measure, Path(scratch), rate, seconds, None) for rate in asked}, rounds
+                {f"{rate:g} a second": partial(_measure, Path(scratch), rate, seconds) for rate in asked}, rounds
             )
-            if flame is not None:
-                _measure(Path(scratch), asked[0], seconds, flame)
     except (BenchError, ServiceError, OSError) as error:
         fail(f"could not measure: {error}", status=1)
     costs = [_middle(of_rate) for of_rate in runs.values()]
@@ -103,7 +97,7 @@ def _middle(runs: list[ImageCost]) -> ImageCost:
     return ImageCost(middle.rate, middle.judged_per_s, middle.total_ms, threads)
 
 
-def _measure(scratch: Path, rate: float, seconds: float, flame: Path | None) -> ImageCost:
+def _measure(scratch: Path, rate: float, seconds: float) -> ImageCost:
     from daemon.wire.control import ask
     from tests.bench.intake_camera import Order
     from tests.bench.intake_line import a_jpeg_of, make_line
@@ -121,14 +115,11 @@ def _measure(scratch: Path, rate: float, seconds: float, flame: Path | None) -> 
         endpoint, control = f"ipc://{folder}/intake.sock", f"ipc://{folder}/control.sock"
         camera = Camera(Order(endpoint, "camera", str(image), seconds + _WARM_S, 0.0, rate or None))
         time.sleep(_WARM_S)
-        spy = _draw(pid, seconds, flame) if flame is not None else None
         before, judged, began_s = _seconds_of_threads(pid), ask(control, "status")["completed"], time.monotonic()
         time.sleep(seconds - 0.5)
         after, judged = _seconds_of_threads(pid), ask(control, "status")["completed"] - judged
         took_s = time.monotonic() - began_s
         camera.answers()
-        if spy is not None and spy.wait():
-            raise OSError(f"py-spy ended with status {spy.returncode}")
         names = {int(number): name for number, name in json.loads((folder / _THREADS).read_text()).items()}
     spent_s: defaultdict[str, float] = defaultdict(float)
     for number, thread_s in after.items():
@@ -146,13 +137,6 @@ def _seconds_of_threads(pid: int) -> dict[int, float]:
         except (FileNotFoundError, ProcessLookupError):  # it ended
             continue
     return spent_s
-
-
-def _draw(pid: int, seconds: float, flame: Path) -> "subprocess.Popen[bytes]":
-    words = ("record", "--pid", str(pid), "--duration", str(int(seconds)), "--rate", "500", "--gil", "--threads")
-    return subprocess.Popen(
-        ["py-spy", *words, "--format", "flamegraph", "--output", str(flame)], stdout=subprocess.DEVNULL
-    )
 
 
 def _run(config: Path) -> int:

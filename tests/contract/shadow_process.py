@@ -2,7 +2,6 @@
 
 import os
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
@@ -23,10 +22,3 @@ def urged(line: Line, but: psutil.Process | None = None) -> psutil.Process:
     with suppress(psutil.AccessDenied):  # a user may not
         process.nice(0)
     return process
-
-
-def idled(process: psutil.Process) -> None:
-    """Give the process back the priority that it had before it was urged."""
-    for thread in Path(f"/proc/{process.pid}/task").iterdir():
-        os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
-        os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))

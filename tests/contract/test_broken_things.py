@@ -4,22 +4,18 @@ import shutil
 import signal
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from daemon.units import utc_text
 from tests.contract.client import RULES, Line, everything_is_whole
 from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned
 from tests.simulated import a_service
 from tests.waiting import PATIENCE_S
-from tools.cli.main import app
 from tools.setup.service import Service
 
 
@@ -187,31 +183,6 @@ def test_another_program_that_opens_and_closes_the_database_takes_nothing_away(
             assert (tmp_path / "inspection.db-wal").exists()
             line.result(line.send())
             assert line.rows("SELECT count(*) FROM inspections") == [(line.count,)]
-
-
-def test_an_expert_whose_file_comes_later_serves_after_a_reload(tmp_path: Path, experts_folder: Path) -> None:
-    line = Line(tmp_path, experts_folder)
-    file = tmp_path / "experts" / "C0603.safetensors"
-    file.rename(tmp_path / "later")
-    with served(line):
-        failed = line.result(line.send(component="V"))
-        assert (failed["verdict"], failed["reason"]) == ("unknown", "expert_failed")
-        assert line.result(line.send())["verdict"] == "pass"
-        line.wait(lambda: line.status()["state"] == "degraded")
-        status = line.status()
-        assert "C0603.safetensors" in status["last_error"]
-        assert line.rows("SELECT started_at FROM runs")[0][0] <= status["last_error_at"] <= utc_text(time.time())
-        assert line.control("reload")["without_weights"] == ["C0603"]
-        said = CliRunner().invoke(app, ["reload", "--config", str(line.config)]).output
-        assert "without usable weights (1): C0603; coserve check says why" in " ".join(said.split())
-        (tmp_path / "later").rename(file)
-        answer = line.control("reload")
-        assert answer["type"] == "ok"
-        assert "without_weights" not in answer
-        status = line.status()
-        assert (status["last_error"], status["last_error_at"]) == (None, None)
-        assert line.result(line.send(component="V"))["reason"] is None
-        line.wait(lambda: line.status()["state"] == "ready")
 
 
 @pytest.mark.promise("Containment", "Missing or corrupt weights cost only their own images")

@@ -309,32 +309,6 @@ def test_a_client_starts_over_after_a_restore_and_loses_nothing(line: Line, tmp_
     assert [(result["seq"], result["id"]) for result in again] == stored
 
 
-@pytest.mark.test_all
-def test_a_client_that_stays_connected_through_a_restore_starts_over_too(line: Line, tmp_path: Path) -> None:
-    service = line.service()
-    service.start()
-    some_results(line, 2)
-    copy = a_copy(line, tmp_path / "older.db")
-    some_results(line, 3)
-    with Results(line.results, line.intake, since=0) as results:
-        for _ in range(5):
-            assert results.take(20.0) is not None
-        before = results.epoch
-        service.stop()
-        put_back(copy, line)
-        service.start()
-        some_results(line, 5)
-        heard = []
-        while not heard or heard[-1]["seq"] < 7 or results.epoch == before:
-            result = results.take(20.0)
-            assert result is not None
-            heard.append(result)
-        service.stop()
-    last = [result["id"] for result in heard if result["seq"] <= 7][-7:]
-    assert last == [image for (image,) in line.rows("SELECT image_id FROM inspections ORDER BY seq")]
-    assert results.lost == 0
-
-
 @pytest.mark.promise(
     "Upgrades, ways back, backups",
     "A restored line knows every version that judged and can put it in force again; who restored it and why is "

@@ -2,9 +2,7 @@
 
 import json
 import math
-import shutil
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -330,14 +328,3 @@ def test_final_verdicts_are_the_newest_reviewers_or_the_daemons(database):
         (plain, "fail", "D1", "daemon"),
         (turned, "pass", None, "bert"),
     ]
-
-
-@pytest.mark.skipif(shutil.which("sqlite3") is None, reason="no sqlite3 command: apt-get install sqlite3")
-def test_views_run_in_the_stock_sqlite3_shell(database):
-    board = database.board("S")
-    database.stage(database.image(board, "fail", defect="D1"))
-    queries = "".join(f"SELECT count(*) FROM {view};" for view in VIEWS)  # noqa: S608
-    shell = subprocess.run(
-        ["sqlite3", "-bail", "-readonly", database.path, queries], capture_output=True, text=True, check=True
-    )
-    assert shell.stdout.split() == ["2", "1", "1", "1", "1", "1", "1", "0", "1"]

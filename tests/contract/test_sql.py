@@ -123,16 +123,6 @@ def test_verdicts_and_boards_are_those_of_the_stream(database: Database) -> None
     assert database.rows(open_boards) == [("A", 2, None, None, None, "L1"), ("S1", 1, None, None, None, None)]
 
 
-def test_the_stream_view_lists_one_gapless_sequence(database: Database) -> None:
-    stream = database.rows("SELECT seq, kind, key FROM stream ORDER BY seq")
-    assert [seq for seq, _, _ in stream] == list(range(1, len(database.streamed) + 1))
-    assert database.status["last_seq"] == len(stream)
-    for (seq, kind, key), message in zip(stream, database.streamed, strict=True):
-        assert kind == message["topic"].split("/")[0]
-        table, column = {"inspection": ("inspections", "inspection_id"), "board": ("boards", "board_id")}[kind]
-        assert database.rows(f"SELECT seq FROM {table} WHERE {column} = {key}") == [(seq,)]  # noqa: S608
-
-
 def test_stages_say_who_answered(database: Database) -> None:
     by_component = dict(
         database.rows(
@@ -198,27 +188,6 @@ def test_times_are_utc_text_with_milliseconds_and_in_order(database: Database) -
             assert values, (table, column)
             assert all(TIME.fullmatch(value) for (value,) in values), (table, column)
     assert database.one("SELECT count(*) FROM inspections WHERE completed_at < accepted_at") == (0,)
-
-
-def test_the_views_say_what_a_hand_counts(database: Database) -> None:
-    # A failed, B has an image without verdict and a failed one, M has one that an expert was unsure of.
-    columns = ("boards", "passed", "failed", "review", "unknown", "first_pass_yield")
-    counts = ", ".join(f"sum({column})" for column in columns)
-    assert database.rows(f"SELECT board_type, lot, {counts} FROM board_yield GROUP BY 1, 2 ORDER BY 1") == [  # noqa: S608
-        ("mixed", None, 1, 0, 0, 1, 0, 0.0),
-        ("named", "L1", 2, 0, 2, 0, 0, 0.0),
-    ]
-    days = "SELECT DISTINCT substr(completed_at, 1, 10) FROM boards WHERE seq IS NOT NULL ORDER BY 1"
-    assert database.rows("SELECT DISTINCT day FROM board_yield ORDER BY 1") == database.rows(days)
-    (defect,) = database.one("SELECT DISTINCT defect FROM inspections WHERE verdict = 'fail'")
-    assert database.rows("SELECT * FROM defect_pareto") == [("named", "F", defect, 2, 1.0, 1.0)]
-    usage = {row[0]: row[1:] for row in database.rows("SELECT * FROM expert_usage")}
-    assert set(usage) == {"R0402", "C0603", "QFP64", "yolo-solder"}
-    assert [usage[name][:3] for name in ("R0402", "C0603", "QFP64")] == [(5, 5, 1.0), (2, 2, 1.0), (2, 2, 1.0)]
-    assert database.rows("SELECT verdict, decided_by, count(*) FROM final_verdicts GROUP BY 1, 2 ORDER BY 1") == [
-        ("fail", "daemon", 2), ("pass", "daemon", 5), ("review", "daemon", 2), ("unknown", "daemon", 1),
-    ]  # fmt: skip
-    assert database.rows("SELECT * FROM false_calls") == []
 
 
 def test_the_database_is_whole_in_wal_mode_and_for_the_group_to_read(database: Database) -> None:

@@ -115,18 +115,6 @@ def test_a_text_is_generated_and_its_row_says_how(line: Line) -> None:
     assert (threshold, board) == (None, None)
 
 
-def test_the_same_prompt_gives_the_same_text_alone_and_among_others(line: Line) -> None:
-    alone = made(line, prompt="hello", max_new_tokens=20)
-    headers = [generate(prompt, max_new_tokens=20) for prompt in ("hello", "other text", "x" * 30, "hello")]
-    with line.peer() as peer:
-        for header in headers:
-            peer.send(header)
-        assert {peer.take()["type"] for _ in headers} == {"accepted"}
-    texts = [line.result(header["id"])["text"] for header in headers]
-    assert texts[0] == texts[3] == alone["text"]
-    assert len(set(texts)) == 3
-
-
 def test_tokens_are_streamed_in_order_and_add_up_to_the_text_that_follows(line: Line) -> None:
     header = generate(stream=True, max_new_tokens=12, source="mes:2")
     with line.listener("token/mes:2/", "generation/mes:2/", "heartbeat/") as listener:
@@ -167,11 +155,6 @@ def test_what_can_never_be_generated_is_rejected_by_name(
     answer = ask(line, generate() | wrong)
     assert (answer["type"], answer["code"]) == ("rejected", code)
     assert says in answer["reason"]
-
-
-def test_a_deadline_that_has_passed_gives_unknown(line: Line) -> None:
-    result = made(line, max_new_tokens=40, deadline_ms=1)
-    assert (result["status"], result["reason"], result["text"]) == ("unknown", "deadline", None)
 
 
 @pytest.mark.promise(
@@ -262,58 +245,6 @@ def test_a_model_that_is_removed_damaged_or_put_back_costs_its_own_requests_only
     shutil.copy(checkpoint / "model.safetensors", weights)
     line.wait(lambda: ask_spare()["text"] == text)
     line.wait(lambda: line.status()["state"] == "ready")
-
-
-def test_images_take_memory_from_a_model_and_the_sum_stays_within_the_device(line: Line) -> None:
-    last: dict[str, int] = {}
-
-    def look() -> tuple[int, int]:
-        """Return the bytes that images and the large model may have now."""
-        status = line.status()
-        (executor,) = status["executors"]
-        assert all(model["used_bytes"] <= model["budget_bytes"] for model in status["models"])
-        models = {model["name"]: model["budget_bytes"] for model in status["models"]}
-        if models == last:  # they are asked after the images, so what was moved in between would count twice
-            assert executor["budget_bytes"] + sum(models.values()) <= DEVICE_BYTES
-        last.update(models)
-        return executor["budget_bytes"], models["large"]
-
-    line.wait(lambda: look()[1] == LARGE_BYTES)
-    text = made(line, model="large", prompt="hello")["text"]
-
-    def crowd() -> bool:
-        for component in ("P", "V", "F"):
-            line.send(component=component)
-        assert ask(line, generate("hello", model="large", max_new_tokens=4))["type"] == "accepted"
-        images_bytes, large_bytes = look()
-        return large_bytes == LARGE_BYTES // 4 and images_bytes > 90_000_000
-
-    line.wait(crowd)
-    line.idle()
-    assert made(line, model="large", prompt="hello")["text"] == text
-    line.wait(lambda: look()[1] == LARGE_BYTES)
-    assert made(line, model="large", prompt="hello")["text"] == text
-
-
-def test_texts_that_do_not_fit_at_once_wait_their_turn_and_one_that_never_fits_is_refused(line: Line) -> None:
-    """The large model's texts have 6 MB: 1,464 tokens of 4 KB. Eight rows of its context could come to 16,384."""
-    made(line, model="large", prompt="hello", max_new_tokens=2)
-    assert status_of(line, "large")["text_budget_bytes"] == LARGE_TEXTS_BYTES
-    answer = ask(line, generate("x" * 1441, model="large"))
-    assert (answer["type"], answer["code"]) == ("rejected", "bad_field")
-    assert "its 1441 tokens and 24 new ones (max_new_tokens) are more than the 1464 that" in answer["reason"]
-    assert "models.large.text_memory holds, 6000000 bytes" in answer["reason"]
-    headers = [generate(str(number) * 700, model="large", max_new_tokens=24) for number in range(5)]
-    hold_after(8, line.folder)
-    with line.peer() as peer:
-        for header in headers:
-            peer.send(header)
-        assert {peer.take()["type"] for _ in headers} == {"accepted"}
-    line.wait(lambda: status_of(line, "large")["running"] == 2)
-    assert status_of(line, "large")["text_used_bytes"] == 2 * 724 * 4096
-    (line.folder / STEPS).unlink()
-    assert [line.result(header["id"])["status"] for header in headers] == ["done"] * 5
-    line.wait(lambda: status_of(line, "large")["text_used_bytes"] == 0)
 
 
 def test_a_board_is_explained_by_the_template_or_by_the_model_that_is_configured(line: Line) -> None:

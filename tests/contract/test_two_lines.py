@@ -168,13 +168,10 @@ def test_a_refused_line_leaves_nothing_locked(tmp_path: Path, experts_folder: Pa
 OWN_CLASHES: dict[str, dict[str, Any]] = {
     "journal": {"images": "journal"},
     "in the journal": {"images": "journal/images"},
-    "around the journal": {"journal": "images/journal"},
     "experts": {"images": "experts"},
     "everything": {"images": "."},
     "database in images": {"database": "sqlite:///images/inspection.db"},
     "trace over the database": {"record": "inspection.db"},
-    "trace over the rules": {"record": "rules.yaml"},
-    "trace over the configuration": {"record": "coserve.yaml"},
 }
 
 
@@ -207,14 +204,4 @@ def test_a_folder_with_others_files_is_not_taken(first: Path, place: str) -> Non
     with claimed(first):
         file.touch()  # a line that has the folder goes on: none of its parts touches such a file
     with claimed(first):
-        pass
-
-
-def test_a_file_that_is_not_a_trace_is_not_overwritten(tmp_path: Path, experts_folder: Path) -> None:
-    line = a_line(tmp_path / "line", experts_folder, record="notes.txt")
-    notes = line.parent / "notes.txt"
-    notes.write_text("mine")
-    assert "is not a trace" in refused(line)
-    notes.write_text('{"trace":1}')
-    with claimed(line):
         pass

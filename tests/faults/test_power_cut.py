@@ -70,16 +70,6 @@ def test_bytes_and_names_stay_once_they_were_synced_and_others_go_back(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == left
 
 
-def test_two_names_of_one_file_stay_one_file(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "disk" / "a").write_bytes(b"old")
-    (tmp_path / "disk" / "b").hardlink_to(tmp_path / "disk" / "a")
-    code = "os.link('a', 'c'); sync_names(); os.link('a', 'd'); put('b', b'new', sync=True); put('c', b'gone', at=3)"
-    folder = after_a_power_cut(tmp_path, code)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == dict.fromkeys("abc", b"new")
-    assert len({path.stat().st_ino for path in folder.iterdir()}) == 1
-
-
 def test_what_a_failed_sync_was_to_write_does_not_come_with_the_next_one(tmp_path: Path) -> None:
     code = """
 fd = put('a', b'first,', sync=True); sync_names()
@@ -90,34 +80,6 @@ os.pwrite(fd, b'third', 13); os.fdatasync(fd)
 """
     folder = after_a_power_cut(tmp_path, code, plan=("sync@/a$:eio:2",))
     assert (folder / "a").read_bytes() == b"first," + bytes(7) + b"third"
-
-
-def test_what_one_sync_has_written_stays_although_another_fails_meanwhile(tmp_path: Path) -> None:
-    code = """
-import contextlib, threading
-fd = put('a', b'kept'); sync_names()
-def sync():
-    with contextlib.suppress(OSError): os.fdatasync(fd)
-both = [threading.Thread(target=sync) for _ in range(2)]
-for thread in both: thread.start()
-for thread in both: thread.join()
-"""
-    # Whichever comes first takes its time and succeeds; the other fails at once.
-    folder = after_a_power_cut(tmp_path, code, plan=("sync@/a$:delay=500:1", "sync@/a$:eio:2"))
-    calls = [call for call in read_log(tmp_path / "calls") if call.call == "sync" and call.path.endswith("/a")]
-    assert sorted(call.error for call in calls) == [0, 5]
-    assert (folder / "a").read_bytes() == b"kept"
-
-
-def test_what_is_written_and_synced_after_a_failed_sync_hides_what_that_one_may_have_left(tmp_path: Path) -> None:
-    code = """
-fd = put('a', b'x' * 4096); sync_names()
-try: os.fdatasync(fd)
-except OSError: pass
-put('a', b'y' * 4096, sync=True)
-"""
-    folder = after_a_power_cut(tmp_path, code, "some", plan=("sync@/a$:eio:1",))
-    assert (folder / "a").read_bytes() == b"y" * 4096
 
 
 def test_of_what_was_not_synced_some_sectors_may_stay(tmp_path: Path) -> None:

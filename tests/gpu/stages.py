@@ -225,7 +225,7 @@ def run_live(plan: Plan, folder: Path, keep: Keep) -> None:
             )  # fmt: skip
             # Costs are of all devices, which the first of these has.
             setup = replace(setup, options=options) if setup else prepare(options, Path(scratch), print)
-            cell = run_cell(setup, setup.trace(order), "cold", sides, 1, None, print)
+            cell = run_cell(setup, setup.trace(order), "cold", sides, 1, print)
             rows = [
                 (
                     side,

@@ -5,19 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from daemon.check import check_line as check_line_of
-from daemon.config.settings import load_config
-from tests.bench.line import RunFigures
-from tests.bench.live.expert_files import ExpertRecipe, read_experts
-from tests.gpu import expert_files
 from tests.gpu.__main__ import measure
-from tests.gpu.expert_files import make_expert_files
 from tests.gpu.page import NOT_MEASURED, FigureFiles, StageFigures, Table, page_text
 from tests.gpu.stages import DRY_RUN
 
 pytestmark = pytest.mark.test_all
 
-RECIPE = ExpertRecipe(3, 1, "resnet18", "yolo11n", 32)
 TINY_LOADS = replace(DRY_RUN, devices=("sim:0",), rounds=1)
 
 
@@ -54,26 +47,6 @@ def test_loads_are_measured_on_a_simulated_gpu(tmp_path: Path):
     assert {"slot, cold", "slot, from RAM tier", "safetensors, assigned, warm"} <= {row[0] for row in table.rows}
 
 
-def test_the_demos_line_needs_no_training_and_leaves_only_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def check_line(config: Path, images: list[object], name: str, environ: dict[str, str]) -> RunFigures:
-        """Check the line instead of running it, which takes a minute."""
-        devices = load_config(config, environ).devices
-        assert (list(devices), devices["cpu"].executors) == (["cpu"], 2), "a daemon has no simulated devices"
-        assert len(images) == 54
-        if name == "samba":
-            problems, facts = check_line_of(config)
-            assert (problems, facts["experts"]) == ([], 18)
-        return RunFigures(name, len(images), 10.0, 5, 0)
-
-    monkeypatch.setattr("tests.bench.line.run_line", check_line)
-    files = FigureFiles(tmp_path / "figures")
-    assert measure("line", DRY_RUN, tmp_path, files) == 0
-    figures = files.read("line")
-    assert figures is not None
-    assert [table.title for table in figures.tables] == ["The demo's line, cpu"]
-    assert [file.name for file in tmp_path.iterdir()] == ["figures"]
-
-
 def test_a_gpu_that_disappears_is_a_named_error_and_the_figures_of_before_stay(tmp_path: Path, capsys):
     files = FigureFiles(tmp_path / "figures")
     files.keep(some_figures("load", 2.5))
@@ -89,18 +62,3 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert measure("load", replace(TINY_LOADS, devices=("cuda:0",)), tmp_path, FigureFiles(tmp_path)) == 3
     assert "sees no CUDA device" in capsys.readouterr().err
-
-
-def test_experts_have_bytes_of_their_own_and_share_files_where_there_is_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    catalog, distinct = make_expert_files(tmp_path, RECIPE, limit_s=0.0)
-    specs = read_experts(catalog)
-    assert (distinct, len(specs)) == (2, 4)
-    assert len({spec.file for spec in specs.values()}) == 2, "no time: one of each kind"
-    monkeypatch.setattr(expert_files, "_RESERVE_BYTES", 0)
-    catalog, distinct = make_expert_files(tmp_path, RECIPE, limit_s=600.0)
-    specs = read_experts(catalog)
-    assert distinct == 4
-    pages = {spec.file.read_bytes()[1_000_000:1_004_096] for spec in specs.values()}
-    assert len({spec.sha256 for spec in specs.values()}) == len(pages) == 4

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from routing_rules.compile import ExpertLabels, compile_rules
 from routing_rules.examples.deeppcb import deeppcb
-from routing_rules.load import read_yaml
 from tests import ROOT
 from tools.training.classifier import TrainingPlan, train_classifier
 from tools.training.detector import train_detector
@@ -83,33 +81,6 @@ def test_the_example_runs_from_the_data_set_to_a_measured_line(
     assert "repaired" in output
     assert "│ pin-hole │ 1 │" in output
     assert "│ all │ 2 │" in output
-
-
-def test_the_rules_send_every_tile_to_the_detector() -> None:
-    experts = {"tile": ExpertLabels("classify", ("group1", "group2"))}
-    routes = compile_rules(
-        read_yaml(RULES), str(RULES), {**experts, deeppcb.DETECTOR: ExpertLabels("detect", deeppcb.LABELS)}
-    )
-    assert routes.recipes[deeppcb.BOARD_TYPE].expected == 1
-    assert [expert for expert, _ in routes.successors["tile"]] == [deeppcb.DETECTOR]
-
-
-@pytest.mark.parametrize(
-    ("broken", "content", "message"),
-    [
-        ("train.txt", None, "name the folder that holds train.txt and val.txt"),
-        ("group2/1.txt", "1 2 3\n", "1.txt: expected lines `x1 y1 x2 y2 type`"),
-        ("group1/2_test.jpg", "damaged", "2_test.jpg: expected a picture of 640 x 640 pixels"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_named(
-    data_set: Path, tmp_path: Path, broken: str, content: str | None, message: str
-) -> None:
-    (data_set / broken).unlink()
-    if content is not None:
-        (data_set / broken).write_text(content, encoding="utf-8")
-    with pytest.raises(SystemExit, match=message):
-        deeppcb.prepare(data_set, tmp_path / "data")
 
 
 def test_few_shot_judges_crops_of_other_boards_by_classifiers_of_crops(

@@ -64,10 +64,7 @@ def test_the_rules_of_these_tests_are_right_before_they_are_spoilt() -> None:
 MISTAKES = {
     "an unknown key, with the nearest right one": [
         ("boards:", "bords:", "f:1:1: unknown key `bords`; did you mean `boards`?"),
-        ("time_limit", "time_limt", "f:3:5: unknown key `time_limt`; did you mean `time_limit`?"),
-        ("review_below", "Review_Below", "f:8:45: unknown key `Review_Below`; did you mean `review_below`?"),
         ("expert: resistor", "exprt: resistor", "f:10:5: unknown key `exprt`; did you mean `expert`?"),
-        ("fail_on", "fail_at", "f:15:5: unknown key `fail_at`; did you mean `fail_on`?"),
         ("max: 70", "maximum: 70", "f:17:24: unknown key `maximum`"),
         ("QFP*: {", "QFP*: {x: 1, ",
          "f:8:10: unknown key `x`; expected one of `expert`, `pass`, `review_below`, `then`"),
@@ -79,14 +76,12 @@ MISTAKES = {
     "a component that no pattern matches": [
         ("R0402: 180", "r0402: 180", "f:5:7: no classifier pattern matches component `r0402`; the nearest is `R*`"),
         ("QFP64: [", "QFB64: [", "f:6:7: no classifier pattern matches component `QFB64`; the nearest is `QFP*`"),
-        ("R0402: 180", "XTAL: 1", "f:5:7: no classifier pattern matches component `XTAL`"),
     ],
     "a pattern of a wrong shape": [
         ("  R*:", '  "[QR]*":',
          "f:9:3: expected a pattern in which only * (any text) and ? (one character) are wild, no brackets"),
         ("  R*:", "  R**:", "f:9:3: expected a pattern with single stars: ** means no more than *, found `R**`"),
         ("  R*:", '  "":', "f:9:3: expected a pattern of component types such as QFP*"),
-        ("  R*:", '  " R*":', "f:9:3: expected a pattern of component types such as QFP*"),
     ],
     "a chain without an end": [
         ("[clean]}", "[clean], then: solder}", "f:20:45: a cycle: solder → wash → solder; a chain must end"),
@@ -94,12 +89,10 @@ MISTAKES = {
     ],
     "a reference to nothing": [
         ("then: solder", "then: sodler", f"f:8:71: `sodler` {NO_ENTRY}; did you mean `solder`?"),
-        ("smear: wash", "smear: wsh", f"f:18:19: `wsh` {NO_ENTRY}; did you mean `wash`?"),
         ("then: solder", "then: yolo-solder",
          f"f:8:71: `yolo-solder` {NO_ENTRY} but an expert; did you mean `solder`?"),
         ("then: solder", "then: R*", f"f:8:71: `R*` {NO_ENTRY} but a pattern of classifiers: a later classifier"),
         ("then: solder", "then: zzz", f"f:8:71: `zzz` {NO_ENTRY}; expected one of `solder`, `wash`"),
-        ("then: solder", "then: {ok: solder, '*': slder}", f"f:8:89: `slder` {NO_ENTRY}; did you mean `solder`?"),
     ],
     "a name or a key that is there twice": [
         ("  wash: {", "  solder: {expert: s, pass: [ok]}\n  wash: {",
@@ -115,19 +108,14 @@ MISTAKES = {
     ],
     "a threshold outside 0 to 1": [
         ("review_below: 0.90", "review_below: 1.2", f"f:8:59: {A_SHARE}, found `1.2`"),
-        ("review_below: 0.90", "review_below: -0.1", f"f:8:59: {A_SHARE}, found `-0.1`"),
         ("review_below: 0.90", "review_below: high", f"f:8:59: {A_SHARE}, found `high`"),
         ("review_below: 0.90", "review_below: .nan", f"f:8:59: {A_SHARE}, found `.nan`"),
         ("review_below: 0.90", "review_below: true", f"f:8:59: {A_SHARE}, found `true`"),
-        ("bridge: 0.40", "bridge: 40", f"f:15:23: {A_SHARE}, found `40`"),
-        ("max: 70", "max: 70, confidence: 2", f"f:17:45: {A_SHARE}, found `2`"),
         ("pass: [clean]", "pass: [clean], pass_rate: 95", f"f:20:50: {A_SHARE}, found `95`"),
     ],
     "an alarm that can never be raised, or that nobody could remember": [
         (DEFECTS, f"{ALARM}{{count: 4, same: [designator], within: 3 boards}}}}",
          "f:22:22: it can never be raised: expected at most 3, the boards of `within`"),
-        (DEFECTS, f"{ALARM}{{count: 60, within: 50 images}}}}",
-         "f:22:22: it can never be raised: expected at most 50, the images of `within`"),
         (DEFECTS, f"{ALARM}{{count: 3, same: [designator], within: 600 images}}}}",
          "f:22:53: expected 546 images or fewer: the boards have 183 designators"),
         (DEFECTS, f'{ALARM}{{count: 3, component: "QFB*", within: 1h}}}}',
@@ -135,14 +123,12 @@ MISTAKES = {
     ],
     "an alarm of a wrong shape": [
         (DEFECTS, f"{ALARM}{{within: 3 boards}}}}", "f:22:10: missing key `count`"),
-        (DEFECTS, f"{ALARM}{{count: 3}}}}", "f:22:10: missing key `within`"),
         (DEFECTS, f"{ALARM}{{count: 0, within: 1h}}}}", "f:22:22: expected a count: a whole number from 1 to 1000"),
         (DEFECTS, f"{ALARM}{{count: 1, within: 1h, verdict: pass}}}}",
          "f:22:46: expected 'fail', 'review' or 'unknown', found `pass`"),
         (DEFECTS, f"{ALARM}{{count: 1, within: 1h, same: [defekt]}}}}",
          "f:22:44: expected 'board_type', 'component', 'designator' or 'defect', found `defekt`"),
         (DEFECTS, f"{ALARM}{{count: 1, within: 20}}}}", f"f:22:33: {A_WINDOW}, found `20`"),
-        (DEFECTS, f"{ALARM}{{count: 1, within: 201 boards}}}}", f"f:22:33: {A_WINDOW}, found `201 boards`"),
         (DEFECTS, f"{ALARM}{{count: 1, within: 200h}}}}", f"f:22:33: {A_WINDOW}, found `200h`"),
     ],
     "a count that cannot be": [
@@ -150,10 +136,8 @@ MISTAKES = {
         ("{min: 64, max: 70}", "[{min: 1}, {min: 3, max: 2}]",
          "f:17:31: a count that cannot be: min 3 is more than max 2"),
         ("min: 64", "min: -1", "f:17:20: expected a count: a whole number from 0, found `-1`"),
-        ("min: 64", "min: 1.5", "f:17:20: expected a count: a whole number from 0, found `1.5`"),
         ("min: 64, max: 70", "min: 0", "f:17:20: min 0 requires nothing: expected min of 1 or more, or a max"),
         ("R0402: 180", "R0402: 0", "f:5:14: expected a quantity: a whole number from 1 to 1000000, found `0`"),
-        ("R0402: 180", "R0402: -5", "f:5:14: expected a quantity: a whole number from 1 to 1000000, found `-5`"),
         ("R0402: 180", "R0402: []", "f:5:14: expected at least one entry, found an empty list"),
         ("R0402: 180", "R0402: many", f"f:5:14: {AN_AMOUNT}, found `many`"),
         ("R0402: 180", "R0402:", f"f:5:13: {AN_AMOUNT}, found nothing"),
@@ -167,12 +151,10 @@ MISTAKES = {
         ("pass: [ok],", "pass: [ok], on_clear: x,", "f:8:55: expected 'pass' or 'review', found `x`"),
         (" then: {smear: wash}", " then: [wash]", "f:18:11: expected the name of an entry of detectors or steps, or a"),
         (" then: {smear: wash}", " then: {}", "f:18:11: expected at least one entry, found an empty mapping"),
-        ("fail_on: {bridge: 0.40, void: 0.55}", "fail_on: [bridge]", "f:15:14: expected a mapping"),
         ('expert: "{component}"', "expert: {component}", "f:8:18: expected the name of an expert, in quotes where it"),
         ('"{component}"', '"{compnent}"', "f:8:18: expected the name of an expert, with no braces but those of"),
         ("defects: {", "defects: {void: 207, ", "f:21:17: expected a defect code: text of 1 to 128 characters"),
         ("max: 70", "region: [0, 0, 2, 1]", "f:17:32: expected [x1, y1, x2, y2] in fractions of the image"),
-        ("max: 70", "region: [0.5, 0, 0.5, 1]", "f:17:32: expected [x1, y1, x2, y2] in fractions of the image"),
         ("max: 70", "position: {at: [0, 2], tolerance: 1}", "f:17:39: expected [x, y] in fractions of the image"),
         ("max: 70", "position: {at: [0, 1], tolerance: 0}", "f:17:58: expected a fraction of the image's longer side"),
         ("max: 70", "position: {at: [0, 1]}", "f:17:24: missing key `tolerance`"),
@@ -210,11 +192,9 @@ def test_every_mistake_is_reported_once_with_its_place(old: str, new: str, expec
         ("expert: resistor", "expert: resistr",
          "f:10:13: no expert `resistr` in the catalog; did you mean `resistor`?"),
         ("QFP64: [", "QFP6: [", f"f:8:18: no expert `QFP6` in the catalog (for component `QFP6` {ON_THE_BOARD}"),
-        ("expert: wash", "expert: Wash", "f:20:18: no expert `Wash` in the catalog; did you mean `wash`?"),
         ("yolo-solder", '"yolo-{component}"',
          f"f:14:13: no expert `yolo-QFP64` in the catalog (for component `QFP64` {ON_THE_BOARD}"),
         ("[ok, turned]", "[ok, turnd]", "f:11:16: expert `resistor` has no label `turnd`; did you mean `turned`?"),
-        ("pass: [ok],", "pass: [OK],", "f:8:40: expert `QFP64` has no label `OK`; did you mean `ok`?"),
         ("then: solder", "then: {okk: solder}", "f:8:72: expert `QFP64` has no label `okk`; did you mean `ok`?"),
         ("{bridge: 0.40", "{brigde: 0.40",
          "f:15:15: expert `yolo-solder` has no label `brigde`; did you mean `bridge`?"),
@@ -222,27 +202,19 @@ def test_every_mistake_is_reported_once_with_its_place(old: str, new: str, expec
          "f:15:17: expert `yolo-solder` has no label `viod`"),
         ("joint: {", "joints: {", "f:17:7: expert `yolo-solder` has no label `joints`; did you mean `joint`?"),
         ("{smear:", "{smaer:", "f:18:12: expert `yolo-solder` has no label `smaer`; did you mean `smear`?"),
-        ("[clean]", "[cleen]", "f:20:31: expert `wash` has no label `cleen`; did you mean `clean`?"),
         ("{tombstone:", "{tombstoned:",
          "f:21:11: no expert of these rules has the label `tombstoned`; did you mean `tombstone`?"),
         ("{tombstone:", "{mising_joint:",
          "f:21:11: no expert of these rules has the label `mising_joint`; did you mean `missing_joint`?"),
         ("expert: resistor", "expert: yolo-solder", f"f:10:13: expert `yolo-solder` {IS_A_DETECTOR}"),
-        ("expert: wash", "expert: yolo-solder", f"f:20:18: expert `yolo-solder` {IS_A_DETECTOR}"),
         ("yolo-solder", "resistor",
          "f:14:13: expert `resistor` is a classifier, expected a detector; a classifier goes under `classifiers:`"),
-        ("QFP*: {", "QFP*: {nonsense: 1, ",
-         "f:8:10: unknown key `nonsense`; expected one of `expert`, `pass`, `review_below`, `then`"),
         ("  QFP*: {expert:", "  QFP*: 3 #", "f:8:9: expected a mapping"),
     ],
 )  # fmt: skip
 def test_every_mistake_against_the_catalog_is_reported_once(old: str, new: str, expected: str) -> None:
     (message,) = mistakes(old, new, CATALOG)
     assert message.startswith(expected)
-
-
-def test_branches_that_clear_an_image_need_no_label_that_passes() -> None:
-    assert mistakes("pass: [ok, turned]", "then: {odd: solder}\n    on_clear: pass") == []
 
 
 def test_sections_that_are_missing_are_named() -> None:
@@ -312,10 +284,6 @@ def test_a_template_is_checked_for_each_component_of_each_recipe() -> None:
     messages = mistakes("QFP64: [U1, U2, U7]\n", "QFP64: 1\n      QFP100: 1\n      QFP32: 2\n", CATALOG)
     assert [line.split("`")[1] for line in messages] == ["QFP100", "QFP32"]
     assert all(line.startswith("f:10:18: ") for line in messages)
-
-
-def test_what_can_be_wrong_with_a_required_label_may_have_a_code() -> None:
-    assert mistakes("{tombstone: D101", "{missing_joint: D1, extra_joint: D2", CATALOG) == []
 
 
 def test_a_label_that_several_experts_of_a_template_lack_is_one_mistake() -> None:

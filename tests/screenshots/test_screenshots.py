@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests import ROOT
 from tests.screenshots.pictures import MAX_BYTES, Page, ScreenshotError, chromium, small, take
 from tests.small_site import a_site
 
@@ -67,12 +66,3 @@ def test_a_picture_is_kept_small_and_a_plain_one_exact() -> None:
         again = Image.open(io.BytesIO(made)).convert("RGB")
         assert again.size == picture.size
         assert (again.tobytes() == picture.tobytes()) == is_exact
-
-
-def test_the_committed_pictures_are_small_and_as_wide_as_they_say() -> None:
-    folder = ROOT / "docs" / "img"
-    pictures = sorted(folder.glob("dashboard-*.png"))
-    assert pictures, "make screenshots"
-    for file in pictures:
-        assert file.stat().st_size <= MAX_BYTES, file
-        assert size_of(file)[0] == int(file.stem.rsplit("-", 1)[1])

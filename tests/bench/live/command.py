@@ -40,14 +40,12 @@ def bench_live(
     detector: Annotated[str, typer.Option(help="The detectors' architecture.")] = "yolo11m",
     input_size: Annotated[int, typer.Option(min=32, help="Side of the square input, pixels.")] = 128,
     requests: Annotated[int, typer.Option(min=1, help="Images, all waiting from the start.")] = 600,
-    window: Annotated[int, typer.Option(min=1, help="Requests among which a server looks for a batch.")] = 64,
     memory: Annotated[float, typer.Option(min=0.01, max=1.0, help="Memory, as a share of the experts' bytes.")] = 0.1,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each side, in turn.")] = 3,
     limit_s: Annotated[float, typer.Option(min=1.0, help="A run is stopped then.")] = 600.0,
     executors: Annotated[int, typer.Option(min=1, help="Executors of every side.")] = 2,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads of every side, over its executors.")] = 2,
     device: DeviceNames = None,
-    record: Annotated[Path | None, typer.Option("--trace", help="Record our policies' runs into this folder.")] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Images per second of our policies and of what others would use: one memory budget, one disk, one trace.
@@ -76,7 +74,7 @@ def bench_live(
             f" {memory:.0%} of the bytes; ratios differ from those of large experts, and only the usage-skewed trace is"
             " run where --traces names no other"
         )
-    options = LiveOptions(folder, recipe, requests, memory, limit_s, executors, threads, window, chosen_devices(device))
+    options = LiveOptions(folder, recipe, requests, memory, limit_s, executors, threads, devices=chosen_devices(device))
     chosen_sides = chosen(sides, tuple(SIDES), "--sides") if sides else tuple(COMPARED)
     pairs = list(
         itertools.product(chosen(traces or _traces(quick=quick), ORDERS, "--traces"), chosen(disks, DISKS, "--disks"))
@@ -93,7 +91,7 @@ def bench_live(
             bar.update(task, description=name, advance=1)
 
         for order, disk in pairs:
-            cells.append(run_cell(setup, setup.trace(order), disk, chosen_sides, rounds, record, next_run))
+            cells.append(run_cell(setup, setup.trace(order), disk, chosen_sides, rounds, next_run))
             if json_file is not None:  # after each cell: an hour's figures need not be lost with its last run
                 figures = live_figures(setup, cells, chosen_sides)
                 json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

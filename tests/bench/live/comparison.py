@@ -3,10 +3,9 @@
 import os
 import platform
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -115,7 +114,6 @@ def run_cell(
     disk: Disk,
     sides: tuple[str, ...],
     rounds: int,
-    record: Path | None,
     on_run: Callable[[str], None],
 ) -> LiveCell:
     """Run every side in turn, round after round; `on_run` gets the name of each run before it starts."""
@@ -123,10 +121,6 @@ def run_cell(
 
     def run(side: str) -> SideResult | None:
         work = setup.side_input(side, trace, disk)
-        if record is not None and side_of(side).is_policy:
-            record.mkdir(parents=True, exist_ok=True)
-            number = len(list(record.glob(f"{trace.order}-{disk}-{side}-*.jsonl"))) + 1
-            work = replace(work, record=(record / f"{trace.order}-{disk}-{side}-{number}.jsonl").resolve())
         try:
             result = setup.run(work)
         except RunError as error:

@@ -15,27 +15,20 @@ from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
 from experts.vision.slot import SlotPool
-from routing_rules.compile import compile_rules
 from tests.bench.live import libraries, server
-from tests.bench.live.comparison import LiveCell, live_bound, live_figures, run_cell, show
 from tests.bench.live.engine import run_engine
 from tests.bench.live.expert_files import (
     ExpertRecipe,
     make_experts,
     make_pictures,
-    ordinary_file,
     read_experts,
 )
-from tests.bench.live.image_trace import BOARD_TYPE, PASS_RATE, ImageOrder, ImageTrace, make_trace, make_types
+from tests.bench.live.image_trace import ImageOrder, ImageTrace, make_trace, make_types
 from tests.bench.live.libraries import CompileWork, compile_all, missing_library
 from tests.bench.live.loading import Loader, Loading, loader_of
 from tests.bench.live.server import RequestQueue, Waiting, run_server
 from tests.bench.live.sides import (
     COMPARED,
-    PLUS,
-    SAMBA,
-    SIDES,
-    THIN,
     LiveOptions,
     LiveSetup,
     MachineCosts,
@@ -83,38 +76,6 @@ def an_input(setup: LiveSetup, side: str = "coserve-plus", images: int = 24, **c
 def a_result(side: str, images: int = 10, seconds: float = 1.0, **fields) -> SideResult:
     values = {"stopped": False, "loads": 3, "loaded_bytes": 9, "waits_s": (0.1,) * images}
     return SideResult(side, images, seconds, **{**values, "latencies_s": (0.2,) * images, **fields})
-
-
-def test_the_trace_is_the_same_for_the_same_seed_and_rules_know_only_rates() -> None:
-    recipe = ExpertRecipe(classifiers=10, detectors=2)
-    trace, again = (a_trace(4000, recipe) for _ in range(2))
-    assert trace == again
-    onward = [image.goes_on for image in trace.images if image.detector]
-    assert sum(onward) / len(onward) == pytest.approx(PASS_RATE, abs=0.03)
-    assert 0.4 < sum(each.detector is not None for each in trace.types) / len(trace.types) < 0.6
-    routes = compile_rules(trace.rules())
-    usage = routes.usage
-    for each in trace.types:
-        assert usage[each.classifier] == pytest.approx(each.usage, rel=0.01)
-        share = sum(image.classifier == each.classifier for image in trace.images) / 4000
-        assert share == pytest.approx(each.usage, abs=0.03)
-        if each.detector:
-            assert routes.successors[each.classifier] == ((each.detector, pytest.approx(PASS_RATE)),)
-    assert routes.first_step(BOARD_TYPE, trace.types[0].classifier) is not None
-
-
-@pytest.mark.test_all
-def test_the_thin_side_reads_thin_files_and_its_costs_say_so(setup: LiveSetup, tmp_path: Path) -> None:
-    thin_catalog = make_experts(tmp_path / "thin", replace(RECIPE, store="int8"))
-    setup.catalogs["int8"] = thin_catalog
-    plain, thin = (setup.side_input(side, a_trace(9), "cold") for side in (PLUS, THIN))
-    assert thin.catalog == thin_catalog
-    for spec in read_experts(thin.catalog).values():
-        assert not ordinary_file(spec).exists()
-        pool = SlotPool("cpu", spec.weights_bytes)
-        assert pool.load(spec).bytes == spec.read_bytes < spec.weights_bytes / 3.5
-    for row, of_plain in zip(thin.costs, plain.costs, strict=True):
-        assert row.disk_s < of_plain.disk_s / 3.5
 
 
 @pytest.mark.test_all
@@ -221,84 +182,11 @@ def test_ray_serve_serves_every_image(setup: LiveSetup) -> None:
 
 
 @pytest.mark.test_all
-def test_a_side_whose_library_is_missing_says_which_and_fails_nothing(
-    setup: LiveSetup, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == "openvino" else name)
-    cell = run_cell(setup, a_trace(4), "cold", ("openvino", "coserve-plus"), 1, None, lambda _name: None)
-    show(setup, [cell], ("openvino", "coserve-plus"))
-    shown = capsys.readouterr()
-    assert "not installed" in shown.out
-    assert "openvino is not installed: pip install 'openvino==" in shown.err
-    assert [run.images for run in cell.runs["coserve-plus"]] == [4]
-
-
-@pytest.mark.test_all
-def test_a_side_that_serves_in_order_is_stopped_once_its_rate_is_known(setup: LiveSetup) -> None:
-    result = run_server(an_input(setup, SAMBA, images=60, enough_images=6))
-    assert result.stopped
-    assert 6 <= result.images < 60
-    assert result.seconds == max(result.latencies_s)
-    enough = {side for side in SIDES if side != THIN and an_input(setup, side).enough_images}
-    assert enough == {SAMBA, "samba-slots"}
-
-
-@pytest.mark.test_all
 def test_images_arrive_at_their_times_and_late_ones_are_unknown(setup: LiveSetup) -> None:
     trace = a_trace(24).arriving(40.0, "poisson")
     for side in ("coserve-plus", "samba-slots"):
         assert run_side(an_input(setup, side, trace=trace)).seconds > trace.images[-1].arrives_s
         assert run_side(an_input(setup, side, deadline_s=0.001)).unknown == 24
-
-
-def test_boards_arrive_at_once_and_the_rate_is_kept() -> None:
-    trace = a_trace(2000)
-    poisson, bursty = (trace.arriving(100.0, kind).images for kind in ("poisson", "bursty"))
-    assert poisson[-1].arrives_s == pytest.approx(20.0, rel=0.1)
-    assert len({image.arrives_s for image in bursty}) == 40
-    assert bursty[0].arrives_s == bursty[49].arrives_s == 0.0
-    assert [image.picture for image in poisson] == [image.picture for image in bursty]
-
-
-def test_the_bound_is_the_slower_of_full_batches_and_bytes_that_must_move(setup: LiveSetup) -> None:
-    trace = a_trace(24)
-    rows = tuple(replace(row, k_s=0.5, b_s=1.0, max_batch=1000) for row in setup.costs.rows)
-    setup = replace(setup, costs=MachineCosts(rows, {}, 1.0, "direct"))
-    visits = trace.visits()
-    needed_bytes = sum(setup.specs[ExpertId(expert)].weights_bytes for expert in visits)
-    bound = live_bound(setup, trace, "cold")
-    assert bound.compute_s == pytest.approx((0.5 * visits.total() + len(visits)) / 2)
-    assert bound.load_s == needed_bytes - setup.memory_bytes > bound.compute_s
-    assert bound.images_per_s == 24 / bound.load_s
-    everything_fits = replace(setup, options=replace(setup.options, memory_share=1.0))
-    assert live_bound(everything_fits, trace, "cold").load_s == 0
-
-
-def test_the_report_has_spreads_gains_and_goals_and_names_sides_that_failed(setup: LiveSetup, capsys) -> None:
-    sides = ("coserve", "coserve-plus", SAMBA, "samba-slots", "samba-batching", "safetensors", "openvino")
-    cell = LiveCell("skewed", "paced", live_bound(setup, a_trace(24), "cold"))
-    cell.runs["coserve-plus"] = [a_result("coserve-plus", seconds=seconds) for seconds in (1.0, 2.0, 0.5)]
-    cell.runs[SAMBA] = [a_result(SAMBA, seconds=seconds, stopped=True) for seconds in (10.0, 10.0, 20.0)]
-    cell.runs["samba-slots"] = [a_result("samba-slots", seconds=5.0) for _ in range(3)]
-    cell.runs["samba-batching"] = [a_result("samba-batching", seconds=4.0) for _ in range(3)]
-    cell.runs["safetensors"] = [a_result("safetensors", seconds=2.0) for _ in range(3)]
-    cell.failures["coserve"] = "out of memory"
-    row = cell.row("coserve-plus")
-    assert row["images_per_s"] == {"median": 10.0, "lowest": 5.0, "highest": 20.0}
-    assert row["share_of_bound"] == pytest.approx(10.0 / cell.bound.images_per_s)
-    gains = cell.gains()
-    assert gains["added"]["together"] == (10.0, 5.0, 40.0)
-    assert gains["added"]["slots"] == gains["alone"]["slots"] == (2.0, 2.0, 4.0)
-    assert gains["alone"]["batching"] == (2.5, 2.5, 5.0)
-    assert gains["alone"]["scheduling"] is None
-    assert cell.best_other() == "safetensors"
-    show(setup, [cell], sides)
-    shown = capsys.readouterr()
-    expected = ("1.0 (0.5–1.0)*", "2.00 (1.00–4.00) × safetensors", "goal 4 missed", "random weights", "530 MB/s")
-    assert all(text in shown.out for text in expected)
-    assert "out of memory" in shown.err
-    figures = json.loads(json.dumps(live_figures(setup, [cell], sides)))
-    assert figures["cells"][0]["sides"][1]["images_per_s"]["median"] == 10.0
 
 
 def test_online_rows_are_of_runs_with_and_without_deadlines(setup: LiveSetup) -> None:

@@ -1,6 +1,5 @@
 """Images that `coserve camera` publishes, seen by a socket in the daemon's place; test_cli runs it at a line."""
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,7 @@ from typer.testing import CliRunner
 from tests.lines import a_jpeg
 from tests.ports import free_port
 from tests.tools.client.scripted_daemon import ScriptedDaemon
-from tools.camera.render.images import rendered_images
 from tools.cli import camera as camera_command
-from tools.cli.demo import demo
 from tools.cli.main import app
 
 
@@ -117,17 +114,6 @@ def test_wrong_use_is_status_2_with_what_to_do(tmp_path: Path) -> None:
     }.items():
         status, _, errors = camera(*words)
         assert (status, message in errors) == (2, True), errors
-
-
-def test_the_command_draws_other_boards_than_the_demo_unless_a_seed_says_which() -> None:
-    seed = inspect.signature(demo).parameters["seed"].default
-    images = list(rendered_images(1, seed, "D1", None))
-    other_seed, _, _ = published("--render", 1)
-    assert {image.payload for image in images}.isdisjoint(other_seed.payloads.values())
-    same, account, _ = published("--render", 1, "--seed", seed, "--serials", "D1")
-    assert same.order == [image.image_id for image in images]
-    assert list(same.payloads.values()) == [image.payload for image in images]
-    assert account["accepted"] == len(images)
 
 
 def test_a_person_hears_early_that_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ import pytest
 
 from daemon.wire.control import ask
 from tests import ROOT
-from tests.contract.client import Line
 from tests.lines import a_jpeg, a_line
 from tests.simulated import a_service
 from tests.waiting import PATIENCE_S, until
@@ -241,62 +240,3 @@ def test_every_result_is_heard_once_and_in_order_across_the_restart(scene: Scene
     messages = scene.ran[name].messages
     assert [message["seq"] for message in messages] == list(range(1, len(scene.order) + 1))
     assert [(message["source"], message["id"]) for message in messages] == scene.order
-
-
-@pytest.mark.parametrize("name", ["cpp", "node"], indirect=True)
-def test_a_restored_database_is_read_from_its_beginning(
-    languages: dict[str, Language | str], name: str, tmp_path: Path, experts_folder: Path
-) -> None:
-    """Once by a consumer that heard it, and once by one that was away and gives its position with the epoch."""
-    language = languages[name]
-    assert isinstance(language, Language)
-    line = Line(tmp_path / "line", experts_folder)
-    service = line.service()
-
-    def judge(count: int) -> None:
-        for _ in range(count):
-            line.send()
-        line.idle()
-
-    def stored() -> list[str]:
-        return [image for (image,) in line.rows("SELECT image_id FROM inspections ORDER BY seq")]
-
-    service.start()
-    judge(2)
-    files = tmp_path / "older.db", line.folder / "inspection.db"
-    with closing(sqlite3.connect(files[0])) as older, closing(sqlite3.connect(files[1])) as database:
-        database.backup(older)
-    judge(3)
-    hearer = subprocess.Popen(
-        [*language.results, line.intake, line.results, "0", "6"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert hearer.stdout is not None
-        assert hearer.stderr is not None
-        first = [json.loads(hearer.stdout.readline())["id"] for _ in range(5)]
-        assert first == stored()
-        epoch = line.status()["epoch"]
-        service.stop()
-        for file in line.folder.glob("inspection.db*"):
-            file.unlink()
-        shutil.copyfile(tmp_path / "older.db", line.folder / "inspection.db")
-        service.start()
-        assert hearer.stderr.readline().split()[1].startswith(epoch)
-        assert hearer.stderr.readline().split()[1].startswith(line.status()["epoch"])
-        judge(4)
-        heard = [json.loads(text)["id"] for text in hearer.communicate(timeout=PATIENCE_S)[0].splitlines()]
-        away = subprocess.run(
-            [*language.results, line.intake, line.results, f"5@{epoch}", "6"],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=True,
-        )
-    finally:
-        hearer.kill()
-        service.stop()
-    assert heard[-6:] == stored()
-    assert [json.loads(text)["id"] for text in away.stdout.splitlines()] == stored()

@@ -134,14 +134,6 @@ def test_a_new_picture_under_the_name_of_one_that_is_moved_stays_for_the_next_sc
     assert not watched.done.exists() or list(watched.done.iterdir()) == []
 
 
-def test_what_cannot_be_moved_is_said_and_remembered(tmp_path: Path) -> None:
-    watched = Watched(tmp_path, moves=True)
-    watched.done.write_text("a file where a folder should be")
-    watched.accept("a.jpg", a_jpeg(1))
-    assert "cannot be moved to" in watched.messages[0]
-    assert Watched(tmp_path).scan(4) == []
-
-
 def test_a_folder_that_vanishes_is_waited_for_and_remembers(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.accept("a.jpg", a_jpeg(1))
@@ -200,18 +192,6 @@ def test_dropped_files_are_published_and_moved_when_accepted_and_a_misnamed_one_
     assert len(list(watched.done.rglob("*.jpg"))) == 30
     assert watched.names() == ["overview.jpg"]
     assert "expected BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png" in watched.messages[-1]
-
-
-def test_the_same_name_with_other_bytes_is_another_image_and_the_same_bytes_are_not(tmp_path: Path) -> None:
-    watched = Watched(tmp_path, moves=True)
-    with ScriptedDaemon() as daemon, published(watched, daemon.endpoint) as publisher:
-        for seed in (1, 2, 1):
-            path = watched.put("b/S 1/R1.R0402.jpg", a_jpeg(seed))
-            until(lambda path=path: not path.exists())  # it is accepted a moment before
-    assert publisher.files.accepted == 3
-    first, second, third = daemon.order
-    assert first == third != second
-    assert first.startswith("S-1/R1/")
 
 
 def test_a_refused_file_stays_is_said_and_not_sent_again_in_this_run(tmp_path: Path) -> None:

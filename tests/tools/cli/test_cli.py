@@ -1,19 +1,13 @@
 import json
-import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner, Result
 
-from daemon.wire.control import ask
 from tests import ROOT
-from tests.lines import a_jpeg, a_line
-from tests.simulated import a_service
-from tests.tools.run_commands import start_coserve
+from tests.lines import a_line
 from tools.cli.main import app
 
 LIGHT = (
@@ -127,26 +121,6 @@ def test_rules_check_exits_with_1_for_mistakes_and_0_without(tmp_path: Path) -> 
     assert "classifiers" in done.stdout
 
 
-def test_results_are_printed_as_json(tmp_path: Path, experts_folder: Path) -> None:
-    config = a_line(tmp_path, experts_folder)
-    folder = tmp_path / "pictures" / "open-board" / "S1"
-    folder.mkdir(parents=True)
-    for number in range(3):
-        (folder / f"R{number}.R0402.jpg").write_bytes(a_jpeg(number))
-    (folder / "R9.R0402.png").write_bytes(b"no image")
-    with a_service(config, tmp_path / "daemon.log"):
-        done = coserve("camera", str(config), str(tmp_path / "pictures"), "--json")
-        assert done.exit_code == 1, done.stderr
-        account = json.loads(done.stdout)
-        assert (account["accepted"], account["rejected bad_image"]) == (3, 1)
-        while ask(f"ipc://{tmp_path}/run/control.sock", "status")["backlog"]:
-            time.sleep(0.05)
-        assert re.search(r", ready, up for \d+ s, policy", coserve("status", "--config", str(config)).stdout)
-    rows = json.loads(coserve("results", "--config", str(config), "--json").stdout)
-    assert [row["serial"] for row in rows] == ["S1"] * 3
-    assert {row["verdict"] for row in rows} <= {"pass", "fail", "review"}
-
-
 @pytest.mark.parametrize(
     ("command", "imported", "status"), [("run", "daemon.serve", 0), ("check", "daemon.line.line", 1)]
 )
@@ -165,20 +139,3 @@ def test_ctrl_c_while_a_command_is_still_importing_ends_it_as_later(
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == status
     assert done.stderr == ("coserve: stopped by Ctrl-C\n" if status else "")
-
-
-def test_a_line_that_cannot_start_says_so_in_one_line(tmp_path: Path, experts_folder: Path) -> None:
-    config = a_line(tmp_path, experts_folder, policy="lru")
-    checked = coserve("check", str(config))
-    assert (checked.exit_code, "samba" in checked.stdout) == (1, True)
-    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
-    for changes, named in (
-        ({}, "samba"),
-        ({"policy": "samba", "rules": "elsewhere.yaml"}, "elsewhere.yaml"),
-        ({"policy": "samba", "record": "nowhere/trace.jsonl"}, "nowhere/trace.jsonl"),
-    ):
-        config.write_text(yaml.safe_dump(settings | changes), encoding="utf-8")
-        done = start_coserve("run", str(config))
-        assert (done.returncode, len(done.stderr.strip().splitlines()), named in done.stderr) == (2, 1, True), (
-            done.stderr
-        )

@@ -83,12 +83,6 @@ def settings(line: Path, **retention: object) -> None:
     path.write_text(yaml.safe_dump({**config, "retention": retention}))
 
 
-def test_a_whole_database_is_all_well(line: Path) -> None:
-    done = db("check", "--config", line / "coserve.yaml")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "no mistakes found" in done.stdout
-
-
 def test_a_missing_and_a_cut_image_are_named(line: Path) -> None:
     first, second = sorted((line / "images").rglob("*.jpg"))[:2]
     first.unlink()
@@ -151,11 +145,3 @@ def test_pruning_keeps_away_from_a_line_that_somebody_holds(line: Path) -> None:
     locks.close()
     assert refused.returncode == 1
     assert "in use" in refused.stderr
-
-
-def test_a_copy_never_overwrites_a_file(line: Path) -> None:
-    (line / "there.db").write_text("mine")
-    refused = db("backup", line / "there.db", "--config", line / "coserve.yaml")
-    assert refused.returncode == 2
-    assert "exists already" in refused.stderr
-    assert (line / "there.db").read_text() == "mine"

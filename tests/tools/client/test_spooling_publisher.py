@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
-import zmq.auth
 
-from coserve_client import CoserveError, CurveClient, NoRoomError, PublishError, SpoolError, SpoolingPublisher, spooling
+from coserve_client import NoRoomError, PublishError, SpoolError, SpoolingPublisher, spooling
 from coserve_client.spool import Spool
 from tests.small_disk import small_disk
-from tests.tools.client.scripted_daemon import BOARD, Answer, ScriptedDaemon, accept, silent_endpoint
+from tests.tools.client.scripted_daemon import BOARD, ScriptedDaemon, accept, silent_endpoint
 from tests.waiting import PATIENCE_S, until
 
 
@@ -268,47 +266,6 @@ def test_two_publishers_on_one_spool_are_one_too_many(tmp_path: Path) -> None:
     a_camera(daemon.endpoint, tmp_path).close()
 
 
-@pytest.mark.usefixtures("short_silence")
-def test_wrong_keys_are_a_silent_daemon_and_the_right_ones_send_what_waited(tmp_path: Path) -> None:
-    for name in ("server", "wrong", "camera"):
-        zmq.auth.create_certificates(tmp_path, name)
-    server, wrong, public, secret = (
-        tmp_path / name for name in ("server.key", "wrong.key", "camera.key", "camera.key_secret")
-    )
-    with ScriptedDaemon(accept, secret_key=tmp_path / "server.key_secret") as daemon:
-        with a_camera(daemon.endpoint, tmp_path, curve=CurveClient(wrong, secret)) as publisher:
-            publish(publisher, 1, 2)
-            until(lambda: publisher.trouble and publisher.account.spooled == 2)
-            assert "coserve keys list" in publisher.trouble
-        assert publisher.account.as_dict() == {"published": 2, "accepted": 0, "left in the spool": 2}
-        assert daemon.order == []
-        with a_camera(daemon.endpoint, tmp_path, curve=CurveClient(server, secret)) as publisher:
-            assert publisher.wait(PATIENCE_S)
-            assert publisher.account.accepted == 2
-    with pytest.raises(CoserveError, match="has no secret key"):
-        a_camera(daemon.endpoint, tmp_path, curve=CurveClient(server, public))
-    a_camera(daemon.endpoint, tmp_path).close()  # the one that failed has released the spool
-
-
-def test_a_daemon_that_is_busy_for_long_gets_everything_once_and_memory_stays_bounded(tmp_path: Path) -> None:
-    is_busy = threading.Event()
-    is_busy.set()
-
-    def busy(_header: Answer, _times: int) -> Answer:
-        return {"type": "busy", "retry_after_ms": 30} if is_busy.is_set() else {"type": "accepted"}
-
-    with ScriptedDaemon(busy) as daemon, a_camera(daemon.endpoint, tmp_path, memory_bytes=40_000) as publisher:
-        for number in range(200):
-            until(lambda number=number: is_taken(publisher, number))
-        until(lambda: publisher.account.spooled == 200)
-        until(lambda: publisher.account.busy > 40)
-        assert not publisher.trouble
-        is_busy.clear()
-        assert publisher.wait(PATIENCE_S)
-        assert publisher.account.accepted == 200
-        assert list(dict.fromkeys(daemon.order)) == ids(200)
-
-
 def test_refusals_of_the_daemon_are_counted_logged_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -337,15 +294,3 @@ def test_refusals_of_the_daemon_are_counted_logged_and_reported(
     assert "i1: unknown_board: the rules name no board type 'b'" in account.refusals
     assert sum("image_not_taken" in line for line in caplog.messages) == 3
     assert sum("on_answer_failed" in line for line in caplog.messages) == 4
-
-
-def test_what_could_never_be_accounted_or_comes_after_the_end_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="source"):
-        SpoolingPublisher("tcp://127.0.0.1:1", "a camera", tmp_path / "spool")
-    publisher = a_camera(silent_endpoint(), tmp_path)
-    with pytest.raises(ValueError, match="id"):
-        publisher.publish("a b", b"x", board=BOARD, component="R0402")
-    publisher.close()
-    with pytest.raises(PublishError, match="closed"):
-        publish(publisher, 1)
-    assert publisher.close().published == 0

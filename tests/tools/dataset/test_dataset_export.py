@@ -1,6 +1,5 @@
 """`coserve dataset export`: stored pictures as the programs read them that they are for, complete or not at all."""
 
-import hashlib
 import json
 import shutil
 import sqlite3
@@ -13,8 +12,7 @@ import pytest
 from pycocotools.coco import COCO
 
 from experts.vision import frameworks
-from tests.contract.client import ANY, Line
-from tests.lines import a_jpeg
+from tests.contract.client import Line
 from tests.tools.run_commands import coserve
 from tools.training.labelled import board_of, read_yolo_data
 
@@ -192,22 +190,3 @@ def test_coco_is_read_by_pycocotools_with_scores_of_proposals_and_none_of_drawn_
     for number in (passed, reversed_):
         wanted = [(kind, score, x1, y1, x2 - x1, y2 - y1) for kind, score, x1, y1, x2, y2 in detected(line, number)]
         assert boxes(number) == wanted != []
-
-
-def test_a_share_of_passes_is_kept_by_the_daemon_and_leaves_as_a_data_set(tmp_path: Path, experts_folder: Path) -> None:
-    retention = {"sample": 0.5, "good_examples": 0}
-    classifier = f"{{expert: R0402, pass: {ANY}, review_below: 0}}"
-    rules = f"boards: {{any: {{components: {{P: 1}}}}}}\nclassifiers: {{P: {classifier}}}\n"
-    sampling = Line(tmp_path / "line", experts_folder, rules, retention=retention)
-    payloads = [a_jpeg(number) for number in range(20)]
-    with sampling.service():
-        for number, payload in enumerate(payloads):
-            board = {"type": "any", "serial": f"S{number}"}
-            sampling.send(payload, board=board, component="P", designator="P1")
-        sampling.idle()
-        sampling.wait(lambda: sampling.rows("SELECT count(*) FROM pending") == [(0,)])
-    report = export(sampling, tmp_path / "out", "folders", "--verdict", "pass")
-    chosen = [each for each in payloads if int(hashlib.sha256(each).hexdigest(), 16) < 2**255]
-    assert 0 < len(chosen) < 20
-    assert report["pictures"] == [{"component": "P", "label": "unsorted", "pictures": len(chosen)}]
-    assert {path.read_bytes() for path in (tmp_path / "out").rglob("*.jpg")} == set(chosen)

@@ -10,7 +10,6 @@ import pytest
 
 from tests.tools.run_commands import coserve
 from tools.dataset.read import read_dataset
-from tools.dataset.write import write_dataset
 from tools.training.labelled import read_yolo_data
 
 #: As https://cocodataset.org/#format-data has it.
@@ -57,15 +56,6 @@ def test_boxes_become_what_train_detector_reads(tmp_path: Path, prefix: str) -> 
     assert {each.file.parent.name for each in photographs.values()} == {"R0402"}
 
 
-@pytest.mark.parametrize("content", ['<?xml version="1.0"?>\n<annotations/>', "\ufeff<annotations/>", '[{"id": 1}]'])
-def test_a_file_in_a_format_of_cvat_or_label_studio_says_what_to_export_instead(tmp_path: Path, content: str) -> None:
-    file = a_dataset(tmp_path / "in", content)
-    assert f"{file}: is a file of CVAT or Label Studio in its own format: export COCO there" in " ".join(
-        imported(file, "coco", tmp_path / "out", status=1).split()
-    )
-    assert not (tmp_path / "out").exists()
-
-
 def test_uploaded_pictures_of_one_board_stay_on_one_side(tmp_path: Path) -> None:
     names = ("1a2b3c4d-1-S1", "12345678-7-S1")
     content = COCO | {
@@ -104,20 +94,6 @@ def test_what_is_wrong_is_named_and_nothing_is_written(tmp_path: Path, old: str,
     assert message in said
     assert str(file) in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "secret.png"]
-
-
-def test_pictures_of_one_name_do_not_meet(tmp_path: Path) -> None:
-    twice = json.dumps(COCO).replace("R0402/2-S2", "R0402/1-S1")
-    said = imported(a_dataset(tmp_path / "in", twice), "coco", tmp_path / "out", status=1)
-    assert "already: rename one of them" in said
-    assert not (tmp_path / "out").exists()
-
-
-def test_what_an_export_wrote_comes_back_as_it_was(tmp_path: Path) -> None:
-    pictures = read_dataset(a_dataset(tmp_path / "in", COCO), "coco")
-    write_dataset(pictures, "coco", tmp_path / "out")
-    again = read_dataset(tmp_path / "out" / "annotations.json", "coco")
-    assert [each._replace(file=Path()) for each in again] == [each._replace(file=Path()) for each in pictures]
 
 
 def test_a_yolo_data_set_comes_back_with_its_boxes_and_both_of_its_sides(tmp_path: Path) -> None:

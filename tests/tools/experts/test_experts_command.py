@@ -273,38 +273,3 @@ def test_confidences_are_measured_and_compared_with_recent_answers(tmp_path: Pat
     assert "12 images held out" in output_of(line, "show", "P")
     assert "measure" in output_of(line, "show", "Q")
     assert "holds no image" in run(line, "measure", "P", str(tmp_path / "line" / "experts"), status=1)
-
-
-def test_a_shadow_is_marked_compared_and_ended_with_nobody_running(line: Line, version_folders: tuple[Path, Path]):
-    first, second = entry(line).sha256[:12], put(line, version_folders[1])
-    assert "no version of P is in shadow" in run(line, "shadow", "P", status=1)
-    assert "P has no version in shadow" in run(line, "shadow", "P", "--off", status=1)
-    marked = run(line, "shadow", "P", second[:5], "--images", "5", "--agreement", "0.9", "--note", "trial")
-    assert marked == {"expert": "P", "shadow": second}
-    notes = yaml.safe_load((line.folder / "experts" / "versions.yaml").read_text(encoding="utf-8"))["experts"]["P"]
-    assert notes["shadow"] == {"version": second, "images": 5, "agreement": 0.9}
-    assert {key: notes["steps"][-1][key] for key in ("did", "version", "note")} == {
-        "did": "shadow", "version": second, "note": "trial",
-    }  # fmt: skip
-    states = {row["version"]: row["state"] for row in run(line, "show", "P")["versions"]}
-    assert states == {first: "in force", second: "in shadow"}
-    assert run(line, "shadow", "P", "--off") == {"expert": "P", "shadow": None}
-    assert {row["version"]: row["state"] for row in run(line, "show", "P")["versions"]}[second] == "candidate"
-    assert entry(line).sha256[:12] == first
-
-
-def test_promoting_ends_a_shadow_and_what_is_in_force_or_unfit_cannot_be_one(
-    line: Line, version_folders: tuple[Path, Path]
-):
-    second = put(line, version_folders[1])
-    run(line, "shadow", "P", second)
-    run(line, "promote", "P", second)
-    assert f"P {second} is in force" in run(line, "shadow", "P", second, status=1)
-    run(line, "rollback", "P")
-    assert "no version of P is in shadow" in run(line, "shadow", "P", status=1)
-    run(line, "shadow", "P", second)
-    assert run(line, "prune", "--keep", "1") == []  # else it would go
-    weights = line.folder / "experts" / "versions" / "P" / f"{second}.safetensors"
-    weights.unlink()
-    weights.write_bytes(b"damaged")
-    assert "has 7 bytes and no header" in run(line, "shadow", "P", second, status=1)

@@ -106,18 +106,6 @@ def test_everything_is_decided_and_the_best_threshold_is_above_the_last_escape(a
     assert run(answers, "--json") == result, "the seed is fixed"
 
 
-def test_the_output_names_the_line_to_write_and_draws_the_curve(answers: Answers) -> None:
-    answers.add([*GOOD_SHOWN, *BAD_SHOWN], "review")
-    answers.add(PASSED, "pass")
-    output = run(answers)
-    assert "review_below of R*: 0.8 in force" in output
-    assert "least cost at 0.91 (95 %:" in output
-    assert "rules.yaml, R*: review_below: 0.91" in output
-    file = answers.line.folder / "out" / "R0402-threshold.png"
-    assert f"the curve: {file}" in output
-    assert file.read_bytes().startswith(b"\x89PNG")
-
-
 def test_what_passed_and_was_looked_at_by_chance_says_nothing_about_escapes(answers: Answers) -> None:
     answers.add([*GOOD_SHOWN, *BAD_SHOWN], "review")
     answers.add([(0.95, 200, None), (0.85, 20, None)], "pass")

@@ -10,20 +10,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from experts.moe.errors import ModelError
 from experts.moe.trace import load_popularity, load_trace
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
 
 pytest.importorskip("transformers", reason="needs the extra `moe`")
 
 from experts.moe.library import transformers
-from tests.moe.corpus import DOMAINS, CorpusDocument, collect
+from tests.moe.corpus import DOMAINS, CorpusDocument
 from tests.moe.evaluate import held_out_prompts, perplexity
 from tests.moe.fixture import FixtureRecipe, make_fixture
 from tests.moe.side import SideJob, measure
 from tools.cli.main import app
 from tools.moe.checkpoint import open_runtime
-from tools.moe.text import encode, read_tokenizer
 
 SMALL = replace(FixtureRecipe(), layers=2, width=32, experts=4, vocabulary=320, window=32, windows_of_domain=1, steps=4)
 
@@ -42,23 +40,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def moe(*words: object):
     return CliRunner().invoke(app, ["moe", *map(str, words)])
-
-
-@pytest.mark.test_all
-def test_every_machine_has_a_corpus_whose_files_are_on_one_side_each():
-    documents = collect(20_000)
-    assert {document.domain for document in documents} == set(DOMAINS)
-    assert {document.held_out for document in documents} == {True, False}
-
-
-def test_text_ends_each_file_and_pieces_do_not_overlap(small: Path):
-    tokenizer = transformers().AutoTokenizer.from_pretrained(small)
-    files = [f"free as in {name} " * 40 for name in ("air", "beer", "speech")]
-    text = encode({"licence": files, "python": []}, tokenizer)
-    assert int((text.ids["licence"] == tokenizer.eos_token_id).sum()) == 3
-    pieces = text.windows("licence", 16, 5)
-    assert len({tuple(piece.tolist()) for piece in pieces}) > 1
-    assert text.windows("python", 16, 5).shape == (0, 16)
 
 
 def test_a_trace_holds_the_choices_of_the_unmodified_models_gates(small: Path):
@@ -116,13 +97,6 @@ def test_texts_that_are_none_are_named(small: Path, tmp_path: Path, content: byt
     assert problem in done.output.replace("\n", " ")
 
 
-def test_a_tokenizer_that_cannot_be_read_is_named(small: Path, tmp_path: Path):
-    (tmp_path / "config.json").write_bytes((small / "config.json").read_bytes())
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelError, match="its tokenizer cannot be read"):
-        read_tokenizer(tmp_path)
-
-
 def test_perplexity_is_that_of_the_unmodified_model_whole_or_token_by_token(small: Path):
     prompts = held_out_prompts(small, of_domain=1, length=24)
     model = transformers().AutoModelForCausalLM.from_pretrained(small).eval()
@@ -149,9 +123,3 @@ def test_a_side_of_the_benchmark_reports_times_fetches_memory_and_perplexity(sma
     assert plain.figures["overlapped_per_token"] == 0
     lacking = measure(a_job(small, "brownout", options={"way": 2}))
     assert "coserve moe unite" in (lacking.error or "")
-
-
-def test_an_unknown_side_of_the_benchmark_is_named(small: Path):
-    done = moe("bench", small, "--side", "fast")
-    assert done.exit_code == 2
-    assert "sides are resident" in done.stderr

@@ -1,8 +1,10 @@
 """A real line profiled in seconds: what is written is what the daemon reads, and costs are by layout."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -22,10 +24,10 @@ from tests.lines import a_jpeg, a_line
 from tests.ports import free_port
 from tools.cli.main import app
 from tools.profile import measure
-from tools.profile.measure import Bench, Pair, ProfileEffort, best, pairs, try_pairs
-from tools.profile.run import ProfileError, Wish, profile_line
+from tools.profile.measure import Bench, ProfileEffort, try_pairs
+from tools.profile.run import ProfileError
 from tools.profile.samples import Samples
-from tools.profile.split import Plan, sample_images, search_split, simulated_images_per_s
+from tools.profile.split import Plan, best_count, sample_images, search_split, simulated_images_per_s
 from tools.simulate.fit import fit_line
 
 HASTY = ProfileEffort(max_batch=2, rounds=1, loads=1, pair_rounds=1, seconds=0.01)
@@ -49,10 +51,6 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(measure, "SlotPool", CountingPool)
     return names
-
-
-def a_wish(**fields) -> Wish:
-    return Wish(**{"samples": SAMPLES, "effort": HASTY, **fields})
 
 
 def quiet(_what: str, _share: float) -> None:
@@ -91,12 +89,6 @@ def test_the_command_writes_a_profile_that_the_daemon_reads(tmp_path: Path, expe
     search = figures["devices"]["cpu"]["search"]
     assert search["limited"] <= search["experts"] <= search["most"] <= len(catalog)
     assert search["images_per_s"][str(search["experts"])] == max(search["images_per_s"].values())
-
-
-def test_memory_that_holds_no_expert_is_refused_with_what_is_needed(tmp_path: Path, experts: Path):
-    config = a_line(tmp_path / "line", experts)
-    with pytest.raises(ProfileError, match=r"hold no expert beside one image per executor, which takes [\d.]+ MB"):
-        profile_line(load_line(config), a_wish(memory_bytes=20_000_000), quiet)
 
 
 def test_a_device_of_another_pc_that_is_out_of_reach_is_named_and_the_rest_is_measured(tmp_path: Path, experts: Path):
@@ -173,17 +165,6 @@ def test_a_device_without_memory_for_one_image_is_refused_with_what_to_do(
 # Executors
 
 
-def test_pairs_on_a_processor_use_every_core():
-    assert pairs("cpu", 2) == [(2, 1), (1, 2)]
-    assert pairs("cpu", 6) == [(6, 1), (3, 2), (2, 3), (1, 6)]
-    assert [threads for _, threads in pairs("cuda:0", 16)] == [1, 1, 1, 1]
-
-
-def test_of_pairs_as_fast_the_one_with_fewer_executors_is_kept():
-    assert best([Pair(4, 1, 100.0), Pair(2, 2, 99.0), Pair(1, 4, 60.0)]) == Pair(2, 2, 99.0)
-    assert best([Pair(4, 1, 100.0), Pair(2, 2, 90.0)]) == Pair(4, 1, 100.0)
-
-
 # Memory
 
 
@@ -193,14 +174,6 @@ def a_plan(experts: int = 30, **fields) -> Plan:
     facts = tuple(ExpertFacts(ExpertId(f"e{n}"), row.architecture, 10_000_000, 1 / (n + 2)) for n in range(experts))
     values = {"device": "cpu", "memory_bytes": 200_000_000, "executors": 2, "rows": (row,), "experts": facts}
     return Plan(**{**values, "policy": "coserve-plus", **fields})
-
-
-def test_the_search_stays_between_full_batches_and_what_memory_and_catalog_hold():
-    split = search_split(a_plan())
-    assert (split.limited, split.most) == (18, 19)
-    assert split.images_per_s.keys() == {18, 19}
-    assert search_split(a_plan(experts=3)).experts == 3
-    assert a_plan(memory_bytes=5_000_000).max_experts() == 0
 
 
 def contended(activation_bytes: int = 20_000_000, **fields) -> Plan:
@@ -226,3 +199,41 @@ def test_the_simulated_line_is_never_slower_than_with_full_batches_first_or_with
     )
     assert kept == split.images_per_s[split.experts] >= max(limited, most)
     assert sum(plan.division(split.experts)) == memory_bytes
+
+
+@st.composite
+def throughputs(draw: st.DrawFn) -> tuple[Callable[[int], float], int, int]:
+    """A curve over experts: linear or saturating, then maybe falling behind a knee, with noise; and the two ends."""
+    lowest = draw(st.integers(1, 400))
+    highest = draw(st.integers(lowest, 600))
+    slope, knee = draw(st.floats(0, 2)), draw(st.integers(1, 700))
+    half = draw(st.none() | st.floats(1, 300))
+    fall = draw(st.floats(0, 3))
+    noise = draw(st.sampled_from([0.0, 0.0, 0.02, 0.2]))
+    seed = draw(st.integers(0, 99))
+
+    def throughput(experts: int) -> float:
+        rising = min(experts, knee)
+        rate = 5 + slope * (rising if half is None else half * rising / (half + rising))
+        rate -= fall * slope * max(0, experts - knee)
+        return max(0.0, rate) * (1 + noise * (Random(seed * 1000 + experts).random() - 0.5))
+
+    return throughput, lowest, highest
+
+
+@settings(max_examples=300, deadline=None)
+@given(throughputs())
+def test_the_choice_is_never_worse_than_full_batches_first_or_than_all_experts(curve):
+    throughput, lowest, highest = curve
+    asked: list[int] = []
+
+    def measured(experts: int) -> float:
+        asked.append(experts)
+        return throughput(experts)
+
+    speeds = best_count(measured, lowest, highest)
+    best = next(iter(speeds))
+    assert lowest <= best <= highest
+    assert speeds[best] == throughput(best) >= max(throughput(lowest), throughput(highest))
+    assert len(asked) == len(set(asked)), "a number was measured twice"
+    assert {lowest, highest} <= speeds.keys() == set(asked)

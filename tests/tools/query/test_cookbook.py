@@ -1,9 +1,7 @@
 """docs/sql-cookbook.md: every question answers, as its sample shows, and some are counted again by other means."""
 
 import re
-import sqlite3
 from collections import Counter, defaultdict
-from contextlib import closing
 from datetime import datetime
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -12,14 +10,11 @@ from typing import Any
 import pytest
 
 from daemon.storage.database.connections import open_for_reading
-from daemon.storage.database.reviews import ReviewDecision, calls_by_version
-from daemon.storage.database.store import open_store
-from tests.tools.query.cookbook_questions import COOKBOOK, Question, ask, ask_the_shell, questions
+from daemon.storage.database.reviews import calls_by_version
+from tests.tools.query.cookbook_questions import Question, ask, ask_the_shell, questions
 from tests.tools.query.sample_results import make
 
 QUESTIONS = questions()
-#: Question 20 says how old open images are by now.
-NOT_BY_THE_CLOCK = (*range(1, 20), 21)
 Tables = dict[str, list[dict[str, Any]]]
 
 
@@ -44,13 +39,6 @@ def answer(database: Path, number: int) -> list[dict[str, Any]]:
 
 def by_key(database: Path, number: int, *key: str) -> dict[tuple[Any, ...], dict[str, Any]]:
     return {tuple(row[name] for name in key): row for row in answer(database, number)}
-
-
-def test_there_are_twenty_one_questions_each_with_its_sql_a_line_to_read_it_by_and_a_sample() -> None:
-    assert [question.number for question in QUESTIONS] == list(range(1, 22))
-    headings = re.findall(r"^## [0-9]+\.", COOKBOOK.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(headings) == 21
-    assert all(question.how_to_read and len(question.sample) >= 3 for question in QUESTIONS)
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: f"{question.number}")
@@ -209,42 +197,3 @@ def test_hot_places_fail_more_than_once_and_are_measured_against_their_kind(data
         of_its_kind = [rate for (_, _, component), rate in rates.items() if component == key[2]]
         mean = sum(of_its_kind) / len(of_its_kind)
         assert row["times_the_mean_of_its_type"] == pytest.approx(rates[key] / mean, abs=0.051)
-
-
-def test_an_overruling_that_the_overruled_undid_is_a_disagreement(database: Path, tmp_path: Path) -> None:
-    path = tmp_path / "inspection.db"
-    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(path)) as copy:
-        source.backup(copy)
-        copy.execute("DELETE FROM reviews")
-        copy.commit()
-        image = copy.execute("SELECT inspection_id FROM inspections WHERE verdict = 'fail' AND seq > 0").fetchone()[0]
-    store = open_store(f"sqlite:///{path}")
-    first = store.review(ReviewDecision(image, "anna", None, "pass"))
-    slip = store.review(ReviewDecision(image, "bert", first.review_id, "review"))
-    again = store.review(ReviewDecision(image, "bert", slip.review_id, None))
-    overruling = store.review(ReviewDecision(image, "bert", again.review_id, "fail", "missing"))
-    store.review(ReviewDecision(image, "anna", overruling.review_id, None))
-    store.close()
-    rows = {row["reviewer"]: row for row in answer(path, 15)}
-    assert rows.keys() == {"anna", "bert"}
-    assert (rows["bert"]["reviews"], rows["bert"]["second_looks"], rows["bert"]["agrees_with_the_first"]) == (1, 1, 0)
-    assert (rows["anna"]["reviews"], rows["anna"]["second_looks"]) == (1, None)
-
-
-def test_a_decision_that_was_undone_changes_no_answer(database: Path, tmp_path: Path) -> None:
-    path = tmp_path / "inspection.db"
-    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(path)) as copy:
-        source.backup(copy)
-    waiting = ask(path, "SELECT inspection_id FROM inspections WHERE verdict IN ('fail', 'review') ORDER BY seq DESC")
-    reviewed = {row["inspection_id"] for row in ask(path, "SELECT inspection_id FROM reviews")}
-    image = next(row["inspection_id"] for row in waiting if row["inspection_id"] not in reviewed)
-    before = [answer(path, number) for number in NOT_BY_THE_CLOCK]
-    was_open = {row["verdict"]: row["open"] for row in answer(path, 20)}
-    store = open_store(f"sqlite:///{path}")
-    decided = store.review(ReviewDecision(image, "carla", None, "pass"))
-    during = [answer(path, number) for number in NOT_BY_THE_CLOCK]
-    store.review(ReviewDecision(image, "carla", decided.review_id, None))
-    store.close()
-    assert during[3] != before[3], "the part left the list of those to look at"
-    assert [answer(path, number) for number in NOT_BY_THE_CLOCK] == before
-    assert {row["verdict"]: row["open"] for row in answer(path, 20)} == was_open

@@ -17,7 +17,6 @@ from tests.contract.client import Line
 from tests.daemon.storage.database.store_parts import a_line as a_store
 from tests.daemon.storage.database.store_parts import a_stage, an_arrival, an_outcome
 from tests.tools.run_commands import coserve
-from tools.query import evidence
 from tools.query.evidence import Evidence, check_evidence
 
 
@@ -141,12 +140,6 @@ def test_a_changed_or_deleted_review_is_named(line: Path, harm: list[str], named
         )
 
 
-def test_a_review_of_an_image_that_is_gone_is_named(line: Path) -> None:
-    change(line, "PRAGMA foreign_keys = OFF", *review(inspection_id=99999))
-    problems = check_database(f"sqlite:///{line}/inspection.db", line / "images", line / "journal")
-    assert "row 1 of reviews names a row of inspections that is not there" in problems
-
-
 def test_a_picture_that_was_not_sent_is_named_when_pictures_are_compared(line: Path) -> None:
     picture = next((line / "images").rglob("*.jpg"))
     content = bytearray(picture.read_bytes())
@@ -156,28 +149,6 @@ def test_a_picture_that_was_not_sent_is_named_when_pictures_are_compared(line: P
     (problem,) = checked(line, with_pictures=True).problems
     assert f"inspections {picture.stem} " in problem
     assert "is not the picture that was sent (sha256)" in problem
-
-
-def test_only_boards_of_the_window_are_judged_once_more(line: Path) -> None:
-    change(line, "UPDATE inspections SET verdict = 'fail' WHERE inspection_id = 1")
-    assert checked(line, since="2020-01-01").problems == []  # of a board that is open
-    assert checked(line, since="2020-01-01").boards > 0
-    assert checked(line, since="2099-01-01").boards == 0
-
-
-def test_of_very_many_problems_the_first_hundred_are_named(line: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "_MAX_PROBLEMS", 5)
-    change(line, "UPDATE stages SET expert = 'nobody'")
-    problems = checked(line).problems
-    assert len(problems) == 6
-    assert problems[-1].startswith("and ")
-
-
-def test_a_line_that_was_restored_without_pictures_says_so_in_one_line(line: Path) -> None:
-    shutil.rmtree(line / "images")
-    problems = check_database(f"sqlite:///{line}/inspection.db", line / "images", line / "journal")
-    ((kept,),) = sqlite3.connect(line / "inspection.db").execute("SELECT count(image_path) FROM inspections")
-    assert [problem.partition(": ")[0] for problem in problems] == [f"{line}/images has none of the {kept} kept images"]
 
 
 @pytest.mark.parametrize("seed", range(2))

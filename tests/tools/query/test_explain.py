@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
 
 from daemon.storage.database.connections import open_for_reading
 from tests.contract.client import Line
@@ -77,16 +76,6 @@ def test_a_chain_is_told_step_by_step_with_the_line_of_each_rule(judged: Line) -
     assert "F-0, type F, failed (D301)" in words
     assert 'Verdict: fail D301, decided at step 2 by detectors: "solder"' in words
     assert "judged once more from the stored answers by those rules: the same" in words
-
-
-def test_thresholds_are_held_against_the_answer(judged: Line) -> None:
-    words = explain(judged.folder, "S1", "V-0")
-    assert "is below review_below 1: below the limit, so a person must review it (line " in words
-    words = explain(judged.folder, "S1", "DU-0")
-    assert "compared with fail_on *: 0.0001, review_below: 0.5 → review" in words
-    assert "5 × bridge" in words
-    words = explain(judged.folder, "S1", "DM-0")
-    assert "required at least 1 bridge, found 0 sure in its place: D9 → fail" in words
 
 
 def test_where_boxes_lie_is_judged_by_the_pictures_size_its_own_or_that_of_its_like(judged: Line, copy: Path) -> None:
@@ -160,22 +149,3 @@ def test_a_row_that_was_changed_contradicts_the_rules_and_is_status_1(copy: Path
     assert "CONTRADICTION: the rules give fail D301; stored is pass" in text
     change(copy, "UPDATE stages SET expert = 'C0603' WHERE step = 1")
     assert "answered by C0603: the rules name the expert yolo-solder" in explain(copy, "S1", "F-1", status=1)
-
-
-def test_an_expert_that_is_gone_from_the_catalog_is_said_and_changes_nothing(copy: Path) -> None:
-    catalog = copy / "experts" / "catalog.yaml"
-    assert "it is in force today" in explain(copy, "S1", "P-0")
-    catalog.write_text(catalog.read_text(encoding="utf-8").replace("R0402:", "R0402-old:"), encoding="utf-8")
-    text = explain(copy, "S1", "P-0")
-    assert "the catalog has no such expert any more" in text
-    assert "the same" in text
-    catalog.unlink()
-    assert explain(copy, "S1", "P-0")
-
-
-def test_a_line_without_results_says_so(tmp_path: Path, judged: Line) -> None:
-    shutil.copy(judged.folder / "coserve.yaml", tmp_path)
-    assert "there is no database" in explain(tmp_path, "1", status=1)
-    create_engine(f"sqlite:///{tmp_path}/inspection.db").connect().close()
-    assert "has this line run?" in explain(tmp_path, "1", status=1)
-    assert "no file" in explain(tmp_path / "nowhere", "1", status=2)

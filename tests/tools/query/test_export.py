@@ -31,7 +31,7 @@ from tests.tools.query.judged_line import SERIALS
 from tests.tools.run_commands import coserve, paused_coserve, start_coserve
 from tools.query.package import write
 from tools.query.package.verify import verify_package
-from tools.query.package.write import PackageError, PackageFolderError, PackageReport, write_package
+from tools.query.package.write import PackageFolderError, PackageReport, write_package
 from tools.query.reading import BoardSelection
 
 
@@ -203,20 +203,6 @@ def test_pictures_are_what_the_cameras_sent_under_names_that_harm_nobody(judged:
     assert {spreadsheet_cell(serial) for serial in SERIALS} <= serials
 
 
-def test_rules_and_experts_that_judged_are_in_it(judged: Line, package: Path) -> None:
-    (rules,) = (package / "rules").iterdir()
-    assert hashlib.sha256(rules.read_bytes()).hexdigest().startswith(rules.stem)
-    manifest = json.loads((package / "manifest.json").read_text(encoding="utf-8"))
-    used = {(row["expert"], row["expert_version"]) for row in lines(package, "stages")}
-    assert {(row["expert"], row["expert_version"]) for row in manifest["experts"]} == used
-    for row in manifest["experts"]:
-        assert hashlib.sha256((package / row["weights"]).read_bytes()).hexdigest() == row["sha256"]
-    readme = (package / "README.txt").read_text(encoding="utf-8")
-    assert "sha256sum -c SHA256SUMS" in readme
-    for entry in {path.name for path in package.iterdir()} - {"README.txt"}:
-        assert entry in readme
-
-
 def test_what_is_missing_is_said(line: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(line / "inspection.db")) as database:
         ((pruned,), (gone,), (damaged,)) = database.execute(
@@ -254,18 +240,6 @@ def test_boards_are_chosen_as_asked(judged: Line, tmp_path: Path, selection: dic
     export(judged.folder, tmp_path / "out", **selection)
     board_ids = judged.rows(f"SELECT board_id FROM boards WHERE {condition} ORDER BY 1")  # noqa: S608
     assert [(row["board_id"],) for row in lines(tmp_path / "out", "boards")] == board_ids
-
-
-def test_nothing_chosen_or_no_place_to_go_is_refused(judged: Line, tmp_path: Path) -> None:
-    config = ["--config", str(judged.config)]
-    for wrong in ([], ["--lot", "L1"], ["--out", str(tmp_path / "o")]):
-        coserve("export", *wrong, *config, status=2)
-    (tmp_path / "file").touch()
-    coserve("export", "--lot", "L1", "--out", str(tmp_path / "file/out"), *config, status=1)
-    (tmp_path / "file").unlink()
-    with pytest.raises(PackageError, match="no board matches"):
-        export(judged.folder, tmp_path / "out", lots=("nothing",))
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.promise("Queries and exports", "A package is complete or absent after a full disk, SIGTERM or SIGKILL")

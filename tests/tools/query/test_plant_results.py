@@ -11,11 +11,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy.engine import make_url
 from typer.testing import Result
 
 from daemon.plant.reading import open_hub_for_reading
-from tests.daemon.dashboard.web import SQL
 from tests.daemon.plant.page.plant_rows import (
     LINES,
     WALKER,
@@ -134,19 +132,6 @@ def test_a_reviewed_image_shows_the_person_s_verdict_and_the_line_s_own(results:
     assert json.loads(boards[0]["failed"]) == [{"designator": "U1", "component": "QFP64", "defect": "bridge"}]
 
 
-def test_a_line_that_the_hub_does_not_know_is_named_with_those_that_it_knows(results: Callable[..., Result]) -> None:
-    said = " ".join(results("--line", "line-9").stdout.split())
-    assert said == f"Images at the hub: none; the hub knows no line 'line-9', only: {', '.join(LINES)}"
-    assert results("--line", "line-2", "--serial", "x").stdout.strip() == "Images at the hub: none"
-
-
-def test_sql_in_a_name_is_a_value(results: Callable[..., Result]) -> None:
-    for value in SQL:
-        if "\x00" not in value:
-            assert results("--line", value, "--count").stdout.strip() == "0", value
-    assert int(results("--count").stdout) > 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -162,16 +147,3 @@ def test_what_a_hub_does_not_have_is_refused_by_name(
 ) -> None:
     answer = results(*arguments, status=2)
     assert problem in " ".join(answer.stderr.split())
-
-
-def test_a_wrong_use_or_an_absent_hub_ends_in_one_sentence(file: Path, tmp_path: Path) -> None:
-    answer = coserve("results", "--line", "line-1", status=2)
-    assert answer.stderr.count("\n") == 1
-    assert "--line goes with --plant" in answer.stderr
-    answer = coserve("results", "--plant", tmp_path / "no.yaml", status=2)
-    assert "name the plant.yaml of the hub" in answer.stderr
-    url = make_url(json.loads(file.read_text())["database"]).set(database="nowhere")
-    absent = a_plant_file(tmp_path, url.render_as_string(False), "http://127.0.0.1:9480")
-    answer = coserve("results", "--plant", absent, status=1)
-    assert "has this hub run?" in answer.stderr
-    assert "secret" not in answer.stderr

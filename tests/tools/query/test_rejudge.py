@@ -142,13 +142,6 @@ def test_other_rules_are_compiled_and_judged_by(line: Line, tmp_path: Path):
     assert "has no label `okay`" in rejudge(line, "--rules", str(rules), status=2)
 
 
-def test_filters_choose_images(line: Line):
-    assert rejudge(line, "--lot", "L1")["rejudged"] == 6
-    assert rejudge(line, "--component", "Q")["rejudged"] == 3
-    assert rejudge(line, "--since", "2999-01-01")["rejudged"] == 0
-    assert "expected a day" in rejudge(line, "--since", "soon", status=2)
-
-
 def test_a_sample_is_drawn_at_random_the_same_each_time_and_said_in_every_output(
     line: Line, version_folders: tuple[Path, Path], tmp_path: Path
 ):
@@ -186,14 +179,6 @@ def test_pictures_that_are_gone_altered_or_outside_are_told_and_never_a_change(
     assert (report["changed"], report["unread"], report["pruned"], report["unjudged"]) == (5, 3, 1, 1)
     assert not {gone, altered, outside, pruned, unjudged} & {row["inspection_id"] for row in report["list"]}
     assert any("3 pictures could not be judged again" in note for note in report["notes"])
-
-
-def test_wrong_use_is_told_apart_from_changes(line: Line, tmp_path: Path):
-    assert "expected NAME=VERSION" in rejudge(line, "--expert", "P", status=2)
-    assert "there is no expert R" in rejudge(line, "--expert", "R=abcd", status=2)
-    assert "there is no folder" in rejudge(line, "--csv", str(tmp_path / "none" / "x.csv"), status=2)
-    (line.folder / "inspection.db").unlink()
-    assert "nothing was judged" in coserve("rejudge", line.config, status=2).stderr
 
 
 def test_what_is_different_from_then_is_named_rules_version_and_settings(

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from daemon.config.settings import load_config
-from daemon.storage.claims import claim
 from tests.contract.client import running
 from tests.daemon.dashboard.web import Web
 from tools.cli.main import app
@@ -155,17 +153,6 @@ def test_wrong_use_is_2_and_a_no_is_1_each_with_its_reason(
     assert (refused.exit_code, refused.stdout) == (status, "")
     assert message in refused.stderr
     assert "Traceback" not in refused.stderr
-    assert rows(line.parent) == []
-
-
-def test_a_line_that_somebody_holds_without_answering_is_left_alone(line: Path) -> None:
-    locks = claim(line, load_config(line))
-    try:
-        refused = review(line, 1, "pass")
-    finally:
-        locks.close()
-    assert refused.exit_code == 1
-    assert "in use by another daemon" in refused.stderr
     assert rows(line.parent) == []
 
 

@@ -93,23 +93,6 @@ def test_what_does_not_fit_the_signature_is_named(
     assert message in verify(copy, "--key", keys / key, status=1)
 
 
-def test_a_package_whose_signature_was_taken_away_is_found_without_a_key_too(copy: Path) -> None:
-    (copy / "SIGNATURE").unlink()
-    assert "its SIGNATURE is missing: it was signed with the key" in verify(copy, status=1)
-
-
-@pytest.mark.parametrize(
-    "name", ["camera.key", "camera.key_secret", "quality.sign_secret", "nonsense.sign", "rsa.sign"]
-)
-def test_a_key_of_another_kind_is_one_sentence(signed: Path, keys: Path, name: str) -> None:
-    (keys / "nonsense.sign").write_text("nonsense")
-    make = "openssl genrsa 2048 | openssl rsa -pubout -out rsa.sign"
-    subprocess.run(["sh", "-c", make], cwd=keys, check=True, capture_output=True)
-    done = coserve("export", "--verify", signed, "--key", keys / name, status=1)
-    assert f"{name} is not a public Ed25519 key" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_a_key_that_cannot_sign_writes_no_package(judged: Line, keys: Path, tmp_path: Path) -> None:
     for name, message in (
         ("quality.sign", "is not a secret Ed25519 key"),
@@ -179,24 +162,3 @@ def test_rows_that_were_changed_after_signing_are_named_and_later_ones_are_not(
     assert ("its database has the same rows" in words) is (named is None)
     assert named is None or named.format(id=first) in words
     assert "the signature is valid" in words
-
-
-def test_settings_whose_text_was_changed_are_named_by_export_and_explain(line: Path, tmp_path: Path) -> None:
-    for number, text in enumerate(("replace(settings, '1.0', '1.1')", "'nonsense'")):
-        with closing(sqlite3.connect(line / "inspection.db", isolation_level=None)) as database:
-            database.execute(f"UPDATE expert_settings SET settings = {text} WHERE expert = 'QFP64'")  # noqa: S608
-        config = ("--config", line / "coserve.yaml")
-        words = coserve("export", "--serial", "S2", "--out", tmp_path / f"out-{number}", *config).stdout
-        assert "warning: expert_settings QFP64 " in words
-        assert "its settings was changed, or its name: the sha256 is" in words
-        assert "its settings then are not known" in coserve("explain", "S2", "F1", *config).stdout
-
-
-def test_an_export_warns_of_rows_that_contradict_each_other(line: Path, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(line / "inspection.db", isolation_level=None)) as database:
-        database.execute("UPDATE boards SET inspected = 1 WHERE serial = 'S2' AND attempt = 1")
-    options = ("--out", tmp_path / "out", "--config", line / "coserve.yaml")
-    assert "inspected is 1, its images give 2" in coserve("export", "--serial", "S2", *options).stdout
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert any("inspected is 1" in warning for warning in manifest["warnings"])
-    assert manifest["judged_once_more"]["images"] == 4

@@ -16,13 +16,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-import coserve_client
 from tests.lines import a_line
 from tools.release.bundle import EXTRAS, client_wheel, own_wheel, write_bundle
 
 pytestmark = pytest.mark.test_all
 
-CLIENT = Path(coserve_client.__file__).parent
 SITE = sysconfig.get_path("purelib")
 
 
@@ -106,16 +104,6 @@ def test_the_bundle_installs_into_an_empty_prefix_and_what_it_installed_works(
     assert coserve(prefix, "install-service", "--remove", "--prefix", str(prefix)).returncode == 0
 
 
-def test_both_wheels_of_a_bundle_bring_the_client_once(bundle: Path) -> None:
-    (main,), (client,) = bundle.glob("wheels/coserve-*.whl"), bundle.glob("client/*.whl")
-    modules = [
-        [name for name in zipfile.ZipFile(wheel).namelist() if "coserve_client/" in name and "dist-info" not in name]
-        for wheel in (main, client)
-    ]
-    assert sorted(modules[0]) == sorted(modules[1])
-    assert set(modules[0]) == {f"coserve_client/{file.name}" for file in CLIENT.iterdir() if file.is_file()}
-
-
 def lose_a_wheel(bundle: Path) -> None:
     next(bundle.glob("wheels/typer-*.whl")).unlink()
     sums = (bundle / "SHA256SUMS").read_text().splitlines(keepends=True)
@@ -150,8 +138,3 @@ def test_a_bundle_that_is_incomplete_damaged_or_for_another_python_is_refused(
     done = install(copy, tmp_path / "prefix")
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
     assert not (tmp_path / "prefix/usr").exists()
-
-
-def test_wrong_use_of_the_installer_is_one_sentence(bundle: Path, tmp_path: Path) -> None:
-    done = install(bundle, tmp_path / "prefix", "--fast")
-    assert (done.returncode, done.stderr) == (2, "install.sh: no option --fast: ./install.sh --help\n")

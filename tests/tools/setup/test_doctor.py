@@ -3,9 +3,7 @@
 import json
 import os
 import re
-import resource
 import socket
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -20,7 +18,7 @@ import yaml
 from tests.lines import a_line
 from tests.small_disk import small_disk
 from tests.tools.client.scripted_daemon import HOST
-from tests.tools.run_commands import coserve, start_coserve
+from tests.tools.run_commands import coserve
 from tools.setup import doctor as checks
 from tools.setup.doctor import Machine, machine_of
 from tools.setup.gpu import Driver, Gpu, find_driver
@@ -54,16 +52,6 @@ def test_a_sound_line_has_nothing_wrong_and_the_answer_is_for_programs_too(confi
     }
     assert all((finding["do"] is None) == (finding["grade"] == "ok") for finding in report["findings"])
     assert not list(config.parent.glob("**/.coserve-doctor-*"))
-
-
-def test_without_a_line_it_looks_at_the_machine_alone(tmp_path: Path) -> None:
-    problems = list(checks.examine(machine_of(None)))
-    report = wrongs(problems, "warn")["configuration"]
-    assert re.fullmatch(r"no line is named and none is here → \S*coserve init, or name its coserve.yaml", report), (
-        report
-    )
-    assert not wrongs(problems)
-    assert "coserve init" in coserve("doctor", tmp_path / "nothing.yaml", status=2).stderr
 
 
 def test_a_mistake_in_the_line_is_named_with_what_to_do(config: Path) -> None:
@@ -155,23 +143,6 @@ def test_settings_that_this_pc_cannot_serve_are_named(
         settings = {"endpoints": yaml.safe_load(config.read_text())["endpoints"] | settings["endpoints"]}
     findings = list(check(machine_of(changed(config, **settings))))
     assert any(message in f"{finding.so} → {finding.do}" for finding in findings if finding.grade != "ok"), findings
-
-
-def test_a_clock_that_was_set_back_shows_in_what_is_written(config: Path) -> None:
-    later_s = time.time() + 86400
-    os.utime(config, (later_s, later_s))
-    assert "still to come" in wrongs(checks.clock(machine_of(config)))["clock"]
-
-
-def test_limits_of_the_shell_are_named(config: Path) -> None:
-    def narrow() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10**9, 10**9))
-
-    done = start_coserve("doctor", config, preexec_fn=narrow)
-    assert "this shell limits file size" in done.stdout
-    assert "allows 400 open files" in done.stdout
-    assert done.returncode == 1
 
 
 def test_driver_and_torch_that_do_not_fit_are_named() -> None:

@@ -103,15 +103,6 @@ def test_cameras_on_the_network_get_a_drop_in_that_goes_again_unless_it_was_chan
     assert drop_in.exists()
 
 
-def test_a_configuration_that_is_missing_or_has_mistakes_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    assert "no file" in coserve("install-service", tmp_path / "none.yaml", "--prefix", tmp_path, status=2).output
-    config = a_config(tmp_path / "line", stop={"drain": "everything"})
-    output = coserve("install-service", config, "--prefix", tmp_path / "prefix", status=2).output
-    assert f"{config}:" in output
-    assert "expected 'running' or 'backlog'" in output
-    assert everything(tmp_path / "prefix") == {}
-
-
 def test_uninstalling_leaves_what_is_the_users_and_says_where(tmp_path: Path) -> None:
     coserve("install-service", "--prefix", tmp_path)
     (tmp_path / "var/lib/coserve/inspection.db").write_text("results", encoding="utf-8")

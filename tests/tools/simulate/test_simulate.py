@@ -1,11 +1,8 @@
 """`coserve simulate`: the same policy objects on described devices, and its figures."""
 
 import gzip
-import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,8 @@ from tests.bench.ablation import arriving, at_once
 from tools.cli.main import app
 from tools.simulate.bound import Use, bound_of, task_bound
 from tools.simulate.engine import simulate
-from tools.simulate.files import DeviceFile, FileError, TaskFile, read_device, read_task
+from tools.simulate.files import DeviceFile, FileError, TaskFile, read_task
+from tools.simulate.fit import fit_line, largest_useful_batch
 from tools.simulate.world import machine_of, task_of, with_deadlines
 
 SIZE = 100_000_000
@@ -97,17 +95,6 @@ def test_one_batch_takes_k_times_n_plus_b_and_a_load_its_bytes_over_the_channel_
     assert slots.makespan_s < ordinary.makespan_s
 
 
-def test_batches_on_one_processor_share_it():
-    """Two executors, concurrency 1: two batches at once take twice as long as one."""
-    device = a_device()
-    device["processors"] = {"gpu": a_processor(executors=2, concurrency=1.0, expert_share=1.0)}
-    document = a_task(images=2, experts=2)
-    document["requests"] = [[0.0, "c1", None], [0.0, "c0", None]]
-    task = task_of(TaskFile.model_validate(document))
-    outcome = simulate(machine_of(DeviceFile.model_validate(device), task, "coserve-plus"), task, "coserve-plus")
-    assert outcome.makespan_s == pytest.approx(0.04)
-
-
 def test_the_bound_divides_the_work_so_that_both_processors_end_together():
     machine, task = a_world(images=240)
     assert all(images % 4 == 0 for images in Counter(name for image in task.images for name in image.chain).values())
@@ -124,27 +111,6 @@ def test_the_bound_counts_a_batch_for_every_expert_however_few_its_images():
     assert bound.compute_s == pytest.approx((9 * 0.01 + 3 * 0.1) / 2)
     assert bound.load_s == pytest.approx(0.1)
     assert bound.seconds == bound.compute_s
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    images=st.lists(st.integers(1, 7), min_size=1, max_size=4),
-    costs=st.lists(st.tuples(st.floats(0.01, 1), st.floats(0, 1), st.integers(1, 4)), min_size=2, max_size=2),
-)
-def test_no_division_of_images_among_devices_beats_the_bound(images: list[int], costs: list[tuple[float, float, int]]):
-    rows = [Performance(f"device{n}", ArchitectureId("small"), *each) for n, each in enumerate(costs)]
-    uses = [Use(rows[0].architecture, SIZE, count) for count in images]
-    bound = bound_of(uses, rows, {row.device: 1.0 for row in rows}, memory_bytes=SIZE, bytes_per_s=1e12)
-
-    def seconds(row: Performance, counts: Iterable[int]) -> float:
-        return sum(count * row.k_s + ceil(count / row.max_batch) * row.b_s for count in counts)
-
-    divisions = itertools.product(*(range(count + 1) for count in images))
-    best_s = min(
-        max(seconds(rows[0], first), seconds(rows[1], (n - one for n, one in zip(images, first, strict=True))))
-        for first in divisions
-    )
-    assert bound.compute_s <= best_s * (1 + 1e-9)
 
 
 def test_an_image_that_cannot_be_in_time_costs_no_compute():
@@ -203,17 +169,6 @@ def test_a_task_that_makes_no_sense_is_refused_with_the_place(tmp_path: Path, ch
     assert says in str(refused.value)
 
 
-def test_a_broken_file_and_an_unknown_policy_are_wrong_use(tmp_path: Path):
-    command = write(tmp_path)
-    assert CliRunner().invoke(app, [*command, "--policy", "fastest"]).exit_code == 2
-    (tmp_path / "task.json.gz").write_bytes(b"\x1f\x8bno")
-    broken = CliRunner().invoke(app, command)
-    assert broken.exit_code == 2
-    with pytest.raises(FileError):
-        read_device(tmp_path / "absent.json")
-    assert CliRunner().invoke(app, ["simulate"]).exit_code == 2
-
-
 def test_what_if_classifiers_became_heads_of_one_backbone(tmp_path: Path):
     files = write(tmp_path)
     apart, family = (
@@ -225,3 +180,24 @@ def test_what_if_classifiers_became_heads_of_one_backbone(tmp_path: Path):
     assert refused.exit_code == 2
     assert "no expert of" in refused.output
     assert "matches nothing*" in refused.output
+
+
+def test_k_and_b_are_those_of_an_exact_line():
+    line = fit_line((images, 0.02 * images + 0.05) for images in (1, 2, 4, 8))
+    assert (line.k_s, line.b_s, line.residual) == (pytest.approx(0.02), pytest.approx(0.05), pytest.approx(0, abs=1e-9))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 64), st.floats(1e-5, 10)), min_size=1, max_size=8))
+def test_no_constant_is_negative_whatever_was_measured(batches: list[tuple[int, float]]):
+    line = fit_line(batches)
+    assert line.k_s >= 0
+    assert line.b_s >= 0
+    assert 1 <= largest_useful_batch(line, max(batches)[0]) <= max(batches)[0]
+
+
+def test_batches_stop_where_the_average_flattens():
+    line = fit_line((images, 0.02 * images + 0.02) for images in (1, 2, 4, 8, 16))
+    most = largest_useful_batch(line, 16)
+    assert line.average_s(most) <= 1.03 * line.average_s(16) < line.average_s(most - 1)
+    assert largest_useful_batch(fit_line([(1, 0.1), (2, 0.2), (4, 0.4)]), 4) == 1

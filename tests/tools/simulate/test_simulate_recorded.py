@@ -56,13 +56,6 @@ def test_another_policy_can_be_asked_what_it_would_have_done(tmp_path: Path):
     assert rows[0]["live"]["images_per_s"] > 0
 
 
-def test_a_file_that_is_no_trace_is_refused(tmp_path: Path):
-    (tmp_path / "no.txt").write_text("hello\n")
-    assert CliRunner().invoke(app, ["simulate", "--trace", str(tmp_path / "no.txt")]).exit_code == 2
-    with pytest.raises(TraceError, match="not a trace"):
-        read_recorded(tmp_path / "no.txt")
-
-
 @pytest.mark.parametrize(
     ("find", "replacement", "reason"),
     [

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from typer.testing import CliRunner
 
 from experts.catalog import CatalogFile, resolve
 from experts.vision.frameworks import ultralytics
@@ -18,7 +17,6 @@ from experts.vision.slot import SlotPool
 from tests.experts.pictures import encoded
 from tests.experts.samples import PICTURES, a_model, labels
 from tests.small_disk import small_disk
-from tools.cli.main import app
 from tools.training.expert_file import Form, ImportRefusedError
 from tools.training.importer import ImportTarget, import_file, import_model
 
@@ -220,30 +218,6 @@ def test_auto_keeps_the_thinnest_form_that_agrees_and_shows_what_it_tried(
         assert ("stored" in report.entry) == bool(near)
         assert report.agreement.images == len(PICTURES)
     assert sorted(made.name for made in (tmp_path / "experts").iterdir()) == ["a.safetensors", "catalog.yaml"]
-
-
-def test_auto_without_pictures_and_forms_that_are_not_known_are_refused(tmp_path: Path):
-    file = a_state_dict(tmp_path)
-    assert "name a folder of them with --images" in refusal(file, a_target(tmp_path, form=Form(store="auto")))
-    assert "known are int8, bfloat16" in refusal(file, a_target(tmp_path, form=Form(store="int4")))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ImportRefusedError, match="no image that can be decoded"):
-        import_file(file, a_target(tmp_path, form=Form(store="auto")), images=tmp_path / "empty")
-    with pytest.raises(ImportRefusedError, match="missing: is not a folder"):
-        import_file(file, a_target(tmp_path, form=Form(store="auto")), images=tmp_path / "missing")
-    assert not (tmp_path / "experts").exists()
-
-
-def test_the_command_says_what_it_tried_and_leaves_nothing_of_an_empty_folder(tmp_path: Path):
-    words = ["import", str(a_state_dict(tmp_path)), "--architecture", "resnet18", "--classes", ",".join(CLASSES)]
-    words += ["--input-size", "96", "--out", str(tmp_path / "out"), "--dtype", "float32", "--store", "auto", "--images"]
-    (tmp_path / "empty").mkdir()
-    refused = CliRunner().invoke(app, [*words, str(tmp_path / "empty")])
-    assert (refused.exit_code, "no image that can be decoded" in refused.stderr) == (1, True)
-    assert not (tmp_path / "out").exists()
-    shown = " ".join(CliRunner().invoke(app, [*words, str(an_image_folder(tmp_path))]).stdout.split())
-    assert "stored as int8: 11.2 MB, same labels on" in shown
-    assert re.search(r"trained: (11\.2|22\.4|44\.7) MB, \S+trained.safetensors, float32( stored as \w+)?; on 3", shown)
 
 
 def test_an_import_removes_what_a_killed_one_of_the_same_expert_left(tmp_path: Path):

@@ -105,12 +105,6 @@ def test_a_folder_of_labelled_images_becomes_an_expert_that_answers_their_labels
     assert answers(tmp_path / "experts", unseen) == ["red", "blue"]
 
 
-def test_training_again_with_the_same_seed_gives_the_same_weights(tmp_path: Path):
-    folder, one_epoch = a_folder(tmp_path / "squares", {"red": 3, "blue": 3}), Schedule(epochs=1)
-    one, same = (train(folder, tmp_path / name, schedule=one_epoch).file.read_bytes() for name in ("a", "b"))
-    assert one == same
-
-
 def test_folders_that_cannot_be_trained_on_are_named_with_what_to_do(tmp_path: Path):
     lonely = refusal(a_folder(tmp_path / "lonely", {"red": 4}))
     assert str(tmp_path / "lonely") in lonely
@@ -298,17 +292,3 @@ def test_pictures_of_one_board_are_never_on_both_sides():
         boards = {files[row].name.split(".")[0] for row in np.nonzero(mask)[0]}
         assert len(boards) == 2
         assert all(mask[row] for row, file in enumerate(files) if file.name.split(".")[0] in boards)
-
-
-def test_the_command_prints_what_was_tried_and_draws_the_worst_pictures(tmp_path: Path, out: Path):
-    folder = a_folder(tmp_path / "R0402", {"ok": 12, "bad": 12}, first_seed=300, colours={"ok": "blue", "bad": "red"})
-    words = ["train", "classifier", str(folder), "--out", str(out), "--threads", "1", "--play", "1px"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tools", *words], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "taken" in done.stdout
-    assert "even without a mistake" in done.stdout
-    for name in ("worst", "confusion"):
-        picture = cv2.imread(str(out / "reports" / f"R0402-{name}.png"))
-        assert picture.std() > 10
