@@ -358,7 +358,6 @@ def write_catalog(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def dump(document: Any) -> str:
-    """Return YAML as catalogs are written."""
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 

@@ -78,7 +78,6 @@ def drift(training: Sequence[int], recent: Sequence[int]) -> float:
 
 
 def grade(value: float) -> Grade:
-    """The usual reading of the index."""
     return "stable" if value < _SHIFTING else "shifting" if value < _DRIFTED else "drifted"
 
 

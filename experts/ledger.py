@@ -115,7 +115,6 @@ class Ledger:
         return tuple(victims)
 
     def begin_load(self, expert: ExpertId, weights_bytes: int, evict: tuple[ExpertId, ...] = ()) -> None:
-        """Evict `evict` and give their bytes to `expert`, which is loading from now on."""
         if expert in self._entries:
             raise LedgerError(f"pool {self.pool}: {expert} is already resident or loading")
         for victim in evict:
@@ -131,7 +130,6 @@ class Ledger:
         self.loading_count -= 1
 
     def abandon_load(self, expert: ExpertId) -> None:
-        """Give back the bytes of a load that failed."""
         self._used_bytes -= self._loading(expert).weights_bytes
         self.loading_count -= 1
         del self._entries[expert]
@@ -155,13 +153,11 @@ class Ledger:
         self._used_bytes -= self._entries.pop(expert).weights_bytes
 
     def use(self, expert: ExpertId) -> None:
-        """One more batch of `expert` runs here."""
         if not self.is_ready(expert):
             raise LedgerError(f"pool {self.pool}: {expert} is not resident and cannot run")
         self._entries[expert].users += 1
 
     def release(self, expert: ExpertId) -> None:
-        """One batch of `expert` has ended here."""
         entry = self._entries.get(expert)
         if entry is None or entry.users == 0:
             raise LedgerError(f"pool {self.pool}: {expert} is not in use")

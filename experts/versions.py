@@ -182,7 +182,6 @@ class Versions:
         return [(name, step) for name, expert in self.read().items() for step in expert.steps if step.did != "found"]
 
     def weights_file(self, name: str, version: str) -> Path:
-        """Return the place of a version's weights."""
         safe = quote(name, safe="")
         safe = "%2E" + safe[1:] if safe.startswith(".") else safe
         return self.folder / VERSIONS_FOLDER / safe / f"{weights_of(version)}.safetensors"

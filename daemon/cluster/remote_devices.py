@@ -198,7 +198,6 @@ def _first_part(images: tuple[ImageOrder, ...]) -> tuple[ImageOrder, ...]:
 
 
 def _join_reports(first: BatchReport, then: BatchReport) -> BatchReport:
-    """Return one report about two parts of a batch."""
     limits = [report.memory_limit for report in (first, then) if report.memory_limit is not None]
     results, infer_ms = first.results + then.results, first.infer_ms + then.infer_ms
     return replace(then, results=results, infer_ms=infer_ms, memory_limit=min(limits, default=None))
@@ -337,7 +336,6 @@ class ClusterDevices:
         return RemoteExecutor(facts, device, read)
 
     def children(self) -> list[ChildSpec]:
-        """Return the child process that talks to the cluster."""
         fd = self._theirs.fileno()
         argv = (sys.executable, "-m", "daemon.cluster", str(self._path), str(fd))
         return [ChildSpec("cluster", argv, nice=0, pass_fds=(fd,), beats=True)]

@@ -25,8 +25,6 @@ NAME, CACHE, CACHE_SIZE = "COSERVE_WORKER_NAME", "COSERVE_WORKER_CACHE", "COSERV
 
 
 class DeviceWorker:
-    """One device of this PC, for one line."""
-
     def hello(self) -> str:
         """Return the version of the code here."""
         return code_version()

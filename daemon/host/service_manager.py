@@ -31,7 +31,6 @@ class Notifier:
         self._status = ""
 
     def ready(self, status: str) -> None:
-        """Report that the start, or a reload, is done."""
         self._tell("READY=1", _sentence(status))
 
     def status(self, status: str) -> None:
@@ -41,7 +40,6 @@ class Notifier:
             self._status = status
 
     def alive(self) -> None:
-        """Send the watchdog's ping."""
         self._tell("WATCHDOG=1")
 
     def reloading(self, status: str) -> None:

@@ -94,8 +94,6 @@ class Prompts:
 
 
 class LanguageReports(Protocol):
-    """Reports of models, each from its own thread."""
-
     def token(self, text: AcceptedText, index: int, piece: str) -> None:
         """A streamed request has got its next token."""
         ...
@@ -186,7 +184,6 @@ class LanguageModels:
         return any(thread.is_failing for thread in self.threads.values())
 
     def trouble(self) -> str | None:
-        """Return the error of the first model that does not serve."""
         failing = (thread for thread in self.threads.values() if thread.is_failing)
         return next((f"model {thread.name}: {thread.last_error}" for thread in failing), None)
 
@@ -200,7 +197,6 @@ class LanguageModels:
         return [f"model {thread.name}: {' '.join((thread.last_error or 'still opens').split())}" for thread in closed]
 
     def status(self) -> list[dict[str, Any]]:
-        """`models` of control's `status`."""
         models = self._config.models
         return [{"device": models[name].device, **thread.status()} for name, thread in self.threads.items()]
 

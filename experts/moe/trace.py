@@ -35,7 +35,6 @@ class Trace:
         return self.index.shape[1]
 
     def span(self, prompt: int) -> slice:
-        """Return the tokens of one prompt."""
         return slice(int(self.start[prompt]), int(self.start[prompt + 1]))
 
     def token_tasks(self) -> torch.Tensor:

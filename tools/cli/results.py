@@ -410,7 +410,6 @@ def changes(
 
 
 def _old_and_new(row: dict[str, Any]) -> str | None:
-    """Return `old → new: note` with the parts that there are."""
     old, new, note = (row[name] for name in ("old", "new", "note"))
     change = f"{old or '–'} → {new or '–'}" if old else new
     return ": ".join(filter(None, (change, note))) or None

@@ -232,7 +232,6 @@ class Asking:
 
 
 def ask_for_boards(asking: Asking, board: Sequence[str] | None, images: Path | None) -> dict[str, Components]:
-    """Return the boards of the options, else of the answer."""
     if images is not None:
         return boards_in(images)
     if board:
@@ -242,7 +241,6 @@ def ask_for_boards(asking: Asking, board: Sequence[str] | None, images: Path | N
 
 
 def ask_for_memory(asking: Asking, memory: str | None) -> dict[str, int]:
-    """Return bytes by device, of the option, else of the answer."""
     gpus = gpus_here()
     proposed = proposed_memory(gpus)
     sizes = [f"{gpu.name} with {size(gpu.total_bytes)}" for gpu in gpus]
@@ -252,6 +250,5 @@ def ask_for_memory(asking: Asking, memory: str | None) -> dict[str, int]:
 
 
 def gpus_here() -> Sequence[Gpu]:
-    """Return the GPUs that the driver names."""
     driver = find_driver()
     return driver.gpus if driver else ()

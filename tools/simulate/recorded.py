@@ -94,7 +94,6 @@ class _Reading:
         self._copies: dict[Key, list[float]] = {}
 
     def read(self, path: Path) -> None:
-        """Take all calls of the run."""
         for call in read_calls(path):
             with trace_line(path, call.line, CONTRADICTS):
                 self._take(call)

@@ -145,7 +145,6 @@ class ExpertRow:
 
     @property
     def health(self) -> str:
-        """Return one of HEALTH."""
         if self.failed:
             return "cannot be loaded"
         if self.drift is not None and self.drift.grade in ("drifted", "shifting"):
@@ -380,7 +379,6 @@ def _row(
 
 
 def _memory(site: Site) -> str:
-    """Render the experts in memory: a picture and a table for each pool."""
     try:
         pools = site.ask_daemon("memory")["pools"]
     except ControlError as error:
@@ -393,7 +391,6 @@ def _memory(site: Site) -> str:
 
 
 def _loads(site: Site) -> str:
-    """Render the loads of the last hour by minute, for each device."""
     now = int(time.time()) // 60 * 60
     minutes = [utc_text(now - 60 * (_CHART_MINUTES - 1 - number)) for number in range(_CHART_MINUTES)]
     loads: dict[str, dict[str, int]] = {}
@@ -500,7 +497,6 @@ def rules_in_force(site: Site, catalog: Catalog) -> Routes | None:
 
 
 def _history(site: Site, name: str, problems: list[str]) -> Expert | None:
-    """Return the changes of version by `coserve experts`, None if there were none."""
     try:
         return Versions(site.config.catalog).read().get(name)
     except (VersionsError, OSError) as error:

@@ -158,7 +158,6 @@ class AccessGuard:
         await app(scope, _limited(receive), _with_headers(send))
 
     async def _refusal(self, scope: Scope) -> Response | None:
-        """Return the refusal of a request, None if it is let through."""
         headers = Headers(scope=scope)
         return (
             self._malformed(headers)

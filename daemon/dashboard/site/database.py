@@ -74,7 +74,6 @@ class Database:
             raise NoDatabase(str(getattr(error, "orig", None) or error)) from None
 
     def first(self, statement: str | Executable, **parameters: Any) -> Row[Any] | None:
-        """Return the first row, None if there is none."""
         return next(iter(self.rows(statement, parameters, limit=1)), None)
 
     def number(self, statement: str | Executable, **parameters: Any) -> int:

@@ -348,7 +348,6 @@ class BoardCache:
 
 
 def folded(serial: str) -> str:
-    """Return lower(serial) as the database computes it."""
     return serial.translate(_FOLD)
 
 

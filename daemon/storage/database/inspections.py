@@ -278,7 +278,6 @@ class ResultsBatch:
         update_rows(self._tx.connection, inspections, ("image_path",), copied)
 
     def flush(self) -> None:
-        """Write the collected rows."""
         tx = self._tx
         update_rows(tx.connection, inspections, _RESULT, self._inspections)
         tx.add(stages, self._stages)

@@ -184,7 +184,6 @@ def append(tx: Transaction, wanted: ReviewDecision) -> tuple[Review, Published |
 
 
 def messages_after(connection: Connection, seq: int, limit: int) -> list[Published]:
-    """Return the messages of at most `limit` rows after `seq`, as they were published."""
     on_board = boards.c.board_id == func.coalesce(reviews.c.board_id, inspections.c.board_id)
     query = (
         select(reviews, inspections.c.component, inspections.c.designator, *_OF_BOARD)

@@ -28,8 +28,6 @@ _sent_of, _stage_of, _times_of = attrgetter(*_AS_SENT), attrgetter(*_STAGE), att
 
 @dataclass(frozen=True, slots=True)
 class KnownImage:
-    """An image that is accepted already."""
-
     inspection_id: int
     payload_sha256: str
 
@@ -125,7 +123,6 @@ def copy_request(row: Row) -> CopyRequest:
 
 
 def stage_rows(outcome: Outcome) -> list[Row]:
-    """Return the rows of `stages`, in the order of the chain."""
     return [
         {
             "inspection_id": outcome.inspection_id,
@@ -153,7 +150,6 @@ def detection_rows(outcome: Outcome) -> list[Row]:
 
 
 def switch_row(switch: ExpertSwitch) -> Row:
-    """Return the row of a load into a pool."""
     row = asdict(switch)
     at = utc_text(row.pop("at_wall_s"))
     return row | {"at": at, "evicted": json.dumps(switch.evicted), "load_ms": _milliseconds(switch.load_ms)}
@@ -191,7 +187,6 @@ def inspection_message(row: AnyRow, stages: Sequence[AnyRow], detections: Sequen
 
 
 def board_message(row: AnyRow) -> Published:
-    """Render a closed row of `boards`."""
     body = {
         "seq": row["seq"],
         "at": row["completed_at"],

@@ -234,12 +234,10 @@ class Transaction:
     suspect_serials: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
 
     def board(self, board_type: str, serial: str) -> BoardAttempts:
-        """Return the board, to be changed by this transaction."""
         self.touched.add((board_type, serial))
         return self.boards.get(self.connection, board_type, serial)
 
     def attempt(self, board_type: str, serial: str, number: int) -> tuple[Attempt, Row]:
-        """Return an attempt that there is, and its row in `boards`, to be changed by this transaction."""
         found = self.board(board_type, serial).get(self.connection, number)
         if found is None:
             raise KeyError((board_type, serial, number))

@@ -109,5 +109,4 @@ class CacheMetrics:
                 self._of_request[row.request] = self._of_request.get(row.request, FetchCounts()) + spent
 
     def pop_request(self, request: str) -> FetchCounts:
-        """Return the counts of a request that has ended, and forget them."""
         return self._of_request.pop(request, FetchCounts())

@@ -120,7 +120,6 @@ class SlotLedger:
                 self._metrics.first_use(late=late)
 
     def release(self) -> None:
-        """Release every expert in use."""
         for cached in self.in_use:
             cached.in_use = False
             self._ledger.release(cached.name)

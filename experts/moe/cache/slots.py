@@ -62,7 +62,6 @@ class SlotCache:
 
     @property
     def slots(self) -> int:
-        """Number of experts that fit."""
         return self._ledger.limit
 
     @property

@@ -119,7 +119,6 @@ class MoeRuntime:
         self.model.forward = wraps(self.model.forward)(partial(self._forward, self.model.forward))
 
     def _forward(self, inner: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
-        """Run one step."""
         with self._lock:
             self._step = self._next_step(args, arguments)
             try:

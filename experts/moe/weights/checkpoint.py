@@ -210,7 +210,6 @@ def _more(names: list[str]) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return safetensors' name of a type of weights."""
     return _NAMES[dtype]
 
 

@@ -50,11 +50,9 @@ class AnswerCounts:
 
     @property
     def answered(self) -> int:
-        """Images that have their final answer."""
         return self.accepted + self.duplicate + self.rejected.total()
 
     def count(self, image_id: str, answer: ImageAnswer) -> None:
-        """Count an image's final answer."""
         match answer["type"]:
             case "accepted":
                 self.accepted += 1

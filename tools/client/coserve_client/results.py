@@ -303,7 +303,6 @@ class _PositionFile:
             os.pwrite(self._descriptor, encode({"seq": seq, "epoch": epoch}).ljust(self._LINE_BYTES) + b"\n", 0)
 
     def close(self) -> None:
-        """Make the position durable."""
         os.fsync(self._descriptor)
         os.close(self._descriptor)
 
