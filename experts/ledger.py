@@ -82,7 +82,6 @@ class Ledger:
         return 0 if entry is None else entry.weights_bytes
 
     def is_evictable(self, expert: ExpertId) -> bool:
-        """Resident, idle and not pinned."""
         entry = self._entries.get(expert)
         return entry is not None and entry.ready and entry.users == 0 and expert not in self.pinned
 
@@ -141,7 +140,6 @@ class Ledger:
         del self._entries[expert]
 
     def give_back(self, held_bytes: int) -> None:
-        """A load that hung has ended."""
         if held_bytes > self._held_bytes:
             raise LedgerError(f"pool {self.pool}: {held_bytes} bytes come back, {self._held_bytes} are held")
         self._held_bytes -= held_bytes
@@ -168,7 +166,6 @@ class Ledger:
         self._entries[expert].hung += 1
 
     def release_hung(self, expert: ExpertId) -> None:
-        """A batch that hung has ended after all."""
         self._entries[expert].hung -= 1
         self.release(expert)
 

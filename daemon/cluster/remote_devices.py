@@ -128,7 +128,6 @@ class RemoteDevice:
             self.resize(pool, budget_bytes)
 
     def resize(self, pool: PoolId, budget_bytes: int) -> None:
-        """Resize a pool of this worker and of all later ones."""
         self._resized[pool] = budget_bytes
         self.tell({"do": "resize", "pool": pool, "bytes": budget_bytes})
 
@@ -416,7 +415,6 @@ class ClusterDevices:
             line.shutdown(socket.SHUT_RDWR)
 
     def _take(self, message: dict[str, Any], drive: Drive) -> None:
-        """Handle a message about one device, or about all of them."""
         named = message.get("device")
         for device in self._remote.values() if named is None else [self._remote[named]]:
             match message["say"]:

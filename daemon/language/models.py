@@ -33,8 +33,6 @@ _REFUSED_FOR_S = 30.0
 
 
 class Scheduling(Protocol):
-    """The part of the drive that models share devices with."""
-
     @property
     def images_under_way(self) -> int: ...
     def ask_later(self, kind: str, fields: Mapping[str, Any]) -> "Future[dict[str, Any]]": ...
@@ -94,9 +92,7 @@ class Prompts:
 
 
 class LanguageReports(Protocol):
-    def token(self, text: AcceptedText, index: int, piece: str) -> None:
-        """A streamed request has got its next token."""
-        ...
+    def token(self, text: AcceptedText, index: int, piece: str) -> None: ...
 
     def text_finished(self, outcome: TextOutcome) -> None: ...
 

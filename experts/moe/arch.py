@@ -74,7 +74,6 @@ class MoeArch:
 
     @property
     def naming(self) -> ModelFamily:
-        """Names of this model's tensors and modules."""
         return FAMILIES[self.family]
 
     @property

@@ -99,7 +99,6 @@ def popularity_by_task(trace: Trace) -> torch.Tensor:
 
 
 def save_popularity(prepared: PreparedFiles, trace: Trace) -> None:
-    """Write the popularity of experts in the training trace, in total and by task."""
     tensors = {"popularity": popularity(trace), "by_task": popularity_by_task(trace)}
     prepared.save("popularity", tensors, {"tasks": list(trace.tasks)})
 

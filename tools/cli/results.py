@@ -152,7 +152,6 @@ def results(
 def _format(
     as_json: bool, as_csv: bool, as_jsonl: bool, parquet: Path | None, out: Path | None
 ) -> "tuple[RowFormat, Path | None]":
-    """Return the one format that was asked for, and the file it goes to."""
     from tools.query.results import RowFormat
 
     options = {

@@ -60,7 +60,6 @@ class VersionSwitch:
 
     @property
     def is_complete(self) -> bool:
-        """Return True if nothing is left to do."""
         return self.heard or self.note == _NO_DAEMON
 
 

@@ -112,7 +112,6 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 
 def parse_boards(text: str) -> dict[str, Components]:
-    """Parse the typed text: a folder of sample images, or one board."""
     if Path(text).expanduser().is_dir():
         return boards_in(Path(text).expanduser())
     return dict([parse_board(text)])

@@ -156,7 +156,6 @@ class _Reading:
             times.setdefault(key, []).append(load_s)
 
     def measured_rows(self) -> Iterator[Performance]:
-        """Yield the matrix of the run with the costs that were measured in it."""
         rows = Matrix(self._matrix)
         for device in dict.fromkeys(device for pool, device in self._device_of.items() if pool != RAM):
             for architecture in dict.fromkeys(self._architectures.values()):

@@ -82,7 +82,6 @@ class VerdictCounter:
         self.is_whole = False
 
     def look(self, now_s: float) -> None:
-        """Count the rows that are new; NoDatabase or TooMuchToCount."""
         since = utc_text(now_s - _WINDOW_S)
         with self._lock:
             if not self._seq:

@@ -346,7 +346,6 @@ def summarize(
 
 
 def pareto(rows: Iterable[Any], by: Grouping) -> list[FailCause]:
-    """Return the causes of fails, the most frequent first."""
     counts: defaultdict[tuple[str | None, str | None], int] = defaultdict(int)
     for row in rows:
         if (row.decided or row.said) == "fail":

@@ -285,7 +285,6 @@ class ExpertOverview:
         return self.catalog()[0].confidences.get(ExpertId(name))
 
     def confidences(self, expert: str | None) -> VersionHistograms:
-        """Return the recent confidences of each version, of one expert or of all."""
         return by_version(self._database.rows(confidences_statement(expert), limit=_MAX_BINS))
 
     def newest_confidences(self, expert: str) -> Mapping[str, Sequence[int]]:

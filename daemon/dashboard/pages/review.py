@@ -108,8 +108,6 @@ class ReviewFilter:
 
 @dataclass(frozen=True, slots=True)
 class GoodPart:
-    """A good part of the same component, to compare with."""
-
     inspection_id: int
     size: PictureSize
     designator: str

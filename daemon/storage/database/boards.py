@@ -90,8 +90,6 @@ class BoardPlan:
 
 @dataclass(frozen=True, slots=True)
 class BoardClosing:
-    """The final state of a closed attempt."""
-
     verdict: Verdict
     reason: ClosingReason
     inspected: int

@@ -263,7 +263,6 @@ class ResultsBatch:
                 self._finish(row, outcome)
 
     def close_due(self) -> None:
-        """Close the attempts whose time limit has passed."""
         for board_type, serial, number in self._tx.take_due():
             found = self._tx.board(board_type, serial).get(self._tx.connection, number)
             if found is not None and not found[0].closed:

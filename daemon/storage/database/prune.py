@@ -62,7 +62,6 @@ class PrunedBoards:
 
 
 def read_age_marks(connection: Connection) -> list[AgeMark]:
-    """Return the marks that were noted, oldest first."""
     return [AgeMark(*row) for row in connection.execute(select(age_marks).order_by(age_marks.c.running_s))]
 
 

@@ -77,7 +77,6 @@ class PreparedQuery:
             raise OperationalError(self._sql, values, error) from error
 
     def close(self) -> None:
-        """Close the connection that stays between queries."""
         if self._held is not None:
             self._held.close()
 
@@ -256,7 +255,6 @@ class Transaction:
         return self.numbers.board_id
 
     def add(self, table: Table, new: list[Row]) -> None:
-        """Insert rows that have the same columns each."""
         if new:
             add_rows(self.connection, table, new)
 

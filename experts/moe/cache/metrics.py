@@ -43,7 +43,6 @@ class FetchCounts:
 
     @property
     def fetches(self) -> int:
-        """Loads while serving."""
         return self.fetches_demand + self.fetches_prefetch
 
     @property

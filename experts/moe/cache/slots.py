@@ -137,7 +137,6 @@ class SlotCache:
             self._wake()
 
     def cancel(self, layer: int) -> None:
-        """Withdraw the prefetches of a layer that have not begun."""
         with self._changed:
             for queue in (self._prefetches, *self._deferred.values()):
                 for key in [key for key in queue if key.layer == layer]:
@@ -145,7 +144,6 @@ class SlotCache:
                     self._changed.notify_all()
 
     def pending(self) -> tuple[ExpertKey, ...]:
-        """Return the experts that are being loaded or queued."""
         with self._changed:
             queues = (self._ledger.loading, self._prefetches, *self._deferred.values())
             return tuple(dict.fromkeys(key for queue in queues for key in queue))

@@ -47,8 +47,6 @@ class TensorLocation:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All tensors of a folder, by the names of the model."""
-
     folder: Path
     tensors: Mapping[str, TensorLocation]
 

@@ -73,8 +73,6 @@ class AnswerCounts:
 
 @dataclass(slots=True)
 class PublishAccount(AnswerCounts):
-    """The images that were sent, and their answers."""
-
     sent: int = 0
 
     @property

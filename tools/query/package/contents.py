@@ -156,7 +156,6 @@ def _safe(text: str) -> str:
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file of a package."""
     with path.open(encoding="utf-8") as file:
         yield from map(json.loads, file)
 
