@@ -344,7 +344,6 @@ class Recipe:
 
     @property
     def expected(self) -> int:
-        """The number of positions of the board."""
         return sum(position.quantity for position in self.positions.values())
 
 

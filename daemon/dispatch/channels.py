@@ -150,8 +150,6 @@ class Channel:
 
 
 class Channels:
-    """The channels of one machine."""
-
     def __init__(self) -> None:
         self.disk = Channel("disk")
         self._copying: dict[str, Channel] = {}

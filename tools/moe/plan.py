@@ -201,7 +201,6 @@ class Planner:
         return MeasuredPlan(counts, period, loss, loads), load_ms, step_ms
 
     def _load_measured(self) -> "dict[str, MeasuredPlan]":
-        """Return the saved measurements on this profile, by configuration."""
         from experts.moe.errors import ModelError
         from experts.moe.modes.swapmoe.planner import MeasuredPlan
 

@@ -169,7 +169,6 @@ def as_document(measured: MeasuredProfile) -> dict[str, Any]:
 
 
 def write_profile(path: Path, measured: MeasuredProfile) -> None:
-    """Write the profile, at once and complete."""
     head = (
         f"# Made by `coserve profile` with {measured.samples}. Seconds: a batch of n images takes k_s * n + b_s.\n"
         "# What coserve.yaml sets by hand wins over what stands here.\n"

@@ -85,8 +85,6 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class ClassifierReport:
-    """A trained expert, and how it was chosen."""
-
     expert: str
     file: Path
     data: LabelledPictures
