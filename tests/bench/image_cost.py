@@ -156,9 +156,9 @@ def _draw(pid: int, seconds: float, flame: Path) -> "subprocess.Popen[bytes]":
 
 
 def _run(config: Path) -> int:
-    from daemon.dispatch.simulated import SimulatedDevices
     from daemon.serve import serve
     from experts.spec import Answer
+    from tests.simulated import SimulatedDevices
 
     def name_threads() -> None:
         while True:

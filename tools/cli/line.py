@@ -320,12 +320,9 @@ def limits(
         print_json(answer)
     else:
         now = {f"expert_memory {device}": size_text(size) for device, size in answer["expert_memory"].items()}
-        now |= {key: _limit_text(key, value) for key, value in answer.items() if key not in ("type", "expert_memory")}
+        rest = {key: value for key, value in answer.items() if key not in ("type", "expert_memory")}
+        now |= {key: size_text(n) if "bytes" in key else count_text(n, "image") for key, n in rest.items()}
         _list("Limits", [{"limit": k, "value": v} for k, v in now.items()], as_json=False)
-
-
-def _limit_text(name: str, value: int) -> str:
-    return size_text(value) if "bytes" in name else count_text(value, "image")
 
 
 def _places(expert: dict[str, Any]) -> str:

@@ -274,10 +274,6 @@ class DefectTally:
     def fail_rate(self) -> float | None:
         return self.not_passed["fail"] / self.judged if self.judged else None
 
-    @property
-    def false_call_rate(self) -> float | None:
-        return self.false_calls / self.judged if self.judged else None
-
     def add(self, row: Any) -> None:
         """Count a row of `not_passed_question`. Images that a person passed stay among the passes."""
         if row.said is None:

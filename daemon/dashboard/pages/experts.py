@@ -29,8 +29,7 @@ from experts.catalog import Catalog
 from experts.drift import BINS, Drift, compare
 from experts.spec import ExpertId, ExpertSpec
 from experts.versions import Expert, Versions, VersionsError
-from routing_rules.routes import Routes
-from routing_rules.uses import uses
+from routing_rules.routes import Routes, uses
 
 #: Rates and the hit rate look back over so many images, calls over so many, and load times over so many loads.
 _RECENT_IMAGES = 20_000

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
@@ -367,7 +367,10 @@ class ResultsBatch:
     def _note_expert(self, stage: Stage) -> None:
         def row() -> Row | None:
             version = self._version_of(stage.expert, stage.expert_version)
-            return rows.expert_version_row(version, self._tx.at) if version is not None else None
+            if version is None:
+                return None
+            classes = json.dumps(version.classes, ensure_ascii=False)
+            return asdict(version) | {"classes": classes, "first_used_at": self._tx.at}
 
         self._tx.add_once(expert_versions, {"expert": stage.expert, "expert_version": stage.expert_version}, row)
         key = {"expert": stage.expert, "expert_settings": stage.expert_settings}

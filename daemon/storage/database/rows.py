@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 from urllib.parse import quote
 
-from daemon.records import Accepted, Arrival, ExpertSwitch, ExpertVersion, JournalKey, Outcome, Pixels, Published
+from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Pixels, Published
 from daemon.units import utc_text, wall_seconds
 
 Row = dict[str, Any]
@@ -153,11 +153,6 @@ def switch_row(switch: ExpertSwitch) -> Row:
     row = asdict(switch)
     at = utc_text(row.pop("at_wall_s"))
     return row | {"at": at, "evicted": json.dumps(switch.evicted), "load_ms": _milliseconds(switch.load_ms)}
-
-
-def expert_version_row(version: ExpertVersion, at: str) -> Row:
-    """Return the row of weights that give their first verdict at `at`."""
-    return asdict(version) | {"classes": json.dumps(version.classes, ensure_ascii=False), "first_used_at": at}
 
 
 @lru_cache(maxsize=1024)  # a board's images have the same

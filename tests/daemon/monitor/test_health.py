@@ -11,10 +11,11 @@ import pytest
 
 import daemon.operations
 from daemon.app import App
-from daemon.dispatch.simulated import SimulatedDevices, SimulatedPool
+from daemon.dispatch.simulated import SimulatedPool
 from daemon.line.line import load_line
 from daemon.operations import Vitals
 from tests.contract.client import Line
+from tests.simulated import SimulatedDevices
 from tests.simulated import answer as answer_of
 from tests.waiting import until
 
