@@ -26,11 +26,7 @@ class PoolLoader:
     """
 
     def __init__(
-        self,
-        pool_id: PoolId,
-        pool: Pool,
-        channels: Channels | None = None,
-        pools: Mapping[PoolId, Pool] | None = None,
+        self, pool_id: PoolId, pool: Pool, channels: Channels | None = None, pools: Mapping[PoolId, Pool] | None = None
     ) -> None:
         self.pool = pool_id
         self._pool = pool

@@ -135,11 +135,7 @@ class Planner:
         return limits, fastest_period(tried, limits)
 
     def _search(
-        self,
-        limits: "PlanLimits",
-        period: int,
-        drawn: "Sequence[Configuration]",
-        settings: "SearchSettings | None",
+        self, limits: "PlanLimits", period: int, drawn: "Sequence[Configuration]", settings: "SearchSettings | None"
     ) -> "Configuration":
         from experts.moe.modes.swapmoe.planner import LossModel, plan_counts
         from experts.moe.policy.genetic import SearchSettings

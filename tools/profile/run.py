@@ -20,16 +20,7 @@ from experts.catalog import UNREADABLE
 from experts.durable import replace_durably
 from experts.spec import ExpertSpec, LayoutId, resident_in
 from experts.vision.slot import LayoutShelf
-from tools.profile.measure import (
-    Bench,
-    LayoutCost,
-    Pair,
-    ProfileEffort,
-    ProfileError,
-    best,
-    measure_layout,
-    try_pairs,
-)
+from tools.profile.measure import Bench, LayoutCost, Pair, ProfileEffort, ProfileError, best, measure_layout, try_pairs
 from tools.profile.samples import Samples
 from tools.profile.split import Plan, Split, search_split
 

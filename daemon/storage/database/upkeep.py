@@ -15,12 +15,7 @@ from urllib.parse import quote
 from sqlalchemy import Engine, exists, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.storage.database.connections import (
-    FILE_MODE,
-    StoreError,
-    open_for_reading,
-    sqlite_path,
-)
+from daemon.storage.database.connections import FILE_MODE, StoreError, open_for_reading, sqlite_path
 from daemon.storage.database.schema import inspections, pending, stream_position
 from daemon.units import size_text
 from experts.durable import replacing

@@ -24,13 +24,7 @@ class SlotCache:
     if the budget holds no expert, or its memory cannot be allocated.
     """
 
-    def __init__(
-        self,
-        store: ExpertStore,
-        budget_bytes: int,
-        policy: EvictionPolicy,
-        transfer: WeightTransfer,
-    ) -> None:
+    def __init__(self, store: ExpertStore, budget_bytes: int, policy: EvictionPolicy, transfer: WeightTransfer) -> None:
         layers, experts = range(store.arch.layers), range(store.arch.experts)
         self.store = store
         self.metrics = CacheMetrics()

@@ -49,13 +49,7 @@ class MoeRuntime:
 
     @classmethod
     def open(
-        cls,
-        folder: Path,
-        mode: Mode,
-        budget_bytes: int,
-        *,
-        device: str = "cpu",
-        storage: str = "auto",
+        cls, folder: Path, mode: Mode, budget_bytes: int, *, device: str = "cpu", storage: str = "auto"
     ) -> "MoeRuntime":
         """Check a checkpoint and put it in service, its experts within `budget_bytes`. Raises ModelError.
 
