@@ -529,7 +529,6 @@ class App:
             self._log.warning("stop_not_noted", error=str(getattr(error, "orig", error)))
 
     def describe(self) -> str:
-        """Return the message that the line is ready."""
         config = self._config
         pages = f" pages {reachable(self._http_url)}," if self._http else ""
         return (

@@ -16,13 +16,7 @@ from experts.drift import BINS
 from experts.durable import replace_text
 from experts.errors import WeightsError
 from experts.spec import ExpertId, ExpertSpec, LayoutId
-from experts.vision.architectures import (
-    ARCHITECTURES,
-    NORMALISATIONS,
-    YOLO_STRIDE_PIXELS,
-    Architecture,
-    layout_id,
-)
+from experts.vision.architectures import ARCHITECTURES, NORMALISATIONS, YOLO_STRIDE_PIXELS, Architecture, layout_id
 from experts.weights import PAGE_BYTES, WeightsHeader, read_header
 
 #: The layout of an expert whose file could not be read: it fits no slot, so loading it fails and says why.
@@ -358,7 +352,6 @@ def write_catalog(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def dump(document: Any) -> str:
-    """Return YAML as catalogs are written."""
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 

@@ -55,7 +55,6 @@ def replace_entries(path: Path, entries: Mapping[str, CatalogEntry], changed: Ma
 
 
 def _has_entries(text: str, entries: Mapping[str, CatalogEntry]) -> bool:
-    """Return True if the text of a catalog has exactly `entries`."""
     try:
         return CatalogFile.model_validate(read(text)).experts == dict(entries)
     except (yaml.YAMLError, ValidationError):
@@ -130,7 +129,6 @@ def _added(text: str, experts: yaml.MappingNode, entry: Mapping[str, Any]) -> st
 
 
 def _lines(text: str, place: int, items: Mapping[str, Any], column: int) -> str:
-    """Return items as lines of their own, indented by `column`."""
     block = "".join(f"{' ' * column}{line}\n" for line in dump(dict(items)).splitlines())
     return block if text[:place].endswith("\n") else "\n" + block
 

@@ -78,7 +78,6 @@ def drift(training: Sequence[int], recent: Sequence[int]) -> float:
 
 
 def grade(value: float) -> Grade:
-    """The usual reading of the index."""
     return "stable" if value < _SHIFTING else "shifting" if value < _DRIFTED else "drifted"
 
 
@@ -88,7 +87,7 @@ def compare(training: Histograms, recent: Histograms) -> Drift:
     A label that training never answered on images held out, or only on a few, says nothing: it is left out.
     """
     if ALL in training:
-        training, recent = {ALL: training[ALL]}, {ALL: _sum(recent.values())}
+        training, recent = {ALL: training[ALL]}, {ALL: tuple(map(sum, zip([0] * BINS, *recent.values(), strict=True)))}
     answers = sum(map(sum, recent.values()))
     held_out = sum(map(sum, training.values()))
     value = noise = spread = weight = unknown = 0.0
@@ -132,7 +131,3 @@ def _lacks_held_out(training: Sequence[int], recent: Sequence[int]) -> bool:
 
 def _bins(training: Sequence[int], recent: Sequence[int]) -> int:
     return sum(1 for t, r in zip(training, recent, strict=True) if t or r)
-
-
-def _sum(parts: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    return tuple(map(sum, zip([0] * BINS, *parts, strict=True)))

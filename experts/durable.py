@@ -90,7 +90,6 @@ def texts_before_switch(catalog: Path) -> dict[str, str]:
 
 
 def end_cut_off_switch(catalog: Path) -> None:
-    """Restore the old texts of the files if a switch was cut off."""
     for file, text in texts_before_switch(catalog).items():
         replace_text(Path(file), text)
     catalog.with_name(_SWITCH).unlink(missing_ok=True)

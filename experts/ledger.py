@@ -82,7 +82,6 @@ class Ledger:
         return 0 if entry is None else entry.weights_bytes
 
     def is_evictable(self, expert: ExpertId) -> bool:
-        """Resident, idle and not pinned."""
         entry = self._entries.get(expert)
         return entry is not None and entry.ready and entry.users == 0 and expert not in self.pinned
 
@@ -115,7 +114,6 @@ class Ledger:
         return tuple(victims)
 
     def begin_load(self, expert: ExpertId, weights_bytes: int, evict: tuple[ExpertId, ...] = ()) -> None:
-        """Evict `evict` and give their bytes to `expert`, which is loading from now on."""
         if expert in self._entries:
             raise LedgerError(f"pool {self.pool}: {expert} is already resident or loading")
         for victim in evict:
@@ -131,7 +129,6 @@ class Ledger:
         self.loading_count -= 1
 
     def abandon_load(self, expert: ExpertId) -> None:
-        """Give back the bytes of a load that failed."""
         self._used_bytes -= self._loading(expert).weights_bytes
         self.loading_count -= 1
         del self._entries[expert]
@@ -143,7 +140,6 @@ class Ledger:
         del self._entries[expert]
 
     def give_back(self, held_bytes: int) -> None:
-        """A load that hung has ended."""
         if held_bytes > self._held_bytes:
             raise LedgerError(f"pool {self.pool}: {held_bytes} bytes come back, {self._held_bytes} are held")
         self._held_bytes -= held_bytes
@@ -155,13 +151,11 @@ class Ledger:
         self._used_bytes -= self._entries.pop(expert).weights_bytes
 
     def use(self, expert: ExpertId) -> None:
-        """One more batch of `expert` runs here."""
         if not self.is_ready(expert):
             raise LedgerError(f"pool {self.pool}: {expert} is not resident and cannot run")
         self._entries[expert].users += 1
 
     def release(self, expert: ExpertId) -> None:
-        """One batch of `expert` has ended here."""
         entry = self._entries.get(expert)
         if entry is None or entry.users == 0:
             raise LedgerError(f"pool {self.pool}: {expert} is not in use")
@@ -172,7 +166,6 @@ class Ledger:
         self._entries[expert].hung += 1
 
     def release_hung(self, expert: ExpertId) -> None:
-        """A batch that hung has ended after all."""
         self._entries[expert].hung -= 1
         self.release(expert)
 

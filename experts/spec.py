@@ -81,7 +81,6 @@ class ExpertSpec:
 
     @property
     def read_bytes(self) -> int:
-        """The bytes that a load reads from the disk."""
         return self.stored_bytes or self.weights_bytes
 
     @property
@@ -123,14 +122,11 @@ def resident_in(catalog: Mapping[ExpertId, ExpertSpec]) -> dict[ExpertId, Expert
 
 
 def digest_of(settings: str) -> str:
-    """Return the digest of `ExpertSpec.settings`."""
     return hashlib.sha256(settings.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """A setting with its values before and after."""
-
     name: str
     before: Any
     after: Any

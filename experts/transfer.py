@@ -266,7 +266,6 @@ class CudaLane:
         self._copied[page].synchronize()
 
     def finish(self) -> None:
-        """Block until all copies are done."""
         self._stream.synchronize()
 
 

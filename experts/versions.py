@@ -182,7 +182,6 @@ class Versions:
         return [(name, step) for name, expert in self.read().items() for step in expert.steps if step.did != "found"]
 
     def weights_file(self, name: str, version: str) -> Path:
-        """Return the place of a version's weights."""
         safe = quote(name, safe="")
         safe = "%2E" + safe[1:] if safe.startswith(".") else safe
         return self.folder / VERSIONS_FOLDER / safe / f"{weights_of(version)}.safetensors"
@@ -257,11 +256,7 @@ class Change:
         return version
 
     def promote(
-        self,
-        name: str,
-        version: str,
-        action: Literal["promote", "rollback"] = "promote",
-        note: str | None = None,
+        self, name: str, version: str, action: Literal["promote", "rollback"] = "promote", note: str | None = None
     ) -> None:
         """Put a stored version in force. Raises VersionsError, and then nothing has changed."""
         if version == self.expert(name).version:
@@ -269,10 +264,7 @@ class Change:
         self.promote_all({name: version}, action, note)
 
     def promote_all(
-        self,
-        versions: Mapping[str, str],
-        action: Literal["promote", "rollback"] = "promote",
-        note: str | None = None,
+        self, versions: Mapping[str, str], action: Literal["promote", "rollback"] = "promote", note: str | None = None
     ) -> None:
         """Put one stored version of each of several experts in force, all at once."""
         for name, version in versions.items():

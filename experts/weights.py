@@ -79,7 +79,6 @@ class WeightsHeader:
 
     @property
     def slot_bytes(self) -> int:
-        """Return the bytes of the slot that the weights fill."""
         if not self.stored_as:
             return self.region_bytes
         dtype = FILE_DTYPES.get(self.metadata.get("dtype", ""), "F32")
@@ -221,7 +220,6 @@ def tensor_place(item: Mapping[str, Any]) -> tuple[tuple[int, ...], int, int]:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -243,7 +241,6 @@ def check_digest(digest: str, spec: ExpertSpec) -> None:
 
 
 def describe_os_error(error: OSError) -> str:
-    """Describe why a weights file cannot be read."""
     if isinstance(error, FileNotFoundError):
         return "there is no such weights file; correct `file` in the catalog or import the expert again"
     return f"cannot be read ({error.strerror or error}); check the disk and the file's permissions"

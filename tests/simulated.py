@@ -6,17 +6,21 @@
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daemon.dispatch.simulated import SimulatedDevices
+from daemon.dispatch.executors import ExecutorThread
+from daemon.dispatch.simulated import SimulatedPool, SimulatedSlot
+from daemon.policy.request import ExecutorFacts, PoolFacts
+from daemon.records import JournalKey
 from daemon.serve import serve
 from experts.catalog import write_catalog
+from experts.errors import ExpertError, WeightsError
 from experts.spec import Answer, Detection, ExpertSpec
 from experts.vision.architectures import ARCHITECTURES, PLAIN_HEAD, layout_id
 from experts.vision.preprocess import Prepared
-from experts.weights import Block, write_weights
+from experts.weights import Block, verify_sha256, write_weights
 
 if TYPE_CHECKING:
     from tools.setup.service import Service
@@ -28,6 +32,45 @@ _INFERENCE_S = 0.002
 #: The sizes of the real ones (tests/lines.py), so that as many fit into a budget.
 _CLASSIFIER_BYTES, _DETECTOR_BYTES = 44_728_320, 10_485_760
 _INPUT_SIZE = 64
+#: A line may name `cuda:0` to `cuda:15`.
+_GPUS = 16
+
+
+class SimulatedDevices:
+    """Devices for a whole line: real executor and loader threads over pools and networks that are simulated.
+
+    A load reads the weights file and checks its digest. `answer(spec, image)` stands in for a network.
+    """
+
+    def __init__(self, answer: Callable[[ExpertSpec, Prepared], Answer]) -> None:
+        self._answer = answer
+
+    def gpu_count(self) -> int:
+        return _GPUS
+
+    def pool(self, facts: PoolFacts) -> SimulatedPool:
+        return SimulatedPool(facts.budget_bytes, facts.device, _verify_weights)
+
+    def executor(
+        self,
+        facts: ExecutorFacts,
+        pool: SimulatedPool,
+        read: Callable[[JournalKey], bytes],
+        threads: int,
+        mark: Callable[[JournalKey | None], None],
+        max_pixels: int,
+    ) -> ExecutorThread:
+        return ExecutorThread(facts, pool.slot, read, self._infer, mark=mark, max_pixels=max_pixels)
+
+    def _infer(self, _slot: SimulatedSlot, images: Sequence[Prepared], experts: Sequence[ExpertSpec]) -> list[Answer]:
+        return [self._answer(expert, image) for expert, image in zip(experts, images, strict=True)]
+
+
+def _verify_weights(spec: ExpertSpec) -> None:
+    try:
+        verify_sha256(spec)
+    except WeightsError as error:
+        raise ExpertError(spec.expert, error.message, error.file) from error
 
 
 def answer(spec: ExpertSpec, image: Prepared) -> Answer:

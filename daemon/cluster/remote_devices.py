@@ -128,7 +128,6 @@ class RemoteDevice:
             self.resize(pool, budget_bytes)
 
     def resize(self, pool: PoolId, budget_bytes: int) -> None:
-        """Resize a pool of this worker and of all later ones."""
         self._resized[pool] = budget_bytes
         self.tell({"do": "resize", "pool": pool, "bytes": budget_bytes})
 
@@ -198,7 +197,6 @@ def _first_part(images: tuple[ImageOrder, ...]) -> tuple[ImageOrder, ...]:
 
 
 def _join_reports(first: BatchReport, then: BatchReport) -> BatchReport:
-    """Return one report about two parts of a batch."""
     limits = [report.memory_limit for report in (first, then) if report.memory_limit is not None]
     results, infer_ms = first.results + then.results, first.infer_ms + then.infer_ms
     return replace(then, results=results, infer_ms=infer_ms, memory_limit=min(limits, default=None))
@@ -337,7 +335,6 @@ class ClusterDevices:
         return RemoteExecutor(facts, device, read)
 
     def children(self) -> list[ChildSpec]:
-        """Return the child process that talks to the cluster."""
         fd = self._theirs.fileno()
         argv = (sys.executable, "-m", "daemon.cluster", str(self._path), str(fd))
         return [ChildSpec("cluster", argv, nice=0, pass_fds=(fd,), beats=True)]
@@ -418,7 +415,6 @@ class ClusterDevices:
             line.shutdown(socket.SHUT_RDWR)
 
     def _take(self, message: dict[str, Any], drive: Drive) -> None:
-        """Handle a message about one device, or about all of them."""
         named = message.get("device")
         for device in self._remote.values() if named is None else [self._remote[named]]:
             match message["say"]:

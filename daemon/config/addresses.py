@@ -25,7 +25,6 @@ def absolute_file(given: Path, folder: Path, environ: Mapping[str, str]) -> Path
 
 
 def absolute_database(value: str, folder: Path) -> str:
-    """Return the URL with an absolute file."""
     scheme, separator, rest = value.partition("://")
     if not separator or scheme != "sqlite":  # the rest may hold a password, and is not repeated
         raise ValueError(

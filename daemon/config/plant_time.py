@@ -70,7 +70,6 @@ class PlantTime:
         return float(skipped[bisect_left(skipped, wanted, key=self._shown)])
 
     def today(self, now_s: float) -> date:
-        """Return the plant's day."""
         return self._shown(now_s).date()
 
     def days(self, first: date, last: date | None = None) -> Span:

@@ -4,15 +4,15 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from daemon.config.addresses import absolute_database, absolute_endpoint, absolute_file, http_endpoint
-from daemon.config.environment import override
 from daemon.config.plant_time import PlantTime, clock_time, shift_name, timezone_name
 from daemon.consumers.kinds import CONSUMER_KEYS, CONSUMER_NAME, AnyConsumer, consumer_mistakes
 from daemon.consumers.protocol import placed
@@ -20,7 +20,7 @@ from daemon.errors import ConfigError
 from daemon.units import Bytes, Count, Seconds, between, size_text
 from daemon.wire.messages import NAME, NAME_EXPECTED, shown
 from experts.moe.modes import MODES
-from routing_rules.load import Document, KeyPath, Problem, read_yaml, salvage
+from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, salvage
 
 #: The names that PROTOCOL.md allows in a request, without characters that are special to a shell.
 _MODEL_NAME = r"^[A-Za-z0-9._:-]{1,128}$"
@@ -443,3 +443,59 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], at: tuple[st
             yield from _differences(was, is_now, (*at, key))
         elif was != is_now:
             yield ".".join((*at, key))
+
+
+_PREFIX = "COSERVE_"
+#: A variable with this prefix that is not a setting: the command line's default for the file.
+_NOT_A_SETTING = "COSERVE_CONFIG"
+
+#: Sections whose entries have names of their own, with the keys of an entry.
+Named = Mapping[str, Collection[str]]
+
+
+def is_setting(name: str) -> bool:
+    """Return True if an environment variable of this name is meant to override a setting."""
+    return name.startswith(_PREFIX) and name != _NOT_A_SETTING
+
+
+def override(document: Document, environ: Mapping[str, str], settings: type[BaseModel], named: Named) -> list[Problem]:
+    """Put values of `environ`, such as the YAML text of `COSERVE_DATABASE`, into the data; return the mistakes."""
+    problems: list[Problem] = []
+    for name in sorted(filter(is_setting, environ)):
+        path = _setting(name.removeprefix(_PREFIX), document.data, settings, named)
+        if path is None:
+            close = nearest(name, [_PREFIX + key.upper() for key in settings.model_fields])
+            hint = f"; did you mean {close}?" if close else ""
+            problems.append(Problem(f"environment variable {name}", 1, 1, f"names no setting of coserve.yaml{hint}"))
+            continue
+        try:
+            value = yaml.safe_load(environ[name])
+        except yaml.YAMLError:
+            problems.append(Problem(f"environment variable {name}", 1, 1, "its text is not a YAML value"))
+            continue
+        parent = document.data
+        for key in path[:-1]:
+            parent = parent.setdefault(key, {}) if isinstance(parent, dict) else {}
+        parent[path[-1]] = value
+        document.outside[path] = f"environment variable {name}"
+    return problems
+
+
+def _setting(suffix: str, data: Mapping[str, Any], settings: type[BaseModel], named: Named) -> KeyPath | None:
+    """Return the key path of `ENDPOINTS_RESULTS` (or `ENDPOINTS__RESULTS`), or None."""
+    flat = suffix.replace("__", "_").lower()
+    for top, field in settings.model_fields.items():
+        if flat == top:
+            return (top,)
+        if not flat.startswith(top + "_"):
+            continue
+        rest = flat.removeprefix(top + "_")
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            return (top, rest) if rest in field.annotation.model_fields else None
+        if top in named:
+            more = ["cpu", *(f"cuda:{n}" for n in range(16))] if top == "devices" else []
+            for name in [*(data.get(top) or {}), *more]:
+                key = rest.removeprefix(re.sub("[:.-]", "_", str(name)).lower() + "_")
+                if key != rest and key in named[top]:
+                    return (top, name, key)
+    return None

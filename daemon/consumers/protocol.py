@@ -133,12 +133,10 @@ class ConsumerSettings(BaseModel):
         return []
 
     def file_problems(self) -> KeyedTexts:
-        """Return what is wrong with the files that it names."""
         files = self.files()
         return unusable((key, files.get(key), read) for key, read in self.secret_files.items())
 
     def warnings(self) -> KeyedTexts:
-        """Return settings that work and are unsafe."""
         return []
 
     def files(self) -> dict[SettingKey, Path]:

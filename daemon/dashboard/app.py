@@ -37,7 +37,6 @@ def make_app(site: Site, keyring: Keyring, heart: int | None) -> AccessGuard:
 
 
 def _add_probes(app: FastAPI, site: Site) -> None:
-    """Add `/metrics`, `/healthz` and `/readyz`."""
     limiter = anyio.CapacityLimiter(_PROBES)
 
     async def ask(kind: str) -> dict[str, Any]:

@@ -25,7 +25,6 @@ _MAX_MEMORY_BYTES = 512 * 2**20
 
 
 def main() -> int:
-    """Run until SIGTERM or SIGINT."""
     live_with_parent()
     with contextlib.suppress(ValueError):  # a stricter limit is in force already
         resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))

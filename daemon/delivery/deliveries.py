@@ -49,7 +49,6 @@ class SharedStatusPage:
         os.pwrite(self.fd, (head + text)[:_PAGE_BYTES], 0)
 
     def read(self) -> dict[str, Any]:
-        """Return the status; empty if none was written yet."""
         for _ in range(_TRIES):
             page = os.pread(self.fd, _PAGE_BYTES, 0)
             try:
@@ -166,7 +165,6 @@ def _child(name: str) -> str:
 
 
 def consumer_problems(path: Path, config: Config) -> list[str]:
-    """Return every mistake of each consumer, with its line."""
     return at_their_lines(path, [problem for name in config.consumers for problem in _problems(config, name)])
 
 

@@ -110,7 +110,6 @@ class Runner:
         await self._save(even_if_not_due=True)
 
     async def _connection(self) -> None:
-        """Deliver over one connection until it ends."""
         try:
             has_less = await self._consumer.open(self._position.seq)
             if has_less is not None and has_less < self._position.seq:

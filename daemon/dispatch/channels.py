@@ -63,9 +63,8 @@ _MAX_HUNG_THREADS = 4
 class Channel:
     """A thread that makes one transfer after the other. Each user opens the channel, and closes it when done."""
 
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._clock = clock
         self._waiting: WaitingLine[Transfer] = WaitingLine()
         self._changed = threading.Condition()
         self._users = 0
@@ -143,15 +142,13 @@ class Channel:
             while not self._closed and threading.current_thread() is self._thread:
                 transfer = self._waiting.take()
                 if transfer is not None:
-                    self.under_way = (transfer.load, self._clock())
+                    self.under_way = (transfer.load, time.monotonic())
                     return transfer
                 self._changed.wait()
         return None
 
 
 class Channels:
-    """The channels of one machine."""
-
     def __init__(self) -> None:
         self.disk = Channel("disk")
         self._copying: dict[str, Channel] = {}

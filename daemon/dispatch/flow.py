@@ -260,7 +260,6 @@ class ImageFlow:
 
     @property
     def under_way(self) -> int:
-        """Images between acceptance and verdict."""
         return len(self._chains)
 
     @property
@@ -277,7 +276,6 @@ class ImageFlow:
         return ImageOrder(request.request_id, accepted.key, accepted.pixels, self._chains.head(request.request_id))
 
     def names(self, requests: Iterable[Request]) -> list[str]:
-        """Return source and id of each image, for logs."""
         images = (self._chains.accepted(request.request_id) for request in requests)
         return [f"{image.source}/{image.image_id}" for image in images]
 

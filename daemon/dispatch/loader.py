@@ -26,17 +26,11 @@ class PoolLoader:
     """
 
     def __init__(
-        self,
-        pool_id: PoolId,
-        pool: Pool,
-        channels: Channels | None = None,
-        pools: Mapping[PoolId, Pool] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, pool_id: PoolId, pool: Pool, channels: Channels | None = None, pools: Mapping[PoolId, Pool] | None = None
     ) -> None:
         self.pool = pool_id
         self._pool = pool
         self._pools = pools or {}
-        self._clock = clock
         channels = channels or Channels()
         self._from_disk, self._from_memory = channels.disk, channels.copying_to(pool_id)
         self._report: Callable[[LoadEnd], None] = lambda _end: None
@@ -90,13 +84,13 @@ class PoolLoader:
             self._log.info("budget_changed", budget_bytes=budget_bytes)
 
     def _load(self, order: LoadOrder) -> LoadEnd:
-        load, spec, begin_s = order.load, order.spec, self._clock()
+        load, spec, begin_s = order.load, order.spec, time.monotonic()
         try:
             done = self._transfer(order)
         except Exception as error:  # noqa: BLE001  a damaged file, or a defect, costs this expert only
             text = str(error) if isinstance(error, ExpertError) else f"{type(error).__name__}: {error}"
             self._log.error("expert_load_failed", expert=load.expert, error=text)
-            spent_ms = (self._clock() - begin_s) * 1000.0
+            spent_ms = (time.monotonic() - begin_s) * 1000.0
             return LoadEnd(load, spec, 0, spent_ms, "disk", text, is_device_error(error.__cause__ or error))
         self._log.info(
             "expert_loaded", expert=load.expert, bytes=done.bytes, load_ms=round(done.load_ms, 2), tier=done.tier,

@@ -221,7 +221,6 @@ class RunningWork:
         return hung_loads
 
     def next_check_s(self, now: float) -> float | None:
-        """Return when to check for hangs at the latest."""
         due = [self._batches.next_s(), self._loads.next_s()]
         if self._loading.total():
             due.append(now + self._loads.check_every_s)  # a transfer that begins meanwhile is not watched yet
@@ -297,7 +296,6 @@ class ExecutorHealth:
         return was_out
 
     def batch_failed(self, executor: ExecutorId, error: str, now: float) -> None:
-        """Note a batch that failed through an error of its device."""
         self._failed([executor], error, now)
 
     def hangs_again(self, expert: ExpertId) -> bool:
@@ -354,7 +352,6 @@ class ExecutorHealth:
         return min((state.retry_s for state in lost if state.retry_s != math.inf), default=None)
 
     def out_of_service(self) -> dict[ExecutorId, str]:
-        """Return the executors out of service, each with its last error."""
         return {executor: state.reason for executor, state in self._states.items() if state.reason is not None}
 
     def _failed(self, executors: list[ExecutorId], error: str, now: float) -> None:

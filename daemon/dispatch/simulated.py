@@ -2,8 +2,7 @@
 
 Everything happens on a `SimulatedClock`, which jumps from event to event, so that a run is exact and repeatable: tests
 of the drive, `coserve simulate`, load tests of language models. The pool keeps the real one's promises (never above its
-budget), so that a policy that would overbook is caught. `SimulatedDevices` put such pools, and a function in place of
-the networks, under a whole line, whose threads, sockets and database are real.
+budget), so that a policy that would overbook is caught.
 """
 
 import heapq
@@ -13,19 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from daemon.dispatch.channels import WaitingLine
-from daemon.dispatch.executors import ExecutorThread
 from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, ImageOrder, LoadEnd, LoadOrder, Unanswered
 from daemon.errors import is_device_error
 from daemon.policy.actions import Load, Resize, Unload
-from daemon.policy.request import ExecutorFacts, PoolFacts, PoolId, RequestId
-from daemon.records import JournalKey
-from experts.errors import ExpertError, WeightsError
+from daemon.policy.request import ExecutorFacts, PoolId, RequestId
+from experts.errors import ExpertError
 from experts.spec import Answer, ExpertId, ExpertSpec
-from experts.vision.preprocess import Prepared
-from experts.weights import verify_sha256
-
-#: A line may name `cuda:0` to `cuda:15`.
-_GPUS = 16
 
 #: An expert's answer about an image.
 AnswerOf = Callable[[ExpertSpec, ImageOrder], Answer | Unanswered]
@@ -404,40 +396,3 @@ class SimulatedExecutor:
             return Unanswered("expert_failed", str(error))
         answer = self._answer(image.head or spec, image)
         return answer if isinstance(answer, Unanswered) else Answered(answer, (100, 100))
-
-
-class SimulatedDevices:
-    """Devices for a whole line: real executor and loader threads over pools and networks that are simulated.
-
-    A load reads the weights file and checks its digest. `answer(spec, image)` stands in for a network.
-    """
-
-    def __init__(self, answer: Callable[[ExpertSpec, Prepared], Answer]) -> None:
-        self._answer = answer
-
-    def gpu_count(self) -> int:
-        return _GPUS
-
-    def pool(self, facts: PoolFacts) -> SimulatedPool:
-        return SimulatedPool(facts.budget_bytes, facts.device, _verify_weights)
-
-    def executor(
-        self,
-        facts: ExecutorFacts,
-        pool: SimulatedPool,
-        read: Callable[[JournalKey], bytes],
-        threads: int,  # noqa: ARG002  the function that answers takes one
-        mark: Callable[[JournalKey | None], None],
-        max_pixels: int,
-    ) -> ExecutorThread:
-        return ExecutorThread(facts, pool.slot, read, self._infer, mark=mark, max_pixels=max_pixels)
-
-    def _infer(self, _slot: SimulatedSlot, images: Sequence[Prepared], experts: Sequence[ExpertSpec]) -> list[Answer]:
-        return [self._answer(expert, image) for expert, image in zip(experts, images, strict=True)]
-
-
-def _verify_weights(spec: ExpertSpec) -> None:
-    try:
-        verify_sha256(spec)
-    except WeightsError as error:
-        raise ExpertError(spec.expert, error.message, error.file) from error

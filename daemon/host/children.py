@@ -199,7 +199,6 @@ class _Child:
         self._back_off_s = min(2 * self._back_off_s, self.spec.longest_back_off_s)
 
     def end_by(self, until_s: float) -> None:
-        """Wait for its end, and kill it at `until_s`."""
         if (process := self.process) is None:
             return
         try:

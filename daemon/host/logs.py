@@ -21,7 +21,6 @@ _render = structlog.processors.LogfmtRenderer(key_order=["event"], bool_as_flag=
 
 
 def configure_logs(environ: Mapping[str, str], stderr: TextIO, journal_socket: Path = JOURNAL_SOCKET) -> None:
-    """Send every event of the process to the journal, or to `stderr`."""
     common: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.format_exc_info,

@@ -59,8 +59,6 @@ TextStored = AcceptedText | TextRequest | WriteFailed
 
 
 class TextReader(Protocol):
-    """Queries to the results."""
-
     def find_text(self, source: str, request_id: str) -> TextRequest | None: ...
 
 

@@ -151,7 +151,6 @@ class ModelThread:
 
     @property
     def waiting(self) -> int:
-        """Number of requests without a result, running ones included."""
         return len(self._texts)
 
     def hangs_s(self) -> float | None:
@@ -387,7 +386,6 @@ class _Resize:
 
 
 def outcome_of(text: AcceptedText, finished: Finished, total_s: float) -> TextOutcome:
-    """Return the values of the request's row."""
     values = asdict(finished)
     del values["error"]
     return TextOutcome(text.generation_id, total_ms=total_s * 1000, **values)

@@ -33,8 +33,6 @@ _REFUSED_FOR_S = 30.0
 
 
 class Scheduling(Protocol):
-    """The part of the drive that models share devices with."""
-
     @property
     def images_under_way(self) -> int: ...
     def ask_later(self, kind: str, fields: Mapping[str, Any]) -> "Future[dict[str, Any]]": ...
@@ -94,11 +92,7 @@ class Prompts:
 
 
 class LanguageReports(Protocol):
-    """Reports of models, each from its own thread."""
-
-    def token(self, text: AcceptedText, index: int, piece: str) -> None:
-        """A streamed request has got its next token."""
-        ...
+    def token(self, text: AcceptedText, index: int, piece: str) -> None: ...
 
     def text_finished(self, outcome: TextOutcome) -> None: ...
 
@@ -186,7 +180,6 @@ class LanguageModels:
         return any(thread.is_failing for thread in self.threads.values())
 
     def trouble(self) -> str | None:
-        """Return the error of the first model that does not serve."""
         failing = (thread for thread in self.threads.values() if thread.is_failing)
         return next((f"model {thread.name}: {thread.last_error}" for thread in failing), None)
 
@@ -200,7 +193,6 @@ class LanguageModels:
         return [f"model {thread.name}: {' '.join((thread.last_error or 'still opens').split())}" for thread in closed]
 
     def status(self) -> list[dict[str, Any]]:
-        """`models` of control's `status`."""
         models = self._config.models
         return [{"device": models[name].device, **thread.status()} for name, thread in self.threads.items()]
 

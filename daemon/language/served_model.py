@@ -88,7 +88,6 @@ class ServedModel:
 
     @property
     def text_tokens(self) -> int:
-        """Tokens of a text, prompt and answer, for which there is memory."""
         return self._memory.tokens
 
     def begin(self, text: AcceptedText, arrived_s: float) -> Finished | None:

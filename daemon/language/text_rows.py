@@ -56,7 +56,6 @@ class TextRows:
         task.add_done_callback(lambda done: self._refuse("the daemon stops") if done.cancelled() else None)
 
     def finish(self, outcome: TextOutcome) -> None:
-        """Write the end of a request, and publish it."""
         self._outcomes.append(outcome)
         self._writer.run(self._finish)
 

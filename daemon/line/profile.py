@@ -135,7 +135,6 @@ def load_profile(path: Path) -> Profile:
 
 
 def this_machine() -> MachineIdentity:
-    """Return the fingerprint of this machine."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return MachineIdentity(cpu=_cpu_model(), cores=os.cpu_count() or 1, memory_bytes=memory_bytes, gpus=_gpu_names())
 

@@ -68,7 +68,6 @@ class AlarmWatch:
             self._forget(next(iter(self._places)))
 
     def judge(self, now_s: float) -> None:
-        """Raise and end alarms as of `now_s`."""
         if self.rule.within[1] == "seconds":
             since, until = (utc_text(now_s + far_s) for far_s in (-self.rule.within[0], self.rule.within[0]))
             for where, place in list(self._places.items()):
@@ -177,7 +176,6 @@ class Alarms:
         self._report({(rule, *key): row for rule, watch in watches.items() for key, row in watch.active.items()})
 
     def _report(self, active: dict[tuple[Any, ...], dict[str, Any]]) -> None:
-        """Log the alarms that began or ended, and publish the active ones."""
         for event, rows, others in (("alarm_began", active, self._active), ("alarm_ended", self._active, active)):
             for row in (row for key, row in rows.items() if key not in others):
                 self._log.warning(event, alarm=row["alarm"], text=row["text"], since=row["since"])

@@ -133,7 +133,6 @@ class Metrics:
             self._switches.labels(switch.device, switch.tier, switch.cause).inc()
 
     def published(self, messages: Sequence[Published]) -> None:
-        """Count verdicts, as soon as they are durable."""
         for message in messages:
             kind, _, _ = message.topic.partition("/")
             if kind == "inspection":
@@ -143,11 +142,9 @@ class Metrics:
                 self._boards.labels(message.body["verdict"], message.body["reason"] or "").inc()
 
     def completed(self, images: int) -> None:
-        """Count `images` with a durable verdict."""
         self.completed_count += images
 
     def reviewed(self, verdict: str) -> None:
-        """Count a person's decision."""
         self._reviews.labels(verdict).inc()
 
     def pruned(self, what: str, count: int) -> None:
@@ -167,5 +164,4 @@ class Metrics:
                 histogram.observe(value_ms / 1000)
 
     def exposition(self) -> str:
-        """Return all series in Prometheus' text format."""
         return generate_latest(self.registry).decode()

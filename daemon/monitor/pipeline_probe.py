@@ -20,13 +20,12 @@ Station = Callable[[Callable[[], None]], None]
 class PipelineProbe:
     """`beat` is for one thread; stations call back from theirs."""
 
-    def __init__(self, stations: Sequence[tuple[str, Station]], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stations: Sequence[tuple[str, Station]]) -> None:
         self._stations = tuple(stations)
-        self._clock = clock
         self._lock = threading.Lock()
         self._number = 0
         self._at: int | None = None  # the station that has the probe; None while there is none under way
-        self._since_s = clock()
+        self._since_s = time.monotonic()
         #: Number of probes that passed all threads.
         self.came_through = 0
         self._log: Any = structlog.get_logger("pulse")
@@ -43,11 +42,11 @@ class PipelineProbe:
     def held_by(self) -> tuple[str, float] | None:
         """Return the thread that has the probe, and for how many seconds; None if none is under way."""
         with self._lock:
-            return None if self._at is None else (self._stations[self._at][0], self._clock() - self._since_s)
+            return None if self._at is None else (self._stations[self._at][0], time.monotonic() - self._since_s)
 
     def _hand_to(self, station: int, number: int) -> None:
         with self._lock:
-            self._at, self._since_s = station, self._clock()
+            self._at, self._since_s = station, time.monotonic()
         name, hand_over = self._stations[station]
         try:
             hand_over(lambda: self._passed(station, number))

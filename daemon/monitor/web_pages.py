@@ -19,8 +19,6 @@ _LONGEST_BACK_OFF_S = 2.0
 
 
 class WebPages:
-    """The socket of the web process, and its signals."""
-
     def __init__(self, config: Path, endpoint: str, token_file: Path | None, hang_up: Callable[[str], None]) -> None:
         """`hang_up` sends SIGHUP to a child. TokenError: no usable token."""
         self._config = config

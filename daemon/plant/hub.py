@@ -219,7 +219,6 @@ async def parts_of(request: Request) -> AsyncIterator[bytes]:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the body of a request; 413 if it is larger."""
     content = bytearray()
     async for part in parts_of(request):
         content += part

@@ -88,7 +88,6 @@ PictureStore = FolderPictures | S3Pictures
 
 
 def open_pictures(settings: Pictures) -> PictureStore:
-    """Return the store that plant.yaml names."""
     if settings.s3 is not None:
         return S3Pictures(settings.s3, settings.endpoint)
     return FolderPictures(settings.folder or Path())

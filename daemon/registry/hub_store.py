@@ -34,7 +34,6 @@ class HubStore:
         return self._url
 
     def names(self) -> list[str]:
-        """Return the names that have releases."""
         return list(self._listed("names"))
 
     def numbers(self, name: str) -> list[int]:
@@ -42,11 +41,9 @@ class HubStore:
         return self._listed("names").get(name, [])
 
     def revoked(self) -> list[str]:
-        """Return the ids of the revoked keys."""
         return self._listed("revoked")
 
     def manifest(self, name: str, number: int) -> SignedManifest:
-        """Return a release as it is stored."""
         with self._ask("GET", f"/releases/{name}/{number}") as answer:
             signature = answer.headers.get(SIGNATURE_HEADER, "")
             return SignedManifest(_read(answer, MAX_MANIFEST_BYTES), signature.encode("ascii", "replace"))
@@ -77,7 +74,6 @@ class HubStore:
             pass
 
     def ask_json(self, method: str, path: str) -> Any:
-        """Return the JSON that the hub answers."""
         with self._ask(method, path) as answer:
             try:
                 return json.loads(_read(answer, _MAX_ANSWER_BYTES) or b"null")

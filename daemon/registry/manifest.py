@@ -35,8 +35,6 @@ class _Part(BaseModel):
 
 
 class StoredFile(_Part):
-    """A file, named by its content."""
-
     sha256: Digest
     bytes: Annotated[int, Field(ge=1, le=MAX_FILE_BYTES)]
 

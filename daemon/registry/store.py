@@ -52,7 +52,6 @@ class Store:
         return str(self.folder)
 
     def names(self) -> list[str]:
-        """Return the names that have releases."""
         places = self._manifests.iterdir() if self._manifests.is_dir() else ()
         return sorted(place.name for place in places if is_name(place.name))
 
@@ -67,7 +66,6 @@ class Store:
         return [key_id(read_public_key(file)) for file in files if _small(file, _MAX_KEY_BYTES)]
 
     def manifest(self, name: str, number: int) -> SignedManifest:
-        """Return a release as it is stored."""
         file = self._manifest(name, number)
         try:
             return SignedManifest(_small(file, MAX_MANIFEST_BYTES), _small(file.with_suffix(".sig"), _MAX_KEY_BYTES))

@@ -39,7 +39,6 @@ class Decided:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return the number of pictures of each label."""
         return dict(sorted(Counter(picture.label for picture in self.pictures).items()))
 
 
@@ -73,7 +72,6 @@ def decided_question(expert: str) -> Select[*tuple[Any, ...]]:
 
 
 def decided_pictures(rows: Iterable[Row[Any]], routes: Routes, expert: str, labels: Sequence[str]) -> Decided:
-    """Return the pictures in the rows of `decided_question`, labelled for a classifier that has `labels`."""
     pictures, left_out = list[DecidedPicture](), Counter[str]()
     passes: dict[str, None] = {}
     for row in {row.inspection_id: row for row in rows}.values():  # a chain may ask it twice

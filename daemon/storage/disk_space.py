@@ -73,7 +73,6 @@ class DiskSpace:
         return self._spaces
 
     def space(self, place: str) -> FreeSpace | None:
-        """Return the disk of one place, as it is now."""
         try:
             return _space(self._places[place])
         except (OSError, KeyError):
@@ -112,7 +111,6 @@ class DiskSpace:
         return space is None or space.free_bytes - size_bytes >= self.reserve_bytes(space) // 2
 
     def reserve_bytes(self, space: FreeSpace) -> int:
-        """Return the bytes that stay free on this disk."""
         return min(self._reserve_bytes, space.total_bytes // _RESERVE_SHARE)
 
     def _floors(self, arriving_bytes: int, factor: float) -> Iterator[tuple[list[str], FreeSpace, int]]:
@@ -136,7 +134,6 @@ def places(config: Config) -> dict[str, Path]:
 
 
 def _space(folder: Path) -> FreeSpace:
-    """Return the disk that `folder` is on, or will be."""
     while True:
         try:
             state = os.statvfs(folder)

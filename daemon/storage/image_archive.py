@@ -56,7 +56,6 @@ def as_sent(content: bytes, suffix: str) -> tuple[bytes, Shape | None]:
 
 
 def is_as_sent(content: bytes, suffix: str, sha256: str) -> bool:
-    """Return True if a file with this suffix holds the payload with that sha256."""
     try:
         payload, _ = as_sent(content, suffix)
     except ValueError:

@@ -360,7 +360,6 @@ class JournalThread:
         self._thread.join()
 
     def write(self, image: WaitingArrival) -> None:
-        """Write `image` with one of the next groups."""
         self._queue.put(image)
 
     def call(self, callback: Callable[[], None]) -> None:

@@ -104,8 +104,6 @@ class RunningAges:
 
 @dataclass(slots=True)
 class PruneCounts:
-    """The totals of a run."""
-
     images: int = 0
     image_bytes: int = 0
     boards: int = 0
@@ -198,7 +196,6 @@ class Pruner:
                 return
 
     def _next_images(self, total_bytes: int) -> list[KeptImage]:
-        """Return the images of the next turn in their order; `total_bytes` are there in all."""
         old = self._old(self._settings.images_for)
         if old is not None and (
             images := self._query(lambda connection: oldest_kept(connection, _IMAGES_PER_TURN, old))
@@ -235,7 +232,6 @@ class Pruner:
         self._on_pruned("images", images)
 
     def _restore_paths(self, images: list[KeptImage], failures: dict[str, str]) -> None:
-        """Name files again that could not be deleted."""
         copies = [ImageCopy(image.inspection_id, image.path) for image in images if image.path in failures]
         self._run_task(lambda store: store.write(copies=copies))
         path, error = next(iter(failures.items()))

@@ -98,7 +98,6 @@ class ResultsStream:
         self._thread.rebind(keys, self.call)
 
     def stop(self) -> None:
-        """Send the messages that wait, and close."""
         self._stopping = True
         self._thread.stop()
 

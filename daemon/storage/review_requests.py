@@ -8,7 +8,7 @@ from typing import Any, cast
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.records import Published
-from daemon.storage.database.reviews import DAEMON, DrawnBox, ReviewDecision, ReviewRefusedError, is_undo
+from daemon.storage.database.reviews import DAEMON, DrawnBox, ReviewDecision, is_undo
 from daemon.storage.database.store import TaskRunner
 from daemon.wire.control import ControlError
 from daemon.wire.messages import MAX_INTEGER, NAME, NAME_EXPECTED, shown
@@ -60,8 +60,6 @@ def write_review(
     writing = writer.run(lambda store: store.review(wanted, publish))
     try:
         return asdict(writing.result(_WAIT_S))
-    except ReviewRefusedError as error:
-        raise ControlError(error.code, error.reason) from None
     except CancelledError:
         raise ControlError("not_stored", "the decision is not stored: the daemon stops") from None
     except TimeoutError:

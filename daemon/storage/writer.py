@@ -78,7 +78,6 @@ class Writer:
     def __init__(
         self, store: Store, journal: Journal, rulebook: Rulebook, images: Path, *, disk_space: DiskSpace | None = None
     ) -> None:
-        """Refuse images that `disk_space` has no room for."""
         self._store = store
         self._rulebook = rulebook
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
@@ -149,11 +148,9 @@ class Writer:
         self._journal_thread.call(callback)
 
     def finish(self, outcome: Outcome) -> None:
-        """Write the end of an image, and publish it."""
         self._queue.put(outcome)
 
     def switch(self, switch: ExpertSwitch) -> None:
-        """Write a row about a load into a pool."""
         self._queue.put(switch)
 
     def rules_in_force(self, routes: Routes) -> None:
@@ -340,7 +337,6 @@ class Writer:
     # -- arrivals
 
     def _write_arrivals(self) -> None:
-        """Commit the rows of each group and answer it."""
         while self._groups:
             group = self._groups.popleft()
             try:

@@ -215,8 +215,6 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """One request to a language model."""
-
     request: TextRequest
 
     @property
@@ -497,8 +495,6 @@ def _utc_of_rfc3339(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, as the frame that carries it."""
-
     kind: str
     header: bytes
     code: str | None = None

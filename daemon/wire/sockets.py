@@ -129,7 +129,6 @@ def bind_http(endpoint: str, *, has_token: bool) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Return the address that an HTTP socket is bound to."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

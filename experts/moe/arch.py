@@ -74,7 +74,6 @@ class MoeArch:
 
     @property
     def naming(self) -> ModelFamily:
-        """Names of this model's tensors and modules."""
         return FAMILIES[self.family]
 
     @property
@@ -96,13 +95,11 @@ class MoeArch:
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of one expert in a slot."""
         size = self.down_offset + self.hidden * self.intermediate * self.dtype.itemsize
         return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
     @property
     def expert_keys(self) -> tuple[ExpertKey, ...]:
-        """All experts, layer by layer."""
         return tuple(ExpertKey(layer, expert) for layer in range(self.layers) for expert in range(self.experts))
 
     def weights(self, buffer: torch.Tensor) -> ExpertWeights:

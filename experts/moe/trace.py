@@ -35,7 +35,6 @@ class Trace:
         return self.index.shape[1]
 
     def span(self, prompt: int) -> slice:
-        """Return the tokens of one prompt."""
         return slice(int(self.start[prompt]), int(self.start[prompt + 1]))
 
     def token_tasks(self) -> torch.Tensor:
@@ -100,7 +99,6 @@ def popularity_by_task(trace: Trace) -> torch.Tensor:
 
 
 def save_popularity(prepared: PreparedFiles, trace: Trace) -> None:
-    """Write the popularity of experts in the training trace, in total and by task."""
     tensors = {"popularity": popularity(trace), "by_task": popularity_by_task(trace)}
     prepared.save("popularity", tensors, {"tasks": list(trace.tasks)})
 

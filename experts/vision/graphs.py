@@ -122,7 +122,6 @@ class CudaRecorder:
         return self.lane_of(torch.cuda.current_stream(self._device).cuda_stream)
 
     def lane_of(self, stream: int) -> GraphStream:
-        """Return this thread's lane for a stream."""
         return vars(self._own).setdefault(f"stream {stream}", GraphStream())
 
     def used_bytes(self) -> int:

@@ -110,7 +110,6 @@ def select_detections(output: torch.Tensor, spec: ExpertSpec, *, end_to_end: boo
 
 
 def _suppress(rows: torch.Tensor, spec: ExpertSpec) -> NDArray[np.float32]:
-    """rows: (4 + classes, anchors)."""
     confidence, label = rows[4:].max(0)
     places = (confidence > spec.confidence_floor).nonzero().flatten()
     if len(places) > _MAX_CANDIDATES:

@@ -89,7 +89,7 @@ class FusedConvolution(nn.Conv2d):
         """Return the activated convolution, or relu(convolution + shortcut), as a residual block ends."""
         if self.input_shape is None:
             self.input_shape = input.shape
-        fuses = _fuses(input)
+        fuses = input.device.type == "cpu" and runs_fused(input.dtype)
         if shortcut is not None:
             if fuses and self.groups == 1:  # torch has no kernel for grouped ones in bfloat16
                 return _pointwise("binary")(input, shortcut, *self._arguments(), "add", 1.0, "relu", [], "")
@@ -159,10 +159,6 @@ def fuse_remaining(module: nn.Module) -> None:
         for name, child in list(part.named_children()):
             if type(child) is nn.Conv2d:
                 part.register_module(name, FusedConvolution(child, "none"))
-
-
-def _fuses(images: torch.Tensor) -> bool:
-    return images.device.type == "cpu" and runs_fused(images.dtype)
 
 
 @functools.cache

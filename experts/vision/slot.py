@@ -124,7 +124,6 @@ class SlotPool:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of experts resident or being loaded."""
         with self._lock:
             return self._used_bytes()
 

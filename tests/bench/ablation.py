@@ -12,12 +12,13 @@ import typer
 
 from daemon.policy.presets import WITHOUT
 from tests.bench.live.image_trace import PASS_RATE, Arrivals, ImageOrder, arrival_times_s, make_trace, make_types
+from tests.bench.options import JsonFile
 from tests.bench.paper import SCENARIOS
 from tests.bench.tables import print_narrow
 from tools.simulate.files import DeviceFile, TaskFile, read_device, read_task
 from tools.simulate.world import Loading, SimulatedMachine, Task, machine_of, task_of
 from tools.terminal.console import fail
-from tools.terminal.option_values import JsonFile, must_be_policies
+from tools.terminal.option_values import must_be_policies
 
 _LIVE, _BYTES = {"c": "resnet101", "d": "yolo11m"}, {"resnet101": 170_600_000, "yolo11m": 80_500_000}
 _MACHINES = ("numa", "uma", "one", "live")

@@ -140,9 +140,9 @@ def _seconds_of_threads(pid: int) -> dict[int, float]:
 
 
 def _run(config: Path) -> int:
-    from daemon.dispatch.simulated import SimulatedDevices
     from daemon.serve import serve
     from experts.spec import Answer
+    from tests.simulated import SimulatedDevices
 
     def name_threads() -> None:
         while True:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tests.bench.options import DeviceNames, chosen_devices
+from tests.bench.options import DeviceNames, JsonFile, chosen_devices
 from tests.bench.tables import print_narrow
 from tools.terminal.console import console, errors, fail
-from tools.terminal.option_values import JsonFile, must_be_architecture
+from tools.terminal.option_values import must_be_architecture
 
 if TYPE_CHECKING:
     from tests.bench.live.expert_files import Disk

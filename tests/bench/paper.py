@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemon.policy.presets import PRESETS
+from tests.bench.options import JsonFile
 from tests.bench.tables import print_narrow
 from tools.simulate.world import Loading
 from tools.terminal.console import console
-from tools.terminal.option_values import JsonFile, must_be_one_of
+from tools.terminal.option_values import must_be_one_of
 
 if TYPE_CHECKING:
     from tools.simulate.files import DeviceFile

@@ -13,11 +13,10 @@ import structlog
 
 from coserve_client import Publisher, Results
 from daemon.app import App
-from daemon.dispatch.simulated import SimulatedDevices
 from daemon.line.line import load_line
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
-from tests.simulated import answer, make_experts
+from tests.simulated import SimulatedDevices, answer, make_experts
 
 _IMAGES = 20
 _WARM_IMAGES = 3

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from experts.moe.modes import MODES
+from tests.bench.options import JsonFile
 from tests.moe.corpus import DEFAULT_CHECKPOINT
 from tools.terminal.console import console, fail, print_table, quiet_start
-from tools.terminal.option_values import JsonFile
 
 if TYPE_CHECKING:
     from tests.moe.side import SideJob, SideReport

@@ -662,7 +662,7 @@ BREAKS = (
     ),
     Break(
         "A worker with other code",
-        "daemon/cluster/expert_cache.py",
+        "daemon/cluster/worker.py",
         "if arrived == digest:",
         "if is_next:",
         ("contract/test_cluster_faults.py",),

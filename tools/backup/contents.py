@@ -10,8 +10,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from daemon.config.environment import is_setting
-from daemon.config.settings import Config, load_config, read_settings
+from daemon.config.settings import Config, is_setting, load_config, read_settings
 from daemon.delivery.position import PositionFile
 from daemon.errors import ConfigError
 from daemon.storage.database.connections import sqlite_path

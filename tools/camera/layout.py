@@ -34,8 +34,6 @@ _ILLEGAL_IN_KEY = re.compile(r"[^A-Za-z0-9._:-]+")
 
 
 class LayoutPart(BaseModel):
-    """One component on the board."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     component: str = Field(min_length=1, max_length=128)

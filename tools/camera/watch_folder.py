@@ -46,8 +46,6 @@ class DroppedFile:
 
 @dataclass(slots=True)
 class _FileState:
-    """A file at its last scan."""
-
     stamp: Stamp
     since_s: float
     is_reported: bool = False
@@ -256,7 +254,6 @@ class FolderPublisher:
 
     @property
     def account(self) -> PublishAccount:
-        """The account of the images."""
         return self._publisher.account
 
     def run(self) -> None:

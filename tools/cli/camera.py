@@ -231,7 +231,6 @@ class _LineOptions:
         return CurveClient(self.server_key, self.client_key)
 
     def folder(self) -> Path:
-        """Make and return the folder of what this camera has to remember."""
         beside = Path() if self.is_endpoint else Path(self.config).parent
         folder = self.state or beside / "camera" / quote(self.source, safe="")
         try:
@@ -241,7 +240,6 @@ class _LineOptions:
         return folder
 
     def publish(self, images: Iterable[CameraImage], total: int, rate: float | None) -> NoReturn:
-        """Publish `images` with a progress bar, or save them."""
         if self.save is not None:
             from tools.camera.layout import TrainingFolder
 
@@ -283,13 +281,11 @@ class _LineOptions:
         self.finish(account.as_dict(), is_complete=account.complete)
 
     def finish_saving(self, training: "TrainingFolder", problem: str = "") -> NoReturn:
-        """Print how many images were written, and leave."""
         if problem:
             _say(problem)
         self.finish({"saved": training.images}, is_complete=training.images > 0 and not problem)
 
     def finish(self, account: dict[str, int], *, is_complete: bool) -> NoReturn:
-        """Print the account, and leave."""
         if self.as_json:
             print_json(account)
         else:

@@ -121,8 +121,8 @@ def verify(
 
     Example: coserve experts verify --forward --config demo/coserve.yaml
     """
+    from tools.experts.change import verify_versions
     from tools.experts.line import open_line
-    from tools.experts.verify import verify_versions
 
     rows = verify_versions(open_line(config), names or (), forward=forward)
     bad = [row for row in rows if row["problems"]]

@@ -134,26 +134,15 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     ]
     print_table("Executors", ("executor", "device", "busy"), rows)
     pools = [
-        (
-            row["pool"],
-            ", ".join(row["executors"]) or None,
-            row["experts"],
-            f"{size_text(row['used_bytes'])} of {size_text(row['budget_bytes'])}",
-            row["queued"],
-        )
+        (row["pool"], ", ".join(row["executors"]) or None, row["experts"], _memory(row), row["queued"])
         for row in answer.get("pools", ())
     ]
     if pools:  # an older daemon sends none
         print_table("Expert memory", ("pool", "used by", "experts resident", "memory", "queued"), pools)
     models = [
         (
-            row["name"],
-            row["device"],
-            row["state"],
-            f"{size_text(row.get('used_bytes', 0))} of {size_text(row['budget_bytes'])}",
-            f"{size_text(row.get('text_used_bytes', 0))} of {size_text(row.get('text_budget_bytes', 0))}",
-            row["requests"],
-            row["last_error"],
+            *(row["name"], row["device"], row["state"], _memory(row), _memory(row, "text_")),
+            *(row["requests"], row["last_error"]),
         )
         for row in answer.get("models", ())
     ]
@@ -161,6 +150,10 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         columns = ("model", "device", "state", "expert memory", "text memory", "requests", "last error")
         print_table("Language models", columns, models)
     _show_beside(answer)
+
+
+def _memory(row: Mapping[str, Any], of: str = "") -> str:
+    return f"{size_text(row.get(f'{of}used_bytes', 0))} of {size_text(row.get(f'{of}budget_bytes', 0))}"
 
 
 def _show_beside(answer: Mapping[str, Any]) -> None:
@@ -186,13 +179,8 @@ def residency(config: Path, *, as_json: bool) -> None:
         return
     rows = [
         (
-            e["expert"],
-            e["architecture"],
-            f"{e['bytes'] / 1e6:,.1f}",
-            f"{e['usage']:.3f}",
-            _places(e),
-            e["queued"],
-            e["failed"],
+            *(e["expert"], e["architecture"], f"{e['bytes'] / 1e6:,.1f}", f"{e['usage']:.3f}", _places(e)),
+            *(e["queued"], e["failed"]),
         )
         for e in sorted(answer["experts"], key=lambda e: -e["usage"])
     ]
@@ -320,12 +308,9 @@ def limits(
         print_json(answer)
     else:
         now = {f"expert_memory {device}": size_text(size) for device, size in answer["expert_memory"].items()}
-        now |= {key: _limit_text(key, value) for key, value in answer.items() if key not in ("type", "expert_memory")}
+        rest = {key: value for key, value in answer.items() if key not in ("type", "expert_memory")}
+        now |= {key: size_text(n) if "bytes" in key else count_text(n, "image") for key, n in rest.items()}
         _list("Limits", [{"limit": k, "value": v} for k, v in now.items()], as_json=False)
-
-
-def _limit_text(name: str, value: int) -> str:
-    return size_text(value) if "bytes" in name else count_text(value, "image")
 
 
 def _places(expert: dict[str, Any]) -> str:

@@ -264,7 +264,6 @@ def _row(source: "Source", name: str, number: int, keys: dict[Path, Any] | None)
 
 
 def _source_of(place: str, token: Path | None) -> "Source":
-    """Return the releases of a folder or of a hub."""
     from daemon.registry.hub_store import HubStore
     from daemon.registry.store import Store
 

@@ -152,7 +152,6 @@ def results(
 def _format(
     as_json: bool, as_csv: bool, as_jsonl: bool, parquet: Path | None, out: Path | None
 ) -> "tuple[RowFormat, Path | None]":
-    """Return the one format that was asked for, and the file it goes to."""
     from tools.query.results import RowFormat
 
     options = {
@@ -410,7 +409,6 @@ def changes(
 
 
 def _old_and_new(row: dict[str, Any]) -> str | None:
-    """Return `old → new: note` with the parts that there are."""
     old, new, note = (row[name] for name in ("old", "new", "note"))
     change = f"{old or '–'} → {new or '–'}" if old else new
     return ": ".join(filter(None, (change, note))) or None

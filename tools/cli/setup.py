@@ -96,7 +96,6 @@ def init(
 
 
 def _print_made(folder: Path, written_files: list[Path], experts: list[str], answers: "Answers", as_json: bool) -> None:
-    """Print the files that were made, the result of `coserve check`, and the next commands."""
     from daemon.check import check_line
     from daemon.host.machine import own_address
     from daemon.line.line import load_catalog

@@ -22,12 +22,7 @@ from tools.terminal.console import (
     print_json,
     print_table,
 )
-from tools.terminal.option_values import (
-    Commands,
-    must_be_architecture,
-    since_option,
-    time_window,
-)
+from tools.terminal.option_values import Commands, must_be_architecture, since_option, time_window
 from tools.terminal.progress import share_bar
 
 #: Pictures held out, all of them answered right, after which an error rate of a quarter would be a surprise (1 in 20).

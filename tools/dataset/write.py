@@ -129,7 +129,6 @@ def _digest(board: str) -> bytes:
 
 
 def _place(picture: Picture, form: Format, side: str) -> PurePosixPath:
-    """Return the path of a picture without its suffix."""
     # Trainers look for labels beside the last folder `images` of a path.
     component = file_name(picture.component).replace("images", "images_") if picture.component else ""
     if form != "folders":

@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import yaml
 from pydantic import ValidationError
 
 from daemon.wire.control import ControlError
-from experts.catalog import CatalogEntry, CatalogFile
+from experts.catalog import CatalogEntry, CatalogFile, resolve
 from experts.catalog_edit import read
-from experts.errors import WeightsError
+from experts.errors import ExpertError, WeightsError
+from experts.spec import ExpertId, ExpertSpec
 from experts.versions import Change, Expert, Shadow, VersionsError, current_user, weights_of
+from experts.vision.slot import SlotPool
 from experts.weights import file_sha256, read_header
 from tools.experts.line import ExpertsLine, entries_in_force
 from tools.experts.look import describe_shadow
-from tools.experts.verify import entry_problems
 
 _RELOAD_S = 60.0
 _NO_DAEMON = "no daemon runs: it is in force from the next start on"
@@ -60,7 +62,6 @@ class VersionSwitch:
 
     @property
     def is_complete(self) -> bool:
-        """Return True if nothing is left to do."""
         return self.heard or self.note == _NO_DAEMON
 
 
@@ -218,3 +219,57 @@ def _entry_of(weights: Path) -> CatalogEntry:
     except ValidationError as error:
         count = error.error_count()
         raise VersionsError(f"{weights}: its header lacks {count} fields of an entry: name its folder") from None
+
+
+def verify_versions(line: ExpertsLine, names: Sequence[str], *, forward: bool) -> list[dict[str, Any]]:
+    """Return a row for each version of `names`, or of all experts, with its file and its problems."""
+    experts = [line.expert(name) for name in names] if names else list(line.experts().values())
+    rows: list[dict[str, Any]] = []
+    for expert in experts:
+        for version, entry in expert.entries.items():
+            problems = entry_problems(expert.name, entry, line.versions.folder, forward=forward)
+            row = {"expert": expert.name, "version": version, "in_force": version == expert.version}
+            rows.append(row | {"file": str(line.versions.folder / entry.file), "problems": problems})
+    return rows
+
+
+def entry_problems(name: str, entry: CatalogEntry, root: Path, *, forward: bool = False) -> list[str]:
+    """Return all problems of the weights of `entry`, whose file is relative to `root`; each names the file.
+
+    Checked are header and layout, order and shapes of all tensors, sha256, finite numbers; with `forward` an answer.
+    """
+    catalog, problems = resolve(CatalogFile(experts={name: entry}), root)
+    if problems:
+        return [_with_file(root / entry.file, f"{where[-1]}: {message}", message) for where, message in problems]
+    spec = catalog[ExpertId(name)]
+    return load_problems(spec, forward=forward)
+
+
+def load_problems(spec: ExpertSpec, *, forward: bool) -> list[str]:
+    """Return the reasons why `spec` cannot be loaded and, with `forward`, run."""
+    pool = SlotPool("cpu", spec.resident.weights_bytes)
+    try:
+        pool.load(spec.resident)
+        if spec.backbone is not None:
+            pool.slot(spec.backbone.expert).layout.heads.get(spec, spec.backbone)
+        if forward:
+            _run(pool, spec)
+    except ExpertError as error:
+        return [_with_file(spec.file, error.message, error.message)]
+    except (RuntimeError, MemoryError) as error:
+        return [f"{spec.file}: cannot be run: {str(error).splitlines()[0]}"]
+    return []
+
+
+def _run(pool: SlotPool, spec: ExpertSpec) -> None:
+    from experts.vision.infer import infer
+    from experts.vision.preprocess import fit
+
+    noise = np.random.default_rng(7).integers(0, 255, (2, 96, 128, 3), np.uint8)
+    if spec.classes:
+        images = [fit(image, spec.task, spec.input_size) for image in noise]
+        infer(pool.slot(spec.resident.expert), images, spec)
+
+
+def _with_file(file: Path, text: str, message: str) -> str:
+    return message if str(file) in message else f"{file}: {text}"

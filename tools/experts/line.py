@@ -29,8 +29,6 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class ExpertsLine:
-    """A configuration and the experts that it names."""
-
     path: Path
     config: Config
     versions: Versions
@@ -101,7 +99,6 @@ class ExpertsLine:
             self.ask("versions")
 
     def in_database(self, question: "Callable[[Connection], _Answer]") -> _Answer | None:
-        """Return the answer to `question`, or None if the line has no database yet."""
         if not sqlite_path(self.config.database).exists():
             return None
         with reading(self.config) as engine, engine.connect() as connection:
@@ -109,7 +106,6 @@ class ExpertsLine:
 
 
 def entries_in_force(experts: Mapping[str, Expert]) -> dict[str, CatalogEntry]:
-    """Return the catalog's entries by expert."""
     return {name: expert.in_force for name, expert in experts.items() if expert.in_force is not None}
 
 

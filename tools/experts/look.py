@@ -21,7 +21,7 @@ from experts.errors import WeightsError
 from experts.spec import SettingChange, digest_of, setting_changes
 from experts.versions import Expert, Versions, VersionsError, version_of, weights_of
 from experts.weights import read_header
-from routing_rules.uses import uses
+from routing_rules.routes import uses
 from tools.experts.line import ExpertsLine, entries_in_force
 
 _CallCounts = dict[VersionKey, ExpertCalls]

@@ -9,12 +9,7 @@ if TYPE_CHECKING:
 
 
 def open_runtime(
-    checkpoint: Path,
-    mode: str,
-    *,
-    share: float = 1.0,
-    options: dict[str, Any] | None = None,
-    device: str = "cpu",
+    checkpoint: Path, mode: str, *, share: float = 1.0, options: dict[str, Any] | None = None, device: str = "cpu"
 ) -> "MoeRuntime":
     """Open the model in a mode, with memory for `share` of each layer's experts. Raises ModelError."""
     from experts.moe.model.runtime import MoeRuntime

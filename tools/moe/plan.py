@@ -135,11 +135,7 @@ class Planner:
         return limits, fastest_period(tried, limits)
 
     def _search(
-        self,
-        limits: "PlanLimits",
-        period: int,
-        drawn: "Sequence[Configuration]",
-        settings: "SearchSettings | None",
+        self, limits: "PlanLimits", period: int, drawn: "Sequence[Configuration]", settings: "SearchSettings | None"
     ) -> "Configuration":
         from experts.moe.modes.swapmoe.planner import LossModel, plan_counts
         from experts.moe.policy.genetic import SearchSettings
@@ -201,7 +197,6 @@ class Planner:
         return MeasuredPlan(counts, period, loss, loads), load_ms, step_ms
 
     def _load_measured(self) -> "dict[str, MeasuredPlan]":
-        """Return the saved measurements on this profile, by configuration."""
         from experts.moe.errors import ModelError
         from experts.moe.modes.swapmoe.planner import MeasuredPlan
 

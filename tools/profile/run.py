@@ -20,16 +20,7 @@ from experts.catalog import UNREADABLE
 from experts.durable import replace_durably
 from experts.spec import ExpertSpec, LayoutId, resident_in
 from experts.vision.slot import LayoutShelf
-from tools.profile.measure import (
-    Bench,
-    LayoutCost,
-    Pair,
-    ProfileEffort,
-    ProfileError,
-    best,
-    measure_layout,
-    try_pairs,
-)
+from tools.profile.measure import Bench, LayoutCost, Pair, ProfileEffort, ProfileError, best, measure_layout, try_pairs
 from tools.profile.samples import Samples
 from tools.profile.split import Plan, Split, search_split
 
@@ -169,7 +160,6 @@ def as_document(measured: MeasuredProfile) -> dict[str, Any]:
 
 
 def write_profile(path: Path, measured: MeasuredProfile) -> None:
-    """Write the profile, at once and complete."""
     head = (
         f"# Made by `coserve profile` with {measured.samples}. Seconds: a batch of n images takes k_s * n + b_s.\n"
         "# What coserve.yaml sets by hand wins over what stands here.\n"

@@ -89,7 +89,6 @@ class Evidence:
         ]
 
     def check_boards(self, is_chosen: ColumnElement[bool] | None) -> None:
-        """Check boards with their images, one by one."""
         for board, images in read_boards(self._connect, is_chosen):
             self._check(board, images)
 

@@ -138,7 +138,6 @@ def _final_verdict(record: InspectionRecord) -> dict[str, Any]:
 
 
 def _by_plants_clock(record: InspectionRecord, plant: PlantTime) -> InspectionRecord:
-    """Return the record for people."""
     rows = {name: getattr(record, name) for name in ("inspection", "board", "rules", "run")}
     return replace(
         record,

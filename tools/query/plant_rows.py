@@ -46,9 +46,7 @@ _image_review = (
 )
 _board_review = (
     select(reviews.c.reviewer, reviews.c.at)
-    .where(
-        *(reviews.c[name] == boards.c[name] for name in ("line", "board_type", "board_serial", "attempt")),
-    )
+    .where(*(reviews.c[name] == boards.c[name] for name in ("line", "board_type", "board_serial", "attempt")))
     .order_by(reviews.c.at.desc(), reviews.c.seq.desc())
     .limit(1)
     .lateral("board_review")

@@ -566,6 +566,5 @@ class BoardSelection:
 
 
 def read_position(connection: Connection) -> tuple[int, str | None]:
-    """Return the newest number of the stream, and its epoch."""
     row = connection.execute(select(stream_position.c.last_seq, stream_position.c.epoch)).first()
     return (0, None) if row is None else (row.last_seq, row.epoch)

@@ -256,7 +256,6 @@ def _change(image: "RejudgedImage") -> dict[str, Any]:
 
 
 def write_csv(path: Path, changes: Sequence[dict[str, Any]]) -> None:
-    """Write the rows of all changes; the header alone if there are none."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(_COLUMNS)

@@ -36,8 +36,6 @@ _UNBROKEN = (
 
 
 class RowFormat(StrEnum):
-    """The form in which rows are written."""
-
     TABLE = "table"
     CSV = "csv"
     JSON = "json"

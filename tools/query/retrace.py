@@ -105,7 +105,6 @@ class StoredRules:
 
     @staticmethod
     def of_record(record: InspectionRecord) -> "StoredRules":
-        """Compile the text of the rules that judged the image."""
         text = None if record.rules is None else record.rules["text"]
         return StoredRules.of(record.inspection["rules_version"], text)
 

@@ -35,7 +35,6 @@ class DecisionError(CommandError):
 
 
 def waiting_images(settings: Config, limit: int, which: WaitingFilter | None = None) -> list[dict[str, Any]]:
-    """Return images that wait for a decision, oldest board first."""
     query = waiting(which).limit(limit)
     return _in_database(settings, lambda connection: [dict(row) for row in connection.execute(query).mappings()])
 

@@ -37,8 +37,6 @@ _NOTES = TypeAdapter(dict[str, InForce])
 
 
 class LineReleases:
-    """The notes and the files of one line."""
-
     def __init__(self, line: ExpertsLine) -> None:
         self._line = line
         self.store = Store(line.config.catalog.parent / "releases")

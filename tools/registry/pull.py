@@ -21,8 +21,8 @@ from experts.catalog import CatalogEntry
 from experts.durable import replace_text, switching
 from experts.versions import current_user
 from experts.weights import file_sha256
+from tools.experts.change import entry_problems
 from tools.experts.line import ExpertsLine
-from tools.experts.verify import entry_problems
 from tools.registry.line_releases import LineReleases
 
 #: Each check for open boards holds new ones for this long: if this process is killed, they soon begin again.

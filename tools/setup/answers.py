@@ -112,7 +112,6 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 
 def parse_boards(text: str) -> dict[str, Components]:
-    """Parse the typed text: a folder of sample images, or one board."""
     if Path(text).expanduser().is_dir():
         return boards_in(Path(text).expanduser())
     return dict([parse_board(text)])
@@ -232,7 +231,6 @@ class Asking:
 
 
 def ask_for_boards(asking: Asking, board: Sequence[str] | None, images: Path | None) -> dict[str, Components]:
-    """Return the boards of the options, else of the answer."""
     if images is not None:
         return boards_in(images)
     if board:
@@ -242,7 +240,6 @@ def ask_for_boards(asking: Asking, board: Sequence[str] | None, images: Path | N
 
 
 def ask_for_memory(asking: Asking, memory: str | None) -> dict[str, int]:
-    """Return bytes by device, of the option, else of the answer."""
     gpus = gpus_here()
     proposed = proposed_memory(gpus)
     sizes = [f"{gpu.name} with {size(gpu.total_bytes)}" for gpu in gpus]
@@ -252,6 +249,5 @@ def ask_for_memory(asking: Asking, memory: str | None) -> dict[str, int]:
 
 
 def gpus_here() -> Sequence[Gpu]:
-    """Return the GPUs that the driver names."""
     driver = find_driver()
     return driver.gpus if driver else ()

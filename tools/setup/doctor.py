@@ -263,7 +263,6 @@ def serves(capability: tuple[int, int], architectures: list[str]) -> bool:
 
 
 def gpu_memory(machine: Machine, name: str) -> Iterator[Finding]:
-    """Compare the GPU memory that the line asks for with that of the GPU."""
     assert machine.driver is not None
     assert machine.config is not None
     gpu, device = machine.driver.gpus[int(name.removeprefix("cuda:"))], machine.config.devices[name]

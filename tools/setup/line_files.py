@@ -58,7 +58,6 @@ experts: {}
 
 
 def config_text(folder: Path, answers: Answers) -> str:
-    """Return `coserve.yaml`."""
     data, is_off = answers.data, answers.dashboard == "no"
     http = f"  {'# ' if is_off else ''}http: http://{_HTTP_HOSTS.get(answers.dashboard, '127.0.0.1')}:{PORT}"
     values = {

@@ -58,19 +58,16 @@ def _shipped_folder() -> Path:
 
 
 def command() -> list[str]:
-    """Return the command that starts this installation."""
     script = Path(sys.executable).parent / NAME
     return [str(script)] if script.is_file() else [sys.executable, "-m", "tools"]
 
 
 def default_config(places: Places) -> str:
-    """Return the configuration of a machine that has none yet."""
     text = Path(__file__).with_name("service.yaml").read_text(encoding="utf-8")
     return Template(text).substitute(config=places.config, runtime=places.runtime, state=places.state)
 
 
 def default_rules() -> str:
-    """Rules to begin with."""
     example = Path("routing_rules/examples/minimal.yaml")
     text = (Path(__file__).parents[2] / example).read_text(encoding="utf-8")
     return text.replace(str(example), "rules.yaml")
@@ -159,7 +156,6 @@ def hidden(config: Config, path: Path) -> list[Path]:
 
 
 def started_config(unit_text: str) -> Path | None:
-    """The configuration that a unit starts its daemon with."""
     start = re.search(r"^ExecStart=(.+)$", unit_text, flags=re.MULTILINE)
     return Path(exec_words(start[1])[-1]) if start else None
 
@@ -286,7 +282,6 @@ class _Installation:
         self.say("removed", path)
 
     def folder(self, path: Path, mode: int) -> None:
-        """Make a folder with its mode."""
         if not path.is_dir():
             path.mkdir(parents=True)
             path.chmod(mode)

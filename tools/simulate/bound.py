@@ -13,8 +13,6 @@ from tools.simulate.world import SimulatedMachine, Task
 
 
 class Use(NamedTuple):
-    """One expert's part in a task."""
-
     architecture: ArchitectureId
     weights_bytes: int
     images: int

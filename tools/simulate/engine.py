@@ -59,9 +59,6 @@ class TaskOutcome:
     answered: int = 0
     expired: int = 0
     late: int = 0
-    #: Requests that were computed, and those of them whose image was answered too late or not at all.
-    steps: int = 0
-    wasted_steps: int = 0
     waits_s: list[float] = field(default_factory=list)
     latencies_s: list[float] = field(default_factory=list)
     busy_s: dict[str, float] = field(default_factory=dict)
@@ -105,14 +102,12 @@ class _TaskChains(Chains):
     def answered(self, answered: ImageAnswer, now: float) -> Request | Outcome:
         accepted, step = self._under_way.pop(answered.request_id)
         image = self._image(accepted)
-        self._course.steps += 1
         if step + 1 < len(image.chain):
             return self._next(accepted, step + 1)
         self._course.answered += 1
         self._course.latencies_s.append(now - accepted.accepted_wall_s)
         if image.deadline_s is not None and now > image.deadline_s:
             self._course.late += 1
-            self._course.wasted_steps += len(image.chain)
         return Outcome(accepted.inspection_id, "pass", None, None, ())
 
     def ended(self, request_id: RequestId, reason: str) -> Outcome:
@@ -120,7 +115,6 @@ class _TaskChains(Chains):
         if reason != "deadline":
             raise StuckError(f"image {accepted.inspection_id} ended with {reason}")
         self.queued[self._image(accepted).chain[step]] -= 1
-        self._course.wasted_steps += step
         self._course.expired += 1
         return Outcome(accepted.inspection_id, "unknown", None, reason, ())
 

@@ -21,7 +21,6 @@ class LatencyLine:
     residual: float
 
     def average_s(self, images: int) -> float:
-        """Seconds per image in a batch of so many."""
         return self.k_s + self.b_s / images
 
 

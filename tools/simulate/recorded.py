@@ -94,7 +94,6 @@ class _Reading:
         self._copies: dict[Key, list[float]] = {}
 
     def read(self, path: Path) -> None:
-        """Take all calls of the run."""
         for call in read_calls(path):
             with trace_line(path, call.line, CONTRADICTS):
                 self._take(call)
@@ -157,7 +156,6 @@ class _Reading:
             times.setdefault(key, []).append(load_s)
 
     def measured_rows(self) -> Iterator[Performance]:
-        """Yield the matrix of the run with the costs that were measured in it."""
         rows = Matrix(self._matrix)
         for device in dict.fromkeys(device for pool, device in self._device_of.items() if pool != RAM):
             for architecture in dict.fromkeys(self._architectures.values()):

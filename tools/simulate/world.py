@@ -11,15 +11,7 @@ from daemon.policy.predict import family_facts
 from daemon.policy.presets import Preset, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId
 from experts.spec import ArchitectureId, ExpertId
-from tools.simulate.files import (
-    ChannelSection,
-    DeviceFile,
-    FileError,
-    HostSection,
-    NetworkSection,
-    Processor,
-    TaskFile,
-)
+from tools.simulate.files import ChannelSection, DeviceFile, FileError, HostSection, NetworkSection, Processor, TaskFile
 
 #: Seconds beside the channel where slots are loaded: nothing is deserialised (docs/simulating.md).
 SLOT_DISK_FIXED_S, SLOT_LINK_FIXED_S = 0.03, 0.005

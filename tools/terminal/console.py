@@ -42,8 +42,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 _CONFIG_HELP = "The line's coserve.yaml, as an argument or as --config; default: ./coserve.yaml, else the service's."
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help=_CONFIG_HELP, show_default=False)]
 ConfigOption = Annotated[
-    Path,
-    typer.Option("--config", metavar="CONFIG", envvar="COSERVE_CONFIG", help=_CONFIG_HELP, show_default=False),
+    Path, typer.Option("--config", metavar="CONFIG", envvar="COSERVE_CONFIG", help=_CONFIG_HELP, show_default=False)
 ]
 
 

@@ -4,7 +4,6 @@ Typer reads values with pydantic, whose own words name neither the option nor wh
 integer, unable to parse string as an integer".
 """
 
-import os
 import re
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, time, timedelta
@@ -40,19 +39,6 @@ def _checked_note(text: str | None) -> str | None:
 
 Note = Annotated[
     str | None, typer.Option("--note", metavar="TEXT", help="Why, for `coserve changes`.", callback=_checked_note)
-]
-
-
-def _checked_json_file(file: Path | None) -> Path | None:
-    if file is None or (os.access(file, os.W_OK) and not file.is_dir()):
-        return file
-    if file.exists() or not os.access(file.parent, os.W_OK | os.X_OK):
-        raise typer.BadParameter(f"cannot write {file}: name a file in a folder that exists and that you may write to")
-    return file
-
-
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="Write all figures to this file.", callback=_checked_json_file)
 ]
 
 

@@ -38,18 +38,15 @@ class Bars(Progress):
         self._began_s = self._last_line_s = self.get_time()
 
     def add_task(self, description: str, *arguments: Any, **fields: Any) -> TaskID:
-        """Add a task as rich does."""
         if self._prints_lines and description:
             self.print(description, markup=False)
         return super().add_task(description, *arguments, **fields)
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """Change a task as rich does."""
         super().update(task_id, **changes)
         self._print_line()
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        """Advance a task as rich does."""
         super().advance(task_id, advance)
         self._print_line()
 

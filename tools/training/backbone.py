@@ -58,12 +58,7 @@ class BackbonePlan:
 
 
 def train_backbone(
-    folders: Sequence[Path],
-    out: Path,
-    *,
-    name: str,
-    plan: BackbonePlan,
-    on_progress: fit.OnProgress = lambda _: None,
+    folders: Sequence[Path], out: Path, *, name: str, plan: BackbonePlan, on_progress: fit.OnProgress = lambda _: None
 ) -> BackboneReport:
     """Train on `FOLDER/LABEL/*.png` of every component type, and add the backbone to the catalog of `out`.
 

@@ -85,8 +85,6 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class ClassifierReport:
-    """A trained expert, and how it was chosen."""
-
     expert: str
     file: Path
     data: LabelledPictures
@@ -97,12 +95,7 @@ class ClassifierReport:
 
 
 def train_classifier(
-    folder: Path,
-    out: Path,
-    *,
-    expert: str,
-    plan: TrainingPlan,
-    on_progress: fit.OnProgress = lambda _: None,
+    folder: Path, out: Path, *, expert: str, plan: TrainingPlan, on_progress: fit.OnProgress = lambda _: None
 ) -> ClassifierReport:
     """Train on `folder/LABEL/*.png`, and add the best expert to the catalog of `out`. Raises TrainingError.
 

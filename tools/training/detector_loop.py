@@ -57,7 +57,6 @@ class TrainingEffort:
             raise TrainingError("say how long to train: either minutes or steps")
 
     def share(self, step: int, spent_s: float) -> float:
-        """Return the share of the training that is over, 0 to 1."""
         done = step / self.steps if self.steps is not None else spent_s / (cast("float", self.minutes) * 60)
         return min(done, 1.0)
 
@@ -129,8 +128,6 @@ def limited_threads(count: int) -> Iterator[None]:
 
 
 class _Run:
-    """The state of one training."""
-
     def __init__(self, model: nn.Module, sampler: Sampler, closing: Sampler, effort: TrainingEffort) -> None:
         self.model = model
         self.average = copy.deepcopy(model).eval().requires_grad_(False)
@@ -168,7 +165,6 @@ class _Run:
         return self._effort.learning_rate * warm_up * (_LAST_LEARNING_RATE + (1 - _LAST_LEARNING_RATE) * cosine)
 
     def _train_once(self, sampler: Sampler) -> float:
-        """Train one step and return the loss of one image."""
         samples = [sampler(self._random) for _ in range(self._effort.batch)]
         loss = cast("Any", self.model).loss(collate(samples, len(samples[0][0])))[0].sum()
         self._optimizer.zero_grad()

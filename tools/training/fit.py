@@ -83,7 +83,6 @@ class Schedule:
 
 
 def new_network(architecture: str, classes: int) -> nn.Module:
-    """Return an untrained torchvision network."""
     return getattr(frameworks.torchvision().models, architecture)(num_classes=classes)
 
 

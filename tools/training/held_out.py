@@ -29,8 +29,6 @@ _AIM = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Mistakes among pictures held out."""
-
     count: int
     of: int
 
@@ -78,7 +76,6 @@ class HeldOutAnswers:
 
     @property
     def escapes(self) -> Rate:
-        """Return the defects that it passes."""
         bad = self.targets != self.good
         return Rate(int((bad & ~self.right).sum()), int(bad.sum()))
 

@@ -187,7 +187,6 @@ class BrokerClient:
         return self._trouble(TimeoutError())
 
     def _trouble(self, error: OSError | ValueError) -> DeliveryError:
-        """Return an error of the way to the broker in words for a person."""
         where, hint = self._where, " (does it speak TLS there?)" if self._settings.tls else ""
         match error:
             case ssl.SSLError():

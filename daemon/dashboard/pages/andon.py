@@ -82,7 +82,6 @@ class VerdictCounter:
         self.is_whole = False
 
     def look(self, now_s: float) -> None:
-        """Count the rows that are new; NoDatabase or TooMuchToCount."""
         since = utc_text(now_s - _WINDOW_S)
         with self._lock:
             if not self._seq:
@@ -93,7 +92,6 @@ class VerdictCounter:
                 self._minutes[table] = {minute: counts for minute, counts in minutes.items() if minute >= since[:16]}
 
     def verdicts(self, table: str, span: Span) -> Counter[str]:
-        """Return the counts of `boards` or `inspections` in a span, by verdict."""
         with self._lock:
             minutes = self._minutes[table]
             total: Counter[str] = Counter()
@@ -190,7 +188,6 @@ class LastBoard:
 
 
 def last_board(database: Database) -> LastBoard | None:
-    """Return the board that closed last, None before the first."""
     board = database.first(_LAST_BOARD)
     if board is None:
         return None

@@ -85,7 +85,6 @@ class DefectFilter:
     span: DefectSpan = field(init=False)
 
     def on_days(self, plant: PlantTime, today: date) -> Self:
-        """Return the filters with their `span`."""
         object.__setattr__(
             self, "span", DefectSpan(*self._days(plant, today), self.type, self.lot, self.station, plant)
         )
@@ -124,7 +123,6 @@ class ImageFilter:
 
     @property
     def fields(self) -> dict[str, str]:
-        """Return the filters that are set."""
         return {name: value for name, value in asdict(self).items() if value}
 
 
@@ -145,7 +143,6 @@ _Only = Annotated[ImageFilter, Depends()]
 
 
 def router(site: Site) -> APIRouter:
-    """Return the routes of the page, its lists and its CSV files."""
     routes = APIRouter()
     cache = _DefectCache(site)
 
@@ -241,7 +238,6 @@ class _DefectCache:
         return not_passed, by_board, rows(by_component_question(span), limit=_MAX_GROUPS)
 
     def choices(self) -> dict[str, list[str]]:
-        """Return the values of each filter, the newest first."""
         rows = self._database.rows
         return self._cache.get(
             "choices",
@@ -277,11 +273,6 @@ class DefectTally:
     @property
     def fail_rate(self) -> float | None:
         return self.not_passed["fail"] / self.judged if self.judged else None
-
-    @property
-    def false_call_rate(self) -> float | None:
-        """Return the share of all judged images that are false calls."""
-        return self.false_calls / self.judged if self.judged else None
 
     def add(self, row: Any) -> None:
         """Count a row of `not_passed_question`. Images that a person passed stay among the passes."""
@@ -351,7 +342,6 @@ def summarize(
 
 
 def pareto(rows: Iterable[Any], by: Grouping) -> list[FailCause]:
-    """Return the causes of fails, the most frequent first."""
     counts: defaultdict[tuple[str | None, str | None], int] = defaultdict(int)
     for row in rows:
         if (row.decided or row.said) == "fail":

@@ -259,7 +259,6 @@ def _cut(begin: float, end: float, row_bytes: float, rows: int) -> list[tuple[in
 
 
 def _fitted(text: str, width: float, min_width: float, margin: float, letter_width: float) -> str:
-    """Return as much of `text` as fits into `width`."""
     letters = int((width - margin) / letter_width)
     if width < min_width or letters <= 0:
         return ""

@@ -29,8 +29,7 @@ from experts.catalog import Catalog
 from experts.drift import BINS, Drift, compare
 from experts.spec import ExpertId, ExpertSpec
 from experts.versions import Expert, Versions, VersionsError
-from routing_rules.routes import Routes
-from routing_rules.uses import uses
+from routing_rules.routes import Routes, uses
 
 #: Rates and the hit rate look back over so many images, calls over so many, and load times over so many loads.
 _RECENT_IMAGES = 20_000
@@ -145,7 +144,6 @@ class ExpertRow:
 
     @property
     def health(self) -> str:
-        """Return one of HEALTH."""
         if self.failed:
             return "cannot be loaded"
         if self.drift is not None and self.drift.grade in ("drifted", "shifting"):
@@ -286,7 +284,6 @@ class ExpertOverview:
         return self.catalog()[0].confidences.get(ExpertId(name))
 
     def confidences(self, expert: str | None) -> VersionHistograms:
-        """Return the recent confidences of each version, of one expert or of all."""
         return by_version(self._database.rows(confidences_statement(expert), limit=_MAX_BINS))
 
     def newest_confidences(self, expert: str) -> Mapping[str, Sequence[int]]:
@@ -380,7 +377,6 @@ def _row(
 
 
 def _memory(site: Site) -> str:
-    """Render the experts in memory: a picture and a table for each pool."""
     try:
         pools = site.ask_daemon("memory")["pools"]
     except ControlError as error:
@@ -393,7 +389,6 @@ def _memory(site: Site) -> str:
 
 
 def _loads(site: Site) -> str:
-    """Render the loads of the last hour by minute, for each device."""
     now = int(time.time()) // 60 * 60
     minutes = [utc_text(now - 60 * (_CHART_MINUTES - 1 - number)) for number in range(_CHART_MINUTES)]
     loads: dict[str, dict[str, int]] = {}
@@ -500,7 +495,6 @@ def rules_in_force(site: Site, catalog: Catalog) -> Routes | None:
 
 
 def _history(site: Site, name: str, problems: list[str]) -> Expert | None:
-    """Return the changes of version by `coserve experts`, None if there were none."""
     try:
         return Versions(site.config.catalog).read().get(name)
     except (VersionsError, OSError) as error:

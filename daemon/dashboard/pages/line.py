@@ -81,8 +81,6 @@ def router(site: Site) -> APIRouter:
 
 
 class _LinePage:
-    """The page's fragments."""
-
     def __init__(self, site: Site) -> None:
         self._site = site
         self._counter = VerdictCounter(site.database)
@@ -91,7 +89,6 @@ class _LinePage:
         self._passed_by_review = CachedAnswer(_FIGURES_S, lambda: passed_by_review(site.database, self._today()))
 
     def andon(self) -> str:
-        """Render the last board's verdict."""
         try:
             last = last_board(self._site.database)
         except (NoDatabase, TooMuchToCount) as error:
@@ -100,7 +97,6 @@ class _LinePage:
         return self._site.render("_andon.html", last=last, size=size)
 
     def now(self) -> str:
-        """Render alarms, state and today's numbers."""
         status: Status | ControlError
         try:
             status = {**self._site.status(), **self._watched.get()}
@@ -131,7 +127,6 @@ class _LinePage:
         return self._site.plant.days(self._site.today())
 
     def figures(self) -> str:
-        """Render yield by hour and shift, and what fails now."""
         now_s, goal = time.time(), self._site.config.plant.yield_goal
         shift = self._site.plant.shift_at(now_s)
         since = shift.since if shift else utc_text(now_s - _HOUR_S)
@@ -229,7 +224,6 @@ def _silence_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _rejection_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Yield images rejected in the last hour, by source."""
     for row in status.get("rejected", ())[:_MAX_NAMES]:
         count = counted(row["images"], "image")
         source, code = row["source"] or "An unknown source", row["code"].replace("_", " ")
@@ -238,7 +232,6 @@ def _rejection_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _rule_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Yield the active alarms of the rules."""
     for row in status.get("alarms", ()):
         yield LineAlarm("notice", f"{row['text']}.", f"Alarm {row['alarm']} of the rules.", row["images"], row["since"])
 
@@ -280,7 +273,6 @@ def _child_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _consumer_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Yield consumers of the results that are behind or refused."""
     for consumer in status.get("consumers", ()):
         name, state, behind = consumer.get("name"), consumer.get("state"), consumer.get("behind") or 0
         error, missed = consumer.get("last_error"), consumer.get("missed")

@@ -152,7 +152,6 @@ class _Machine:
         self._pruned = CachedAnswer(_PRUNED_CACHE_S, lambda: site.ask_daemon("prune", begin=False))
 
     def timeline(self, seconds: int) -> str:
-        """Render the work of the last `seconds` as a picture and a table."""
         try:
             work = self._site.ask_daemon("timeline", seconds=seconds)
             executors = [row["name"] for row in self._site.status()["executors"]]
@@ -162,15 +161,12 @@ class _Machine:
         return self._site.render("_timeline.html", pictures=pictures, totals=_totals(work), work=work, seconds=seconds)
 
     def tiles(self) -> str:
-        """Render the numbers that a technician needs first."""
         return self._site.render("_machine_tiles.html", **self._now.get())
 
     def details(self) -> str:
-        """Render everything else that changes."""
         return self._site.render("_machine.html", **self._now.get())
 
     def charts(self) -> str:
-        """Render queues and busy executors of the last minutes."""
         try:
             samples = self._site.ask_daemon("waits", seconds=_CHART_S)["samples"]
         except ControlError as error:
@@ -344,7 +340,6 @@ def duration(seconds: float | None) -> str:
 
 
 def _retention(config: Config) -> list[tuple[str, str]]:
-    """Return what coserve.yaml keeps and for how long, in words."""
     kept = config.retention
     return [
         ("Images kept", ", ".join(kept.keep) or "none"),

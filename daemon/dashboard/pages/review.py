@@ -99,7 +99,6 @@ class ReviewFilter:
 
     @property
     def fields(self) -> dict[str, str]:
-        """Return the filters that are set."""
         return {name: value for name, value in asdict(self).items() if value and (name, value) != ("order", "oldest")}
 
     @property
@@ -109,8 +108,6 @@ class ReviewFilter:
 
 @dataclass(frozen=True, slots=True)
 class GoodPart:
-    """A good part of the same component, to compare with."""
-
     inspection_id: int
     size: PictureSize
     designator: str
@@ -119,8 +116,6 @@ class GoodPart:
 
 @dataclass(frozen=True, slots=True)
 class ReviewItem:
-    """One image as the page shows it."""
-
     image: Row[Any]
     size: PictureSize | None
     answers: Sequence[Row[Any]]
@@ -139,7 +134,6 @@ class ReviewItem:
 
     @property
     def why_no_picture(self) -> str:
-        """Return the text in place of a picture."""
         if self.image.is_copied_later:
             return "The image is being copied to the images folder: it comes in a moment."
         is_kept = self.image.image_path is not None
@@ -151,7 +145,6 @@ _Which = Annotated[ReviewFilter, Depends()]
 
 
 def router(site: Site) -> APIRouter:
-    """Return the routes of the page, its fragments, and the decisions that it sends."""
     routes = APIRouter()
     page = _ReviewPage(site)
 
@@ -274,7 +267,6 @@ class _ReviewPage:
         return self._rendered(item)
 
     def progress(self, reviewer: str) -> dict[str, int]:
-        """Return the number of today's decisions."""
         (done,) = self._database.rows(done_question(self._site.day_began(), reviewer), limit=1)
         return {"done": int(done.by_all), "done_by_you": int(done.by_one)}
 

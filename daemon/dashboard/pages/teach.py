@@ -66,12 +66,10 @@ def router(site: Site) -> APIRouter:
 
 
 def href(name: str) -> str:
-    """Return the address of the page of one expert."""
     return "/teach?" + urlencode({"expert": name})
 
 
 def _learned(site: Site, expert: str, problems: list[str]) -> dict[str, Any] | None:
-    """Return the report of the last `coserve learn`, None if there was none."""
     document, *_ = learned_files(site.config.catalog, expert)
     try:
         return json.loads(document.read_text(encoding="utf-8"))

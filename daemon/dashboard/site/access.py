@@ -95,12 +95,9 @@ class Keyring:
         value = f"{session}.{self._sign(session)}"
         response.set_cookie(self.cookie_name, value, _COOKIE_S, httponly=True, samesite="strict", secure=secure)
 
-    def has_cookie(self, header: str) -> bool:
-        return self._session_of(header) is not None
-
     def log_out(self, header: str) -> None:
         """End the session of a `Cookie` header for every holder of that cookie."""
-        session = self._session_of(header)
+        session = self.session_of(header)
         if session is None:
             return
         now = str(int(time.time()))
@@ -111,7 +108,7 @@ class Keyring:
             except OSError as error:
                 self._log.error("logout_not_kept", file=str(self._ended_file), error=error.strerror)
 
-    def _session_of(self, header: str) -> str | None:
+    def session_of(self, header: str) -> str | None:
         """Return the session of a `Cookie` header; None if it is not ours, too old or logged out."""
         session, _, signature = cookie_parser(header).get(self.cookie_name, "").rpartition(".")
         is_ours = hmac.compare_digest(signature.encode("utf-8", "replace"), self._sign(session).encode())
@@ -119,15 +116,12 @@ class Keyring:
         is_valid = is_ours and int(session.partition(".")[0]) > time.time() and session not in self._ended
         return session if is_valid else None
 
-    def is_bearer(self, authorization: str) -> bool:
-        return self._token is not None and self._token.matches(authorization)
-
     async def admits(self, authorization: str, state: dict[str, Any]) -> bool:
         """Return True for the token. A wrong one waits, and while many do, the right one too: its speed tells nothing.
 
         `state` is the request's: one with a wrong token is cut first where connections run out (server.py).
         """
-        is_right = self.is_bearer(authorization)
+        is_right = self._token is not None and self._token.matches(authorization)
         if not is_right or self._waiting >= _MANY_WRONG_TOKENS:
             state["is_guess"] = not is_right
             self._waiting += not is_right
@@ -158,7 +152,6 @@ class AccessGuard:
         await app(scope, _limited(receive), _with_headers(send))
 
     async def _refusal(self, scope: Scope) -> Response | None:
-        """Return the refusal of a request, None if it is let through."""
         headers = Headers(scope=scope)
         return (
             self._malformed(headers)
@@ -180,7 +173,7 @@ class AccessGuard:
         keyring, authorization, path = self._keyring, headers.get("authorization"), scope["path"]
         if keyring.is_open or path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER):
             return None
-        if authorization is None and keyring.has_cookie(headers.get("cookie", "")):
+        if authorization is None and keyring.session_of(headers.get("cookie", "")) is not None:
             return None
         if authorization is not None and await keyring.admits(authorization, scope["state"]):
             return None

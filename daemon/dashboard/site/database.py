@@ -74,7 +74,6 @@ class Database:
             raise NoDatabase(str(getattr(error, "orig", None) or error)) from None
 
     def first(self, statement: str | Executable, **parameters: Any) -> Row[Any] | None:
-        """Return the first row, None if there is none."""
         return next(iter(self.rows(statement, parameters, limit=1)), None)
 
     def number(self, statement: str | Executable, **parameters: Any) -> int:
@@ -106,10 +105,9 @@ class CachedAnswer(Generic[T]):
     A failure is kept as long as an answer.
     """
 
-    def __init__(self, seconds: float, make: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float, make: Callable[[], T]) -> None:
         self._seconds = seconds
         self._make = make
-        self._clock = clock
         self._lock = threading.Lock()
         self._until_s = float("-inf")
         self._result: tuple[T] | Exception = KeyError()
@@ -117,12 +115,12 @@ class CachedAnswer(Generic[T]):
     def get(self) -> T:
         """Return what `make` returned, or raise what it raised, at most `seconds` ago."""
         with self._lock:
-            if self._clock() >= self._until_s:
+            if time.monotonic() >= self._until_s:
                 try:
                     self._result = (self._make(),)
                 except Exception as error:  # noqa: BLE001 - raised below, for every caller
                     self._result = error
-                self._until_s = self._clock() + self._seconds
+                self._until_s = time.monotonic() + self._seconds
             result = self._result
         if isinstance(result, Exception):
             raise result.with_traceback(None)  # a traceback would grow with every caller

@@ -107,8 +107,6 @@ class StoredPicture:
 
 
 class PictureFolder:
-    """The line's images folder."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._size = lru_cache(maxsize=4096)(self._measure)
@@ -120,7 +118,6 @@ class PictureFolder:
         return StoredPicture(file, PurePosixPath(image_path).suffix, status.st_size, version)
 
     def size(self, image_path: str | None) -> PictureSize | None:
-        """Return the size that the picture's header states, None if there is no picture to show."""
         try:
             return self._size(image_path) if image_path else None
         except (NoPicture, OSError, ValueError, Image.DecompressionBombError):  # not cached: it may be put back

@@ -57,15 +57,12 @@ class PageShell:
     has_token: bool
 
     def today(self) -> date:
-        """Return the plant's day now."""
         return self.plant.today(time.time())
 
     def day_began(self) -> str:
-        """Return when the plant's day began."""
         return self.plant.days(self.today()).since
 
     def render(self, template: str, **context: Any) -> str:
-        """Return the text of a fragment."""
         return self.templates.get_template(template).render(**context)
 
     def page(self, request: Request, template: str, *, status_code: int = 200, **context: Any) -> HTMLResponse:
@@ -94,7 +91,6 @@ class Site(PageShell):
 
 
 def make_site(config: Config) -> Site:
-    """Return the services of the line that `config` describes."""
     database = Database(config.database)
     rules = StoredRules(database)
     return Site(

@@ -47,12 +47,7 @@ class StoredRules:
         return defect_code(typed, self.defects()) or typed
 
     def reason(
-        self,
-        board_type: str,
-        image: Any,
-        answers: Sequence[Any],
-        boxes: Sequence[Any],
-        size: tuple[int, int] | None,
+        self, board_type: str, image: Any, answers: Sequence[Any], boxes: Sequence[Any], size: tuple[int, int] | None
     ) -> str:
         """Return the deciding step and its limit in a sentence; the verdict alone if the rules are not stored.
 

@@ -65,12 +65,10 @@ def plant_pages(hub: Hub, folder: Path) -> tuple[AccessGuard, LiveTopics]:
 
 
 def serial_path(board_type: str, serial: str) -> str:
-    """Return the address of the history of one serial."""
     return f"/serial/{quote(board_type, safe='')}/{quote(serial, safe='')}"
 
 
 def router(site: PlantSite) -> APIRouter:
-    """Return the routes of every page."""
     routes = APIRouter()
 
     def causes(days: int, limit: int) -> dict[str, Any]:

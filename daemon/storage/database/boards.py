@@ -90,8 +90,6 @@ class BoardPlan:
 
 @dataclass(frozen=True, slots=True)
 class BoardClosing:
-    """The final state of a closed attempt."""
-
     verdict: Verdict
     reason: ClosingReason
     inspected: int
@@ -348,7 +346,6 @@ class BoardCache:
 
 
 def folded(serial: str) -> str:
-    """Return lower(serial) as the database computes it."""
     return serial.translate(_FOLD)
 
 

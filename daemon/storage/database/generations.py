@@ -61,7 +61,6 @@ def _board_id(connection: Connection, board: BoardRef) -> int | None:
 
 
 def finish_texts(tx: Transaction, outcomes: Sequence[TextOutcome]) -> WrittenResults:
-    """Write results into their rows, each once."""
     written = WrittenResults()
     for outcome in outcomes:
         at = generations.c.generation_id == outcome.generation_id

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
@@ -263,7 +263,6 @@ class ResultsBatch:
                 self._finish(row, outcome)
 
     def close_due(self) -> None:
-        """Close the attempts whose time limit has passed."""
         for board_type, serial, number in self._tx.take_due():
             found = self._tx.board(board_type, serial).get(self._tx.connection, number)
             if found is not None and not found[0].closed:
@@ -278,7 +277,6 @@ class ResultsBatch:
         update_rows(self._tx.connection, inspections, ("image_path",), copied)
 
     def flush(self) -> None:
-        """Write the collected rows."""
         tx = self._tx
         update_rows(tx.connection, inspections, _RESULT, self._inspections)
         tx.add(stages, self._stages)
@@ -369,7 +367,10 @@ class ResultsBatch:
     def _note_expert(self, stage: Stage) -> None:
         def row() -> Row | None:
             version = self._version_of(stage.expert, stage.expert_version)
-            return rows.expert_version_row(version, self._tx.at) if version is not None else None
+            if version is None:
+                return None
+            classes = json.dumps(version.classes, ensure_ascii=False)
+            return asdict(version) | {"classes": classes, "first_used_at": self._tx.at}
 
         self._tx.add_once(expert_versions, {"expert": stage.expert, "expert_version": stage.expert_version}, row)
         key = {"expert": stage.expert, "expert_settings": stage.expert_settings}

@@ -62,7 +62,6 @@ class PrunedBoards:
 
 
 def read_age_marks(connection: Connection) -> list[AgeMark]:
-    """Return the marks that were noted, oldest first."""
     return [AgeMark(*row) for row in connection.execute(select(age_marks).order_by(age_marks.c.running_s))]
 
 
@@ -76,7 +75,6 @@ def note_age(tx: Transaction, running_s: int, wall_s: float, keep_s: float) -> N
 
 
 def kept_bytes(connection: Connection) -> int:
-    """Return the bytes of all kept images, as they came in."""
     query = select(func.coalesce(func.sum(inspections.c.image_bytes), 0)).where(inspections.c.image_path.is_not(None))
     return connection.execute(query).scalar() or 0
 
@@ -105,7 +103,6 @@ def oldest_kept(connection: Connection, limit: int, old: AgeLimit | None, good_e
 
 
 def forget_images(tx: Transaction, ids: Sequence[int]) -> None:
-    """Remove the paths of images whose files are about to go."""
     tx.connection.execute(update(inspections).where(inspections.c.inspection_id.in_(ids)).values(image_path=None))
 
 

@@ -29,7 +29,6 @@ class ResultsReader:
     """Reads the results database; threads may share one, each query has a connection to itself."""
 
     def __init__(self, url: str) -> None:
-        """Open the database at `url`; StoreError if there is none."""
         self._engine = open_for_reading(url)
         table = inspections.c
         self._find_image = PreparedQuery(
@@ -50,12 +49,10 @@ class ResultsReader:
         self._engine.dispose()
 
     def find(self, source: str, image_id: str) -> KnownImage | None:
-        """Return the image that is accepted under this key, if any."""
         row = self._find_image.first(of_source=source, of_image=image_id)
         return KnownImage(*row) if row is not None else None
 
     def find_text(self, source: str, request_id: str) -> TextRequest | None:
-        """Return the request for text that is accepted under this key, if any."""
         row = self._find_text.first(of_source=source, of_request=request_id)
         return as_sent(row) if row is not None else None
 
@@ -80,7 +77,6 @@ class ResultsReader:
         return None if row is None or row.verdict is not None else row.rules_version
 
     def open_boards(self) -> int:
-        """Return the number of board attempts that are not closed."""
         with self._engine.connect() as connection:
             query = select(func.count()).select_from(boards).where(boards.c.verdict.is_(None))
             return connection.execute(query).scalar_one()

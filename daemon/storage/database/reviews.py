@@ -43,6 +43,7 @@ from daemon.storage.database.schema import (
     stages,
 )
 from daemon.storage.database.transaction import Transaction
+from daemon.wire.control import ControlError
 from experts.drift import BINS, EDGES, RECENT_ANSWERS
 from experts.spec import digest_of
 
@@ -141,13 +142,8 @@ class WaitingFilter:
     expert: str | None = None
 
 
-class ReviewRefusedError(Exception):
-    """A decision that was not written: `code` as the control socket answers it, `reason` for the reviewer."""
-
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.reason = reason
+class ReviewRefusedError(ControlError):
+    """A decision that was not written."""
 
 
 def is_undo(note: str | None) -> bool:
@@ -184,7 +180,6 @@ def append(tx: Transaction, wanted: ReviewDecision) -> tuple[Review, Published |
 
 
 def messages_after(connection: Connection, seq: int, limit: int) -> list[Published]:
-    """Return the messages of at most `limit` rows after `seq`, as they were published."""
     on_board = boards.c.board_id == func.coalesce(reviews.c.board_id, inspections.c.board_id)
     query = (
         select(reviews, inspections.c.component, inspections.c.designator, *_OF_BOARD)

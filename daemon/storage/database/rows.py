@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 from urllib.parse import quote
 
-from daemon.records import Accepted, Arrival, ExpertSwitch, ExpertVersion, JournalKey, Outcome, Pixels, Published
+from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Pixels, Published
 from daemon.units import utc_text, wall_seconds
 
 Row = dict[str, Any]
@@ -28,8 +28,6 @@ _sent_of, _stage_of, _times_of = attrgetter(*_AS_SENT), attrgetter(*_STAGE), att
 
 @dataclass(frozen=True, slots=True)
 class KnownImage:
-    """An image that is accepted already."""
-
     inspection_id: int
     payload_sha256: str
 
@@ -125,7 +123,6 @@ def copy_request(row: Row) -> CopyRequest:
 
 
 def stage_rows(outcome: Outcome) -> list[Row]:
-    """Return the rows of `stages`, in the order of the chain."""
     return [
         {
             "inspection_id": outcome.inspection_id,
@@ -153,15 +150,9 @@ def detection_rows(outcome: Outcome) -> list[Row]:
 
 
 def switch_row(switch: ExpertSwitch) -> Row:
-    """Return the row of a load into a pool."""
     row = asdict(switch)
     at = utc_text(row.pop("at_wall_s"))
     return row | {"at": at, "evicted": json.dumps(switch.evicted), "load_ms": _milliseconds(switch.load_ms)}
-
-
-def expert_version_row(version: ExpertVersion, at: str) -> Row:
-    """Return the row of weights that give their first verdict at `at`."""
-    return asdict(version) | {"classes": json.dumps(version.classes, ensure_ascii=False), "first_used_at": at}
 
 
 @lru_cache(maxsize=1024)  # a board's images have the same
@@ -191,7 +182,6 @@ def inspection_message(row: AnyRow, stages: Sequence[AnyRow], detections: Sequen
 
 
 def board_message(row: AnyRow) -> Published:
-    """Render a closed row of `boards`."""
     body = {
         "seq": row["seq"],
         "at": row["completed_at"],

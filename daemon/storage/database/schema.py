@@ -126,11 +126,7 @@ Index(
     sqlite_where=_is_kept,
 )
 #: The same in the order of acceptance, which no clock can spoil: what goes when space is needed.
-Index(
-    "ix_inspections_kept_in_order",
-    *(inspections.c.verdict, inspections.c.inspection_id),
-    sqlite_where=_is_kept,
-)
+Index("ix_inspections_kept_in_order", *(inspections.c.verdict, inspections.c.inspection_id), sqlite_where=_is_kept)
 
 #: Bytes that still lie in the journal: `task` is `judge` until the verdict, then `keep` until the copy in `images/`
 #: is durable. A segment that no row names can go.

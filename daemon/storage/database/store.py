@@ -114,7 +114,6 @@ class EpochRecord:
         self._epoch, self._sealed_s = "", 0
 
     def why_other(self, epoch: str | None, last_seq: int) -> str | None:
-        """Return why a database with `epoch` and `last_seq` is not the one of this record; None if it is."""
         try:
             known: dict[str, Any] = json.loads(self._file.read_bytes())
             noted, seq, self._sealed_s = str(known["epoch"]), int(known["seq"]), int(known["sealed_s"])

@@ -77,7 +77,6 @@ class PreparedQuery:
             raise OperationalError(self._sql, values, error) from error
 
     def close(self) -> None:
-        """Close the connection that stays between queries."""
         if self._held is not None:
             self._held.close()
 
@@ -234,12 +233,10 @@ class Transaction:
     suspect_serials: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
 
     def board(self, board_type: str, serial: str) -> BoardAttempts:
-        """Return the board, to be changed by this transaction."""
         self.touched.add((board_type, serial))
         return self.boards.get(self.connection, board_type, serial)
 
     def attempt(self, board_type: str, serial: str, number: int) -> tuple[Attempt, Row]:
-        """Return an attempt that there is, and its row in `boards`, to be changed by this transaction."""
         found = self.board(board_type, serial).get(self.connection, number)
         if found is None:
             raise KeyError((board_type, serial, number))
@@ -258,7 +255,6 @@ class Transaction:
         return self.numbers.board_id
 
     def add(self, table: Table, new: list[Row]) -> None:
-        """Insert rows that have the same columns each."""
         if new:
             add_rows(self.connection, table, new)
 

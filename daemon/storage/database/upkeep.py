@@ -15,14 +15,7 @@ from urllib.parse import quote
 from sqlalchemy import Engine, exists, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.storage.database.connections import (
-    FILE_MODE,
-    QueryTimeoutError,
-    StoreError,
-    open_for_reading,
-    query_timeout,
-    sqlite_path,
-)
+from daemon.storage.database.connections import FILE_MODE, StoreError, open_for_reading, sqlite_path
 from daemon.storage.database.schema import inspections, pending, stream_position
 from daemon.units import size_text
 from experts.durable import replacing
@@ -292,21 +285,6 @@ def check_database(url: str, images: Path, journal: Path, on_step: Callable[[str
     finally:
         engine.dispose()
     return problems
-
-
-def quick_check(url: str, within_s: float) -> tuple[list[str], bool]:
-    """Return the damage found in the file's pages within `within_s`, and True if all of them were checked."""
-    engine = open_for_reading(url)
-    try:
-        with engine.connect() as connection, query_timeout(connection, within_s):
-            problems = connection.execute(text("PRAGMA quick_check(1)")).scalars().all()
-        return [str(problem) for problem in problems if problem != "ok"], True
-    except QueryTimeoutError:
-        return [], False
-    except SQLAlchemyError as error:
-        return [str(getattr(error, "orig", error))], True
-    finally:
-        engine.dispose()
 
 
 def _check_pages(engine: Engine) -> Iterator[str]:

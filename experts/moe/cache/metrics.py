@@ -43,7 +43,6 @@ class FetchCounts:
 
     @property
     def fetches(self) -> int:
-        """Loads while serving."""
         return self.fetches_demand + self.fetches_prefetch
 
     @property
@@ -109,5 +108,4 @@ class CacheMetrics:
                 self._of_request[row.request] = self._of_request.get(row.request, FetchCounts()) + spent
 
     def pop_request(self, request: str) -> FetchCounts:
-        """Return the counts of a request that has ended, and forget them."""
         return self._of_request.pop(request, FetchCounts())

@@ -79,7 +79,6 @@ class SlotLedger:
     # Experts
 
     def get(self, key: ExpertKey) -> CachedExpert | None:
-        """Return the expert if it is ready."""
         return self.ready[key.layer].get(key.expert)
 
     def note_predicted(self, key: ExpertKey) -> None:
@@ -87,7 +86,6 @@ class SlotLedger:
         self._policy.predicted(key)
 
     def begin_load(self, key: ExpertKey, slot: ExpertSlot, reason: FetchReason) -> CachedExpert:
-        """Give the slot to an expert that is being loaded from now on."""
         cached = CachedExpert(key, ExpertId(f"{key.layer}.{key.expert}"), slot, reason)
         self._ledger.begin_load(cached.name, self._bytes)
         self._policy.loaded(key)
@@ -120,7 +118,6 @@ class SlotLedger:
                 self._metrics.first_use(late=late)
 
     def release(self) -> None:
-        """Release every expert in use."""
         for cached in self.in_use:
             cached.in_use = False
             self._ledger.release(cached.name)

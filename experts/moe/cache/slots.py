@@ -7,7 +7,7 @@ computing waits for goes before every other one that has not begun.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from experts.moe.cache.metrics import CacheMetrics, FetchReason
 from experts.moe.cache.slot_ledger import CachedExpert, ExpertSlot, SlotLedger
@@ -24,20 +24,11 @@ class SlotCache:
     if the budget holds no expert, or its memory cannot be allocated.
     """
 
-    def __init__(
-        self,
-        store: ExpertStore,
-        budget_bytes: int,
-        policy: EvictionPolicy,
-        transfer: WeightTransfer,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, store: ExpertStore, budget_bytes: int, policy: EvictionPolicy, transfer: WeightTransfer) -> None:
         layers, experts = range(store.arch.layers), range(store.arch.experts)
         self.store = store
         self.metrics = CacheMetrics()
         self._transfer = transfer
-        self._clock = clock
         self._keys = [[ExpertKey(layer, expert) for expert in experts] for layer in layers]
         self._ledger = SlotLedger(store, budget_bytes, policy, transfer, self.metrics)
         # Two conditions of one lock: waking the loader when it has nothing to do costs a switch between threads.
@@ -62,7 +53,6 @@ class SlotCache:
 
     @property
     def slots(self) -> int:
-        """Number of experts that fit."""
         return self._ledger.limit
 
     @property
@@ -138,7 +128,6 @@ class SlotCache:
             self._wake()
 
     def cancel(self, layer: int) -> None:
-        """Withdraw the prefetches of a layer that have not begun."""
         with self._changed:
             for queue in (self._prefetches, *self._deferred.values()):
                 for key in [key for key in queue if key.layer == layer]:
@@ -146,7 +135,6 @@ class SlotCache:
                     self._changed.notify_all()
 
     def pending(self) -> tuple[ExpertKey, ...]:
-        """Return the experts that are being loaded or queued."""
         with self._changed:
             queues = (self._ledger.loading, self._prefetches, *self._deferred.values())
             return tuple(dict.fromkeys(key for queue in queues for key in queue))
@@ -284,7 +272,7 @@ class SlotCache:
         load = None
         with self._changed:
             if self._ledger.get(key) is None:
-                began_s = self._clock()
+                began_s = time.perf_counter()
                 load = self._join_or_begin(key)
         if load is not None:
             self._carry_out(load)
@@ -294,7 +282,7 @@ class SlotCache:
             cached = self._ledger.get(key)
             assert cached is not None, "an awaited expert is not evicted"
             if began_s is not None:
-                self.metrics.counts.wait_s += self._clock() - began_s
+                self.metrics.counts.wait_s += time.perf_counter() - began_s
             self._ledger.use(cached, late=began_s is not None)
             del self._ledger.awaited[key]
             return cached, began_s is not None
@@ -417,14 +405,14 @@ class SlotCache:
 
     def _carry_out(self, load: CachedExpert) -> None:
         """Fill the slot, without the lock. An error is stored in the load, whose slot is then empty again."""
-        began_s = self._clock()
+        began_s = time.perf_counter()
         try:
             self._transfer.fill(load.key, load.slot.place)
         except BaseException as error:  # noqa: BLE001  raised by the thread that waits for this expert
             load.error = error
         with self._changed:
             self._channel_busy = False
-            self.metrics.counts.transfer_s += self._clock() - began_s
+            self.metrics.counts.transfer_s += time.perf_counter() - began_s
             self._ledger.end_load(load)
             self._on_release()
             self._changed.notify_all()

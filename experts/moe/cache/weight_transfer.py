@@ -106,7 +106,6 @@ class CudaCopyStreams:
         self._waits.append((before, behind, late))
 
     def synchronise(self, event: StreamEvent) -> None:
-        """Block this thread until the event has come to pass."""
         event.synchronize()
 
     def device_waits(self) -> list[tuple[float, bool]]:

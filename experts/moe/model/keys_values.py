@@ -51,7 +51,6 @@ class KeyValues:
         self._lengths.append(tokens)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only `rows`, in this order."""
         if not rows:
             self.clear()
             return
@@ -71,7 +70,6 @@ class KeyValues:
         return {"past_key_values": self._cache, "position_ids": lengths[:, None], "attention_mask": mask}
 
     def count_token(self) -> None:
-        """Count one more token of each row."""
         self._lengths = [length + 1 for length in self._lengths]
 
     def _cut(self, rows: slice | list[int], longest: int) -> None:
@@ -99,7 +97,6 @@ class TextMemory:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that are claimed."""
         return len(self._claims) * max(self._claims.values(), default=0) * self.token_bytes
 
     def claim(self, request: str, tokens: int) -> None:
@@ -113,7 +110,6 @@ class TextMemory:
             raise LedgerError(f"text {request} of up to {tokens} tokens is too much for {free_bytes} free bytes")
 
     def release(self, request: str) -> None:
-        """Release the memory of a text that has ended."""
         if self._claims.pop(request, None) is None:
             raise LedgerError(f"text {request} has no memory to give back")
 

@@ -97,8 +97,6 @@ class Mode:
 
 
 class FitProgress(Protocol):
-    """Reports how far one part of a fit is."""
-
     def __call__(self, part: str, done: int, total: int, note: str = "") -> None: ...
 
 

@@ -49,13 +49,7 @@ class MoeRuntime:
 
     @classmethod
     def open(
-        cls,
-        folder: Path,
-        mode: Mode,
-        budget_bytes: int,
-        *,
-        device: str = "cpu",
-        storage: str = "auto",
+        cls, folder: Path, mode: Mode, budget_bytes: int, *, device: str = "cpu", storage: str = "auto"
     ) -> "MoeRuntime":
         """Check a checkpoint and put it in service, its experts within `budget_bytes`. Raises ModelError.
 
@@ -119,7 +113,6 @@ class MoeRuntime:
         self.model.forward = wraps(self.model.forward)(partial(self._forward, self.model.forward))
 
     def _forward(self, inner: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
-        """Run one step."""
         with self._lock:
             self._step = self._next_step(args, arguments)
             try:

@@ -47,8 +47,6 @@ class TensorLocation:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All tensors of a folder, by the names of the model."""
-
     folder: Path
     tensors: Mapping[str, TensorLocation]
 
@@ -210,7 +208,6 @@ def _more(names: list[str]) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return safetensors' name of a type of weights."""
     return _NAMES[dtype]
 
 

@@ -47,8 +47,6 @@ def packing_of(arch: MoeArch, storage: Storage) -> Packing | None:
 
 @dataclass(frozen=True, slots=True)
 class _SlotLayout:
-    """Layout of a model's slot file."""
-
     arch: MoeArch
     storage: Storage
     stamp: str

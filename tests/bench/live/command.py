@@ -9,9 +9,9 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from tests.bench.options import DeviceNames, chosen_devices
+from tests.bench.options import DeviceNames, JsonFile, chosen_devices
 from tools.terminal.console import console, errors, fail
-from tools.terminal.option_values import JsonFile, must_be_architecture, must_be_one_of
+from tools.terminal.option_values import must_be_architecture, must_be_one_of
 
 Name = TypeVar("Name", bound=str)
 #: Of the quick comparison: the values of ExpertRecipe, images, and memory as a share of the experts' bytes: two experts

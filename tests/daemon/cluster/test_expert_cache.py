@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.cluster.expert_cache import CacheError, ExpertCache
+from daemon.cluster.worker import CacheError, ExpertCache
 
 KB = 1000
 

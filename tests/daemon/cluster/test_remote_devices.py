@@ -13,13 +13,13 @@ from daemon.cluster.messages import receive
 from daemon.cluster.remote_devices import ClusterDevices, RemoteDevice, RemoteExecutor, RemotePool
 from daemon.config.settings import Device, load_config
 from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, ImageOrder, Unanswered
-from daemon.dispatch.simulated import SimulatedDevices
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, RequestId
 from daemon.records import JournalKey, Pixels
 from daemon.storage.journal import JournalError
 from experts.errors import ExpertError
 from experts.spec import Answer
 from tests.daemon.dispatch.simulated_line import a_line, a_spec
+from tests.simulated import SimulatedDevices
 from tests.waiting import until
 
 ORDER = {"do": "load"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.host.service_manager import Notifier
+from daemon.serve import Notifier
 from tests.contract.client import Line
 from tests.daemon.host.manager import Manager, a_holdable_daemon, ended, held, until_it_stands
 from tests.lines import a_jpeg
@@ -43,7 +43,7 @@ def test_news_that_belong_together_come_in_one_datagram(tmp_path: Path, abstract
 
 
 def test_a_long_start_asks_for_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.host.service_manager._ASK_EVERY_S", 600.0)
+    monkeypatch.setattr("daemon.serve._ASK_EVERY_S", 600.0)
     with Manager(tmp_path) as manager:
         with Notifier({"NOTIFY_SOCKET": manager.address}).patience():
             assert int(manager.until("EXTEND_TIMEOUT_USEC")["EXTEND_TIMEOUT_USEC"]) == 30_000_000

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from daemon.check import model_problems
 from daemon.config.settings import load_config
-from daemon.language.model_check import model_problems
 from daemon.line.shared_devices import images_config, sharing_problems
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")

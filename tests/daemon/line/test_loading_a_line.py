@@ -8,12 +8,11 @@ import yaml
 
 from daemon.app import App
 from daemon.check import check_line
-from daemon.dispatch.simulated import SimulatedDevices
 from daemon.errors import ConfigError
 from daemon.line.line import load_line
 from daemon.line.profile import this_machine
 from tests.lines import a_line
-from tests.simulated import answer
+from tests.simulated import SimulatedDevices, answer
 
 
 @pytest.fixture

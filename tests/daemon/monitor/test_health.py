@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-import daemon.monitor.answers
+import daemon.operations
 from daemon.app import App
-from daemon.dispatch.simulated import SimulatedDevices, SimulatedPool
+from daemon.dispatch.simulated import SimulatedPool
 from daemon.line.line import load_line
-from daemon.monitor.answers import Vitals
+from daemon.operations import Vitals
 from tests.contract.client import Line
+from tests.simulated import SimulatedDevices
 from tests.simulated import answer as answer_of
 from tests.waiting import until
 
@@ -46,7 +47,7 @@ def answers(app: App) -> dict[str, tuple[int, str]]:
 def test_starting_ready_draining_and_a_hung_thread_are_told_apart(
     tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon.monitor.answers, "STUCK_AFTER_S", 0.3)
+    monkeypatch.setattr(daemon.operations, "STUCK_AFTER_S", 0.3)
     going, load = threading.Event(), SimulatedPool.load
 
     def load_later(*arguments: Any, **named: Any) -> Any:
@@ -134,7 +135,7 @@ def test_a_scheduler_that_hangs_keeps_neither_counters_nor_health_from_being_tol
 def test_health_is_that_an_image_can_pass_and_readiness_that_images_are_taken_and_judged(
     vitals: Vitals, is_ready: bool, ready: str
 ) -> None:
-    told = daemon.monitor.answers.health(vitals)
+    told = daemon.operations.health(vitals)
     hung = ready == NO_ANSWER
     assert told["alive"] == {"ok": not hung, "text": NO_ANSWER if hung else "alive"}
     assert told["ready"] == {"ok": is_ready, "text": ready}

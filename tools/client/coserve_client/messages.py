@@ -72,8 +72,6 @@ class InspectionResult(_Message):
 
 
 class ReviewPosition(TypedDict):
-    """A position of a board that a person must review."""
-
     designator: str
     component: str
 
@@ -85,8 +83,6 @@ class FailedPosition(ReviewPosition):
 
 
 class UnknownPosition(ReviewPosition):
-    """A position of a board that was not judged."""
-
     reason: str | None
 
 

@@ -50,11 +50,9 @@ class AnswerCounts:
 
     @property
     def answered(self) -> int:
-        """Images that have their final answer."""
         return self.accepted + self.duplicate + self.rejected.total()
 
     def count(self, image_id: str, answer: ImageAnswer) -> None:
-        """Count an image's final answer."""
         match answer["type"]:
             case "accepted":
                 self.accepted += 1
@@ -75,8 +73,6 @@ class AnswerCounts:
 
 @dataclass(slots=True)
 class PublishAccount(AnswerCounts):
-    """The images that were sent, and their answers."""
-
     sent: int = 0
 
     @property

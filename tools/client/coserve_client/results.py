@@ -224,7 +224,6 @@ class Results:
         self._newest_seq = max(self._newest_seq, body["seq"])
 
     def _enqueue(self, topic: str, body: dict[str, Any]) -> None:
-        """Queue a result, unless it was read before."""
         assert self._read_seq is not None
         if body["seq"] > self._read_seq:
             self._skip_to(body["seq"] - 1)
@@ -303,7 +302,6 @@ class _PositionFile:
             os.pwrite(self._descriptor, encode({"seq": seq, "epoch": epoch}).ljust(self._LINE_BYTES) + b"\n", 0)
 
     def close(self) -> None:
-        """Make the position durable."""
         os.fsync(self._descriptor)
         os.close(self._descriptor)
 

@@ -312,7 +312,6 @@ class SpoolingPublisher:
         return 0.0 if self._is_silent or (oldest is not None and oldest.is_spooled) else _SPILL_AFTER_S
 
     def _wait_s(self) -> float:
-        """Return the time until the next image has to be spooled."""
         if self._inbox:
             return 0.0
         after_s = self._spill_after_s

@@ -78,7 +78,6 @@ def write_rows(connection: Connection, selection: BoardSelection, folder: Path) 
 def _write_table(
     connection: Connection, written: PackageRows, folder: Path, name: str, query: "Select[Any]"
 ) -> Iterator[dict[str, Any]]:
-    """Write the rows as JSON lines; yield each row."""
     names = [column.name for column in query.selected_columns]
     written.rows[name] = 0
     with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
@@ -157,7 +156,6 @@ def _safe(text: str) -> str:
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file of a package."""
     with path.open(encoding="utf-8") as file:
         yield from map(json.loads, file)
 
