@@ -26,8 +26,8 @@ from tools.training.importer import import_model
 
 _ORIGIN = "trained on rendered parts"
 _STORE = "int8"
-#: Features of the backbone's last layer, and varied copies of each picture that a head learns from.
-_FEATURES, _COPIES = 512, 2
+#: Features of the backbone's last layer.
+_FEATURES = 512
 _BATCH = 16
 #: A false call weighs as much as so many escapes, in shares of all good and all bad parts.
 _FALSE_CALL_WEIGHT = 3.0
@@ -51,8 +51,7 @@ def export_experts(folder: Path, out: Path, learn: Sequence[Sample], held_out: S
     for name, part in library.items():
         mine = [sample for sample in learn if sample.component == name]
         unseen = [sample for sample in held_out if sample.component == name]
-        features = torch.cat([backbone.features(mine, rng) for _ in range(_COPIES)])
-        head = fit_linear(features, _targets(mine).repeat(_COPIES), len(part.labels))
+        head = fit_linear(backbone.features(mine, rng), _targets(mine), len(part.labels))
         logits = backbone.features(unseen) @ head["weight"].T + head["bias"]
         temperature = calibrate(logits, _targets(unseen).numpy())
         written = write_head("linear", head, catalog_entry, part.labels, out, expert=name, origin=_ORIGIN)

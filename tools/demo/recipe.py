@@ -40,10 +40,14 @@ _CALIBRATION_RATES, _FIRST_CALIBRATION_SEED = (DEFECT_RATE, 0.5), 400_000
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How much of everything. `steps_share` shortens the trainings: tests train a thousandth."""
+    """How much of everything. `steps_share` shortens the trainings: tests train a thousandth.
 
-    files: int = 60
+    Heads learn from the last `head_files` of the pictures.
+    """
+
+    files: int = 50
     held_out_files: int = 6
+    head_files: int = 20
     steps_share: float = 1.0
     calibration_boards: int = 120
     measured_boards: int = 200
@@ -58,7 +62,7 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
         _run_jobs(bars, folder, recipe)
         task = bars.add_task("heads on the stored backbone", total=None)
         held_out = read_files(folder / "pictures", range(recipe.files, recipe.files + recipe.held_out_files))
-        learn = read_files(folder / "pictures", range(recipe.files))
+        learn = read_files(folder / "pictures", range(max(0, recipe.files - recipe.head_files), recipe.files))
         catalog = export_experts(folder, out, learn, held_out)
         del learn
         bars.update(task, description="thresholds on boards not trained on")
