@@ -3,32 +3,35 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# What runs a line, without the tools of the tests.
+LINE := $(VENV)/.line-installed
 
-.PHONY: gpu gpu-wheels demo demo-plant test test-fast test-contract check house rooms promises system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
+.PHONY: gpu gpu-wheels demo demo-plant test test-all test-fast check house rooms promises system-tools bench soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
 
 # A line with trained experts, judged images and its pages: the first thing to look at.
-demo: $(INSTALLED)
+demo: $(LINE)
 	$(BIN)/coserve demo --dir demo
 
-# A file's tests stay together; the demo, which trains, begins. WORKERS=0 runs one after the other in one process.
+# A file's tests stay together. WORKERS=0 runs one after the other in one process.
 # Compiled modules are kept whatever the environment says: the tests start hundreds of processes.
 WORKERS ?= 2
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Three lines, their hub with PostgreSQL (make system-tools) and its pages, until Ctrl-C.
 demo-plant: $(INSTALLED)
 	$(BIN)/coserve plant demo --dir demo-plant
 
-# All tests that need no hour of their own; under an hour on two cores, of which the demo trains for twenty minutes.
+# Every promise, page, mode and command once: about ten minutes on two cores. build/durations.jsonl has what each test took.
 test: $(INSTALLED)
+	$(PYTEST) -m "not test_all"
+
+# All of them, trainings and killed hubs too: up to an hour.
+test-all: $(INSTALLED)
 	$(PYTEST)
 
-# Two parts of it, listed in tests/tiers.py: without torch, processes and sleep; whole lines with simulated devices.
+# Those that need no torch, no process and no sleep: a minute.
 test-fast: $(INSTALLED)
-	$(PYTEST) --tier fast
-
-test-contract: $(INSTALLED)
-	$(PYTEST) --tier contract
+	$(PYTEST) --fast -m "not test_all"
 
 # Lint, format, types, import rules.
 check: $(INSTALLED)
@@ -68,10 +71,6 @@ gpu-wheels: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/coserve bench line --dir demo
 
-# Rows lost over ten ends of a real mosquitto (0), and the rate beside a dead one. Needs mosquitto (make system-tools).
-plant: $(INSTALLED)
-	$(BIN)/coserve bench plant --dir demo
-
 # Hundreds of kills, power cuts and refused writes; `make faults SEED=2 JOBS=1`. Run again, it goes on where it stopped.
 faults: $(INSTALLED)
 	$(BIN)/python -m tests.faults.faults_long_run build/faults --seed $(or $(SEED),1) --jobs $(or $(JOBS),2)
@@ -98,7 +97,6 @@ screenshots: $(INSTALLED)
 
 # What the line is made of: build/sbom.json (CycloneDX) and build/licences.txt; ends with 1 where a licence is missing.
 sbom: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[release]'
 	@mkdir -p build
 	$(BIN)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --gather-license-texts \
 		--output-reproducible --of JSON -o build/sbom.json
@@ -115,20 +113,21 @@ test-bundle: bundle
 # when it is trained and prepared under build/moe. Every test prints its figures.
 test-moe: $(INSTALLED)
 	$(BIN)/coserve moe fixture
-	$(BIN)/coserve moe trace
+	$(BIN)/coserve moe trace build/moe/fixture
 	$(BIN)/coserve moe fit build/moe/fixture
 	$(BIN)/coserve moe unite build/moe/fixture
 	$(BIN)/coserve moe plan build/moe/fixture --budget 50%
 	$(BIN)/coserve moe plan build/moe/fixture --budget 25%
-	$(BIN)/python -m pytest -s --timeout 1500 tests/moe/fixture_*.py
+	$(BIN)/python -m pytest -s --timeout 1500 tests/moe/fixture_modes.py
 
 # Installed once per change of the requirements; exact versions are in constraints.txt.
-$(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "CoServe needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name another with: make PYTHON=python3.12")'
-	@echo "Installing what CoServe needs into $(VENV): some minutes, once."
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+$(LINE): pyproject.toml constraints.txt
+	@$(PYTHON) tools/release/install.py $(VENV)
 	@touch $@
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) tools/release/install.py $(VENV) --extras dev
+	@touch $@ $(LINE)
 
 # Remove what was installed, made and measured.
 clean:

@@ -20,13 +20,12 @@ from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import Devices
 from daemon.dispatch.trace import Makeup
-from daemon.errors import ConfigError, StartError, install_with
+from daemon.errors import ConfigError, StartError
 from daemon.host.children import Children
 from daemon.host.machine import handle_shares, raise_handle_limit, reachable
-from daemon.intake.admission import Admission
+from daemon.intake.admission import Admission, TextIntake
 from daemon.intake.backlog import Backlog, backlog_limits, intake_limits
 from daemon.intake.intake import Intake
-from daemon.intake.text_requests import TextIntake
 from daemon.language.models import LanguageModels, OpenModelWith
 from daemon.language.text_rows import TextRows
 from daemon.line.devices import Measurements, pools_and_executors
@@ -35,11 +34,10 @@ from daemon.line.rulebook import Catalogs, Rulebook
 from daemon.line.shared_devices import images_config
 from daemon.monitor.alarms import Alarms
 from daemon.monitor.gauges import Gauges
-from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe, Station
 from daemon.monitor.timeline import Rejections, WorkTimeline
-from daemon.monitor.web_pages import WebPages, missing_packages
+from daemon.monitor.web_pages import WebPages
 from daemon.operations import Operations
 from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
@@ -48,10 +46,10 @@ from daemon.policy.request import device_of
 from daemon.records import Accepted, AcceptedText, BatchDone, ExpertSwitch, Outcome, Published, QueueSample, TextOutcome
 from daemon.shadow.shadows import Shadows
 from daemon.storage.claims import claim
-from daemon.storage.database.connections import StoreError
+from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import EpochRecord, open_store
-from daemon.storage.database_watch import DatabaseWatch, watched_database
+from daemon.storage.database_watch import DatabaseFiles, DatabaseWatch
 from daemon.storage.disk_space import DiskSpace, SpaceClaims, places, segment_bytes
 from daemon.storage.journal import Journal
 from daemon.storage.quarantine import BadImages, Quarantine
@@ -60,9 +58,8 @@ from daemon.storage.retention import RetentionThread
 from daemon.storage.suspect_images import DecodeMarks, examine
 from daemon.storage.writer import Writer
 from daemon.units import count_text
-from daemon.wire.access import Access
 from daemon.wire.control import ControlServer
-from daemon.wire.endpoints import Gate
+from daemon.wire.endpoints import Access, Gate
 from daemon.wire.messages import Answer
 from daemon.wire.sockets import end_context
 from experts.versions import current_user
@@ -179,7 +176,7 @@ class App:
         open_model: OpenModelWith | None = None,
         note: str | None = None,
     ) -> None:
-        """`tell` gets the progress of a migration; `note` is why it starts. Devices are this PC's by default."""
+        """`tell` gets the progress of a schema's change; `note` is why it starts. Devices are this PC's by default."""
         self._path = path
         self._note = note
         self._config = config = line.config
@@ -220,7 +217,7 @@ class App:
             on_stored=self._metrics.took,
             identity=self._identity,
         )
-        self._database_watch = DatabaseWatch(self._database, self._admission.hold, self._admission.resume)
+        self._database_watch = DatabaseWatch(self._database_files, self._admission.hold, self._admission.resume)
         self._retention = as_start_error(
             RetentionThread,
             *(config.database, config.images, config.retention, self._disk_space),
@@ -251,8 +248,8 @@ class App:
     def _open_storage(self, config: Config, tell: Callable[[str], None]) -> None:
         self._disk_space = DiskSpace(places(config), config.retention.reserve, self._claims)
         self._journal = as_start_error(Journal, config.journal, segment_bytes(config.journal, config.retention.segment))
-        self._database = as_start_error(watched_database, config.database)
-        self._database.settle()
+        self._database_files = DatabaseFiles(sqlite_path(config.database))
+        self._database_files.put_foreign_log_aside()
         self._store = as_start_error(
             open_store,
             config.database,
@@ -280,7 +277,7 @@ class App:
     def _recover(self) -> None:
         """Read the work that the last run left, and the rules that its open board attempts began with."""
         self._recovery = self._writer.recover()
-        self._database.hold(self._store.engine)
+        self._database_files.note(self._store.engine)
         self._texts_to_make = self._store.texts_to_make()
         for text in self._recovery.rules_texts.values():
             kept = compile_kept_rules(text, self._catalogs.current)
@@ -352,7 +349,8 @@ class App:
             self._gate.is_allowed if self._gate else None,
             self._handles.intake,
         )
-        self._http = self._make_http(config)
+        http, token = config.endpoints.http, config.security.http_token
+        self._http = WebPages(self._path, http, token, self._children.hang_up) if http is not None else None
         self._http_url = ""
         self._access = Access(
             self._gate, (self._intake.rebind, self._results.rebind), self._http.reload if self._http else list
@@ -362,18 +360,6 @@ class App:
         self._metrics.answered(answer.kind, answer.code)
         if answer.code is not None:
             self._rejections.note(answer.source, answer.code, answer.reason)
-
-    def _make_http(self, config: Config) -> HttpServer | WebPages | None:
-        """Return the web pages; without their extra, metrics and health alone."""
-        endpoint, token = config.endpoints.http, config.security.http_token
-        if endpoint is None:
-            return None
-        missing = missing_packages()
-        if missing:
-            self._log.warning("no_web_pages", missing=", ".join(missing), install=install_with("dashboard"))
-            return HttpServer(endpoint, self._metrics.registry, token)
-        stand_in = HttpServer(endpoint, self._metrics.registry, token, stands_in=True)
-        return WebPages(self._path, endpoint, token, self._children.hang_up, stand_in)
 
     def _make_operations(self, config: Config) -> None:
         #: For the watchdog of the process (serve.py).
@@ -447,10 +433,10 @@ class App:
             self._database_watch.start()
             self._accept_again()
             if self._http:
-                self._http_url = self._http.start(self.operations.health)
+                self._http_url = self._http.start()
                 self._log.info("http_bound", url=self._http_url)
             self._intake.start()
-            pages = [self._http.child()] if isinstance(self._http, WebPages) else []
+            pages = [self._http.child()] if self._http else []
             consumers = self._deliveries.children(self._recovery.last_seq)
             cluster = self._cluster.children() if self._cluster else []
             self._children.start(cluster + pages + consumers)  # after intake: nothing of theirs holds images up
@@ -545,7 +531,7 @@ class App:
     def describe(self) -> str:
         """Return the message that the line is ready."""
         config = self._config
-        pages = f" pages {reachable(self._http_url)}," if isinstance(self._http, WebPages) else ""
+        pages = f" pages {reachable(self._http_url)}," if self._http else ""
         return (
             f"{count_text(len(self._rulebook.current.recipes), 'board type')},"
             f" {count_text(len(self._catalogs.current), 'expert')},"

@@ -31,7 +31,6 @@ from daemon.monitor.gauges import ScrapeFacts
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe
 from daemon.monitor.timeline import MAX_WINDOW_S, Rejections, WorkTimeline
-from daemon.policy.quota import Quotas
 from daemon.shadow.shadows import Shadows
 from daemon.storage.database.changes import PROGRAM, RESTORED, RULES, Change, ChangeNotes, State, expert_subject
 from daemon.storage.database.reader import ResultsReader
@@ -39,8 +38,8 @@ from daemon.storage.retention import RetentionThread
 from daemon.storage.review_requests import write_review
 from daemon.storage.writer import Writer
 from daemon.units import MAX_BYTES, MAX_COUNT, utc_text
-from daemon.wire.access import Access
 from daemon.wire.control import ControlError, Handler
+from daemon.wire.endpoints import Access
 from daemon.wire.keys import KeyFileError, fingerprint, read_allow_list
 from daemon.wire.messages import NAME, NAME_EXPECTED, shown
 from experts.catalog import Catalog
@@ -63,8 +62,6 @@ _BACKLOG_LIMITS = {
     "source_images": "source_images",
     "source_bytes": "source_bytes",
 }
-#: The same of the quotas of each source per second; 0 is off.
-_QUOTAS = {"source_images_per_s": "images_per_s", "source_bytes_per_s": "bytes_per_s"}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -244,7 +241,7 @@ class Operations:
             return []
         return [
             Change(
-                step.at if "." in step.at else f"{step.at.removesuffix('Z')}.000Z",  # older steps have whole seconds
+                step.at,
                 step.by,
                 step.did,
                 expert_subject(name),
@@ -377,29 +374,22 @@ class Operations:
 
     def _limits(self, fields: dict[str, Any]) -> dict[str, Any]:
         """`expert_memory` by device goes to the drive, the others to backlog and quotas: all are changed, or none."""
-        unknown = sorted(set(fields) - {*_BACKLOG_LIMITS, *_QUOTAS, "expert_memory"})
+        unknown = sorted(set(fields) - {*_BACKLOG_LIMITS, "expert_memory"})
         if unknown:
-            known = ", ".join(("expert_memory", *_BACKLOG_LIMITS, *_QUOTAS))
+            known = ", ".join(("expert_memory", *_BACKLOG_LIMITS))
             raise ControlError("bad_field", f"{unknown[0]}: expected one of {known}")
         given = {name: fields[name] for name in _BACKLOG_LIMITS if fields.get(name) is not None}
-        quotas = {name: fields[name] for name in _QUOTAS if fields.get(name) is not None}
-        for name, value in (given | quotas).items():
-            kinds, least = ((int, float), 0) if name in quotas else ((int,), 1)
+        for name, value in given.items():
             most = MAX_BYTES if "bytes" in name else MAX_COUNT
-            if type(value) not in kinds or not least <= value <= most:
-                expected = f"a number from 0 (off) to {most}" if name in quotas else f"a whole number from 1 to {most}"
-                raise ControlError("bad_field", f"{name}: expected {expected}, not {value!r}")
+            if type(value) is not int or not 1 <= value <= most:
+                raise ControlError("bad_field", f"{name}: expected a whole number from 1 to {most}, not {value!r}")
         memory = self.language.limit(
             fields.get("expert_memory"), lambda wanted: self.drive.ask("limits", {"expert_memory": wanted})
         )
         changed = {_BACKLOG_LIMITS[name]: value for name, value in given.items()}
         self.backlog.change_limits(replace(self.backlog.limits, **changed))
-        if quotas:
-            wanted = {_QUOTAS[name]: value or None for name, value in quotas.items()}
-            self.admission.quotas = Quotas(replace(self.admission.quotas.limits, **wanted))
-        now, per_s = asdict(self.backlog.limits), asdict(self.admission.quotas.limits)
-        answer = memory | {name: now[field] for name, field in _BACKLOG_LIMITS.items()}
-        return answer | {name: per_s[field] for name, field in _QUOTAS.items()}
+        now = asdict(self.backlog.limits)
+        return memory | {name: now[field] for name, field in _BACKLOG_LIMITS.items()}
 
     def reload(self, who: str = "unknown", note: str | None = None) -> dict[str, Any]:
         """Read rules and catalog again; ControlError with every mistake, and then the old ones stay in force."""

@@ -2,25 +2,7 @@
 
 import typer
 
-from tests.bench import (
-    ablation,
-    cluster,
-    compute,
-    dashboard,
-    fairness,
-    families,
-    image_cost,
-    intake,
-    line,
-    load,
-    network,
-    online,
-    paper,
-    plant,
-    scheduler,
-    shadow,
-    upkeep,
-)
+from tests.bench import ablation, compute, image_cost, intake, line, load, online, paper, scheduler
 from tests.bench.live import command as live
 from tests.moe import bench as moe_bench
 from tests.moe import fixture as moe_fixture
@@ -36,20 +18,5 @@ def register(app: typer.Typer) -> None:
     moe_app.command()(moe_bench.bench)
     bench_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Measure this machine against itself.")
     app.add_typer(bench_app, name="bench", rich_help_panel="For developers")
-    measured = (intake, image_cost, fairness, upkeep, dashboard, plant)
-    for benchmark in (
-        line,
-        load,
-        ablation,
-        compute,
-        families,
-        live,
-        network,
-        online,
-        paper,
-        scheduler,
-        shadow,
-        cluster,
-        *measured,
-    ):
+    for benchmark in (line, load, ablation, compute, live, online, paper, scheduler, intake, image_cost):
         benchmark.register(bench_app)

@@ -3,6 +3,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,19 +17,20 @@ if find_spec("coserve_client") is None:
 # Rich's console keeps the width that the environment names when it is made, for all tests of this process.
 os.environ.pop("COLUMNS", None)
 import tools.terminal.console  # noqa: F401
-from tests.house.times import pytest_sessionfinish  # noqa: F401 - a hook
+from tests.house.times import (  # noqa: F401 - hooks
+    pytest_runtest_protocol,
+    pytest_sessionfinish,
+    pytest_sessionstart,
+    pytest_terminal_summary,
+)
 from tests.tiers import pytest_addoption, pytest_configure, pytest_ignore_collect  # noqa: F401 - hooks
 
 # An example may take long on a busy machine.
 settings.register_profile("coserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("coserve")
 
-#: The longest way first: it trains, and the other worker does the rest meanwhile.
-FIRST = "tests/contract/test_demo.py"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+if TYPE_CHECKING:
+    from tests.daemon.storage.database.postgresql_server import Server
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +71,15 @@ def version_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
     folders = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
     make_versions(*folders)
     return folders
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator["Server"]:
+    """Return a PostgreSQL server for hubs; a test that stops it starts it again."""
+    from tests.daemon.storage.database.postgresql_server import WANTED, a_server, programs
+
+    pytest.importorskip("psycopg", reason=WANTED)
+    if programs() is None:
+        pytest.skip(WANTED)
+    with a_server() as server:
+        yield server

@@ -4,14 +4,14 @@ import re
 import shlex
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import chdir, closing
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT
 from tests.tools.query.judged_line import judged_line
-from tests.tools.run_commands import start_coserve
+from tests.tools.run_commands import coserve
 
 PAGE = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
@@ -31,11 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Pa
 
 def run(folder: Path, command: str, status: int = 0) -> str:
     words = shlex.split(command.replace("D1-003", SERIAL))
-    done = start_coserve(
-        *words[1:], cwd=folder, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "COLUMNS": "200"}
-    )
-    assert done.returncode == status, (command, done.stdout, done.stderr)
-    return done.stdout
+    with chdir(folder):
+        return coserve(*words[1:], status=status, COLUMNS="200").stdout
 
 
 def test_each_command_of_the_drill_runs_and_shows_what_the_page_says(folder: Path) -> None:

@@ -39,7 +39,6 @@ class WorkerSettings:
     cache: Path
     cache_bytes: int
     folder: Path
-    cpus: int | None = None
 
 
 def resource_of(host: str) -> str:
@@ -171,7 +170,6 @@ def join_command(settings: WorkerSettings) -> tuple[list[str], Mapping[str, str]
         f"--temp-dir={settings.folder}",
         f"--resources={json.dumps({resource_of(settings.name): 1})}",
         "--include-log-monitor=false",
-        *([] if settings.cpus is None else [f"--num-cpus={settings.cpus}"]),
     ]  # fmt: skip
     named = {NAME: settings.name, CACHE: str(settings.cache), CACHE_SIZE: str(settings.cache_bytes)}
     return command, environment | named

@@ -69,10 +69,10 @@ def receive(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
 
 
 @cache
-def code_version(*more: str) -> str:
-    """Return the version of this code with a digest of its files and of folders `more`: both sides need the same."""
+def code_version() -> str:
+    """Return the version of this code with a digest of its files: both sides need the same."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
-    for folder in ("daemon", "experts", "routing_rules", *more):
+    for folder in ("daemon", "experts", "routing_rules"):
         for file in sorted((root / folder).rglob("*.py")):
             digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
     return f"{version('coserve')} ({digest.hexdigest()[:12]})"
@@ -166,7 +166,6 @@ def _plain_result(result: Answered | Unanswered) -> tuple[Any, ...]:
 
 
 def result_of(plain: Sequence[Any]) -> Answered | Unanswered:
-    """Return the result of one image."""
     if len(plain) == 2:
         return Unanswered(*plain)
     label, confidence, boxes, (width, height) = plain

@@ -9,9 +9,6 @@ from daemon.wire.sockets import ipc_problem
 #: Placeholder in `security` for the folder where systemd puts the secrets of `LoadCredential=`.
 CREDENTIALS = "$CREDENTIALS_DIRECTORY"
 
-#: Behind `postgresql://`, as SQLAlchemy reads it.
-_POSTGRESQL = re.compile(r"([^@/]+@)?([^@/:?\[\]]*|\[[^@/\]]*\])(:\d{1,5})?/[^@/?]+(\?[^@]*)?")
-
 
 def http_endpoint(value: str) -> str:
     """Return `value` unchanged; ValueError says what was expected."""
@@ -28,23 +25,17 @@ def absolute_file(given: Path, folder: Path, environ: Mapping[str, str]) -> Path
 
 
 def absolute_database(value: str, folder: Path) -> str:
-    """Return the URL with an absolute file for SQLite, with the driver for PostgreSQL."""
+    """Return the URL with an absolute file."""
     scheme, separator, rest = value.partition("://")
-    if not separator or not re.fullmatch(r"[a-z0-9]+(\+[a-z0-9_]+)?", scheme):
-        raise ValueError(f"expected a SQLAlchemy URL such as sqlite:///inspection.db, not {scheme!r}")
-    if scheme in ("postgresql", "postgresql+psycopg"):
-        if _POSTGRESQL.fullmatch(rest) is None:  # and the value, which may hold a password, is not repeated
-            raise ValueError(
-                "expected postgresql://USER@HOST:PORT/DATABASE, or postgresql://USER@/DATABASE?host=/run/postgresql;"
-                " in a password all but letters and digits is percent-encoded"
-            )
-        return f"postgresql+psycopg://{rest}"
-    if scheme.split("+")[0] != "sqlite":
-        raise ValueError(f"cannot use {scheme}://: expected sqlite:///FILE or postgresql://USER@HOST/DATABASE")
+    if not separator or scheme != "sqlite":  # the rest may hold a password, and is not repeated
+        raise ValueError(
+            f"a line keeps its results in a SQLite file: expected sqlite:///FILE, for example sqlite:///inspection.db,"
+            f" not {scheme!r}; a plant's PostgreSQL gets them through the consumer `plant` (docs/plant-hub.md)"
+        )
     file = rest.removeprefix("/")
     if file in ("", ":memory:"):
         raise ValueError("expected a file, for example sqlite:///inspection.db: results in memory are lost")
-    return f"{scheme}:///{folder / file}"
+    return f"sqlite:///{folder / file}"
 
 
 def absolute_endpoint(value: str, folder: Path, environ: Mapping[str, str]) -> str:

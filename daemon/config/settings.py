@@ -17,7 +17,7 @@ from daemon.config.plant_time import PlantTime, clock_time, shift_name, timezone
 from daemon.consumers.kinds import CONSUMER_KEYS, CONSUMER_NAME, AnyConsumer, consumer_mistakes
 from daemon.consumers.protocol import placed
 from daemon.errors import ConfigError
-from daemon.units import MAX_COUNT, Bytes, Count, Seconds, between, size_text
+from daemon.units import Bytes, Count, Seconds, between, size_text
 from daemon.wire.messages import NAME, NAME_EXPECTED, shown
 from experts.moe.modes import MODES
 from routing_rules.load import Document, KeyPath, Problem, read_yaml, salvage
@@ -121,8 +121,6 @@ class Limits(_ConfigSection):
     max_payload_bytes: Bytes = 64 * 2**20
     max_pixels: Count = 64_000_000
     max_wait: Seconds = 20.0
-    source_images_per_s: Annotated[float, Field(gt=0, le=MAX_COUNT)] | None = None
-    source_bytes_per_s: Bytes | None = None
     in_memory: Bytes = 512 * 2**20
     hang_after: Seconds = 30.0
 

@@ -142,7 +142,6 @@ class ConsumerSettings(BaseModel):
         return []
 
     def files(self) -> dict[SettingKey, Path]:
-        """Return every file that it names, by key."""
         files: dict[SettingKey, Path] = {}
         placed(self, files.setdefault)
         return files

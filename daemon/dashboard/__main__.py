@@ -14,15 +14,14 @@ from pathlib import Path
 from daemon.config.settings import load_config
 from daemon.dashboard.app import make_app
 from daemon.dashboard.site.access import Keyring
-from daemon.dashboard.site.database import NoDatabase
 from daemon.dashboard.site.server import PageServer
 from daemon.dashboard.site.site import make_site
 from daemon.errors import ConfigError, StartError
 from daemon.host.children import live_with_parent
 from daemon.host.logs import configure_logs
-from daemon.monitor.http_server import bind_http
 from daemon.units import printable
 from daemon.wire.keys import TokenError
+from daemon.wire.sockets import bind_http
 
 
 def main() -> int:
@@ -36,7 +35,7 @@ def main() -> int:
     configure_logs(os.environ, sys.stderr)
     try:
         serve(arguments.config, arguments.fd, arguments.heart)
-    except (ConfigError, NoDatabase, StartError, TokenError) as error:
+    except (ConfigError, StartError, TokenError) as error:
         print(f"coserve dashboard: cannot start: {printable(str(error))}", file=sys.stderr)
         return 2
     return 0

@@ -1,18 +1,17 @@
 """The web pages of one line as an application: every page's routes, and probes of the daemon."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
 import anyio.to_thread
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 
 from daemon.dashboard.pages import board, defects, experts, line, machine, review, teach
 from daemon.dashboard.site.access import AccessGuard, Keyring
 from daemon.dashboard.site.site import Site
 from daemon.dashboard.site.web_app import web_app
-from daemon.monitor.answers import NoAnswer, http_answer
 from daemon.wire.control import ControlError
 
 #: Every page's routes. A new page is imported above and adds its line here.
@@ -27,6 +26,7 @@ PAGES: Sequence[Callable[[Site], APIRouter]] = (
 )
 #: Probes that ask the daemon at once. They wait for no page: a reader's long question does not make the line sick.
 _PROBES = 2
+_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def make_app(site: Site, keyring: Keyring, heart: int | None) -> AccessGuard:
@@ -37,17 +37,28 @@ def make_app(site: Site, keyring: Keyring, heart: int | None) -> AccessGuard:
 
 
 def _add_probes(app: FastAPI, site: Site) -> None:
+    """Add `/metrics`, `/healthz` and `/readyz`."""
     limiter = anyio.CapacityLimiter(_PROBES)
 
-    def ask(kind: str) -> Mapping[str, Any]:
-        try:
-            return site.ask_daemon(kind)
-        except ControlError as error:
-            raise NoAnswer(error.reason) from None
+    async def ask(kind: str) -> dict[str, Any]:
+        return await anyio.to_thread.run_sync(site.ask_daemon, kind, limiter=limiter)
 
     @app.get("/metrics")
+    async def metrics() -> Response:  # pyright: ignore[reportUnusedFunction]
+        try:
+            return Response((await ask("metrics"))["text"], media_type=_EXPOSITION)
+        except ControlError as error:
+            return _no_answer(error)
+
     @app.get("/healthz")
     @app.get("/readyz")
-    async def probe(request: Request) -> Response:
-        result = await anyio.to_thread.run_sync(http_answer, request.url.path, ask, limiter=limiter)
-        return Response(result.text, result.status, media_type=result.media_type)
+    async def health(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        try:
+            part = (await ask("health"))["alive" if request.url.path == "/healthz" else "ready"]
+        except ControlError as error:
+            return _no_answer(error)
+        return PlainTextResponse(f"{part['text']}\n", 200 if part["ok"] else 503)
+
+
+def _no_answer(error: ControlError) -> Response:
+    return PlainTextResponse(f"no answer from the daemon: {error.reason}\n", 503)

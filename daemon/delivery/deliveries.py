@@ -5,15 +5,18 @@ import os
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from daemon.config.addresses import CREDENTIALS
 from daemon.config.settings import Config, at_their_lines
 from daemon.consumers.kinds import make_consumer
-from daemon.delivery.line_access import StoredLine
+from daemon.consumers.protocol import NotYetError, ReviewAnswerError
 from daemon.errors import MissingExtraError
 from daemon.host.children import ChildSpec
+from daemon.storage.database.reader import ResultsReader
+from daemon.wire.control import ControlError, ask
 from routing_rules.load import KeyPath
 
 _UNSET = f"{CREDENTIALS} is not set here: systemd sets it for a unit with LoadCredential="
@@ -62,11 +65,55 @@ class SharedStatusPage:
         os.close(self.fd)
 
 
+#: Error codes of control after which a later try may succeed.
+_LATER = frozenset({"no_answer", "no_daemon", "not_allowed", "not_stored", "internal"})
+
+
+class StoredLine:
+    """`LineAccess` of the line that a configuration describes; its database is opened at the first question."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    @property
+    def alarms(self) -> Path:
+        return self._config.alarms
+
+    @cached_property
+    def _reader(self) -> ResultsReader:
+        return ResultsReader(self._config.database)
+
+    def end(self) -> tuple[int, str | None]:
+        return self._reader.end()
+
+    def at(self, seq: int) -> str | None:
+        return self._reader.at(seq)
+
+    def before_oldest(self) -> int:
+        return self._reader.before_oldest()
+
+    def picture(self, inspection_id: int) -> bytes | None:
+        path, is_coming = self._reader.kept_copy(inspection_id)
+        if path is None:
+            if is_coming:
+                raise NotYetError
+            return None
+        try:
+            return (self._config.images.parent / path).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def review(self, fields: Mapping[str, Any]) -> None:
+        try:
+            ask(self._config.endpoints.control, "review", **fields)
+        except ControlError as error:
+            raise ReviewAnswerError(error.reason, is_final=error.code not in _LATER) from None
+
+
 class Deliveries:
     """The consumers' processes and their status, which outlives each process."""
 
     def __init__(self, config: Config, path: Path) -> None:
-        """`path` is the file that `config` was read from."""
         self._config = config
         self._path = path.absolute()
         self._status_pages = {name: SharedStatusPage.make(name) for name in config.consumers}

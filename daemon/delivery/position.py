@@ -57,7 +57,6 @@ class DeliveryPosition:
         )
 
     def back_to(self, seq: int) -> "DeliveryPosition":
-        """Return a position from which all after `seq` is delivered again."""
         return replace(self, seq=seq, marks=tuple(mark for mark in self.marks if mark.seq <= seq))
 
 

@@ -565,7 +565,6 @@ def _batch_of(
 
 
 def _switch_of(end: LoadEnd, at_wall_s: float) -> ExpertSwitch:
-    """Return a row of `expert_switches`."""
     load = end.load
     return ExpertSwitch(
         at_wall_s=at_wall_s,

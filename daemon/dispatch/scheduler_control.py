@@ -158,7 +158,6 @@ class SchedulerControl:
             raise ControlError("unknown_expert", f"{expert} is not in the catalog")
 
     def _pools(self, device: str) -> tuple[PoolId, ...]:
-        """Return the pools of a device, or the pool of that name."""
         pools = tuple(pool for pool in self._scheduler.pools if device in (pool, device_of(pool)))
         if not pools:
             devices = dict.fromkeys(device_of(pool) for pool in self._scheduler.pools)

@@ -21,7 +21,7 @@ from typing import Any
 
 import structlog
 
-_LOOK_EVERY_S = 0.1
+_POLL_EVERY_S = 0.1
 _FIRST_BACK_OFF_S = 0.5
 _LONGEST_BACK_OFF_S = 30.0
 #: After this uptime the restart back-off resets.
@@ -48,8 +48,8 @@ class ChildSpec:
 
     One that `is_idle` runs only while nothing else wants its core: SCHED_IDLE, in the daemon's session, because the
     kernel may share cores out by session first. One that `beats` gets `--heart FD` behind its arguments and is killed
-    when it is silent for `hung_after_s`, a minute without it. `on_wait(seconds)` is called when it has ended and waits
-    that long for its next start, `on_start` right before the start.
+    when it is silent for `hung_after_s`, a minute without it. One that ends again and again is started at least every
+    `longest_back_off_s`.
     """
 
     name: str
@@ -59,47 +59,7 @@ class ChildSpec:
     beats: bool = False
     hung_after_s: float | None = None
     is_idle: bool = False
-    on_wait: Callable[[float], None] = lambda _: None
-    on_start: Callable[[], None] = lambda: None
-
-
-class Heartbeat:
-    """The daemon's end of one process's heartbeat: made with that process, asked often, closed with it.
-
-    A process that is stopped, deadlocked or busy-looping does not end: its silence shows that it needs a restart. Beats
-    are counted by an eventfd, which never fills and which a child cannot hold anything up with.
-    """
-
-    def __init__(self, now_s: float, hung_after_s: float) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._hung_after_s = hung_after_s
-        self._silent_s = 0.0
-        self._looked_s = now_s
-        #: When it last beat; None before its first beat.
-        self.heard_s: float | None = None
-
-    def hangs(self, now_s: float) -> bool:
-        """Return True if it was silent for longer than allowed, counting only time in which the daemon itself ran."""
-        if self._has_beaten():
-            self._silent_s, self.heard_s = 0.0, now_s
-        else:
-            self._silent_s += min(now_s - self._looked_s, _MAX_SILENCE_S)
-        self._looked_s = now_s
-        return self._silent_s >= self.patience_s
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds that its process may be silent now."""
-        return self._hung_after_s * (_TIMES_FOR_A_START if self.heard_s is None else 1)
-
-    def close(self) -> None:
-        os.close(self.fd)
-
-    def _has_beaten(self) -> bool:
-        try:
-            return os.eventfd_read(self.fd) > 0
-        except BlockingIOError:
-            return False
+    longest_back_off_s: float = _LONGEST_BACK_OFF_S
 
 
 class Children:
@@ -124,93 +84,92 @@ class Children:
     def hang_up(self, name: str) -> None:
         """Send SIGHUP to that child once it is up, so that it reads its token again. From any thread."""
         for child in self._children:
-            if child.name == name:
-                child.is_to_hang_up = True
+            child.is_to_hang_up |= child.spec.name == name
 
     def status(self) -> list[dict[str, Any]]:
         """Return `name`, `state` (running, waiting, or hung: killed), `pid`, `restarts`, `last_end` of each child."""
-        return [child.status for child in self._children]
+        return [child.status() for child in self._children]
 
     def _run(self) -> None:
         # One thread for all of a child's life: the kernel takes the end of the thread that made it for its parent's.
         while not self._stopping.is_set():
             for child in self._children:
-                child.look(time.monotonic())
-            self._stopping.wait(_LOOK_EVERY_S)
+                child.poll(time.monotonic())
+            self._stopping.wait(_POLL_EVERY_S)
         for child in self._children:
-            child.ask_to_end()
+            if child.process is not None:
+                child.process.terminate()
         until_s = time.monotonic() + _STOP_WITHIN_S
         for child in self._children:
             child.end_by(until_s)
 
 
 class _Child:
-    """One program, used by the children's thread alone; `status` is replaced atomically, and any thread may read it."""
+    """One program. The children's thread alone changes it."""
 
     def __init__(self, spec: ChildSpec) -> None:
-        self._spec = spec
-        self.name = spec.name
+        self.spec = spec
+        self.process: subprocess.Popen[bytes] | None = None
         self.is_to_hang_up = False
-        self._process: subprocess.Popen[bytes] | None = None
-        self._heart: Heartbeat | None = None
+        #: Counts its heartbeats: an eventfd never fills, and a child cannot hold anything up with it.
+        self._heart: int | None = None
+        self._has_beaten, self._silent_s, self._polled_s = False, 0.0, 0.0
         self._hung: str | None = None
         self._starts = 0
         self._started_s = self._start_at_s = 0.0
         self._back_off_s = _FIRST_BACK_OFF_S
         self._last_end: str | None = None
-        self._log: Any = structlog.get_logger("children")
-        self.status: dict[str, Any] = {}
-        self._say()
+        self._log: Any = structlog.get_logger("children").bind(child=spec.name)
 
-    def look(self, now_s: float) -> None:
+    def status(self) -> dict[str, Any]:
+        process = self.process
+        return {
+            "name": self.spec.name,
+            "state": "waiting" if process is None else "running" if self._hung is None else "hung",
+            "pid": None if process is None else process.pid,
+            "restarts": max(0, self._starts - 1),
+            "last_end": self._last_end,
+        }
+
+    def poll(self, now_s: float) -> None:
         """Start the child if it is due; notice its end, or that it hangs."""
-        if self._process is None:
+        if self.process is None:
             if now_s >= self._start_at_s:
                 self._start(now_s)
-        elif (returned := self._process.poll()) is not None:
-            self._ended(now_s, _end(returned))
-        elif self._heart is not None and self._hung is None and self._heart.hangs(now_s):
-            self._kill_hung(self._process, self._heart)
-        elif self.is_to_hang_up and (self._heart is None or self._heart.heard_s is not None):
+        elif (returned := self.process.poll()) is not None:
+            self._ended(now_s, _end(returned) if self._hung is None else f"{self._hung}; {_end(returned)}")
+        elif self._heart is not None and self._hung is None and self._is_silent(self._heart, self.process.pid, now_s):
+            self.process.kill()
+        elif self.is_to_hang_up and (self._heart is None or self._has_beaten):
             self.is_to_hang_up = False  # before its first beat it may not listen yet, and SIGHUP would end it
-            self._process.send_signal(signal.SIGHUP)
+            self.process.send_signal(signal.SIGHUP)
 
-    def _kill_hung(self, process: subprocess.Popen[bytes], heart: Heartbeat) -> None:
-        self._hung = f"it hung: no sign of life for {heart.patience_s:g} s"
-        self._log.error("child_hung", child=self._spec.name, pid=process.pid, silent_s=heart.patience_s)
-        process.kill()
-        self._say()
-
-    def ask_to_end(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-
-    def end_by(self, until_s: float) -> None:
-        """Wait for its end, and kill it at `until_s`."""
-        process = self._process
-        if process is None:
-            return
+    def _is_silent(self, heart: int, pid: int, now_s: float) -> bool:
+        """Return True if it hangs: it was silent for too long, counting only time in which the daemon itself ran."""
         try:
-            process.wait(max(0.0, until_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._log.warning("child_killed", child=self._spec.name, why=f"no end within {_STOP_WITHIN_S:g} s")
-            process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a disk that does not answer holds it
-                process.wait(_REAP_WITHIN_S)
-        self._forget_process()
-        self._last_end = _end(process.returncode) if process.returncode is not None else "it did not end"
-        self._say()
+            os.eventfd_read(heart)
+            self._has_beaten, self._silent_s = True, 0.0
+        except BlockingIOError:
+            self._silent_s += min(now_s - self._polled_s, _MAX_SILENCE_S)
+        self._polled_s = now_s
+        patience_s = (self.spec.hung_after_s or _HUNG_AFTER_S) * (1 if self._has_beaten else _TIMES_FOR_A_START)
+        if self._silent_s < patience_s:
+            return False
+        self._hung = f"it hung: no sign of life for {patience_s:g} s"
+        self._log.error("child_hung", pid=pid, silent_s=patience_s)
+        return True
 
     def _start(self, now_s: float) -> None:
-        spec, argv, pass_fds = self._spec, self._spec.argv, self._spec.pass_fds
+        spec, argv, pass_fds = self.spec, self.spec.argv, self.spec.pass_fds
         self._starts += 1
-        self.is_to_hang_up = False
-        spec.on_start()
+        self.is_to_hang_up = self._has_beaten = False
+        self._started_s = self._polled_s = now_s
+        self._silent_s = 0.0
         try:
             if spec.beats:
-                self._heart = Heartbeat(now_s, spec.hung_after_s or _HUNG_AFTER_S)
-                argv, pass_fds = (*argv, "--heart", str(self._heart.fd)), (*pass_fds, self._heart.fd)
-            self._process = subprocess.Popen(  # noqa: S603 - our own programs, no shell
+                self._heart = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                argv, pass_fds = (*argv, "--heart", str(self._heart)), (*pass_fds, self._heart)
+            self.process = subprocess.Popen(  # noqa: S603 - our own programs, no shell
                 argv,
                 stdin=subprocess.PIPE,  # its other end closes with the daemon: `live_with_parent`
                 stdout=2,  # the daemon's own standard output is one line, for programs that wait until it is ready
@@ -223,49 +182,42 @@ class _Child:
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self._ended(now_s, f"cannot be executed: {error}")
             return
-        self._started_s = now_s
-        self._step_back(self._process.pid)
-        self._log.info("child_started", child=spec.name, pid=self._process.pid)
-        self._say()
-
-    def _step_back(self, pid: int) -> None:
-        """Lower its priority below the line's, before it makes threads of its own, which inherit it."""
-        try:
-            os.setpriority(os.PRIO_PROCESS, pid, max(self._spec.nice, os.getpriority(os.PRIO_PROCESS, 0)))
-            scheduling = os.SCHED_IDLE if self._spec.is_idle else os.SCHED_BATCH
-            os.sched_setscheduler(pid, scheduling, os.sched_param(0))
+        try:  # before it makes threads of its own, which inherit its priority
+            os.setpriority(os.PRIO_PROCESS, self.process.pid, max(spec.nice, os.getpriority(os.PRIO_PROCESS, 0)))
+            scheduling = os.SCHED_IDLE if spec.is_idle else os.SCHED_BATCH
+            os.sched_setscheduler(self.process.pid, scheduling, os.sched_param(0))
         except OSError as error:  # it is gone already, or a sandbox forbids it
-            self._log.warning("child_priority_not_set", child=self._spec.name, error=str(error))
+            self._log.warning("child_priority_not_set", error=str(error))
+        self._log.info("child_started", pid=self.process.pid)
 
     def _ended(self, now_s: float, end: str) -> None:
-        well_until_s = now_s
-        if self._hung is not None and self._heart is not None:
-            well_until_s, end = self._heart.heard_s or self._started_s, f"{self._hung}; {end}"
-        if self._process is not None and well_until_s - self._started_s >= _WELL_AFTER_S:
+        if now_s - self._started_s - self._silent_s >= _WELL_AFTER_S:
             self._back_off_s = _FIRST_BACK_OFF_S
-        self._forget_process()
-        self._last_end = end
+        self._forget_process(end)
         self._start_at_s = now_s + self._back_off_s
-        self._log.warning("child_ended", child=self._spec.name, end=end, again_in_s=self._back_off_s)
-        self._spec.on_wait(self._back_off_s)
-        self._back_off_s = min(2 * self._back_off_s, _LONGEST_BACK_OFF_S)
-        self._say()
+        self._log.warning("child_ended", end=end, again_in_s=self._back_off_s)
+        self._back_off_s = min(2 * self._back_off_s, self.spec.longest_back_off_s)
 
-    def _forget_process(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+    def end_by(self, until_s: float) -> None:
+        """Wait for its end, and kill it at `until_s`."""
+        if (process := self.process) is None:
+            return
+        try:
+            process.wait(max(0.0, until_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._log.warning("child_killed", why=f"no end within {_STOP_WITHIN_S:g} s")
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a disk that does not answer holds it
+                process.wait(_REAP_WITHIN_S)
+        self._forget_process("it did not end" if process.returncode is None else _end(process.returncode))
+
+    def _forget_process(self, end: str) -> None:
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
         if self._heart is not None:
-            self._heart.close()
-        self._process = self._heart = self._hung = None
-
-    def _say(self) -> None:
-        self.status = {
-            "name": self._spec.name,
-            "state": "waiting" if self._process is None else "running" if self._hung is None else "hung",
-            "pid": None if self._process is None else self._process.pid,
-            "restarts": max(0, self._starts - 1),
-            "last_end": self._last_end,
-        }
+            os.close(self._heart)
+        self._last_end = end
+        self.process = self._heart = self._hung = None
 
 
 async def beat(fd: int | None, is_well: Callable[[], bool] = lambda: True) -> None:

@@ -15,7 +15,7 @@ import structlog
 
 #: Time limit of one datagram to a manager that does not read its socket.
 _SEND_WITHIN_S = 1.0
-#: A long start (a migration of a large database) asks for this much more time, this often, and no longer than that.
+#: A long start (a new schema for a large database) asks for this much more time, this often, and no longer than that.
 _MORE_TIME_S = 30.0
 _ASK_EVERY_S = 10.0
 _START_AT_MOST_S = 3600.0
@@ -49,7 +49,6 @@ class Notifier:
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}", _sentence(status))
 
     def stopping(self, status: str) -> None:
-        """Report that the stop has begun."""
         self._tell("STOPPING=1", _sentence(status))
 
     def extend(self, seconds: float) -> None:

@@ -1,6 +1,6 @@
 """Decide the answer to each message: the order of checks of PROTOCOL.md, duplicates in flight.
 
-Credit and back-pressure are in backlog.py, the checks of requests for text in text_requests.py.
+Credit and back-pressure are in backlog.py.
 
 No sockets and no threads here: frames in, an answer out, at once or when the writer replies. Only the intake thread may
 call it, except for `hold` and `resume`.
@@ -18,13 +18,12 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.intake.backlog import Accounts, Backlog, IntakeLimits, Peer
-from daemon.intake.text_requests import TextIntake, TextStored, refusal
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, AcceptedText, Arrival, BoardRef, Pixels, TextRequest
 from daemon.storage.database.rows import KnownImage
 from daemon.storage.journal import Duplicate, WriteFailed
 from daemon.storage.quarantine import Quarantine
-from daemon.wire.messages import VERSION, Answer, Generate, Hello, Inspect, Message, MessageError, answer, parse
+from daemon.wire.messages import VERSION, Answer, Code, Generate, Hello, Inspect, Message, MessageError, answer, parse
 from experts.errors import ImageHeaderError, LongWalkError
 from experts.vision.structure import MAX_STEPS, check_structure
 from routing_rules.routes import Recipe, Routes
@@ -53,6 +52,56 @@ class ArrivalWriter(Protocol):
     """Makes arrivals durable; `reply` is called once, from another thread."""
 
     def write(self, arrival: Arrival, reply: Callable[[Stored], None]) -> None: ...
+
+
+#: The writer's reply: accepted, the earlier request with the same key, or the reason of a failure.
+TextStored = AcceptedText | TextRequest | WriteFailed
+
+
+class TextReader(Protocol):
+    """Queries to the results."""
+
+    def find_text(self, source: str, request_id: str) -> TextRequest | None: ...
+
+
+class TextModel(Protocol):
+    """Facts about a model that are known without running it."""
+
+    def problem(self, request: TextRequest) -> str | None:
+        """Return why the model can never serve this request, with the name of the field; None if it can."""
+        ...
+
+
+class TextWriter(Protocol):
+    """Makes requests durable; `reply` is called once, from another thread."""
+
+    def write(self, request: TextRequest, reply: Callable[[TextStored], None]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextIntake:
+    """The models of a line, and where their requests are stored."""
+
+    models: Mapping[str, TextModel]
+    reader: TextReader
+    writer: TextWriter
+
+    def check(self, message: Generate, routes: Routes) -> None:
+        """Raise MessageError if this request can never be accepted."""
+        request = message.request
+        if request.board is not None and request.board.type not in routes.recipes:
+            raise refusal(message, "unknown_board", f"the rules name no board type {request.board.type!a}")
+        model = self.models.get(request.model)
+        if model is None:
+            names = ", ".join(self.models) or "none"
+            raise refusal(message, "unknown_model", f"the configuration names no model {request.model!a}: {names}")
+        problem = model.problem(request)
+        if problem is not None:
+            raise refusal(message, "bad_field", problem)
+
+
+def refusal(message: Message, code: Code, reason: str) -> MessageError:
+    return MessageError(code, reason, message.image_id, message.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +143,6 @@ def scan_payload(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int
 class ScanRequest:
     """A large payload to scan: one of 64 MB takes some 50 ms to hash, and no other publisher's image waits for that."""
 
-    source: str
-    size_bytes: int
     scan: Callable[[], None]
 
 
@@ -189,7 +236,6 @@ class Admission(Accounts):
         return self._answer(message, lambda: self._inspect(peer, message, payload, scan, post))
 
     def _answer(self, message: Message, decide: Callable[[], T]) -> T | Answer:
-        """Return what `decide` returns, or the answer to its error."""
         try:
             return self._still_unread(message) or decide()
         except MessageError as error:
@@ -290,7 +336,7 @@ class Admission(Accounts):
         key = Key("image", message.source, message.image_id)
         if key not in self._in_flight and self._reader.find(key.source, key.id) is None:
             self._check_rules(message)
-            busy = self.refuse_for_now(peer, message, len(payload))
+            busy = self.refuse_for_now(peer, message)
             if busy is not None:
                 return busy
         busy = self.enter_memory(message, len(payload))
@@ -306,7 +352,7 @@ class Admission(Accounts):
                 self._log.exception("payload_scan_failed", source=message.source)
             post(Scanned(peer, message, payload, result))
 
-        return ScanRequest(message.source, len(payload), scan)
+        return ScanRequest(scan)
 
     def _inspect(
         self, peer: Peer, message: Inspect, payload: bytes, scan: PayloadScan | None, post: Callable[[Posted], None]

@@ -1,20 +1,18 @@
-"""Limits of waiting images, and costs of a message: the backlog of images, credit of connections, quotas of sources.
+"""Limits of waiting images, and costs of a message: the backlog of images, credit of connections.
 
 `Backlog` counts images in number and bytes, of each source and of all: accepted ones until their outcome is durable,
 those in memory until the disk has them. Any thread may call it. Only the intake thread may call `Accounts`, except for
 `hold` and `resume`.
 """
 
-import math
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from daemon.config.settings import Limits
-from daemon.policy.quota import QuotaLimits, Quotas
 from daemon.wire.messages import Answer, answer
 
 
@@ -54,8 +52,7 @@ class Backlog:
     """Counters with limits. An empty backlog takes any one image, so that none waits forever.
 
     The last eighth of the whole is kept for sources that hold less than their even share of it: publishers that
-    flood the line cannot shut out one that sends now and then. Half of that is for regulars, sources that have had
-    images before: a publisher that invents a source for each image cannot shut them out either.
+    flood the line cannot shut out one that sends now and then.
     """
 
     _MIN_RETRY_MS = 20
@@ -67,8 +64,6 @@ class Backlog:
         self._limits = limits
         self._all = _Load()
         self._sources: dict[str, _Load] = {}
-        self._regulars = _Regulars()
-        self._regulars_here: set[str] = set()
         self._released_at_s = time.monotonic()
         self._release_interval_s = 0.05
 
@@ -111,10 +106,7 @@ class Backlog:
             mine.take(size_bytes)
             if mine.images == 0:
                 del self._sources[source]
-            forgotten = self._regulars.saw(source)
             self._all.take(size_bytes)
-            for changed in (source, *forgotten):
-                self._note_regular(changed)
             passed_s = min(now_s - self._released_at_s, 1.0)
             self._release_interval_s += (passed_s - self._release_interval_s) / 16
             self._released_at_s = now_s
@@ -133,19 +125,10 @@ class Backlog:
             assert self._all.images == sum(load.images for load in loads), "images of sources and of all differ"
             assert self._all.bytes == sum(load.bytes for load in loads), "bytes of sources and of all differ"
             assert all(load.images > 0 and load.bytes >= 0 for load in loads), "a source holds less than nothing"
-            here = {source for source in self._sources if source in self._regulars}
-            assert self._regulars_here == here, "regulars that have images here are not those that are counted"
 
     def _add(self, source: str, size_bytes: int) -> None:
         self._sources.setdefault(source, _Load()).add(size_bytes)
         self._all.add(size_bytes)
-        self._note_regular(source)
-
-    def _note_regular(self, source: str) -> None:
-        if source in self._sources and source in self._regulars:
-            self._regulars_here.add(source)
-        else:
-            self._regulars_here.discard(source)
 
     def _full(self, source: str, mine: _Load, size_bytes: int) -> Full | None:
         limits = self._limits
@@ -155,26 +138,16 @@ class Backlog:
             over = mine.images - limits.source_images
             reason = f"source {source} has {mine.images} images and {mine.bytes} bytes waiting for {self._waits_for}"
             return self._wait(reason, over)
-        sixteenths = self._share(source, mine, size_bytes)
-        if (
-            self._all.images >= max(1, limits.images * sixteenths // 16)
-            or self._all.bytes + size_bytes > limits.bytes * sixteenths // 16
-        ):
-            over = self._all.images - limits.images * sixteenths // 16
-            return self._wait(f"{self._all.images} images and {self._all.bytes} bytes wait for {self._waits_for}", over)
+        eighths = 8 if self._is_modest(mine, size_bytes) else 7
+        most_images, most_bytes = max(1, limits.images * eighths // 8), limits.bytes * eighths // 8
+        if self._all.images >= most_images or self._all.bytes + size_bytes > most_bytes:
+            reason = f"{self._all.images} images and {self._all.bytes} bytes wait for {self._waits_for}"
+            return self._wait(reason, self._all.images - most_images)
         return None
 
-    def _share(self, source: str, mine: _Load, size_bytes: int) -> int:
-        """Return the share of the whole that this source may fill, in sixteenths."""
-        is_regular = source in self._regulars
-        # Only regulars that have images here now share: those that have gone take nothing from the others.
-        if is_regular and self._is_modest(mine, size_bytes, len(self._regulars_here) + (mine.images == 0)):
-            return 16
-        if self._is_modest(mine, size_bytes, len(self._sources) + (mine.images == 0)):
-            return 15 if len(self._regulars) - is_regular else 16
-        return 14
-
-    def _is_modest(self, mine: _Load, size_bytes: int, sources: int) -> bool:
+    def _is_modest(self, mine: _Load, size_bytes: int) -> bool:
+        """Return True if the source has less than its even share."""
+        sources = len(self._sources) + (mine.images == 0)
         limits = self._limits
         return mine.images < limits.images // sources and mine.bytes + size_bytes <= limits.bytes // sources
 
@@ -182,31 +155,6 @@ class Backlog:
         """Return a refusal with the time of about `over_images` verdicts, and of an eighth of a publisher's burst."""
         wait_ms = self._release_interval_s * 1000 * (max(0, over_images) + 8)
         return Full(reason, int(min(self._MAX_RETRY_MS, max(self._MIN_RETRY_MS, wait_ms))))
-
-
-class _Regulars:
-    """The newest sources that were seen at least twice; those seen once are on probation. At most `_MAX` of each."""
-
-    _MAX = 256
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[str, None] = OrderedDict()
-        self._probation: OrderedDict[str, None] = OrderedDict()
-
-    def __contains__(self, source: str) -> bool:
-        return source in self._known
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def saw(self, source: str) -> list[str]:
-        """Note that an image of this source has left; return the sources that stop being regulars."""
-        seen_before = source in self._known or source in self._probation
-        self._probation.pop(source, None)
-        among = self._known if seen_before else self._probation
-        among[source] = None
-        among.move_to_end(source)
-        return [among.popitem(last=False)[0]] if len(among) > self._MAX else []
 
 
 #: While the daemon drains or the disk is full, a person has to act: one more second costs nothing.
@@ -226,13 +174,11 @@ class IntakeLimits:
     max_payload_bytes: int
     max_pixels: int
     in_memory_bytes: int = 512 * 2**20
-    quota: QuotaLimits = field(default_factory=QuotaLimits)
 
 
 def intake_limits(limits: Limits) -> IntakeLimits:
     """Return the limits of intake that `limits` of coserve.yaml sets."""
-    quota = QuotaLimits(limits.source_images_per_s, limits.source_bytes_per_s)
-    return IntakeLimits(limits.credit, limits.max_payload_bytes, limits.max_pixels, limits.in_memory, quota)
+    return IntakeLimits(limits.credit, limits.max_payload_bytes, limits.max_pixels, limits.in_memory)
 
 
 def backlog_limits(limits: Limits) -> BacklogLimits:
@@ -267,14 +213,13 @@ class SentByKey(Protocol):
 
 
 class Accounts:
-    """Counts unanswered messages, bytes in memory, and quotas; `in_flight` is 0 when every message has its answer."""
+    """Counts unanswered messages and bytes in memory; `in_flight` is 0 when every message has its answer."""
 
     def __init__(
         self, limits: IntakeLimits, backlog: Backlog, room: Callable[[int], str | None] = lambda _bytes: None
     ) -> None:
         """`room(bytes)` returns why the disk cannot take so many bytes now, None if it can."""
         self.limits = limits
-        self.quotas = Quotas(limits.quota)
         self._backlog = backlog
         self._room = room
         half = _IMAGES_IN_MEMORY // 2, limits.in_memory_bytes // 2
@@ -350,8 +295,8 @@ class Accounts:
     # Room
 
     def enter(self, peer: Peer, message: SentByKey, size_bytes: int) -> Answer | None:
-        """Count a message into memory, backlog and quota and return None; or return why it has to be sent again."""
-        busy = self.refuse_for_now(peer, message, size_bytes)
+        """Count a message into memory and backlog and return None; or return why it has to be sent again."""
+        busy = self.refuse_for_now(peer, message)
         if busy is not None:
             return busy
         # Last, since a call with enough room reserves it.
@@ -365,20 +310,13 @@ class Accounts:
                 self._memory.leave(message.source, size_bytes)
         if full is not None:
             return self.busy(message, full.reason, full.retry_after_ms)
-        self.quotas.spend(message.source, size_bytes, time.monotonic())
         return None
 
-    def refuse_for_now(self, peer: Peer, message: SentByKey, size_bytes: int) -> Answer | None:
-        """Return `busy` if a hold, the credit or a quota refuses this message now, otherwise None."""
+    def refuse_for_now(self, peer: Peer, message: SentByKey) -> Answer | None:
+        """Return `busy` if a hold or the credit refuses this message now, otherwise None."""
         for reason in self._held.values():
             return self.busy(message, reason, _HELD_RETRY_MS)
-        if self.is_over_credit(peer):
-            return self.over_credit(message)
-        wait_s = self.quotas.wait_s(message.source, size_bytes, time.monotonic())
-        if wait_s > 0:
-            reason = f"source {message.source} is at its quota of images or bytes per second"
-            return self.busy(message, reason, math.ceil(wait_s * 1000))
-        return None
+        return self.over_credit(message) if self.is_over_credit(peer) else None
 
     def enter_memory(self, message: SentByKey, size_bytes: int) -> Answer | None:
         """Count a payload into memory while it is scanned; return the `busy` if there is no room for it."""

@@ -5,6 +5,7 @@ bounded; a consumer that asks much at once gets little at a time, and `more` tel
 """
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,12 +13,13 @@ from typing import Any
 
 import structlog
 
-from daemon.intake.fair_thread import FairThread
+from daemon.wire.fair_queue import FairQueue
 from daemon.wire.messages import MAX_HEADER_BYTES, ResultsSince, encode
 
 #: Maximum number of waiting questions, of one connection and of all.
 _QUESTIONS_PER_PEER = 1000
 _QUESTIONS = 20_000
+_MAX_REST_S = 0.1
 #: Messages that are read from the database at once.
 _PIECE = 100
 #: The more questions a consumer has waiting, the fewer messages it gets with each answer, down to this.
@@ -34,10 +36,22 @@ class CatchUps:
     def __init__(self, results_since: ResultsReader) -> None:
         self._results_since = results_since
         self._by_peer: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._waiting: FairQueue[Callable[[], None]] = FairQueue()
+        self._changed = threading.Condition()
+        self._stopping = False
         self._log = structlog.get_logger("intake")
-        self._thread = FairThread("intake-results", rests=True)
-        self.start, self.stop = self._thread.start, self._thread.stop
+        self._thread = threading.Thread(target=self._run, name="intake-results")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the running answer and end; what waits is dropped."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def ask(
         self, peer: str, message: ResultsSince, is_reading: Callable[[], bool], done: Callable[[Page | None], None]
@@ -46,12 +60,27 @@ class CatchUps:
 
         A peer that then is not reading its answers gets no page.
         """
-        with self._lock:
+        with self._changed:
             if self._by_peer[peer] >= _QUESTIONS_PER_PEER or self._by_peer.total() >= _QUESTIONS:
                 return False
             self._by_peer[peer] += 1
-        self._thread.add(peer, partial(self._answer, peer, message, is_reading, done))
+            self._waiting.add((peer,), partial(self._answer, peer, message, is_reading, done), 0)
+            self._changed.notify()
         return True
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or len(self._waiting))
+                if self._stopping:
+                    return
+                answer = self._waiting.take()
+            began_s = time.monotonic()
+            answer()
+            with self._changed:
+                if len(self._waiting):
+                    worked_s = time.monotonic() - began_s
+                    self._changed.wait_for(lambda: self._stopping, min(worked_s, _MAX_REST_S))
 
     def _answer(
         self, peer: str, message: ResultsSince, is_reading: Callable[[], bool], done: Callable[[Page | None], None]
@@ -61,7 +90,7 @@ class CatchUps:
         except Exception:  # noqa: BLE001 - a failed query is the asker's to repeat
             self._log.exception("results_since_failed", seq=message.seq)
             done(None)
-        with self._lock:
+        with self._changed:
             self._by_peer[peer] -= 1
             if not self._by_peer[peer]:
                 del self._by_peer[peer]

@@ -13,12 +13,12 @@ from typing import Any
 import structlog
 import zmq
 
+from daemon.host.worker import Worker
 from daemon.intake.admission import Admission, Posted, Scanned, ScanRequest, Settled
 from daemon.intake.backlog import Peer
 from daemon.intake.catch_up import CatchUps, Page, ResultsReader
-from daemon.intake.fair_thread import FairThread
-from daemon.policy.fair_queue import FairQueue
 from daemon.wire.connection_guard import ConnectionLimits, waiting_bytes
+from daemon.wire.fair_queue import FairQueue
 from daemon.wire.messages import MAGIC, Answer, Generate, Hello, Inspect, ResultsSince, results_answer, split_envelope
 from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
 from daemon.wire.sockets import ServerKeys
@@ -42,12 +42,14 @@ _READ_EVERY_S = 0.025
 _SMALL_BURST = 16
 _CROWDED = "too many messages wait before this one"
 _CROWDED_RETRY_MS = 100
+_STOPS = "the daemon stops: send again once it has started anew"
 _STOPPED_RETRY_MS = 1000
 _NO_PAGE = "the results cannot be read now, or answers to earlier questions have not been read: read those first"
 _NO_PAGE_RETRY_MS = 500
 #: A peer with more bytes of answers unread in the kernel gets no more pages: they would fill the memory. Of an ipc
 #: socket the kernel takes 53 kB at a time.
 _UNREAD_BYTES = 32 * 1024
+_SCANNER_STOP_S = 1.0
 #: A pause, so that repeated failures do not fill the log.
 _FAILED_TURN_S = 0.05
 #: Answers that may wait for a peer that does not read. Further ones are dropped; that peer sends again or is gone.
@@ -66,16 +68,19 @@ class _CaughtUp:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A message that was read. `payload` is None if there was no memory for it: it will be answered `busy`."""
+    """A message that was read, or the rejection of a malformed one.
+
+    `payload` is None if there was no memory for it: it will be answered `busy`.
+    """
 
     peer: Peer
-    message: Inspect | Generate | Hello
+    message: Inspect | Generate | Hello | Answer
     payload: bytes | None
 
     @property
     def names(self) -> Sequence[Hashable]:
         """Return the names that share fairly: connection and source."""
-        source = self.message.source
+        source = None if isinstance(self.message, Answer) else self.message.source
         return (self.peer.identity,) if source is None else (self.peer.identity, source)
 
 
@@ -102,9 +107,8 @@ class Intake:
         self._is_allowed = is_allowed
         self._mailbox: Mailbox[Posted | _CaughtUp | Callable[[], None]] = Mailbox()
         self._catch_ups = CatchUps(results_since)
-        self._scanner = FairThread("payload-scanner")
+        self._scanner: Worker[ScanRequest] = Worker("payload-scanner", lambda request: request.scan())
         self._waiting: FairQueue[_Waiting] = FairQueue()
-        self._refusals: FairQueue[tuple[Peer, Answer]] = FairQueue()
         self._may_refuse = float(_REFUSALS_AT_ONCE)
         self._refused_at_s = time.monotonic()
         self._burst, self._burst_at_s = 0, 0.0  # messages that were read without a pause, and since when
@@ -156,7 +160,7 @@ class Intake:
             self._serve(router)
         finally:
             self._catch_ups.stop()
-            self._scanner.stop()
+            self._scanner.stop(_SCANNER_STOP_S)
 
     def _serve(self, router: Socket) -> None:
         replies, poller = zmq.Poller(), zmq.Poller()
@@ -170,7 +174,8 @@ class Intake:
             except Exception:  # noqa: BLE001 - one message must not stop the line
                 self._log.exception("intake_turn_failed")
                 time.sleep(_FAILED_TURN_S)
-        self._refuse_waiting(router)
+        while len(self._waiting):
+            self._refuse(router, self._waiting.take(), _STOPS, _STOPPED_RETRY_MS)
         poller.unregister(router)
         while self._admission.in_flight and (left_s := self._stop_by_s - time.monotonic()) > 0:
             poller.poll(int(left_s * 1000) + 1)
@@ -178,8 +183,8 @@ class Intake:
 
     def _wait(self, router: Socket, poller: zmq.Poller, replies: zmq.Poller) -> None:
         """Wait for work. Messages that come one by one are left to gather; replies are sent at once."""
-        if len(self._waiting) or len(self._refusals):
-            poller.poll(0 if len(self._waiting) else _PACED_POLL_MS)
+        if len(self._waiting):
+            poller.poll(0 if self._earn_refusals() else _PACED_POLL_MS)
             return
         if poller.poll(_PACED_POLL_MS):
             return
@@ -197,7 +202,6 @@ class Intake:
         self._send_replies(router)
         self._read_messages(router)
         self._carry_out(router)
-        self._send_refusals(router)
 
     def _read_messages(self, router: Socket) -> None:
         """Read what has arrived: fairness decides which message comes next, not the number of connections."""
@@ -218,10 +222,7 @@ class Intake:
         envelope, body = split_envelope(frames[1:])
         peer = Peer(frames[0], tuple(envelope))
         read = self._admission.read(body)
-        if isinstance(read, Answer):
-            self._refuse(router, (peer.identity,), peer, read)
-            return
-        message, payload = read
+        message, payload = (read, b"") if isinstance(read, Answer) else read
         if isinstance(message, ResultsSince):
             self._catch_up(router, peer, message, fd)
             return
@@ -230,53 +231,42 @@ class Intake:
         while self._waiting.bytes > max(len(payload), self._admission.limits.in_memory_bytes // 2):
             self._waiting.drop_payload(lambda waiting: replace(waiting, payload=None))
         if len(self._waiting) > _WAITING_MESSAGES:
-            self._crowd_out(router, self._waiting.shed())
+            self._refuse(router, self._waiting.shed(), _CROWDED, _CROWDED_RETRY_MS)
 
     def _carry_out(self, router: Socket) -> None:
+        """Take messages in fair order, until the turn is over or no more refusals may be sent now."""
         until_s = time.monotonic() + _TURN_S
-        while len(self._waiting):
+        while len(self._waiting) and self._earn_refusals():
             waiting = self._waiting.take()
-            if waiting.payload is None:
-                self._crowd_out(router, waiting)
+            if waiting.payload is None or isinstance(waiting.message, Answer):
+                self._may_refuse -= 1
+                self._refuse(router, waiting, _CROWDED, _CROWDED_RETRY_MS)
             else:
-                self._admit(router, waiting, waiting.payload)
+                self._admit(router, waiting.peer, waiting.message, waiting.payload)
             if time.monotonic() > until_s:
                 return
 
-    def _admit(self, router: Socket, waiting: _Waiting, payload: bytes) -> None:
-        answer = self._admission.take(waiting.peer, waiting.message, payload, self._mailbox.put)
+    def _admit(self, router: Socket, peer: Peer, message: Inspect | Generate | Hello, payload: bytes) -> None:
+        answer = self._admission.take(peer, message, payload, self._mailbox.put)
         if isinstance(answer, ScanRequest):
-            self._scanner.add(answer.source, answer.scan, answer.size_bytes)
+            self._scanner.put(answer)
         elif answer is not None:
-            self._refuse(router, waiting.names, waiting.peer, answer)
+            self._may_refuse -= 1
+            self._send(router, peer, answer)
 
-    def _crowd_out(self, router: Socket, waiting: _Waiting) -> None:
-        answer = self._admission.busy(waiting.message, _CROWDED, _CROWDED_RETRY_MS)
-        self._refuse(router, waiting.names, waiting.peer, answer)
-
-    def _refuse(self, router: Socket, names: Sequence[Hashable], peer: Peer, answer: Answer) -> None:
-        """Send an answer to a message that was not accepted, in fair order; at once while there are few."""
-        self._refusals.add(names, (peer, answer), 0)
-        if len(self._refusals) > _WAITING_MESSAGES:
-            self._send(router, *self._refusals.shed())
-
-    def _send_refusals(self, router: Socket) -> None:
+    def _earn_refusals(self) -> bool:
+        """Return True if a message may be taken now, which may have to be refused."""
         now_s = time.monotonic()
         earned = (now_s - self._refused_at_s) * _REFUSALS_PER_S
         self._refused_at_s = now_s
         self._may_refuse = min(_REFUSALS_AT_ONCE, self._may_refuse + earned)
-        while len(self._refusals) and self._may_refuse >= 1:
-            self._may_refuse -= 1
-            self._send(router, *self._refusals.take())
+        return self._may_refuse >= 1
 
-    def _refuse_waiting(self, router: Socket) -> None:
-        """Answer what was read and not begun when the daemon stops."""
-        while len(self._refusals):
-            self._send(router, *self._refusals.take())
-        while len(self._waiting):
-            waiting = self._waiting.take()
-            reason = "the daemon stops: send again once it has started anew"
-            self._send(router, waiting.peer, self._admission.busy(waiting.message, reason, _STOPPED_RETRY_MS))
+    def _refuse(self, router: Socket, waiting: _Waiting, reason: str, retry_after_ms: int) -> None:
+        """Answer a message that is not looked at: its rejection if it is malformed, else `busy`."""
+        message = waiting.message
+        busy = message if isinstance(message, Answer) else self._admission.busy(message, reason, retry_after_ms)
+        self._send(router, waiting.peer, busy)
 
     def _send_replies(self, router: Socket) -> None:
         for reply in self._mailbox.take_all():

@@ -37,8 +37,6 @@ def _require_servable(model: Model) -> None:
 
     folder = model.checkpoint
     network, arch, checkpoint = read_model(folder)
-    if network.config.is_encoder_decoder:
-        raise ModelError(folder, f"{arch.family} is an encoder-decoder, which is not served: name a decoder")
     mode = open_mode(model.mode, folder, model.mode_options)
     mode.require_budget(model.memory, arch, folder)
     try:

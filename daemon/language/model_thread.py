@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from daemon.policy.lease import next_step_s
+from daemon.line.lease import next_step_s
 from daemon.records import AcceptedText, TextOutcome, accepted_at_s
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Language models in service: hands requests to them, watches for hangs, and divides devices' memory with images.
 
 Every model has a thread of its own (model_thread.py). This module's thread watches them, and moves memory between them
-and the images' pools as the lease of each device says (policy/lease.py).
+and the images' pools as the lease of each device says (line/lease.py).
 """
 
 import threading
@@ -14,8 +14,8 @@ import structlog
 
 from daemon.config.settings import Config, Model
 from daemon.language.model_thread import Finished, ModelThread, Opener, outcome_of
+from daemon.line.lease import Grant, Held, ToImages, ToModel
 from daemon.line.shared_devices import SharedDevice, shared_devices
-from daemon.policy.lease import Grant, Held, ToImages, ToModel
 from daemon.records import AcceptedText, TextOutcome, TextRequest
 from daemon.wire.control import ControlError
 from experts.moe.errors import ModelError

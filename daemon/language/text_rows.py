@@ -10,7 +10,7 @@ from typing import Protocol
 
 import structlog
 
-from daemon.intake.text_requests import TextStored
+from daemon.intake.admission import TextStored
 from daemon.records import AcceptedText, Published, TextOutcome, TextRequest
 from daemon.storage.database.generations import accept_texts, finish_texts
 from daemon.storage.database.store import Store, TaskRunner

@@ -193,16 +193,6 @@ def labels_of(catalog: Catalog | None) -> Mapping[str, ExpertLabels] | None:
     return {spec.expert: ExpertLabels(spec.task, spec.classes) for spec in catalog.values() if spec.classes}
 
 
-def check_rules(rules: Path, catalog_path: Path | None) -> list[Problem]:
-    """Return every mistake in a rules file, and in the catalog it is checked against."""
-    catalog, problems, _ = load_catalog(catalog_path) if catalog_path else (None, [], [])
-    try:
-        load_routes(rules, catalog)
-    except RulesError as error:
-        problems += error.problems
-    return problems
-
-
 def start_problems(line: Line, gpu_count: int) -> list[str]:
     """Return the reasons why this machine cannot serve a line whose files fit together."""
     problems = device_problems(line.config, gpu_count)

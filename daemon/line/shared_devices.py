@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from daemon.config.settings import Config, Model
-from daemon.policy.lease import Lease, ModelShare
+from daemon.line.lease import Lease, ModelShare
 from daemon.units import size_text
 from experts.moe.errors import ModelError
 from experts.moe.weights.folder import dense_bytes

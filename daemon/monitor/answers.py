@@ -1,17 +1,13 @@
-"""The answers of `/metrics`, `/healthz` and `/readyz`, the same from the daemon and from its web pages.
+"""Whether a line is alive and ready: control's `health`, of which the web process makes `/healthz` and `/readyz`.
 
 Alive: an image could pass through the threads; if not, a restart helps. Ready: images are taken and judged. A line
-that is degraded is ready as long as both go on. The daemon's control socket answers `health`, which asks no thread and
-so is answered when one hangs; `http_answer` makes HTTP of it.
+that is degraded is ready as long as both go on. No thread is asked, so that it is answered when one hangs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-PATHS = ("/metrics", "/healthz", "/readyz")
-_TEXT = "text/plain; charset=utf-8"
-_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 #: A thread that has held the probe for this long hangs (pipeline_probe.py).
 STUCK_AFTER_S = 10.0
 
@@ -54,25 +50,3 @@ def _ready(vitals: Vitals) -> dict[str, Any]:
 
 def _part(ok: bool, text: str) -> dict[str, Any]:
     return {"ok": ok, "text": text}
-
-
-class NoAnswer(Exception):  # noqa: N818 - a fact about the daemon
-    """The daemon did not answer; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class HttpAnswer:
-    status: int
-    media_type: str
-    text: str
-
-
-def http_answer(path: str, ask: Callable[[str], Mapping[str, Any]]) -> HttpAnswer:
-    """Answer one of PATHS by control's `metrics` and `health`; 503 if `ask` raises NoAnswer."""
-    try:
-        if path == "/metrics":
-            return HttpAnswer(200, _EXPOSITION, str(ask("metrics")["text"]))
-        part = ask("health")["alive" if path == "/healthz" else "ready"]
-    except NoAnswer as error:
-        return HttpAnswer(503, _TEXT, f"no answer from the daemon: {error}\n")
-    return HttpAnswer(200 if part["ok"] else 503, _TEXT, f"{part['text']}\n")

@@ -34,7 +34,6 @@ class Metrics:
     """Counts since the start; each driver reports its own events, from its own thread."""
 
     def __init__(self, architecture_of: Callable[[str], str | None] = lambda _expert: None) -> None:
-        """`architecture_of` an expert of the catalog."""
         disable_created_metrics()  # the creation time of a series is of no use, and would double the number of series
         self.registry = CollectorRegistry()
         self._architecture_of = architecture_of

@@ -5,15 +5,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
-from pydantic import BaseModel, ValidationError
 from sqlalchemy import Connection, Engine, func, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
@@ -25,22 +24,19 @@ from daemon.dashboard.site.live import LiveTopics
 from daemon.dashboard.site.server import PageServer
 from daemon.errors import ReleaseError, StartError
 from daemon.host.logs import configure_logs
-from daemon.monitor.http_server import bind_http, url_of
 from daemon.plant.picture_store import PictureStore, PictureStoreError, open_pictures
 from daemon.plant.schema import database_problem, open_database, require_utf8, unknown_line
 from daemon.plant.settings import HubSettings, load_plant
 from daemon.plant.upkeep import Upkeep
-from daemon.policy.rollout import NoPlanError
 from daemon.wire.keys import KeyFileError, Token, no_token_text, read_password, read_token
+from daemon.wire.sockets import bind_http, url_of
 from experts.catalog import Digest
 
 #: The longest pause between parts of a picture or of a release's file, which may come over a slow link.
 _PAUSE_S = 600.0
-_MAX_JSON_BYTES = 1 << 20
 _PART_BYTES = 64 * 1024
-_Body = TypeVar("_Body", bound=BaseModel)
 #: First parts of the paths for lines and programs; all other paths are pages.
-_API = frozenset({"pictures", "healthz", "releases", "objects", "rollouts", "line-releases"})
+_API = frozenset({"pictures", "healthz", "releases", "objects"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +66,7 @@ def make_app(hub: Hub, *routers: APIRouter) -> FastAPI:
     app = FastAPI(title="CoServe plant", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.hub = hub
     # Lines try again after a status of 500 or more.
-    for error, status in ((ReleaseError, 409), (NoPlanError, 409), (KeyFileError, 503), (OSError, 507)):
+    for error, status in ((ReleaseError, 409), (KeyFileError, 503), (OSError, 507)):
         app.add_exception_handler(error, partial(_refuse, status))
     app.add_exception_handler(
         SQLAlchemyError, lambda _, error: JSONResponse({"detail": database_problem(hub.engine, error)}, 503)
@@ -230,20 +226,3 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         if len(content) > max_bytes:
             raise HTTPException(413, f"{request.url.path}: the hub takes {max_bytes} bytes at most")
     return bytes(content)
-
-
-def json_body(model: type[_Body]) -> Callable[[Request], Awaitable[_Body]]:
-    """Return a dependency that reads a body of JSON; list it behind those that check the sender.
-
-    FastAPI's own bodies are of any size, and read before anything is checked.
-    """
-
-    async def parse(request: Request) -> _Body:
-        try:
-            return model.model_validate_json(await read_body(request, _MAX_JSON_BYTES))
-        except ValidationError as error:
-            raise HTTPException(
-                422, error.errors(include_url=False, include_context=False, include_input=False)
-            ) from None
-
-    return parse

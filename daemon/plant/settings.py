@@ -1,13 +1,14 @@
 """`plant.yaml`: the file that describes a plant's hub. docs/plant-hub.md says what each key means."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from daemon.config.addresses import absolute_database, absolute_file, http_endpoint
+from daemon.config.addresses import absolute_file, http_endpoint
 from daemon.config.settings import PlantClock
 from daemon.consumers.plant.settings import line_name
 from daemon.consumers.protocol import placed
@@ -17,6 +18,9 @@ from daemon.wire.keys import read_password, read_token, unusable
 from routing_rules.load import KeyPath, read_yaml, salvage
 
 LineName = Annotated[str, AfterValidator(line_name)]
+
+#: Behind `postgresql://`, as SQLAlchemy reads it.
+_POSTGRESQL = re.compile(r"([^@/]+@)?([^@/:?\[\]]*|\[[^@/\]]*\])(:\d{1,5})?/[^@/?]+(\?[^@]*)?")
 
 
 class _Section(BaseModel):
@@ -31,9 +35,16 @@ def _s3_place(value: str) -> str:
 
 
 def _postgresql(value: str) -> str:
-    if not value.startswith("postgresql"):
+    """Return the URL with its driver."""
+    scheme, _, rest = value.partition("://")
+    if scheme not in ("postgresql", "postgresql+psycopg"):
         raise ValueError("expected postgresql://USER@HOST:PORT/DATABASE: the hub needs PostgreSQL")
-    return absolute_database(value, Path())
+    if _POSTGRESQL.fullmatch(rest) is None:
+        raise ValueError(
+            "expected postgresql://USER@HOST:PORT/DATABASE, or postgresql://USER@/DATABASE?host=/run/postgresql;"
+            " in a password all but letters and digits is percent-encoded"
+        )
+    return f"postgresql+psycopg://{rest}"
 
 
 class Pictures(_Section):
@@ -54,7 +65,7 @@ class Retention(_Section):
     releases: Annotated[int, Field(ge=1)] | None = None
 
 
-class LineAccess(_Section):
+class LineKey(_Section):
     """A line that may send pictures: the file with its key."""
 
     key: Path
@@ -69,7 +80,7 @@ class HubSettings(_Section):
     http_token: Path | None = None
     pictures: Pictures = Pictures(folder=Path("pictures"))
     retention: Retention = Retention()
-    lines: dict[LineName, LineAccess] = {}
+    lines: dict[LineName, LineKey] = {}
     releases: Path = Path("releases")
     silent_after: Seconds = 60.0
     plant: PlantClock = PlantClock()

@@ -11,7 +11,6 @@ import structlog
 from sqlalchemy import Connection, Engine, Table, delete, select, text, tuple_, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.consumers.plant import tables
 from daemon.consumers.plant.tables import boards, inspections, lines, partition_name, partitions, pictures, reviews
 from daemon.errors import ReleaseError, StartError
 from daemon.plant.picture_store import PictureStore, PictureStoreError
@@ -51,7 +50,7 @@ class Upkeep:
             try:
                 make_schema(self._engine)
                 pruned = keep_in_order(self._engine, self._settings.retention, self._store, time.time())
-                files = prune_releases(self._engine, self._settings, time.time())
+                files = prune_releases(self._settings, time.time())
                 self._log.info("upkeep_done", **pruned, release_files=files)
                 self.problem = None
             except SQLAlchemyError as error:
@@ -95,25 +94,14 @@ def keep_in_order(engine: Engine, retention: Retention, store: PictureStore, now
     return counts
 
 
-def prune_releases(engine: Engine, settings: HubSettings, now_s: float) -> int:
-    """Delete old releases that no line has and no roll-out names, and their files; return how many files."""
+def prune_releases(settings: HubSettings, now_s: float) -> int:
+    """Delete all but the newest `retention.releases` of each name, and their files; return how many files."""
     store, most = Store(settings.releases), settings.retention.releases
     if most is None:
         return 0
-    present, running = tables.line_releases.c, tables.rollouts.c.state == "running"
-    with engine.connect() as connection:
-        retained = {(name, number) for name, number in connection.execute(select(present.name, present.number))}
-        for row in connection.execute(select(tables.rollouts).where(running)):
-            retained |= {(row.name, number) for number in (row.number, *row.plan["before"].values())}
-    numbers = {name: store.numbers(name) for name in store.names()}
-    retained |= {(name, number) for name in numbers for number in numbers[name][-most:]}
-
-    def is_retained(name: str, number: int) -> bool:
-        """Return True also for a release that was pushed since `numbers` were listed."""
-        return (name, number) in retained or number > max(numbers.get(name, ()), default=0)
-
+    oldest = {name: min(store.numbers(name)[-most:], default=0) for name in store.names()}
     try:
-        return store.prune(is_retained, now_s - _PUSH_S)
+        return store.prune(lambda name, number: number >= oldest.get(name, 0), now_s - _PUSH_S)
     except ReleaseError as error:
         structlog.get_logger("upkeep").warning("releases_not_pruned", why=str(error))
         return 0

@@ -140,7 +140,6 @@ class Residency:
             self.unrefuse(pool, expert)
 
     def unrefuse(self, pool: PoolId, expert: ExpertId) -> None:
-        """Drop the refusal of `expert` by `pool`."""
         if self._refused_s.pop((pool, expert), None) is not None:
             self.room_changed()
 

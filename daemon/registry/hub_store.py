@@ -10,7 +10,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
-from daemon.registry.manifest import MAX_MANIFEST_BYTES, NotNowError, ReleaseError, SignedManifest
+from daemon.registry.manifest import MAX_MANIFEST_BYTES, ReleaseError, SignedManifest
 from daemon.units import printable
 
 #: The header that carries a manifest's signature.
@@ -21,7 +21,7 @@ _MAX_ANSWER_BYTES = 4 << 20
 
 
 class HubStore:
-    """A hub at `http://HOST:PORT`. Raises ReleaseError if it refuses, NotNowError if it cannot be reached."""
+    """A hub at `http://HOST:PORT`. Raises ReleaseError if it refuses or cannot be reached."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
@@ -76,10 +76,9 @@ class HubStore:
         with self._ask("PUT", path, body, length):
             pass
 
-    def ask_json(self, method: str, path: str, fields: dict[str, Any] | None = None) -> Any:
-        """Return the JSON that the hub answers to a request with these fields."""
-        body = None if fields is None else json.dumps(fields).encode()
-        with self._ask(method, path, body, {"Content-Type": "application/json"} if body else {}) as answer:
+    def ask_json(self, method: str, path: str) -> Any:
+        """Return the JSON that the hub answers."""
+        with self._ask(method, path) as answer:
             try:
                 return json.loads(_read(answer, _MAX_ANSWER_BYTES) or b"null")
             except (ValueError, RecursionError):
@@ -98,15 +97,14 @@ class HubStore:
             answer = self._opener.open(request, timeout=_TIMEOUT_S)
         except HTTPError as error:
             with error:
-                refused = NotNowError if error.code >= 500 else ReleaseError
-                raise refused(f"{self}: {_reason(error)}") from None
+                raise ReleaseError(f"{self}: {_reason(error)}") from None
         except (URLError, OSError, HTTPException) as error:
-            raise NotNowError(f"{self} cannot be reached: {getattr(error, 'reason', error)}") from None
+            raise ReleaseError(f"{self} cannot be reached: {getattr(error, 'reason', error)}") from None
         try:
             with answer:
                 yield answer
         except (OSError, HTTPException) as error:
-            raise NotNowError(f"{self}: the connection broke ({error}): try again, a pull goes on there") from None
+            raise ReleaseError(f"{self}: the connection broke ({error}): try again, a pull goes on there") from None
 
 
 class _NoRedirect(HTTPRedirectHandler):

@@ -30,10 +30,6 @@ Number = Annotated[int, Field(ge=1, lt=2**31)]
 ExpertName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
 
-class NotNowError(ReleaseError):
-    """A later try may succeed: the hub does not answer, or a board is open."""
-
-
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,8 +49,6 @@ class ReleasedExpert(_Part):
 
 
 class Manifest(_Part):
-    """A release. From it a line may go back, without a person at the line, to `back_to` or a later number."""
-
     format: Literal["coserve-release-1"] = "coserve-release-1"
     name: ReleaseName
     number: Number
@@ -63,7 +57,6 @@ class Manifest(_Part):
     made_by: Annotated[str, StringConstraints(max_length=128)]
     line: Annotated[str, StringConstraints(max_length=128)]
     note: Annotated[str, StringConstraints(max_length=128)] | None = None
-    back_to: Number | None = None
     experts: Annotated[dict[ExpertName, ReleasedExpert], Field(max_length=_MAX_EXPERTS)] = {}
     backbones: Annotated[tuple[StoredFile, ...], Field(max_length=_MAX_EXPERTS)] = ()
     rules: StoredFile | None = None

@@ -19,7 +19,7 @@ import structlog
 
 from daemon.host.children import Children, ChildSpec
 from daemon.records import Accepted
-from daemon.storage.database.shadow import add_answers, outcome_text
+from daemon.shadow.comparison import add_answers, outcome_text
 from daemon.storage.writer import Writer
 from experts.spec import Detection
 from experts.versions import Versions, VersionsError
@@ -56,7 +56,6 @@ class ShadowImage(NamedTuple):
         return json.dumps(about | {"encoding": image.pixels.encoding, "shape": image.pixels.shape}).encode()
 
     def row(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the row of `shadow_answers`."""
         boxes = [Detection(label, confidence, tuple(box)) for label, confidence, box in answer["boxes"]]
         of_answer = answer["label"], answer["confidence"], boxes
         judged = judge(self.step, *of_answer, self.before, tuple(answer["size"]))

@@ -1,29 +1,26 @@
-"""Claims: what a line writes, nothing else writes, whether both lines run or not.
+"""Claims: what a line writes, no other line writes, whether both run or not.
 
-Every path that a line writes is claimed by a lock file: in a folder, beside a file. A path that is equal to, inside or
-around another path of this or of another line is a mistake, unless both are only read. Sockets end with the run, and
-so do their locks.
+Every path that a line writes is claimed by a lock file: in a folder, beside a file. Two paths of one line that are
+equal, or one inside the other, are a mistake, unless both are only read. Sockets end with the run, and so do their
+locks.
 """
 
 import re
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-from sqlalchemy.exc import ArgumentError
 
 from daemon.config.settings import Config, at_their_keys, sound_config
 from daemon.errors import ConfigError, StartError
 from daemon.host.folders import FOLDER_LOCK, exclusive_lock, folder_problem, owner
 from daemon.storage import quarantine
-from daemon.storage.database.connections import StoreError, sqlite_path
+from daemon.storage.database.connections import sqlite_path
 
 _JOURNAL_NAMES = re.compile(r"segment-\d+\.journal|decoding\.marks")
 _IMAGE_NAMES = re.compile(r"\d{4}-\d\d-\d\d")
 #: Also on a disk of its own, and of other programs that mark folders.
 _ANYWHERE = re.compile(r"\..*|lost\+found")
-_DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", ".saved", ".id")
+_DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", ".id")
 _TRACE_BEGINS = b'{"trace"'
 
 
@@ -62,9 +59,10 @@ def claim(path: Path, config: Config) -> ExitStack:
 def claim_problems(path: Path, config: Config) -> list[str]:
     """Return which places of the line of `path` are not its own alone; each problem names its key.
 
-    One problem names all places that belong to one other line.
+    Of the places that belong to one other line the first is named.
     """
     problems: dict[str, str] = {}  # the first of each key
+    of_others: dict[str, str] = {}  # the first of each other line
     ours = _claims(path, config)
     for number, each in enumerate(ours):
         for other in ours[:number]:
@@ -73,28 +71,29 @@ def claim_problems(path: Path, config: Config) -> list[str]:
                 problems.setdefault(each.key, f"{each.key}: {text}")
         if problem := _foreign_problem(each):
             problems.setdefault(each.key, f"{each.key}: {problem}")
-    of_others: dict[str, dict[str, tuple[str, Path]]] = {}
-    processes: dict[str, int] = {}
-    for file in dict.fromkeys(file for each in ours for file in _locks_near(each)):
-        process, line = owner(file)
-        for other in _claims_of_another(Path(line), path, file) if line else ():
-            for each in ours:
-                if each.conflicts(other):
-                    of_others.setdefault(line, {}).setdefault(each.key, (_relation(each, other), file))
-                    processes[line] = process or processes.get(line, 0)
-    return [*problems.values(), *(_of_another(line, processes[line], shared) for line, shared in of_others.items())]
+        if each.lock is not None:
+            process, line = owner(each.lock)
+            if line and _is_claimed(each.lock, Path(line), path):
+                running = f" (process {process})" if process else ""
+                of_others.setdefault(
+                    line,
+                    f"{each.key}: {each.noun} {each.path} belongs to the line of {line}{running}: name another; if that"
+                    f" line is gone for good, rename its coserve.yaml or remove {each.lock}",
+                )
+    return [*problems.values(), *of_others.values()]
 
 
-def _of_another(line: str, process: int, shared: Mapping[str, tuple[str, Path]]) -> str:
-    """Return the problem of places that belong to `line`: by key the first one's relation and lock file."""
-    (key, (relation, file)), *others = shared.items()
-    running = f" (process {process})" if process else ""
-    also = f", as do the places of {', '.join(other for other, _ in others)}" if others else ""
-    name, remove = ("others", f"its lock files, such as {file}") if others else ("another", str(file))
-    return (
-        f"{key}: {relation}, which belongs to the line of {line}{running}{also}: name {name}; if that"
-        f" line is gone for good, rename its coserve.yaml or remove {remove}"
-    )
+def _is_claimed(lock: Path, other: Path, path: Path) -> bool:
+    """Return True if the line of `other`, which is not that of `path`, still writes what `lock` guards."""
+    with suppress(OSError, ConfigError):
+        try:
+            if other.samefile(path):
+                return False
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        if (config := sound_config(other, {})[0]) is not None:
+            return any(claim.lock == lock for claim in _claims(other, config))
+    return True  # its file cannot be read
 
 
 def _claims(path: Path, config: Config) -> list[_Claim]:
@@ -118,11 +117,10 @@ def _claims(path: Path, config: Config) -> list[_Claim]:
         folder("journal", "the refused images beside the journal,", config.quarantine, quarantine.NAMES)
         claims.append(_Claim("journal", "the logouts beside the journal,", config.logged_out.resolve()))
     folder("images", "the folder", config.images, _IMAGE_NAMES)
-    if (database := sqlite_path(config.database)) is not None:
-        file("database", "the database", database)
-        path = claims[-1].path
-        beside = [path.with_name(path.name + suffix) for suffix in _DATABASE_SUFFIXES]
-        claims += [_Claim("database", "the database's", each) for each in beside]
+    file("database", "the database", sqlite_path(config.database))
+    path = claims[-1].path
+    beside = [path.with_name(path.name + suffix) for suffix in _DATABASE_SUFFIXES]
+    claims += [_Claim("database", "the database's", each) for each in beside]
     if config.record is not None and config.record.parent.is_dir():  # a folder for a trace is not made
         file("record", "the trace", config.record)
     sockets = [("intake", each) for each in config.endpoints.intake]
@@ -158,23 +156,3 @@ def _foreign_problem(each: _Claim) -> str | None:
                     if file.read(len(_TRACE_BEGINS)) not in (b"", _TRACE_BEGINS):
                         return f"{each.path} is not a trace, and would be overwritten: name another file"
     return None
-
-
-def _locks_near(each: _Claim) -> Iterator[Path]:
-    """Yield the lock files that may claim a path, something around it, or what lies beside a file."""
-    if each.lock is not None:
-        yield from (folder / FOLDER_LOCK for folder in (each.path, *each.path.parents))
-        yield from each.lock.parent.glob(f"*{FOLDER_LOCK}")
-
-
-def _claims_of_another(other: Path, path: Path, file: Path) -> list[_Claim]:
-    """Return the claims of the line `other`; none if it is gone or is ours; what `file` locks if it cannot be read."""
-    with suppress(OSError, ConfigError, StoreError, ArgumentError):
-        try:
-            if other.samefile(path):
-                return []
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        if (config := sound_config(other, {})[0]) is not None:
-            return _claims(other, config)
-    return [_Claim("", "what", file.parent if file.name == FOLDER_LOCK else file.with_suffix(""))]

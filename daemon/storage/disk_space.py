@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config.settings import Config
 from daemon.host.folders import folder_problem
@@ -49,7 +49,7 @@ class LowSpaceError(OSError):
 
 
 class DiskSpace:
-    """The space of `places`: the folders of `journal`, `images`, and `database` if that is a file.
+    """The space of `places`: the folders of `journal`, `images` and `database`.
 
     One thread looks, again and again; any thread may ask. `problem` asks no disk (one that hangs must not hold up
     intake), but counts the bytes that were admitted since the last look.
@@ -132,9 +132,7 @@ class DiskSpace:
 
 def places(config: Config) -> dict[str, Path]:
     """Return the folders that the line writes to, as `DiskSpace` takes them."""
-    folders = {"journal": config.journal, "images": config.images}
-    database = sqlite_path(config.database)
-    return folders | ({"database": database.parent} if database is not None else {})
+    return {"journal": config.journal, "images": config.images, "database": sqlite_path(config.database).parent}
 
 
 def _space(folder: Path) -> FreeSpace:
@@ -170,15 +168,12 @@ def storage_problems(config: Config) -> list[str]:
 
 def _check_database(url: str) -> None:
     """Raise StoreError if the database cannot be used. A missing file is fine: the first start makes it."""
-    try:
-        path = sqlite_path(url)
-        if path is not None and (problem := folder_problem(path.parent)):
-            raise StoreError(problem)
-        if path is not None and not path.exists():
-            return
-        engine = open_for_reading(url)
-    except (ImportError, ArgumentError) as error:
-        raise StoreError(f"cannot use {url}: {error}; name a file, for example sqlite:///inspection.db") from None
+    path = sqlite_path(url)
+    if problem := folder_problem(path.parent):
+        raise StoreError(problem)
+    if not path.exists():
+        return
+    engine = open_for_reading(url)
     try:
         check_schema(engine)
     except SQLAlchemyError as error:

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from daemon.host.folders import make_folder
-from daemon.policy.fair_queue import Turns
 from daemon.records import Accepted, Arrival, JournalKey
 from daemon.storage.disk_space import DiskSpace, LowSpaceError
+from daemon.wire.fair_queue import FairQueue
 from experts.durable import sync
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ _GROUPS_AHEAD = 2
 
 
 def segment_file(folder: Path, number: int) -> Path:
-    """Return the file of segment `number` of the journal in `folder`."""
     return folder / f"segment-{number:08d}.journal"
 
 
@@ -339,7 +338,7 @@ class JournalThread:
         self._disk_space = disk_space
         self._hand_on = hand_on
         self._queue: queue.SimpleQueue[WaitingArrival | Callable[[], None] | None] = queue.SimpleQueue()
-        self._turns: Turns[WaitingArrival] = Turns()
+        self._turns: FairQueue[WaitingArrival] = FairQueue()
         self._ahead = threading.Semaphore(_GROUPS_AHEAD)
         self._begun_s = 0.0
         self._stopping = False
@@ -380,7 +379,7 @@ class JournalThread:
                 self._wait_for_more()
                 self._ahead.acquire()
                 self._drain()
-                images = self._turns.take(GROUP_IMAGES, GROUP_BYTES)
+                images = self._turns.take_group(GROUP_IMAGES, GROUP_BYTES)
                 self._begun_s = time.monotonic()
                 self._hand_on(self._append(images))
                 self._drain()

@@ -252,7 +252,7 @@ class Pruner:
 def prune_alone(url: str, images: Path, settings: Retention, note: str | None = None) -> PruneCounts:
     """Prune a line whose daemon does not run, under the caller's locks, and trust the clock."""
     path = sqlite_path(url)
-    if path is not None and not path.is_file():
+    if not path.is_file():
         raise StoreError(f"there is no database at {path}: has this line run?")
     with closing(open_store(url)) as store:
         pruner = Pruner(

@@ -12,13 +12,12 @@ import structlog
 
 from daemon.host.folders import make_folder
 from daemon.host.worker import Worker
-from daemon.policy.quota import QuotaLimits, Quotas
 from daemon.records import Accepted, JournalKey
 from daemon.storage.journal import JournalError
 
 _MAX_FILES = 1000
 #: Of one source, per second: a flood of bad images neither fills the log nor slows intake down.
-_LIMITS = QuotaLimits(images_per_s=100, bytes_per_s=32e6)
+_IMAGES_PER_S, _BYTES_PER_S = 100, 32_000_000
 #: A source and an id may be 128 characters each, a file's name 255 bytes.
 _MAX_NAME_CHARS = 80
 #: Nothing else in the folder is counted or deleted.
@@ -35,7 +34,8 @@ class Quarantine:
         self._log = structlog.get_logger("quarantine")
         self._sizes: dict[Path, int] = {}
         self._last_ns = 0
-        self._quotas = Quotas(_LIMITS)
+        self._second_s = 0.0
+        self._kept_of: dict[str, list[int]] = {}  # sizes by source, in this second
         self._skipped = 0
         for path in sorted(folder.glob("*")) if folder.is_dir() else ():
             if not NAMES.fullmatch(path.name):
@@ -50,11 +50,9 @@ class Quarantine:
         if not payload or len(payload) > self._max_bytes:
             return None
         with self._lock:
-            now_s = time.monotonic()
-            if self._quotas.wait_s(source, len(payload), now_s) > 0:
+            if self._is_flood(source, len(payload)):
                 self._skipped += 1
                 return None
-            self._quotas.spend(source, len(payload), now_s)
             skipped, self._skipped = self._skipped, 0
             try:
                 path = self._write(source, image_id, payload)
@@ -65,6 +63,17 @@ class Quarantine:
         about = {"source": source, "id": image_id, "file": path.name, "reason": reason, "skipped": skipped}
         self._log.warning("image_quarantined", **about)
         return path
+
+    def _is_flood(self, source: str, size_bytes: int) -> bool:
+        """Return True if the source has had its images or bytes of this second, else count one more."""
+        if time.monotonic() >= self._second_s + 1.0:
+            self._second_s = time.monotonic()
+            self._kept_of.clear()
+        kept = self._kept_of.setdefault(source, [])
+        if len(kept) >= _IMAGES_PER_S or sum(kept) > _BYTES_PER_S:
+            return True
+        kept.append(size_bytes)
+        return False
 
     def _write(self, source: str, image_id: str, payload: bytes) -> Path:
         make_folder(self._folder)

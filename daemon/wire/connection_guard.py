@@ -6,16 +6,13 @@ message; elsewhere a connection is suspected if it sends without a pause while t
 may connect again.
 
 libzmq accepts connections faster than a thread of Python cuts them, and its ipc listener ends the process once there is
-no handle left. So libzmq gets to accept the next one only after this thread has seen the last (`Listeners`).
+no handle left: the daemon raises its limit of open files at the start (daemon.host.machine).
 """
 
 import ctypes
 import fcntl
 import functools
 import os
-import platform
-import re
-import select
 import socket
 import struct
 import sys
@@ -23,10 +20,8 @@ import termios
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -50,8 +45,6 @@ _HANDSHAKE_S = 6.0
 _GRACE_S, _QUIET_S = 2.0, 60.0
 #: Cuts of one reason are counted in one entry of the log.
 _TELL_AGAIN_S = 10.0
-#: New connections wait this long after each cut for unfinished bytes, whose memory is freed meanwhile.
-_PAUSE_AFTER_CUT_S, _MAX_PAUSE_S = 0.1, 1.0
 #: tcpi_bytes_received of Linux' struct tcp_info (since 4.1).
 _TCP_INFO_BYTES, _RECEIVED_AT = 192, 128
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -59,11 +52,6 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MIN_GROWTH_BYTES = 64 * 2**20
 #: A connection whose bytes the kernel does not count is suspected after data waited at this many checks in a row.
 _SUSPICIOUS_CHECKS = 5
-#: Linux' struct epoll_event, packed on x86 only, and its registrations as /proc lists them.
-_EPOLL_EVENT = struct.Struct("=IQ" if platform.machine() == "x86_64" else "=I4xQ")
-_EPOLL_CTL_MOD = 3
-_REGISTRATION = re.compile(r"tfd:\s*(\d+) events:\s*([0-9a-f]+) data:\s*([0-9a-f]+)")
-_REGISTERED_WITHIN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -89,45 +77,6 @@ class ConnectionLimits:
     idle_bytes_per_s: int = 0
 
 
-class Listeners:
-    """The listening sockets of one libzmq socket: each accepts one connection per `arm`.
-
-    libzmq's thread waits for them with epoll; their registrations become one-shot, and stay as libzmq made them
-    otherwise.
-    """
-
-    def __init__(self) -> None:
-        #: Held while the socket's owner unbinds: a closed listener's handle may belong to a connection at once.
-        self.lock = threading.Lock()
-        self._events: dict[tuple[int, int], tuple[int, bytes]] = {}  # handle and inode: epoll's handle, its event
-
-    def add(self, fd: int) -> bool:
-        """Limit this listener, which libzmq's thread is about to register; return False if it does not."""
-        until_s = time.monotonic() + _REGISTERED_WITHIN_S
-        while time.monotonic() < until_s:
-            with self.lock:
-                for epoll_fd, data in _registrations(fd):
-                    event = _EPOLL_EVENT.pack(select.EPOLLIN | select.EPOLLONESHOT, data)
-                    self._events[fd, os.fstat(fd).st_ino] = epoll_fd, event
-                    return True
-            time.sleep(0.001)
-        return False
-
-    def arm(self) -> bool:
-        """Let each accept one connection, once all accepted ones were seen. Return False if it must be called again."""
-        if not self.lock.acquire(blocking=False):
-            return False
-        try:
-            for (fd, inode), (epoll_fd, event) in list(self._events.items()):
-                with suppress(OSError):
-                    if os.fstat(fd).st_ino == inode and not _QUICK_LIBC.epoll_ctl(epoll_fd, _EPOLL_CTL_MOD, fd, event):
-                        continue
-                del self._events[fd, inode]  # it was unbound
-            return True
-        finally:
-            self.lock.release()
-
-
 class ConnectionGuard:
     """Cut connections beyond the limits; together they may have four times the unfinished bytes of one.
 
@@ -143,10 +92,8 @@ class ConnectionGuard:
         self._silent: dict[int, None] = {}  # may have sent nothing, oldest first
         self._unheard: dict[int, None] = {}  # sent no whole message, oldest first
         self._delivered: set[int] = set()
-        self._listeners = Listeners()
         self._cuts: Counter[str] = Counter()  # by reason, since the last entry in the log
         self._tell_at_s = 0.0
-        self._arm_at_s = 0.0
         self._trim_at_s: float | None = None
         self._resident_bytes = self._trimmed_bytes = _resident_bytes()
         self._stopping = threading.Event()
@@ -160,7 +107,7 @@ class ConnectionGuard:
         self._events.rcvhwm = 0  # a full queue of events would stop libzmq's own thread
         self._events.linger = 0
         self._events.connect(address)
-        wanted = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+        wanted = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
         sock.monitor(address, wanted)
         self._thread.start()
 
@@ -185,10 +132,6 @@ class ConnectionGuard:
             return frames, fd  # it came over a local endpoint
         return (frames if is_allowed(str(client)) else None), fd
 
-    def rebinding(self) -> AbstractContextManager[object]:
-        """Return the context in which the socket's owner unbinds endpoints and binds them again."""
-        return self._listeners.lock
-
     def stop(self, sock: Socket) -> None:
         """End; called before `sock` is closed."""
         self._stopping.set()
@@ -198,15 +141,13 @@ class ConnectionGuard:
     def _run(self) -> None:
         with self._events as events:
             check_at_s = time.monotonic()
-            are_armed = False
             while not self._stopping.is_set():
-                is_idle = are_armed and not (self._connections or self._cuts or self._trim_at_s)
+                is_idle = not (self._connections or self._cuts or self._trim_at_s)
                 left_ms = None if is_idle else max(0, int((check_at_s - time.monotonic()) * 1000))
                 try:
                     while events.poll(left_ms):
                         self._take(*_MONITOR_EVENT.unpack(events.recv_multipart()[0]))
                         left_ms = 0
-                    are_armed = time.monotonic() >= self._arm_at_s and self._listeners.arm()
                     if time.monotonic() >= check_at_s:
                         is_growing = self._check()
                         check_at_s = time.monotonic() + (_SHORT_CHECK_S if is_growing else _CHECK_S)
@@ -215,10 +156,6 @@ class ConnectionGuard:
                     self._stopping.wait(_CHECK_S)
 
     def _take(self, event: int, fd: int) -> None:
-        if event == zmq.EVENT_LISTENING:
-            if not self._listeners.add(fd):
-                self._log.warning("listener_not_limited", advice="many connections at once may use up the handles")
-            return
         self._forget(fd)
         if event != zmq.EVENT_ACCEPTED:
             self._trim_at_s = self._trim_at_s or time.monotonic() + _TRIM_AFTER_S
@@ -271,8 +208,6 @@ class ConnectionGuard:
                 break
             total_bytes -= size_bytes
             self._cut(fd, "a message that does not end")
-            now_s = time.monotonic()
-            self._arm_at_s = min(max(self._arm_at_s, now_s) + _PAUSE_AFTER_CUT_S, now_s + _MAX_PAUSE_S)
         return total_bytes > 2 * self._limits.unfinished_bytes
 
     def _trim(self, resident_bytes: int) -> None:
@@ -308,15 +243,6 @@ class ConnectionGuard:
         self._unheard.pop(fd, None)
         self._delivered.discard(fd)
         return self._connections.pop(fd, None)
-
-
-def _registrations(fd: int) -> Iterator[tuple[int, int]]:
-    """Yield the handle of each epoll that waits for input at `fd`, and the data that it was registered with."""
-    for info in Path("/proc/self/fdinfo").iterdir():
-        with suppress(OSError):  # a handle that was closed meanwhile
-            for match in _REGISTRATION.finditer(info.read_text()):
-                if int(match[1]) == fd and int(match[2], 16) & select.EPOLLIN:
-                    yield int(info.name), int(match[3], 16)
 
 
 def _received_bytes(fd: int) -> int | None:

@@ -130,8 +130,7 @@ class SocketThread:
         def carry_out() -> None:
             try:
                 assert self._sock is not None
-                with self.guard.rebinding():
-                    rebind(self._sock, self._bound.result(), keys)
+                rebind(self._sock, self._bound.result(), keys)
             except Exception as error:  # noqa: BLE001 - the caller gets it; serving goes on
                 done.set_exception(error)
             else:

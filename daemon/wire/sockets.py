@@ -27,7 +27,7 @@ TCP = re.compile(r"tcp://(?P<host>\[[^\]]+\]|[^:\[\]]+):(?P<port>\d{1,9}|\*)")
 ZAP_DOMAIN = b"coserve"
 _IPC_MODE = 0o660
 #: Connections that may wait for libzmq: TCP drops the rest of a burst, and their clients try again after a second.
-_TCP_BACKLOG, _IPC_BACKLOG = 256, 100
+_TCP_BACKLOG, _IPC_BACKLOG, _HTTP_BACKLOG = 256, 100, 128
 _REBIND_S = 5.0
 _DEFAULT_ADVICE = "`coserve doctor CONFIG` names the program that uses it; `endpoints` in CONFIG says where to listen"
 _BIND_ADVICE: dict[int | None, str] = {
@@ -111,6 +111,27 @@ def bind(sock: "zmq.Socket[Any]", endpoints: Sequence[str], keys: ServerKeys | N
             _require_curve(sock, keys)
         bound[endpoint] = _bind_ipc(sock, endpoint) if endpoint.startswith("ipc://") else _bind_tcp(sock, endpoint)
     return [bound[endpoint] for endpoint in endpoints]
+
+
+def bind_http(endpoint: str, *, has_token: bool) -> socket.socket:
+    """Return a listening socket for `endpoint`; StartError if that fails, or if it would be open without a token."""
+    parts = urlsplit(endpoint)
+    host = parts.hostname or ""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, parts.port or 0), family=family, backlog=_HTTP_BACKLOG)
+    except OSError as error:
+        raise StartError(f"endpoints.http {endpoint}: {error.strerror or error}") from None
+    if not has_token and is_open_host(str(listener.getsockname()[0])):
+        listener.close()
+        raise StartError(f"endpoints.http: {endpoint} can be reached from other machines: it needs a token")
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the address that an HTTP socket is bound to."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def rebind(sock: "zmq.Socket[Any]", bound: Sequence[str], keys: ServerKeys) -> None:

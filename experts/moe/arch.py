@@ -26,22 +26,17 @@ class ModelFamily:
     intermediate_key: str
     #: Tensors of one expert, in the order of a slot: the rows of gate_up first, then down.
     single: tuple[str, ...]
-    #: Tensors of all experts of a layer together; empty if the family has no such layout.
-    fused: tuple[str, ...] = ("experts.gate_up_proj", "experts.down_proj")
-    #: The gate's module in a block.
-    gate: str = "gate"
     #: Older names of a block's tensors on disk, and their names in the model.
     renamed: Mapping[str, str] | None = None
-    #: True if an expert has a gate beside its up projection.
-    gated: bool = True
     #: True if the gate divides a token's k weights by their sum, unless `norm_topk_prob` says otherwise.
     renormalises: bool = False
-    encoder_decoder: bool = False
 
 
+#: Tensors of all experts of a layer together, where a checkpoint has such.
+FUSED = ("experts.gate_up_proj", "experts.down_proj")
 _GATED = ("experts.{e}.gate_proj.weight", "experts.{e}.up_proj.weight", "experts.{e}.down_proj.weight")
 
-#: One entry for each family; a new encoder-decoder also needs an adapter in model/dispatch.py.
+#: One entry for each family of decoders.
 FAMILIES: dict[str, ModelFamily] = {
     "mixtral": ModelFamily(
         "num_local_experts",
@@ -53,15 +48,6 @@ FAMILIES: dict[str, ModelFamily] = {
     "qwen2_moe": ModelFamily("num_experts", "moe_intermediate_size", _GATED),
     "qwen3_moe": ModelFamily("num_experts", "moe_intermediate_size", _GATED),
     "olmoe": ModelFamily("num_experts", "intermediate_size", _GATED),
-    "switch_transformers": ModelFamily(
-        "num_experts",
-        "d_ff",
-        ("experts.expert_{e}.wi.weight", "experts.expert_{e}.wo.weight"),
-        fused=(),
-        gate="router",
-        gated=False,
-        encoder_decoder=True,
-    ),
 }
 
 
@@ -83,8 +69,6 @@ class MoeArch:
     blocks: tuple[str, ...]
     #: Positions the model can take, prompt and answer together; None if it has no limit of its own.
     context_tokens: int | None
-    #: Number of layers at the start that belong to an encoder.
-    encoder_layers: int = 0
     #: True if the gate divides a token's k weights by their sum.
     renormalise: bool = False
 
@@ -95,7 +79,7 @@ class MoeArch:
 
     @property
     def gate_up_shape(self) -> tuple[int, int]:
-        return ((2 if self.naming.gated else 1) * self.intermediate, self.hidden)
+        return (2 * self.intermediate, self.hidden)
 
     @property
     def down_shape(self) -> tuple[int, int]:
@@ -161,11 +145,11 @@ def read_arch(folder: Path, config: Any, stored: torch.dtype) -> MoeArch:
     """
     family = FAMILIES[config.model_type]
     file = folder / "config.json"
-    blocks, encoder_layers = _switch_blocks(config) if family.encoder_decoder else (_causal_blocks(config, file), 0)
+    blocks = _causal_blocks(config, file)
     if not blocks:
         raise ModelError(file, "describes no mixture-of-experts layer; this runtime is for models that have some")
     experts = _number(config, family.experts_key, file)
-    top_k = 1 if family.encoder_decoder else _number(config, "num_experts_per_tok", file)
+    top_k = _number(config, "num_experts_per_tok", file)
     if top_k > experts:
         message = f"num_experts_per_tok is {top_k} and {family.experts_key} {experts}; a token takes {experts} at most"
         raise ModelError(file, message)
@@ -178,8 +162,7 @@ def read_arch(folder: Path, config: Any, stored: torch.dtype) -> MoeArch:
         intermediate=_number(config, family.intermediate_key, file),
         dtype=config.dtype or stored,
         blocks=blocks,
-        context_tokens=None if family.encoder_decoder else config.max_position_embeddings,
-        encoder_layers=encoder_layers,
+        context_tokens=config.max_position_embeddings,
         renormalise=bool(getattr(config, "norm_topk_prob", family.renormalises)),
     )
 
@@ -199,15 +182,3 @@ def _causal_blocks(config: Any, file: Path) -> tuple[str, ...]:
     step = _number(config, "decoder_sparse_step", file) if hasattr(config, "decoder_sparse_step") else 1
     layers = range(config.num_hidden_layers)
     return tuple(f"model.layers.{n}.mlp" for n in layers if n not in dense and (n + 1) % step == 0)
-
-
-def _switch_blocks(config: Any) -> tuple[tuple[str, ...], int]:
-    """Return the encoder's sparse layers and then the decoder's, and the number of the encoder's."""
-    encoder = _switch_stack("encoder", config.num_layers, config.encoder_sparse_step, 1)
-    decoder = _switch_stack("decoder", config.num_decoder_layers, config.decoder_sparse_step, 2)
-    return encoder + decoder, len(encoder)
-
-
-def _switch_stack(stack: str, layers: int, step: int, part: int) -> tuple[str, ...]:
-    sparse = [n for n in range(layers) if step > 0 and (step == 1 or n % step == 1)]
-    return tuple(f"{stack}.block.{n}.layer.{part}.mlp" for n in sparse)

@@ -18,10 +18,7 @@ class ExpertKey(NamedTuple):
 
 
 class ExpertWeights(NamedTuple):
-    """Views of one slot. `gate_up` is (2I, H), the gate's rows first; (I, H) in families without gated experts.
-
-    `down` is (H, I).
-    """
+    """Views of one slot. `gate_up` is (2I, H), the gate's rows first; `down` is (H, I)."""
 
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -96,7 +93,7 @@ def mask_gate(routing: Routing, allowed: torch.Tensor, *, renormalise: bool) -> 
     before that softmax. If all experts are allowed, the same object comes back.
 
     `allowed`: (E,) bool, or (T, E) where tokens differ; a mask on the host costs a GPU no synchronisation. Rows that
-    the gate itself had dropped (padding, Switch's capacity: the sentinel everywhere) stay dropped. If fewer than k
+    the gate itself had dropped (padding: the sentinel everywhere) stay dropped. If fewer than k
     experts are allowed, the remaining places carry the sentinel and weight 0.
     """
     if bool(allowed.all()):

@@ -1,9 +1,8 @@
 """Routing traces: the experts and weights of each token of a text, and predictions by counting them.
 
-A trace is taken with every expert in memory, teacher-forced: tokens are the text's own. Routing of a token depends only
-on the tokens before it, so the first tokens of a prompt count as prefill and the others as decode steps.
+A trace is taken with every expert in memory, teacher-forced: tokens are the text's own.
 
-Every learned predictor is shown beside popularity and affinity. Shapes: N tokens, L layers, E experts, k a token.
+Shapes: N tokens, L layers, E experts, k a token.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,6 @@ class Trace:
     index: torch.Tensor  # (N, L, k) int16, best first
     weight: torch.Tensor  # (N, L, k) float16
     token: torch.Tensor  # (N,) int32, ids of the text
-    decode: torch.Tensor  # (N,) bool, false where the token belongs to the prefill
     start: torch.Tensor  # (P + 1,) int64, first token of each prompt, and N
     task: torch.Tensor  # (P,) int16, into `tasks`
     tasks: tuple[str, ...]  # domains of the text
@@ -50,14 +48,13 @@ _STORED = {
     "index": torch.int16,
     "weight": torch.float16,
     "token": torch.int32,
-    "decode": torch.uint8,
     "start": torch.int64,
     "task": torch.int16,
 }
 
 
 def save_trace(prepared: PreparedFiles, name: str, trace: Trace) -> None:
-    """Write a trace beside its checkpoint; `name` is TRAIN or HELD_OUT of experts.moe.weights.prepared."""
+    """Write a trace beside its checkpoint; `name`: TRAIN of experts.moe.weights.prepared."""
     tensors = {name: getattr(trace, name).to(stored) for name, stored in _STORED.items()}
     prepared.save(name, tensors, {"tasks": list(trace.tasks), "experts": trace.experts})
 
@@ -67,7 +64,6 @@ def load_trace(prepared: PreparedFiles, name: str) -> Trace:
     tensors, notes = prepared.load(name)
     try:
         columns = {column: tensors[column] for column in _STORED}
-        columns["decode"] = columns["decode"].bool()
         return Trace(**columns, tasks=tuple(notes["tasks"]), experts=int(notes["experts"]))
     except KeyError as missing:
         raise ModelError(prepared.path(name), f"is not a trace: it lacks {missing}") from missing
@@ -78,9 +74,7 @@ def join_traces(traces: Sequence[Trace]) -> Trace:
     tasks = tuple(dict.fromkeys(task for trace in traces for task in trace.tasks))
     numbers = [torch.tensor([tasks.index(task) for task in trace.tasks])[trace.task.long()] for trace in traces]
     lengths = torch.cat([trace.start.diff() for trace in traces])
-    by_token = {
-        name: torch.cat([getattr(trace, name) for trace in traces]) for name in ("index", "weight", "token", "decode")
-    }
+    by_token = {name: torch.cat([getattr(trace, name) for trace in traces]) for name in ("index", "weight", "token")}
     return Trace(
         **by_token,
         start=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),

@@ -4,14 +4,14 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from daemon.policy.presets import WITHOUT
-from tests.bench.live.image_trace import PASS_RATE, Arrivals, ImageOrder, make_trace, make_types
+from tests.bench.live.image_trace import PASS_RATE, Arrivals, ImageOrder, arrival_times_s, make_trace, make_types
 from tests.bench.paper import SCENARIOS
 from tests.bench.tables import print_narrow
 from tools.simulate.files import DeviceFile, TaskFile, read_device, read_task
@@ -82,8 +82,6 @@ def scenario(folder: Path, name: str, task_name: str) -> tuple[DeviceFile, Task]
 
     Raises FileError.
     """
-    from tests.bench.simulated_arrivals import at_once
-
     if name == "live":
         return live_shape("board" if "board" in task_name else "skewed")
     task = task_of(read_task(folder / f"task-{task_name}.json.gz"))
@@ -92,6 +90,17 @@ def scenario(folder: Path, name: str, task_name: str) -> tuple[DeviceFile, Task]
         costs = {str(facts.architecture): cost for facts in task.experts}
         return _one_processor("one", sum(each.weights_bytes for each in task.experts) // 10, 1.0, costs), at_once(task)
     return read_device(folder / f"device-{name}.json"), task
+
+
+def arriving(task: Task, rate_per_s: float, arrivals: Arrivals) -> Task:
+    """Return the task whose images arrive at `rate_per_s`: one by one, or a board's worth at once."""
+    times_s = arrival_times_s(rate_per_s, arrivals, seed=1)
+    return replace(task, images=tuple(replace(image, arrived_s=next(times_s)) for image in task.images))
+
+
+def at_once(task: Task) -> Task:
+    """Return the task with all images waiting from the start."""
+    return replace(task, images=tuple(replace(image, arrived_s=0.0) for image in task.images))
 
 
 def attainable_s(machine: SimulatedMachine, task: Task) -> float:
@@ -116,7 +125,6 @@ Job = tuple[Path, str, str, Loading, str, float | None, Arrivals | None]
 
 def measure(job: Job) -> Cell:
     """Simulate one cell. `load` is a share of `coserve`'s rate with the same way of loading when all images wait."""
-    from tests.bench.simulated_arrivals import arriving, at_once
     from tools.simulate.bound import task_bound
     from tools.simulate.engine import simulate
     from tools.simulate.report import quantile

@@ -97,8 +97,7 @@ def bench_compute(
 
     from experts.vision.architectures import ARCHITECTURES, DTYPES
     from experts.vision.slot import LayoutShelf
-    from tools.profile.executors import try_pairs
-    from tools.profile.measure import ProfileEffort
+    from tools.profile.measure import ProfileEffort, try_pairs
     from tools.profile.samples import rendered_samples
     from tools.terminal.progress import Bars
 

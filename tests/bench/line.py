@@ -6,8 +6,8 @@ import platform
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,11 +56,11 @@ def bench_line(
     Example: coserve bench line --dir demo
     """
     from tools.camera.rendered import rendered_images
-    from tools.demo.prepare import prepare
+    from tools.demo.line import make_line
 
     names = policies or ["samba", "coserve-plus"]
     must_be_policies(names)
-    prepare(folder)
+    make_line(folder)
     images = list(rendered_images(boards, _SEED, "B", lot=None))
     config = folder / "coserve.yaml"
     environ = {} if device is None else on_devices(config, chosen_devices(device))
@@ -105,33 +105,30 @@ def files_in(folder: Path | str) -> dict[str, str]:
     }
 
 
-def sockets_in(folder: Path | str) -> dict[str, str]:
-    """Return overrides that put the sockets of a daemon into `folder`."""
-    return {
-        "COSERVE_ENDPOINTS_INTAKE": f"[ipc://{folder}/intake.sock]",
-        "COSERVE_ENDPOINTS_RESULTS": f"ipc://{folder}/results.sock",
-        "COSERVE_ENDPOINTS_CONTROL": f"ipc://{folder}/control.sock",
-    }
-
-
 def run_line(
     config: Path,
     images: "Sequence[CameraImage]",
     name: str,
     environ: Mapping[str, str],
-    beside: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> RunFigures:
-    """Publish all images as fast as a fresh daemon with a fresh database takes them, within `beside`."""
+    """Publish all images as fast as a fresh daemon with a fresh database takes them."""
     from coserve_client import Publisher, publish_images
     from daemon.config.settings import load_config
     from daemon.wire.control import ask
     from tools.setup.service import Service, ServiceError
 
     with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch:
-        settings = {**files_in(scratch), **sockets_in(scratch), "COSERVE_ENDPOINTS_HTTP": "null", **environ}
+        settings = {
+            **files_in(scratch),
+            "COSERVE_ENDPOINTS_INTAKE": f"[ipc://{scratch}/intake.sock]",
+            "COSERVE_ENDPOINTS_RESULTS": f"ipc://{scratch}/results.sock",
+            "COSERVE_ENDPOINTS_CONTROL": f"ipc://{scratch}/control.sock",
+            "COSERVE_ENDPOINTS_HTTP": "null",
+            **environ,
+        }
         endpoints = load_config(config, settings).endpoints
         try:
-            with Service(config, Path(scratch) / "daemon.log", settings) as service, beside():
+            with Service(config, Path(scratch) / "daemon.log", settings) as service:
                 began_s = time.monotonic()
                 with Publisher(endpoints.intake[0], "bench") as publisher:
                     account = publish_images(publisher, images)

@@ -1,16 +1,15 @@
-"""`coserve bench online`: images as a line sends them, at shares of the rate of `coserve`: latency and misses."""
+"""`coserve bench online`: real images as a line sends them, at shares of the rate of `coserve`: latency, misses."""
 
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tests import ROOT
-from tests.bench.options import chosen_devices
+from tests.bench.options import DeviceNames, chosen_devices
 from tests.bench.tables import print_narrow
 from tools.terminal.console import console, errors, fail
 from tools.terminal.option_values import JsonFile, must_be_architecture
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from tests.bench.live.image_trace import Arrivals, ImageOrder
     from tests.bench.live.sides import LiveOptions, LiveSetup, SideInput, SideResult
 
-_EXAMPLES = ROOT / "tools" / "simulate" / "examples"
 #: First come, first served; the paper; ours.
 POLICIES = ("samba", "coserve", "coserve-plus")
 #: The images of each kind of arrivals: single images by usage, whole boards in placement order.
@@ -37,7 +35,6 @@ _COLUMNS = {
     "longest_wait_s": "longest",
     "finished": "finished",
     "unknown_share": "unknown",
-    "late_share": "late",
 }
 
 Rows = list[dict[str, Any]]
@@ -49,52 +46,36 @@ def register(app: typer.Typer) -> None:
 
 
 def bench_online(
-    live: Annotated[bool, typer.Option("--live", help="On this machine, real images and experts.")] = False,
-    device: Annotated[
-        list[str] | None, typer.Option(help="Simulated: a device file. Live: cpu, cuda:0, …; may be given again.")
-    ] = None,
-    task: Annotated[Path | None, typer.Option(metavar="FILE", help="Simulated: a task file.")] = None,
-    loads: Annotated[
-        str | None, typer.Option(help="Shares of coserve's saturated throughput; .6,.9,1.2,1.5, live: .9.")
-    ] = None,
+    loads: Annotated[str, typer.Option(help="Shares of coserve's saturated throughput, with commas.")] = ".9",
     deadline_s: Annotated[float, typer.Option(min=0.1, help="Seconds from an image's arrival to its verdict.")] = 20.0,
-    folder: Annotated[Path | None, typer.Option("--dir", help="Live: the experts' folder; a cache folder.")] = None,
-    experts: Annotated[int, typer.Option(min=1, help="Live: classifiers.")] = 60,
-    detectors: Annotated[int, typer.Option(min=1, help="Live: detectors that they share.")] = 4,
-    classifier: Annotated[str, typer.Option(help="Live: the classifiers' architecture.")] = "resnet101",
-    detector: Annotated[str, typer.Option(help="Live: the detectors' architecture.")] = "yolo11m",
-    input_size: Annotated[int, typer.Option(min=32, help="Live: side of the square input, pixels.")] = 128,
-    requests: Annotated[int, typer.Option(min=1, help="Live: images of each run.")] = 600,
-    memory: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="Live: memory, a share of the experts' bytes.")
-    ] = 0.1,
-    limit_s: Annotated[float, typer.Option(min=1.0, help="Live: a run ends so long after its last image.")] = 60.0,
+    device: DeviceNames = None,
+    folder: Annotated[Path | None, typer.Option("--dir", help="The experts' folder; a cache folder.")] = None,
+    experts: Annotated[int, typer.Option(min=1, help="Classifiers.")] = 60,
+    detectors: Annotated[int, typer.Option(min=1, help="Detectors that they share.")] = 4,
+    classifier: Annotated[str, typer.Option(help="The classifiers' architecture.")] = "resnet101",
+    detector: Annotated[str, typer.Option(help="The detectors' architecture.")] = "yolo11m",
+    input_size: Annotated[int, typer.Option(min=32, help="Side of the square input, pixels.")] = 128,
+    requests: Annotated[int, typer.Option(min=1, help="Images of each run.")] = 600,
+    memory: Annotated[float, typer.Option(min=0.01, max=1.0, help="Memory, a share of the experts' bytes.")] = 0.1,
+    limit_s: Annotated[float, typer.Option(min=1.0, help="A run ends so long after its last image.")] = 60.0,
     json_file: JsonFile = None,
 ) -> None:
     """Latency, deadline misses and unknown verdicts of FCFS, coserve and coserve-plus, Poisson and board by board.
 
-    Simulated on a device and a task file (docs/simulating.md; examples without), at 60, 90, 120 and 150 % of the
-    rate of coserve; or with --live on this machine (paced disk) at 90 %. Status 1 where a run failed.
+    On this machine, with real images and experts and a paced disk. Status 1 where a run failed. Simulated:
+    `coserve bench ablation`.
 
-    Example: coserve bench online --live
+    Example: coserve bench online --loads .9
     """
-    shares = _shares(loads or (".9" if live else ".6,.9,1.2,1.5"))
-    if live:
-        from tests.bench.live.expert_files import ExpertRecipe
-        from tests.bench.live.sides import LiveOptions, default_folder
+    shares = _shares(loads)
+    from tests.bench.live.expert_files import ExpertRecipe
+    from tests.bench.live.sides import LiveOptions, default_folder
 
-        must_be_architecture("--classifier", classifier, "classify")
-        must_be_architecture("--detector", detector, "detect")
-        recipe = ExpertRecipe(experts, detectors, classifier, detector, input_size)
-        options = LiveOptions(
-            folder or default_folder(), recipe, requests, memory, limit_s, devices=chosen_devices(device)
-        )
-        title, rows = _measured(options, shares, deadline_s)
-    elif (device is None) == (task is None):
-        device_file, task = Path(device[0]) if device else _EXAMPLES / "device.json", task or _EXAMPLES / "task.json"
-        title, rows = _simulated(device_file, task, shares, deadline_s)
-    else:
-        fail("name a device and a task, or neither: without both the examples are simulated", status=2)
+    must_be_architecture("--classifier", classifier, "classify")
+    must_be_architecture("--detector", detector, "detect")
+    recipe = ExpertRecipe(experts, detectors, classifier, detector, input_size)
+    options = LiveOptions(folder or default_folder(), recipe, requests, memory, limit_s, devices=chosen_devices(device))
+    title, rows = _measured(options, shares, deadline_s)
     columns = [name for name in rows[0] if name in _COLUMNS]
     print_narrow(title, [_COLUMNS[name] for name in columns], [[row[name] for name in columns] for row in rows])
     console.print(
@@ -113,24 +94,6 @@ def _shares(text: str) -> tuple[float, ...]:
     if not all(share > 0 for share in shares):
         fail(f"--loads {text}: a share must be above 0", status=2)
     return shares
-
-
-def _simulated(device_file: Path, task_file: Path, shares: Sequence[float], deadline_s: float) -> tuple[str, Rows]:
-    from tests.bench.simulated_arrivals import at_once, online_rows
-    from tools.simulate.engine import StuckError, simulate
-    from tools.simulate.files import FileError, read_device, read_task
-    from tools.simulate.world import machine_of, task_of
-
-    try:
-        device, task = read_device(device_file), task_of(read_task(task_file))
-        machines = {name: machine_of(device, task, name) for name in POLICIES}
-        saturated = simulate(machines["coserve"], at_once(task), "coserve")
-        saturated_per_s = saturated.images / saturated.makespan_s
-        rows = list(online_rows(machines, task, saturated_per_s, shares, ("poisson", "bursty"), deadline_s))
-    except (FileError, ValueError, StuckError) as error:
-        fail(str(error), status=2)
-    title = f"{task.name} on {device.name}, simulated: coserve saturated {saturated_per_s:.2f} images/s"
-    return f"{title}, deadline {deadline_s:g} s", [asdict(row) for row in rows]
 
 
 def _measured(options: "LiveOptions", shares: Sequence[float], deadline_s: float) -> tuple[str, Rows]:
@@ -167,7 +130,7 @@ def live_rows(
     policies: Sequence[str] = POLICIES,
 ) -> "tuple[dict[Arrivals, float], Rows]":
     """Return coserve's saturated throughput by kind of arrivals, and rows: each of a run without deadlines and one
-    with. The rows have the columns of `OnlineRow`; `finished` is the share of images that ended.
+    with. In the rows `finished` is the share of images that ended.
     """
     rows: Rows = []
     saturated: dict[Arrivals, float] = {}

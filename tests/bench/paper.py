@@ -21,7 +21,8 @@ from tools.terminal.console import console
 from tools.terminal.option_values import JsonFile, must_be_one_of
 
 if TYPE_CHECKING:
-    from tools.profile.split import Split
+    from tests.bench.papers_window import PaperChoice
+    from tools.profile.split import Plan, Split
     from tools.simulate.files import DeviceFile
     from tools.simulate.report import Row
     from tools.simulate.world import Task
@@ -183,7 +184,7 @@ def paper_claims(loading: Loading) -> Iterator[Claim]:
             yield claim("images/s", 24.5, 27.2, (row.images_per_s for row in best))
             yield claim("Casual images/s, × Best", 1 - 0.1875, 1 - 0.0571, _rates(zip(casually, best, strict=True)))
             for task, low, high in (("A1", 28, 39), ("B1", 31, 42)):
-                number = memory_split(device, 11, task, loading).paper.experts
+                number = papers_split(device, 11, task, loading).experts
                 yield claim(f"experts, paper's rule, {task}", low, high, [number])
             yield claim("loads, B2", 65, 65, [best[3].loads])
         else:
@@ -210,9 +211,28 @@ def _load_shares(device: str, loading: Loading) -> Iterator[float]:
 
 
 @cache
+def papers_split(device: str, gigabytes: int, task_name: str, loading: Loading) -> "PaperChoice":
+    """Return the choice of the paper's rule for that memory."""
+    from tests.bench.papers_window import paper_choice
+    from tools.profile.split import SAMPLE_IMAGES, sample_images, simulated_images_per_s
+
+    plan = _memory_plan(device, gigabytes, task_name, loading)
+    images = sample_images(plan, SAMPLE_IMAGES)
+    return paper_choice(
+        lambda experts: simulated_images_per_s(plan, plan.budget_bytes(experts), images), plan.max_experts()
+    )
+
+
+@cache
 def memory_split(device: str, gigabytes: int, task_name: str, loading: Loading) -> "Split":
     """Divide so much memory of the device file's GPU between experts and batches, as `coserve profile` does."""
-    from tools.profile.split import Plan, search_split
+    from tools.profile.split import search_split
+
+    return search_split(_memory_plan(device, gigabytes, task_name, loading))
+
+
+def _memory_plan(device: str, gigabytes: int, task_name: str, loading: Loading) -> "Plan":
+    from tools.profile.split import Plan
     from tools.simulate.world import machine_of
 
     file, task = _scenario(device, task_name)
@@ -220,18 +240,19 @@ def memory_split(device: str, gigabytes: int, task_name: str, loading: Loading) 
     rows = tuple(row for row in machine.matrix if row.device == "cuda:0")
     experts = tuple(sorted(task.experts, key=lambda facts: -facts.usage))
     executors = file.processors["gpu"].executors
-    return search_split(Plan("cuda:0", gigabytes * 10**9, executors, rows, experts, "coserve-plus"))
+    return Plan("cuda:0", gigabytes * 10**9, executors, rows, experts, "coserve-plus")
 
 
 def _memory_rows() -> Iterator[dict[str, Any]]:
     for device in DEVICES:
         for gigabytes in _MEMORY_GB:
             split = memory_split(device, gigabytes, "A1", "slots")
+            paper = papers_split(device, gigabytes, "A1", "slots")
             ours = {"kept": split.experts, "limited": split.limited, "most": split.most}
             yield (
                 {"device": device, "gigabytes": gigabytes}
                 | {name: f"{count} · {split.images_per_s[count]:.1f}" for name, count in ours.items()}
-                | {"paper": f"{split.paper.experts} · {split.paper.images_per_s:.1f}"}
+                | {"paper": f"{paper.experts} · {paper.images_per_s:.1f}"}
             )
 
 

@@ -4,6 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from tests.bench.ablation import attainable_s
@@ -12,6 +13,8 @@ from tools.cli.main import app
 from tools.simulate.bound import task_bound
 from tools.simulate.files import DeviceFile, TaskFile
 from tools.simulate.world import machine_of, task_of
+
+pytestmark = pytest.mark.test_all
 
 
 def test_experts_whose_images_come_late_are_read_late() -> None:

@@ -9,11 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from experts.vision.structure import check_structure
 from tests.bench import image_cost
 from tests.bench.intake import register
-from tests.bench.intake_line import a_jpeg_of
-from tests.bench.raw_disk import Loop, raw_rate
+
+pytestmark = pytest.mark.test_all
 
 
 def run(*words: str):
@@ -23,19 +22,6 @@ def run(*words: str):
     return CliRunner().invoke(app, ["intake", *words])
 
 
-@pytest.mark.parametrize("size", [20_000, 100_000, 164_001])
-def test_images_have_the_size_asked_for_and_pass_the_checks_of_intake(size: int):
-    jpeg = a_jpeg_of(size)
-    assert len(jpeg) == size
-    assert check_structure(jpeg, 10**7).format == "jpeg"
-
-
-def test_the_raw_loops_leave_nothing_behind(tmp_path: Path):
-    assert raw_rate(Loop(str(tmp_path), 1000, 8, 0.05, rows=False)) > 0
-    assert raw_rate(Loop(str(tmp_path), 1000, 8, 0.05, rows=True)) > 0
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """Sockets lie in it, and the path of one has 107 bytes at the most."""
@@ -43,6 +29,7 @@ def short_path() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.test_all
 def test_accepted_images_stand_beside_the_raw_disk_and_a_steady_rate_beside_inference(short_path: Path):
     result = run(
         *("--kilobytes", "20", "--seconds", "0.5", "--rounds", "1", "--rate", "50", "--executors", "1"),
@@ -61,11 +48,7 @@ def test_accepted_images_stand_beside_the_raw_disk_and_a_steady_rate_beside_infe
     assert not list(short_path.iterdir())
 
 
-def test_wrong_use_is_said(tmp_path: Path):
-    assert run("--kilobytes", "many").exit_code == 2
-    assert run("--folder", str(tmp_path / "none")).exit_code == 2
-
-
+@pytest.mark.test_all
 def test_the_processor_time_of_an_image_is_told_thread_by_thread():
     app = typer.Typer()
     image_cost.register(app)

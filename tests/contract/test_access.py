@@ -69,6 +69,10 @@ def an_open_line(folder: Path, experts: Path, secrets: str = "") -> tuple[Path, 
     return a_line(folder, experts, endpoints=endpoints, security=security), intake, web
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "Clients are admitted and revoked while the line runs; no secret is ever printed",
+)
 def test_clients_are_let_in_and_shut_out_while_the_line_runs_and_no_secret_is_ever_said(
     tmp_path: Path, experts_folder: Path
 ) -> None:
@@ -113,6 +117,10 @@ def test_clients_are_let_in_and_shut_out_while_the_line_runs_and_no_secret_is_ev
         assert not [text for text in outputs if secret in text]
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "An address that others can reach without keys or token is refused at start and by `coserve check`",
+)
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -30,6 +30,8 @@ from tests.experts.samples import an_expert_file
 from tests.lines import a_jpeg
 from tests.waiting import PATIENCE_S, until
 
+pytestmark = pytest.mark.test_all
+
 NAME = "pc2-cpu"
 ROOT = Path(__file__).parents[2]
 
@@ -126,6 +128,7 @@ def spec(folder: Path) -> ExpertSpec:
     return an_expert_file(folder / "weights")
 
 
+@pytest.mark.test_all
 def test_an_expert_whose_bytes_do_not_match_is_refused_by_name_and_mended_by_its_file(
     remote: Remote, cluster: RayCluster, spec: ExpertSpec
 ):
@@ -139,6 +142,7 @@ def test_an_expert_whose_bytes_do_not_match_is_refused_by_name_and_mended_by_its
     remote.judge(spec)
 
 
+@pytest.mark.test_all
 def test_a_new_version_is_there_before_it_is_used_where_the_old_one_was(
     remote: Remote, cluster: RayCluster, spec: ExpertSpec, folder: Path
 ):
@@ -153,6 +157,8 @@ def test_a_new_version_is_there_before_it_is_used_where_the_old_one_was(
     remote.judge(new)
 
 
+@pytest.mark.promise("Versions of experts", "A worker without memory names the expert in its answer and goes on")
+@pytest.mark.test_all
 def test_a_worker_without_memory_answers_by_name_and_goes_on(remote: Remote, cluster: RayCluster, spec: ExpertSpec):
     actor = cluster.worker.actor()
     remote.pool.load(spec)
@@ -168,6 +174,7 @@ def test_a_worker_without_memory_answers_by_name_and_goes_on(remote: Remote, clu
     assert cluster.worker.actor().pid == actor.pid
 
 
+@pytest.mark.test_all
 def test_a_worker_that_stands_still_loses_its_batch_once_and_is_used_again(
     remote: Remote, cluster: RayCluster, spec: ExpertSpec
 ):
@@ -186,6 +193,12 @@ def test_a_worker_that_stands_still_loses_its_batch_once_and_is_used_again(
     assert cluster.worker.actor().pid != actor.pid
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "A worker with other code, a line or worker with another secret, and weights whose bytes do not have their "
+    "sha256 are refused; the message names them",
+)
+@pytest.mark.test_all
 def test_a_worker_with_other_code_is_refused_by_name(folder: Path, cluster: RayCluster):
     code = folder / "code"
     for name in ("daemon", "experts", "routing_rules", "tools", "coserve_client"):
@@ -203,6 +216,7 @@ def test_a_worker_with_other_code_is_refused_by_name(folder: Path, cluster: RayC
         node.kill()
 
 
+@pytest.mark.test_all
 def test_whoever_has_another_token_stays_outside(folder: Path, cluster: RayCluster):
     wrong = a_token(folder / "wrong")
     node = cluster.another("pc4", token=wrong)
@@ -219,6 +233,12 @@ def test_whoever_has_another_token_stays_outside(folder: Path, cluster: RayClust
     assert " ".join(node.log.read_text().split()).endswith(f"coserve: {refused}, and name the copy with --token")
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "If the cable to another PC is cut, every image still gets exactly one verdict; the PC is used again when "
+    "the cable is mended",
+)
+@pytest.mark.test_all
 def test_a_cable_that_is_cut_costs_no_image_and_is_used_again_when_it_is_mended(torch_experts_folder: Path):
     must_have_namespaces()
     folder = Path(tempfile.mkdtemp(prefix="cc", dir="/tmp"))

@@ -29,6 +29,8 @@ from tests.waiting import until
 from tools.experts.change import put, switch
 from tools.experts.line import open_line
 
+pytestmark = pytest.mark.test_all
+
 HERE = {"cpu": {"expert_memory": "150MB"}}
 IMAGES = 12
 
@@ -66,6 +68,7 @@ def judge(line: Line) -> list[tuple[Any, ...]]:
     return answers(line)
 
 
+@pytest.mark.test_all
 def test_another_pc_gives_the_same_verdicts_and_keeps_what_it_was_sent(
     tmp_path: Path, torch_experts_folder: Path, cluster: RayCluster
 ):
@@ -82,6 +85,7 @@ def test_another_pc_gives_the_same_verdicts_and_keeps_what_it_was_sent(
     assert len(list(cluster.worker.cache.iterdir())) == 4
 
 
+@pytest.mark.test_all
 def test_another_pc_is_profiled_with_its_network_and_the_line_reads_its_rows(
     tmp_path: Path, torch_experts_folder: Path, cluster: RayCluster
 ):
@@ -102,6 +106,7 @@ def test_another_pc_is_profiled_with_its_network_and_the_line_reads_its_rows(
     assert not line.warnings
 
 
+@pytest.mark.test_all
 def test_whatever_is_killed_every_image_has_one_verdict_and_the_worker_is_used_again(
     tmp_path: Path, torch_experts_folder: Path, cluster: RayCluster
 ):
@@ -128,6 +133,8 @@ def test_whatever_is_killed_every_image_has_one_verdict_and_the_worker_is_used_a
     each_was_judged_once(line, sent)
 
 
+@pytest.mark.promise("Versions of experts", "A new version is at the PCs that keep the old one before it is in force")
+@pytest.mark.test_all
 def test_a_promoted_version_is_at_the_other_pc_before_an_image_needs_it(
     tmp_path: Path, version_folders: tuple[Path, Path], cluster: RayCluster
 ):
@@ -147,6 +154,10 @@ def test_a_promoted_version_is_at_the_other_pc_before_an_image_needs_it(
     assert "draining" not in cluster.worker.log.read_text()  # Ray would wait for what the line gives to others anyway
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "A line whose cluster is out of reach starts and judges with its own devices",
+)
 def test_a_line_starts_and_judges_without_its_cluster(tmp_path: Path, torch_experts_folder: Path):
     address = f"127.0.0.1:{free_port()}"
     line = a_line(tmp_path / "line", torch_experts_folder, HERE | THERE, cluster={"address": address})

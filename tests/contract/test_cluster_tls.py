@@ -13,6 +13,8 @@ from tests.contract.cluster import THERE, RayCluster, is_used, judged_there
 from tests.lines import COSERVE_RUN, a_jpeg
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.test_all
+
 
 def addresses() -> list[str]:
     """Return the addresses that Ray's processes on this PC use: its certificates must name them."""
@@ -28,6 +30,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.mark.test_all
 def test_a_line_judges_over_tls_and_a_pc_of_another_authority_stays_outside(
     tmp_path: Path, folder: Path, torch_experts_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):

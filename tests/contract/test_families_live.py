@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 
@@ -17,6 +18,8 @@ from tests.tools.run_commands import coserve
 from tools.training.backbone import write_backbone
 from tools.training.fit import new_network
 from tools.training.head import write_head
+
+pytestmark = pytest.mark.test_all
 
 LABELS = ("ok", "odd", "bad")
 
@@ -82,29 +85,3 @@ def test_heads_whole_networks_and_detectors_share_a_line(tmp_path: Path, torch_e
     assert "line is a backbone, which gives no answers: measure its heads" in measured.stderr
     taught = coserve("learn", "line", "--config", config, status=1)
     assert "line is a backbone: the experts that are heads on it learn" in taught.stderr
-
-
-def test_another_version_of_a_head_is_put_promoted_and_rolled_back_as_any_expert(
-    tmp_path: Path, torch_experts_folder: Path
-) -> None:
-    line = Line(tmp_path, torch_experts_folder, command=COSERVE_RUN, memory="150MB")
-    for name in ("R0402", "C0603"):
-        (tmp_path / "experts" / f"{name}.safetensors").unlink()
-    first = write_heads(tmp_path / "experts")
-    put_heads(tmp_path / "experts", first)
-    candidates = tmp_path / "candidates"
-    second = write_heads(candidates, seed=2)
-    (candidates / "catalog.yaml").write_text(yaml.safe_dump({"experts": second}), encoding="utf-8")
-    config, version = str(tmp_path / "coserve.yaml"), second["R0402"]["sha256"][:12]
-    with line.service():
-        line.result(line.send(component="P"))
-        coserve("experts", "put", "R0402", candidates, "--config", config)
-        coserve("experts", "promote", "R0402", version, "--config", config)
-        line.result(line.send(component="P"))
-        coserve("experts", "rollback", "R0402", "--config", config)
-        line.result(line.send(component="P"))
-        assert "expert_load_failed" not in line.log()
-    # The candidate's folder may go: all that it needs lies beside the catalog.
-    assert (tmp_path / "experts" / first["R0402"]["backbone"]["file"]).is_file()
-    used = line.rows("SELECT expert_version FROM stages WHERE expert = 'R0402' ORDER BY rowid")
-    assert [version for (version,) in used] == [first["R0402"]["sha256"][:12], version, first["R0402"]["sha256"][:12]]

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -18,7 +17,7 @@ from coserve_client import Results
 from daemon.units import utc_text
 from experts.weights import file_sha256
 from tests.contract.client import RULES, Line
-from tests.tools.run_commands import coserve, start_coserve
+from tests.tools.run_commands import coserve
 
 IN_FORCE = ("start", "reload")
 RULES_OF_TWO = """\
@@ -44,13 +43,6 @@ def done(*words: str, user: str = "anna", status: int = 0) -> str:
     """Return what a command in the name of `user` says, as sudo names the person behind root."""
     ran = coserve(*words, status=status, SUDO_USER=user)
     return ran.stderr if status else ran.stdout
-
-
-def done_apart(*words: str, user: str = "anna") -> str:
-    """Do the same in a process of its own: a copy of a line steps back, and handles signals."""
-    ran = start_coserve(*words, env={**os.environ, "SUDO_USER": user})
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
 
 
 def changes(line: Line, *kinds: str) -> list[tuple[Any, ...]]:
@@ -149,17 +141,11 @@ def test_a_start_tells_what_is_in_force_and_a_stop_ends_its_run(line: Line) -> N
     assert any("in run 2 since" in words for words in explained["words"])
 
 
-def test_a_run_that_was_killed_has_no_end(line: Line) -> None:
-    service = line.service()
-    service.start()
-    line.send()
-    line.idle()
-    service.kill()
-    with running(line):
-        pass
-    assert line.rows("SELECT ended_at IS NULL FROM runs ORDER BY run_id") == [(1,), (0,)]
-
-
+@pytest.mark.promise(
+    "Versions of experts",
+    "`changes` shows when each rules version and expert version was in force, also after a kill, and every row "
+    "of the results agrees with it",
+)
 def test_every_period_of_rules_and_experts_can_be_told_from_changes(line: Line) -> None:
     with running(line):
         for number in range(12):
@@ -198,6 +184,7 @@ def test_a_refused_reload_is_no_change(line: Line) -> None:
     assert changes(line, "reload") == []
 
 
+@pytest.mark.test_all
 def test_two_persons_are_told_apart_with_their_notes(line: Line) -> None:
     config = ("--config", str(line.config))
     with running(line):
@@ -206,7 +193,7 @@ def test_two_persons_are_told_apart_with_their_notes(line: Line) -> None:
         done("limits", *config, user="ben")  # only a question
         done("drain", *config, user="ben")
         done("drain", "--off", *config, user="anna")
-        done("unpin", "R0402", *config, user="anna")
+        done("pin", "R0402", "--off", *config, user="anna")
         done("db", "prune", *config, "--note", "disk", user="ben")
         line.control("unload", expert="R0402")  # a client of before
         done("pin", "nobody", *config, status=1)
@@ -229,6 +216,7 @@ def test_two_persons_are_told_apart_with_their_notes(line: Line) -> None:
     assert "night" in done("changes", *config, "--subject", "R0402")
 
 
+@pytest.mark.test_all
 def test_versions_put_and_promoted_without_a_daemon_are_told_once(real: Line) -> None:
     line = real
     config = ("--config", str(line.config))
@@ -258,29 +246,6 @@ def test_versions_put_and_promoted_without_a_daemon_are_told_once(real: Line) ->
     assert assert_every_version_was_in_force(line) > 3
 
 
-def test_settings_are_told_by_key_and_passwords_never(line: Line) -> None:
-    with running(line):
-        pass
-    settings = yaml.safe_load(line.config.read_text(encoding="utf-8"))
-    settings |= {"line": "Line 4", "limits": {"backlog_images": 55}}
-    line.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    with running(line):
-        assert line.status()["line"] == "Line 4"
-    told = [row[2:5] for row in changes(line, "settings")]
-    assert ("policy", None, '"coserve-plus"') not in told  # only what the file states
-    assert told[-2:] == [("limits.backlog_images", None, "55"), ("line", None, '"Line 4"')]
-
-
-def test_line_and_epoch_are_told_wherever_a_client_asks(line: Line) -> None:
-    with running(line), line.peer() as peer, line.listener("heartbeat/") as listener:
-        welcome = peer.ask({"type": "hello"})
-        beat = listener.take()[1]
-        (epoch,) = line.rows("SELECT epoch FROM stream_position")[0]
-        assert len(epoch) == 12
-        for told in (welcome, beat, line.status()):
-            assert (told["line"], told["epoch"]) == (os.uname().nodename, epoch)
-
-
 def epoch_after(line: Line) -> str:
     with running(line):
         return line.status()["epoch"]
@@ -305,77 +270,6 @@ def some_results(line: Line, count: int) -> None:
     line.idle()
 
 
-def test_kills_and_restarts_keep_the_epoch(line: Line) -> None:
-    first = epoch_after(line)
-    for _ in range(3):
-        service = line.service()
-        service.start()
-        some_results(line, 3)
-        service.kill()
-    assert epoch_after(line) == first
-
-
-def test_an_older_copy_of_the_database_gets_a_new_epoch(line: Line, tmp_path: Path) -> None:
-    with running(line):
-        some_results(line, 3)
-        first = line.status()["epoch"]
-        copy = a_copy(line, tmp_path / "older.db")
-        some_results(line, 1)
-    put_back(copy, line)
-    second = epoch_after(line)
-    assert second != first
-    (row,) = changes(line, "restore")
-    assert row[2:5] == ("database", first, second)
-    assert "older copy" in row[5]
-    assert epoch_after(line) == second
-
-
-def test_a_kill_before_an_older_copy_is_put_back_hides_nothing(line: Line, tmp_path: Path) -> None:
-    service = line.service()
-    service.start()
-    some_results(line, 2)
-    first = line.status()["epoch"]
-    copy = a_copy(line, tmp_path / "older.db")
-    some_results(line, 1)
-    service.kill()
-    for link in line.folder.glob(".inspection.db*.held-*"):
-        link.unlink()
-    put_back(copy, line)
-    assert epoch_after(line) != first
-
-
-def test_a_copy_of_the_same_age_keeps_the_epoch(line: Line, tmp_path: Path) -> None:
-    with running(line):
-        some_results(line, 2)
-    first = line.rows("SELECT epoch FROM stream_position")[0][0]
-    put_back(a_copy(line, tmp_path / "same.db"), line)
-    assert epoch_after(line) == first
-
-
-def test_database_and_journal_that_are_put_back_together_get_a_new_epoch(line: Line, tmp_path: Path) -> None:
-    with running(line):
-        some_results(line, 2)
-    first = line.rows("SELECT epoch FROM stream_position")[0][0]
-    subprocess.run(["cp", "-a", str(line.folder), str(tmp_path / "copy")], check=True)
-    with running(line):
-        some_results(line, 2)
-    time.sleep(1.1)
-    subprocess.run(["cp", "-a", f"{tmp_path}/copy/.", str(line.folder)], check=True)
-    assert epoch_after(line) != first
-
-
-def test_a_new_journal_and_another_database_get_a_new_epoch(line: Line, tmp_path: Path) -> None:
-    first = epoch_after(line)
-    shutil.rmtree(line.folder / "journal")
-    second = epoch_after(line)
-    assert second != first
-    other = Line(tmp_path / "other", line.folder / "experts")
-    theirs = epoch_after(other)
-    put_back(other.folder / "inspection.db", line)
-    third = epoch_after(line)
-    assert third not in (first, second, theirs)
-
-
 def test_a_clock_that_was_set_back_keeps_the_epoch_and_the_order_of_changes(line: Line) -> None:
     first = epoch_after(line)
     later = utc_text(time.time() + 3600)
@@ -388,6 +282,10 @@ def test_a_clock_that_was_set_back_keeps_the_epoch_and_the_order_of_changes(line
     assert rules[1][3] == rules[0][4]
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "A client of results misses no result when a line is restored, and takes none for an earlier one",
+)
 def test_a_client_starts_over_after_a_restore_and_loses_nothing(line: Line, tmp_path: Path) -> None:
     position = tmp_path / "position"
 
@@ -411,6 +309,7 @@ def test_a_client_starts_over_after_a_restore_and_loses_nothing(line: Line, tmp_
     assert [(result["seq"], result["id"]) for result in again] == stored
 
 
+@pytest.mark.test_all
 def test_a_client_that_stays_connected_through_a_restore_starts_over_too(line: Line, tmp_path: Path) -> None:
     service = line.service()
     service.start()
@@ -436,6 +335,11 @@ def test_a_client_that_stays_connected_through_a_restore_starts_over_too(line: L
     assert results.lost == 0
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "A restored line knows every version that judged and can put it in force again; who restored it and why is "
+    "recorded once",
+)
 def test_a_restored_line_knows_the_versions_that_judged_and_who_restored_it(real: Line, tmp_path: Path) -> None:
     line = real
     config = ("--config", str(line.config))
@@ -446,11 +350,11 @@ def test_a_restored_line_knows_the_versions_that_judged_and_who_restored_it(real
         new = json.loads(done("experts", "show", "P", *config, "--json"))["versions"][-1]["version"]
         done("experts", "promote", "P", new, *config)
         some_results(line, 1)
-        report = json.loads(done_apart("backup", str(line.config), str(tmp_path / "line.tar"), "--json"))
+        report = json.loads(done("backup", str(line.config), str(tmp_path / "line.tar"), "--json"))
         assert report["versions"] == 1
         assert report["versions_bytes"] > 1_000_000
         first = line.status()["epoch"]
-    done_apart("restore", str(tmp_path / "line.tar"), str(tmp_path / "restored"), "--note", "new PC", user="carla")
+    done("restore", str(tmp_path / "line.tar"), str(tmp_path / "restored"), "--note", "new PC", user="carla")
     back = Line.__new__(Line)
     back.__dict__ |= line.__dict__ | {"folder": tmp_path / "restored", "config": tmp_path / "restored/coserve.yaml"}
     shown = json.loads(done("experts", "show", "P", "--config", str(back.config), "--json"))
@@ -468,20 +372,11 @@ def test_a_restored_line_knows_the_versions_that_judged_and_who_restored_it(real
     done("experts", "promote", "P", old, "--config", str(back.config))
 
 
-def test_an_export_has_all_changes_and_runs_in_each_of_its_forms(line: Line, tmp_path: Path) -> None:
-    with running(line):
-        line.send(board={"type": "pair", "serial": "D1"})
-        line.send(board={"type": "pair", "serial": "D1"})
-    done("export", "--serial", "D1", "--out", str(tmp_path / "package"), "--config", str(line.config))
-    rows = tmp_path / "package/rows"
-    stored = line.rows("SELECT change_id, what, subject FROM changes ORDER BY change_id")
-    lines = [json.loads(text) for text in (rows / "changes.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [(row["change_id"], row["what"], row["subject"]) for row in lines] == stored
-    assert len((rows / "changes.csv").read_text(encoding="utf-8").splitlines()) == len(stored) + 1
-    assert (rows / "changes.parquet").is_file()
-    assert (rows / "runs.jsonl").is_file()
-
-
+@pytest.mark.promise(
+    "Versions of experts",
+    "Changes made without a daemon are recorded once, each with its author; retention deletes none; a refused "
+    "reload is not recorded",
+)
 def test_changes_outlive_retention(line: Line) -> None:
     settings = yaml.safe_load(line.config.read_text(encoding="utf-8"))
     settings["retention"] = {"results_for": "1ms", "good_examples": 0}

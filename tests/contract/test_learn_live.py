@@ -15,6 +15,8 @@ from tests.contract.test_families_live import put_heads, write_heads
 from tests.lines import COSERVE_RUN
 from tests.tools.run_commands import coserve, start_coserve
 
+pytestmark = pytest.mark.test_all
+
 RULES = """\
 boards:
   free: {extras: allow, components: {P: 1000}}

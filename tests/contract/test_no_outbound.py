@@ -29,6 +29,7 @@ def must_have_namespaces() -> None:
         pytest.skip(f"needs user and network namespaces, which are not allowed here: {trial.stderr.strip()}")
 
 
+@pytest.mark.promise("Access, pages and reviews", "A whole line works without a network and never tries to reach one")
 def test_a_whole_line_works_without_a_network_and_never_tries_to_reach_one(
     tmp_path: Path, torch_experts_folder: Path
 ) -> None:

@@ -205,6 +205,7 @@ def test_generate_is_checked_and_then_no_model_is_known(peer: Peer) -> None:
 # --- duplicates, boards, payloads: in this order -----------------------------------------------------------------
 
 
+@pytest.mark.promise("Nothing accepted is lost", "A repeated image is a `duplicate`, even while the line drains")
 def test_a_repeated_image_is_a_duplicate_before_its_board_and_payload_are_looked_at(line: Line, peer: Peer) -> None:
     header = line.inspect()
     assert set(peer.ask(header, a_jpeg(5))) == keys("type id source credit attempt")
@@ -234,6 +235,10 @@ def test_the_board_is_checked_before_the_component_and_both_before_the_payload(l
     assert peer.ask(line.inspect(), b"no image")["code"] == "bad_image"
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "A position that the recipe does not list is refused at once: it never passes or fails another component's place",
+)
 @pytest.mark.parametrize(
     ("component", "designator", "reason"),
     [
@@ -284,6 +289,10 @@ def test_a_serial_is_used_without_white_space_at_its_ends(line: Line) -> None:
         assert peer.ask(again, a_jpeg(2))["type"] == "duplicate"
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "A board's attributes are as durable as its `accepted` images; those beyond the bounds cost no image",
+)
 def test_attributes_of_a_killed_daemons_images_are_kept(tmp_path: Path, experts_folder: Path) -> None:
     line = Line(tmp_path / "line", experts_folder)
     board = {"type": "named", "serial": "A1", "attributes": {"panel": "P-17", "order": "4711"}}
@@ -532,6 +541,7 @@ def test_a_heartbeat_comes_every_second_and_repeats_the_last_seq(line: Line, pee
         assert TIME.fullmatch(body["at"])
 
 
+@pytest.mark.promise("Nothing accepted is lost", "An image that was not judged is `unknown`, never a pass")
 def test_a_deadline_that_has_passed_gives_unknown_never_a_pass(line: Line) -> None:
     missed, met = line.send(deadline_ms=1), line.send(deadline_ms=600_000)
     message = line.result(missed)
@@ -671,6 +681,7 @@ def test_control_answers_what_it_cannot_read_with_an_error(line: Line) -> None:
         assert peer.ask({"type": "status"})["type"] == "ok"
 
 
+@pytest.mark.promise("Containment", "If rules or a catalog have mistakes, the old ones stay in force")
 def test_reload_keeps_the_old_rules_on_error_and_sighup_reloads(line: Line, request: pytest.FixtureRequest) -> None:
     before = line.status()["rules_version"]
     line.write_rules(RULES.replace("review_below", "review_under"))
@@ -757,6 +768,7 @@ def refusal(start: "subprocess.Popen[str]") -> str:
     return reason
 
 
+@pytest.mark.promise("Nothing accepted is lost", "One daemon per database and per journal")
 def test_a_second_daemon_exits_with_2_and_one_line_that_names_the_first(line: Line) -> None:
     assert str(owner(line)) in refusal(a_start(line.config))
     assert line.status()["type"] == "ok"
@@ -799,6 +811,7 @@ def test_the_state_is_starting_until_the_daemon_says_that_it_is_ready(tmp_path: 
             process.kill()
 
 
+@pytest.mark.promise("Nothing accepted is lost", "`seq` has no gap and no repeat, across restarts")
 def test_a_restart_goes_on_where_the_line_stopped(tmp_path: Path, experts_folder: Path) -> None:
     line = Line(tmp_path / "line", experts_folder, limits={"credit": 64})
     service = line.service()
@@ -856,6 +869,10 @@ def test_what_the_kept_rules_can_no_longer_route_is_unknown(tmp_path: Path, expe
         assert line.rows("SELECT DISTINCT verdict FROM inspections WHERE reason IS NOT NULL") == [("unknown",)]
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "A stop ends within its time limit; unfinished images stay in the journal",
+)
 def test_sigterm_ends_the_daemon_with_status_0_and_what_waits_stays(tmp_path: Path, experts_folder: Path) -> None:
     line = Line(tmp_path / "line", experts_folder)
     service = line.service()

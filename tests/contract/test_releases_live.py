@@ -86,6 +86,11 @@ def test_a_release_carried_in_a_folder_makes_another_line_judge_as_the_first(pla
     coserve("experts", "verify", "--config", places["b"])
 
 
+@pytest.mark.promise(
+    "Prepared files",
+    "a release | a signer that the line does not name, a changed manifest, a revoked key | refused before "
+    "anything is read from it; nothing changes",
+)
 def test_releases_that_a_line_does_not_take_change_nothing(places: dict[str, Path]):
     before = state_of(places["b"])
     push(places, key="mallory")
@@ -129,6 +134,11 @@ def test_a_store_that_cannot_be_written_is_named(places: dict[str, Path]):
     assert re.fullmatch(r"coserve: .*objects.*: (Not a directory|File exists)", " ".join(done.stderr.split()))
 
 
+@pytest.mark.promise(
+    "Prepared files",
+    "a release | one of last year, sent again | numbers only grow, and releases expire: refused unless a "
+    "person says `--allow-older`",
+)
 def test_a_replay_an_expired_release_and_a_way_back_by_a_person(places: dict[str, Path]):
     push(places)
     pull(places)
@@ -155,6 +165,18 @@ def test_a_replay_an_expired_release_and_a_way_back_by_a_person(places: dict[str
     assert "line/1 is another release than the one of this number" in pull(places, "--allow-older", status=1)
 
 
+def killed(places: dict[str, Path], patch: str) -> None:
+    """Let a pull kill itself where `patch` says."""
+    code = f"import os\n{patch}\nfrom tools.cli.main import app\napp()"
+    command = [sys.executable, "-c", code, "plant", "pull", str(places["b"]), "--from", str(places["stick"])]
+    assert subprocess.run(command, check=False, timeout=300).returncode == -signal.SIGKILL
+
+
+@pytest.mark.promise(
+    "Versions of experts",
+    "A pull that is killed at any step, also between catalog and rules, leaves the old release or the new one, "
+    "never a mix: for a daemon that starts or reloads then, for commands, and for the next pull",
+)
 @pytest.mark.parametrize("moment", ["Store.fetch", "replace_entries", "LineReleases.note"])
 def test_a_pull_that_is_killed_goes_on_and_leaves_the_old_release_or_the_new_one(places: dict[str, Path], moment: str):
     before = state_of(places["b"])
@@ -166,9 +188,7 @@ def test_a_pull_that_is_killed_goes_on_and_leaves_the_old_release_or_the_new_one
         "LineReleases.note": "import tools.registry.line_releases as r;"
         " r.LineReleases.note = lambda *_: os.kill(os.getpid(), 9)",
     }[moment]
-    code = f"import os\n{patch}\nfrom tools.cli.main import app\napp()"
-    command = [sys.executable, "-c", code, "plant", "pull", str(places["b"]), "--from", str(places["stick"])]
-    assert subprocess.run(command, check=False, timeout=300).returncode == -signal.SIGKILL
+    killed(places, patch)
     is_new = moment == "LineReleases.note"
     assert state_of(places["b"]) == (state_of(places["a"]) if is_new else before)
     said = pull(places)
@@ -177,47 +197,35 @@ def test_a_pull_that_is_killed_goes_on_and_leaves_the_old_release_or_the_new_one
     assert f"{fetched} fetched" in said or fetched == "0 bytes", said
 
 
-def killed(places: dict[str, Path], patch: str) -> None:
-    """Let a pull kill itself where `patch` says."""
-    code = f"import os\n{patch}\nfrom tools.cli.main import app\napp()"
-    command = [sys.executable, "-c", code, "plant", "pull", str(places["b"]), "--from", str(places["stick"])]
-    assert subprocess.run(command, check=False, timeout=300).returncode == -signal.SIGKILL
-
-
-class Hub(Store):
-    """A hub whose releases are in a folder, and which wants these numbers of a line that follows it."""
-
-    def __init__(self, folder: Path, **wanted: int) -> None:
-        super().__init__(folder)
-        self.wanted, self.reports = wanted, list[Any]()
-
-    def ask_json(self, _method: str, _path: str, fields: Any) -> Any:
-        self.reports.append(fields["in_force"])
-        return {"wanted": self.wanted, "compare": [], "revoked": []}
-
-
-def test_a_line_whose_pull_was_killed_behind_the_change_goes_back_though_its_notes_say_it_has(places: dict[str, Path]):
-    from tools.registry.follow import Follower
-
+@pytest.mark.promise(
+    "Prepared files",
+    "a release | an older one that a hub offers, as if it were the newest | refused; a person may go back with "
+    "`--allow-older`, and a timer leaves that as it is",
+)
+@pytest.mark.promise(
+    "Versions of experts",
+    "A timer's pull takes the newest release of the line's signers once, and leaves a person's way back as it is",
+)
+def test_a_timers_pull_takes_what_is_new_and_signed_here_and_nothing_else(places: dict[str, Path]):
     push(places)
-    pull(places)
+    assert "line/1, signed by anna.sign: 1 expert changed" in pull(places, "--newest")
     first = state_of(places["b"])
+    push(places, key="mallory")
+    assert "line/1 is in force:" in pull(places, "--newest")
     switch(open_line(places["a"]), "P", None)
     push(places)
-    note = "import tools.registry.line_releases as r; r.LineReleases.note = lambda *_: os.kill(os.getpid(), 9)"
-    killed(places, note)
-    assert state_of(places["b"]) != first
-    hub, said = Hub(places["stick"], line=1), list[str]()
-    follower = Follower(places["b"], hub, 1.0, said.append)  # type: ignore[arg-type]
-    with open_line(places["b"]).versions.changing():  # such as a training that is just put in
-        follower.turn()
-    assert "line/1 waits: versions of experts are being changed" in said[0]
-    assert hub.reports[-1]["line"]["refused"] is None
-    hub.wanted.clear()  # the roll-out is over, as all lines have said that they have what they had
-    follower.turn()
+    killed(places, "import tools.registry.line_releases as r; r.LineReleases.note = lambda *_: os.kill(os.getpid(), 9)")
+    second = state_of(places["b"])
+    assert second != first
+    shutil.move(places["stick"] / "manifests" / "line" / "3.json", places["stick"] / "3.json")
+    pull(places, "--newest")  # the notes say line/1, and what was killed may be in force
     assert state_of(places["b"]) == first
-    follower.turn()
-    assert len(said) == 2
+    shutil.move(places["stick"] / "3.json", places["stick"] / "manifests" / "line" / "3.json")
+    assert "line/3, signed by anna.sign" in pull(places, "--newest")
+    assert state_of(places["b"]) == second
+    pull(places, "--release", "line/1", "--allow-older")
+    assert "line/1 is in force:" in pull(places, "--newest")  # a person went back
+    assert state_of(places["b"]) == first
 
 
 def test_a_pull_while_another_is_under_way_waits_and_changes_nothing(places: dict[str, Path]):
@@ -231,6 +239,7 @@ def test_a_pull_while_another_is_under_way_waits_and_changes_nothing(places: dic
     pull(places)
 
 
+@pytest.mark.test_all
 def test_a_pull_that_is_killed_between_catalog_and_rules_leaves_no_mix_of_two_releases(places: dict[str, Path]):
     from daemon.config.settings import load_config
     from daemon.line.line import load_rules_and_catalog
@@ -242,11 +251,10 @@ def test_a_pull_that_is_killed_between_catalog_and_rules_leaves_no_mix_of_two_re
 
     push(places)
     old, files = read(), state_of(places["b"])
-    code = "import os\nimport tools.registry.pull as p\nreal = p.replace_text\n"  # `like` is given for the pull's mark
-    code += "p.replace_text = lambda *a, **named: real(*a, **named) if named else os.kill(os.getpid(), 9)\n"
-    code += "from tools.cli.main import app\napp()"
-    command = [sys.executable, "-c", code, "plant", "pull", str(places["b"]), "--from", str(places["stick"])]
-    assert subprocess.run(command, check=False, timeout=300).returncode == -signal.SIGKILL
+    patch = "import tools.registry.pull as p\nreal = p.replace_text\n"  # `like` is given for the pull's mark
+    killed(
+        places, f"{patch}p.replace_text = lambda *a, **named: real(*a, **named) if named else os.kill(os.getpid(), 9)"
+    )
     on_disk = (places["b"].parent / "experts" / "catalog.yaml").read_text(encoding="utf-8")
     assert "versions/P/" in on_disk  # the catalog is new, and the rules are old
     assert read() == old
@@ -262,6 +270,13 @@ def test_a_pull_that_is_killed_between_catalog_and_rules_leaves_no_mix_of_two_re
     assert state_of(places["b"]) == state_of(places["a"])
 
 
+@pytest.mark.promise(
+    "Prepared files",
+    "a release | a key that the hub has revoked | a line learns of it when it asks, not by push: at its next "
+    "pull, which `coserve-pull.timer` begins ten minutes after the end of the last one. From then on it "
+    "refuses what the key signed, from every source; if the release in force is among it, each `pull --newest` "
+    "fails and says so",
+)
 def test_a_signer_that_the_source_has_revoked_is_refused_there_and_then_everywhere(places: dict[str, Path]):
     before = state_of(places["b"])
     push(places)
@@ -271,13 +286,19 @@ def test_a_signer_that_the_source_has_revoked_is_refused_there_and_then_everywhe
     shutil.rmtree(places["stick"] / "revoked")  # another stick does not know it; the line does
     assert "line/1 is signed by anna.sign, which is revoked" in pull(places, status=1)
     assert state_of(places["b"]) == before
+    assert "line/1 is signed by anna.sign, which is revoked" in pull(places, "--newest", status=1)
     (noted,) = (places["b"].parent / "experts" / "releases" / "revoked").iterdir()
     noted.write_text("no key")
     assert "is not a public Ed25519 key" in pull(places, status=1)
     noted.unlink()
     pull(places)
+    (places["stick"] / "revoked").mkdir()
+    shutil.copy(places["keys"] / "anna.sign", places["stick"] / "revoked")
+    said = pull(places, "--newest", status=1)
+    assert "line/1, which is in force, is signed by anna.sign, which is revoked" in said
 
 
+@pytest.mark.test_all
 def test_a_second_key_of_the_same_file_name_is_revoked_as_the_first_was(places: dict[str, Path]):
     from tools.registry.line_releases import LineReleases
 
@@ -294,75 +315,6 @@ def test_a_second_key_of_the_same_file_name_is_revoked_as_the_first_was(places: 
     assert told("") == []
     assert told(own()) == ["anna.sign"]
     assert told("") == ["anna.sign"]
-
-
-def test_two_signers_of_one_file_name_are_two(places: dict[str, Path]):
-    """Two people called Anna: the line takes what either signed, until one of them loses her key."""
-    from daemon.registry.manifest import ReleaseError
-    from tools.registry.line_releases import LineReleases
-    from tools.registry.pull import PullOptions, accepted
-
-    coserve("keys", "new", "anna", "--sign", "--dir", places["keys"] / "night")
-    settings = yaml.safe_load(places["b"].read_text(encoding="utf-8"))
-    settings["plant"]["signers"].append("../keys/night/anna.sign")
-    places["b"].write_text(yaml.safe_dump(settings), encoding="utf-8")
-    push(places)
-    push(places, key="night/anna")
-    releases, stick = LineReleases(open_line(places["b"])), Store(places["stick"])
-
-    def signer(number: int) -> str:
-        return accepted(releases, "line", number, stick.manifest("line", number), PullOptions())[1]
-
-    assert [signer(number) for number in (1, 2)] == ["anna.sign", "anna.sign"]
-    lost = places["keys"] / "night" / "anna.sign"
-    assert releases.revoked([key_id(read_public_key(lost))]) == [places["b"].parent / "../keys/night/anna.sign"]
-    assert signer(1) == "anna.sign"
-    with pytest.raises(ReleaseError, match=r"line/2 is signed by anna\.sign, which is revoked"):
-        signer(2)
-
-
-def test_a_person_s_change_with_a_release_s_name_as_its_note_is_not_what_the_release_replaced(places: dict[str, Path]):
-    from tools.registry.line_releases import LineReleases
-
-    push(places)
-    pull(places)
-    line = open_line(places["b"])
-    assert LineReleases(line).agreement("line") == {"compared": 0, "agreed": 0}
-    switch(line, "P", None, note="line/1")
-    assert LineReleases(line).agreement("line") == {}
-
-
-def test_a_hub_cannot_bring_an_old_release_back_as_a_way_back(places: dict[str, Path]):
-    """What `follow` does when a hub, broken into, wants the release of last year, or one that the line never had."""
-    from daemon.registry.manifest import ReleaseError
-    from tools.registry.line_releases import LineReleases
-    from tools.registry.pull import PullOptions, accepted
-
-    stick = Store(places["stick"])
-    for number in (1, 2, 3):
-        push(places, "--note", f"number {number}")
-        if number != 2:
-            pull(places)
-    releases = LineReleases(open_line(places["b"]))
-
-    def take(number: int) -> str:
-        back = PullOptions(is_return=True)
-        return accepted(releases, "line", number, stick.manifest("line", number), back)[0].release
-
-    for number in (1, 2):  # the release in force allows 2, which the line has not had
-        with pytest.raises(ReleaseError, match=f"line/{number} is not a way back from line/3: its signer allows 2"):
-            take(number)
-    pull(places, "--release", "line/2", "--allow-older")
-    pull(places, "--release", "line/3")
-    assert take(2) == "line/2"
-
-
-def test_without_its_extra_a_pull_says_what_to_install(places: dict[str, Path]):
-    code = "import sys\nsys.modules['cryptography'] = None\nfrom tools.cli.main import app\napp()"
-    command = [sys.executable, "-c", code, "plant", "releases", str(places["stick"])]
-    done = subprocess.run(command, check=False, timeout=300, capture_output=True, text=True)
-    assert "needs the extra `plant`" in " ".join(done.stderr.split())
-    assert done.returncode == 2
 
 
 def test_a_line_that_judges_takes_a_release_between_boards_and_mixes_none(places: dict[str, Path]):
@@ -424,6 +376,7 @@ def test_a_line_that_judges_takes_a_release_between_boards_and_mixes_none(places
     }
 
 
+@pytest.mark.test_all
 def test_a_pull_gives_up_where_a_board_stays_open_and_the_line_goes_on(places: dict[str, Path]):
     before = state_of(places["b"])
     push(places)

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.contract.client import Line
@@ -32,6 +33,11 @@ def judged(line: Line, serial: str) -> dict[str, Any]:
     return line.result(line.send(a_jpeg(1), board=board, designator="P1"))
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "Every answer names the settings that gave it, such as the temperature, and a change of them is named by "
+    "`reload`, log, `explain`, `export` and `experts show`",
+)
 def test_a_changed_temperature_is_named_by_every_row_message_and_command(tmp_path: Path, experts_folder: Path):
     line = Line(tmp_path / "line", experts_folder, RULES)
     with line.service():
@@ -144,22 +150,3 @@ def _exported(line: Line, package: Path, temperatures: dict[str, float]) -> None
     assert {row["expert_settings"]: row["today"] for row in listed} == dict(
         zip(temperatures, ("other settings", "in force"), strict=True)
     )
-
-
-def test_weights_whose_settings_are_gone_from_the_catalog_are_exported_with_those_that_answered(
-    tmp_path: Path, experts_folder: Path
-):
-    line = Line(tmp_path / "line", experts_folder, RULES)
-    set_temperature(line, 1.25)
-    with line.service():
-        judged(line, "S1")
-    (line.folder / "experts" / "catalog.yaml").write_text("experts: {}\n", encoding="utf-8")
-    done = coserve("export", "--lot", "L1", "--out", tmp_path / "package", "--config", line.config)
-    assert "its weights are deleted" in done.stdout + done.stderr
-    catalog = yaml.safe_load((tmp_path / "package" / "experts" / "catalog.yaml").read_text(encoding="utf-8"))
-    (entry,) = catalog["experts"].values()
-    assert entry["temperature"] == 1.25
-    assert entry["sha256"] == line.rows("SELECT sha256 FROM expert_versions")[0][0]
-    words = coserve("explain", "S1", "P1", "--config", line.config).stdout
-    assert "temperature 1.25" in words
-    assert "the catalog has no such expert any more" in words

@@ -16,6 +16,8 @@ from tools.experts.change import mark_shadow, put, switch
 from tools.experts.line import open_line
 from tools.experts.look import describe_shadow
 
+pytestmark = pytest.mark.test_all
+
 RULES = """\
 boards:
   free: {extras: allow, components: {P: 100000, Q: 100000}}
@@ -43,6 +45,11 @@ def answers(line: Line) -> list[tuple[Any, ...]]:
     return line.rows("SELECT inspection_id, outcome_in_service, outcome, step FROM shadow_answers ORDER BY 1")
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "A version in shadow changes no verdict and holds no image up, whether its process is killed, stopped or "
+    "its weights are damaged; what it missed is counted, and it answers again after a restart",
+)
 def test_a_shadow_answers_beside_the_version_in_force_until_it_is_promoted(
     tmp_path: Path, version_folders: tuple[Path, Path]
 ):
@@ -124,6 +131,7 @@ def test_a_stopped_shadow_holds_nothing_up_and_what_it_misses_is_counted(
     everything_is_whole(line)
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("how", ["altered", "gone", "other network"])
 def test_a_shadow_that_cannot_be_used_says_so_once_and_costs_the_line_nothing(
     tmp_path: Path, version_folders: tuple[Path, Path], how: str
@@ -156,19 +164,3 @@ def test_a_shadow_that_cannot_be_used_says_so_once_and_costs_the_line_nothing(
     assert line.log().count("event=shadow_failed") == 1
     assert line.rows("SELECT count(*) FROM inspections WHERE verdict IN ('pass', 'fail')") == [(2,)]
     assert answers(line) == []
-
-
-def test_switching_it_off_ends_the_process_and_keeps_its_answers(tmp_path: Path, version_folders: tuple[Path, Path]):
-    line, version = a_shadowed_line(tmp_path / "line", version_folders, DAEMON)
-    with line.service():
-        urged(line)
-        line.send()
-        line.wait(lambda: answers(line))
-        coserve("experts", "shadow", "P", "--off", "--config", line.config)
-        line.wait(lambda: process_of(line) is None)
-        line.result(line.send())
-        assert (
-            "no version of P is in shadow"
-            in coserve("experts", "shadow", "P", "--config", line.config, status=1).stderr
-        )
-    assert line.rows("SELECT expert_version FROM shadow_answers") == [(version,)]

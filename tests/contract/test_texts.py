@@ -3,9 +3,6 @@
 import itertools
 import json
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +13,6 @@ from typer.testing import CliRunner
 
 from tests.contract.client import Line
 from tests.contract.held_models import STEPS, hold_after
-from tests.lines import a_jpeg
-from tests.waiting import PATIENCE_S
 from tools.cli.main import app
 from tools.setup.service import Service
 
@@ -151,19 +146,7 @@ def test_tokens_are_streamed_in_order_and_add_up_to_the_text_that_follows(line: 
     assert {piece["seq"] for piece in pieces} == {body["seq"] - 1}
 
 
-def test_a_repeated_request_is_a_duplicate_and_says_whether_it_differs(line: Line) -> None:
-    header = generate("once", max_new_tokens=3)
-    with line.peer() as peer:
-        for _ in range(2):
-            peer.send(header)
-        assert sorted(peer.take()["type"] for _ in range(2)) == ["accepted", "duplicate"]
-        line.result(header["id"])
-        assert peer.ask(header)["differs"] is False
-        assert peer.ask(header | {"prompt": "twice"})["differs"] is True
-        assert peer.ask(header | {"model": "gone", "prompt": ""})["type"] == "duplicate"
-    assert line.rows("SELECT count(*) FROM generations WHERE request_id = ?", header["id"]) == [(1,)]
-
-
+@pytest.mark.promise("Language models", "A request that can never be served is rejected with its reason")
 @pytest.mark.parametrize(
     ("wrong", "code", "says"),
     [
@@ -191,44 +174,11 @@ def test_a_deadline_that_has_passed_gives_unknown(line: Line) -> None:
     assert (result["status"], result["reason"], result["text"]) == ("unknown", "deadline", None)
 
 
-def test_images_are_judged_while_texts_are_generated(line: Line) -> None:
-    headers = [generate(f"text {number}", max_new_tokens=40) for number in range(6)]
-    with line.peer() as peer:
-        for header in headers:
-            peer.send(header)
-            peer.send(line.inspect(), a_jpeg(7))
-        assert {peer.take()["type"] for _ in range(12)} == {"accepted"}
-    line.idle()
-    assert {line.result(header["id"])["status"] for header in headers} == {"done"}
-    seqs = [message["seq"] for message in line.stream()]
-    assert seqs == list(range(1, len(seqs) + 1))
-
-
-def test_a_draining_line_is_busy_for_texts_and_finishes_those_it_has(line: Line) -> None:
-    first, second = generate(max_new_tokens=40), generate(max_new_tokens=3)
-    assert ask(line, first)["type"] == "accepted"
-    line.control("drain")
-    assert ask(line, second)["type"] == "busy"
-    assert ask(line, first)["type"] == "duplicate"
-    line.idle()
-    assert line.result(first["id"])["status"] == "done"
-    line.control("drain", off=True)
-    assert ask(line, second)["type"] == "accepted"
-
-
-def test_status_and_metrics_tell_of_models(line: Line) -> None:
-    made(line, max_new_tokens=2)
-    line.wait(lambda: status_of(line, "tiny")["text_used_bytes"] == 0)  # its row may be there before its memory is back
-    model = status_of(line, "tiny")
-    assert (model["name"], model["device"], model["mode"], model["state"]) == ("tiny", "cpu", "ondemand", "ready")
-    assert 0 < model["used_bytes"] <= model["budget_bytes"] == 150_000
-    assert model["expert_fetches"] > 0
-    assert model["text_budget_bytes"] == 37_500
-    text = line.control("metrics")["text"]
-    assert 'coserve_texts_total{reason="",status="done"}' in text
-    assert "coserve_text_first_token_seconds_count" in text
-
-
+@pytest.mark.promise(
+    "Language models",
+    "A request for text that was answered `accepted` gets exactly one result, across a kill, a stop, and a "
+    "configuration that lost its model",
+)
 def test_a_kill_a_stop_and_a_lost_model_leave_every_accepted_text_with_exactly_one_result(
     tmp_path: Path, torch_experts_folder: Path, checkpoint: Path
 ) -> None:
@@ -277,6 +227,11 @@ def test_a_kill_a_stop_and_a_lost_model_leave_every_accepted_text_with_exactly_o
     assert line.rows("SELECT count(*) FROM generations WHERE status = 'accepted'") == [(0,)]
 
 
+@pytest.mark.promise(
+    "Language models",
+    "A removed or damaged checkpoint costs its own requests only; images and other models continue, and it "
+    "serves again when it is restored",
+)
 def test_a_model_that_is_removed_damaged_or_put_back_costs_its_own_requests_only(
     line: Line, spare: Path, checkpoint: Path
 ) -> None:
@@ -307,26 +262,6 @@ def test_a_model_that_is_removed_damaged_or_put_back_costs_its_own_requests_only
     shutil.copy(checkpoint / "model.safetensors", weights)
     line.wait(lambda: ask_spare()["text"] == text)
     line.wait(lambda: line.status()["state"] == "ready")
-
-
-def test_the_ready_line_names_models_that_could_not_be_opened(
-    tmp_path: Path, torch_experts_folder: Path, checkpoint: Path
-) -> None:
-    damaged = Path(shutil.copytree(checkpoint, tmp_path / "damaged"))
-    (damaged / "model.safetensors").write_bytes(b"nothing\nof the kind")
-    models = {name: MODEL | {"checkpoint": str(place)} for name, place in (("tiny", checkpoint), ("bad", damaged))}
-    line = Line(tmp_path / "line", torch_experts_folder, memory=str(DEVICE_BYTES), models=models)
-    with (tmp_path / "log").open("w") as log, subprocess.Popen(
-        [sys.executable, "-m", "tools", "run", str(line.config)], stdout=subprocess.PIPE, stderr=log, text=True
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        ready = process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
-    assert ready.startswith("coserve ready: ")
-    assert "0 images recovered; model bad: " in ready
-    assert str(damaged) in ready
-    assert "tiny" not in ready
 
 
 def test_images_take_memory_from_a_model_and_the_sum_stays_within_the_device(line: Line) -> None:
@@ -381,13 +316,6 @@ def test_texts_that_do_not_fit_at_once_wait_their_turn_and_one_that_never_fits_i
     line.wait(lambda: status_of(line, "large")["text_used_bytes"] == 0)
 
 
-def test_the_commands_show_models_and_check_them(line: Line) -> None:
-    status = run(line, "status")
-    assert "Language models" in status
-    assert "large" in status
-    assert "3 language models" in run(line, "check", str(line.config))
-
-
 def test_a_board_is_explained_by_the_template_or_by_the_model_that_is_configured(line: Line) -> None:
     named = {"type": "named", "serial": "B-1", "lot": "L42"}
     for component, designator in (("P", "P1"), ("P", "P2"), ("F", "F1")):
@@ -424,6 +352,7 @@ def test_a_board_is_explained_by_the_template_or_by_the_model_that_is_configured
     assert "names no model reader: " in run(line, "report", "B-1", "--model", "reader", status=2)
 
 
+@pytest.mark.promise("Language models", "A report falls back to the template and says so")
 def test_a_report_falls_back_to_the_template_and_says_why(line: Line) -> None:
     """After the test above: a prompt that is too long for a model, a line that drains, and no daemon."""
     short = run(line, "report", "B-1", "--model", "tiny")

@@ -41,6 +41,12 @@ def malicious_models(trace: Path) -> dict[str, bytes]:
     return formats
 
 
+@pytest.mark.promise(
+    "Prepared files",
+    "weights | a pickled program that poses as a model | the daemon reads safetensors only, which holds plain "
+    "numbers; it never unpickles. Such an expert cannot be loaded, its images are `unknown`",
+)
+@pytest.mark.promise("Access, pages and reviews", "A malicious model file runs nothing and costs its own images only")
 def test_a_malicious_model_file_in_the_catalog_runs_nothing_and_costs_its_own_images_only(
     tmp_path: Path, torch_experts_folder: Path
 ) -> None:
@@ -69,6 +75,10 @@ def test_a_malicious_model_file_in_the_catalog_runs_nothing_and_costs_its_own_im
     assert not trace.exists()
 
 
+@pytest.mark.promise(
+    "Prepared files",
+    "rules, catalog, configuration | YAML that creates Python objects | a safe loader reports a mistake with its line",
+)
 def test_yaml_that_asks_for_python_objects_is_refused_unrun(tmp_path: Path, experts_folder: Path) -> None:
     trace = tmp_path / "it-ran"
     config = a_line(tmp_path, experts_folder)
@@ -83,6 +93,11 @@ def test_yaml_that_asks_for_python_objects_is_refused_unrun(tmp_path: Path, expe
     assert not trace.exists()
 
 
+@pytest.mark.promise(
+    "Prepared files",
+    "a `.pt` for `coserve import` | a program | refused; with `--trust` it is opened in a process of its own. "
+    "The program then runs, so trust only files of your own",
+)
 @pytest.mark.parametrize("kind", ["zip", "legacy", "pickle"])
 @pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.safetensors"])
 def test_importing_a_malicious_file_runs_nothing_unless_it_is_trusted(tmp_path: Path, kind: str, name: str) -> None:

@@ -5,6 +5,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from coserve_client import Publisher
 from tests.contract.client import Line
 from tests.lines import COSERVE_RUN, a_jpeg
@@ -20,6 +22,11 @@ classifiers:
 IMAGES, SWITCHES = 1000, 20
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "Promoting or rolling back a version under load loses no image, and each answer comes from the version "
+    "that it names",
+)
 def test_twenty_switches_under_load_lose_nothing_and_every_answer_is_of_the_version_it_names(
     tmp_path: Path, version_folders: tuple[Path, Path]
 ):

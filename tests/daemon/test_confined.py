@@ -33,6 +33,16 @@ def refusal(config: Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.promise(
+    "Prepared files",
+    "names: source, id, serial, component | `../../etc/…`, SQL | file names are encoded and truncated, stored "
+    "images are named by number, SQL values are bound",
+)
+@pytest.mark.promise(
+    "Prepared files",
+    "catalog | a path or a link that leads elsewhere | weights must be in the catalog's folder or in one that "
+    "`security.weights` names; any other file is refused unopened",
+)
 @pytest.mark.parametrize("file", ["../elsewhere/R0402.safetensors", "sub/../../elsewhere/R0402.safetensors"])
 def test_a_weights_file_outside_the_catalogs_folder_is_refused_with_its_line(
     tmp_path: Path, experts_folder: Path, file: str
@@ -70,6 +80,10 @@ def test_a_catalog_folder_that_is_itself_a_link_is_no_mistake(tmp_path: Path, ex
     assert len(catalog.headers) == 4
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "File paths stay in their folders; no value is written into the text of an SQL statement",
+)
 @pytest.mark.parametrize(
     "name", ["../../../etc/cron.d/x", "/etc/passwd", "..", ".", "a/../../b", "a//b", ":", "-rf", "x" * 128, "./" * 64]
 )

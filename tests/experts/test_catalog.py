@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from experts.catalog import UNREADABLE, CatalogEntry, CatalogFile, resolve, write_catalog
 from experts.catalog_edit import add_to_catalog, read
 from experts.spec import ExpertSpec
-from routing_rules.document import read_yaml_text
 from tests.experts.samples import an_expert_file
 
 
@@ -82,17 +81,6 @@ def test_labels_that_yaml_could_mistake_come_back_as_they_were(tmp_path: Path):
     assert '"1e5"' in file.read_text(encoding="utf-8")
 
 
-def test_adding_an_expert_replaces_its_entry_and_keeps_the_others(tmp_path: Path):
-    spec = an_expert_file(tmp_path)
-    file = tmp_path / "deep" / "catalog.yaml"
-    add_to_catalog(file, "a", an_entry(spec))
-    add_to_catalog(file, "b", an_entry(spec, normalisation={"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}))
-    add_to_catalog(file, "a", an_entry(spec, temperature=2.0))
-    catalog, _ = resolve(CatalogFile.model_validate(yaml.safe_load(file.read_text())), tmp_path)
-    assert (catalog["a"].temperature, catalog["b"].mean) == (2.0, (0.1, 0.2, 0.3))
-    assert [entry.name for entry in file.parent.iterdir()] == ["catalog.yaml"]
-
-
 def test_adding_an_expert_keeps_the_comments_of_the_catalog(tmp_path: Path):
     spec = an_expert_file(tmp_path)
     file = tmp_path / "catalog.yaml"
@@ -146,10 +134,3 @@ def test_whatever_a_person_wrote_in_a_catalog_stays(tmp_path: Path, text: str, n
     assert {key: value for key, value in read(after)["experts"].items() if key != "a"} == others
     assert CatalogFile.model_validate(read(after)).experts["a"] == CatalogEntry.model_validate(entry)
     assert list(read(after)["experts"]) == [*others, "a"]
-
-
-def test_a_catalog_is_read_as_the_daemon_reads_it():
-    text = "experts:\n  a: {classes: [NO, 0x10, 0o17, 1e400, 0402], temperature: 1e0}\n"
-    assert read(text) == read_yaml_text(text, "").data
-    with pytest.raises(yaml.YAMLError, match=r"catalog\.yaml:3:1: duplicate key `a`"):
-        read("a: 1\nb: 2\na: 3\n", "catalog.yaml")

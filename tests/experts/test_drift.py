@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experts.drift import ALL, BINS, compare, drift, grade, histogram, histograms
+from experts.drift import BINS, compare, drift, grade, histogram, histograms
 
 SURE, LESS = (30.0, 1.0), (9.0, 3.0)
 
@@ -12,34 +12,12 @@ def confidences(seed: int, count: int, shape: tuple[float, float] = SURE) -> lis
     return np.random.default_rng(seed).beta(*shape, count).tolist()
 
 
-def test_a_histogram_has_every_answer_and_edges_belong_above():
-    counts = histogram([0.0, 0.05, 0.049999, 0.95, 0.9499, 1.0])
-    assert len(counts) == BINS
-    assert (counts[0], counts[1], counts[-2], counts[-1]) == (2, 1, 1, 2)
-
-
-def test_answers_without_a_label_are_not_counted():
-    assert list(histograms([("ok", 0.9), (None, None), ("bad", 0.2)])) == ["bad", "ok"]
-
-
 def test_the_index_of_a_distribution_with_itself_is_zero_and_grows_with_the_distance():
     baseline = histogram(confidences(0, 1000))
     values = [drift(baseline, histogram(confidences(1, 1000, shape))) for shape in (SURE, (20.0, 1.5), LESS)]
     assert drift(baseline, baseline) == pytest.approx(0.0)
     assert [grade(value) for value in values[::2]] == ["stable", "drifted"]
     assert values == sorted(values)
-
-
-@pytest.mark.parametrize(("value", "said"), [(0.0, "stable"), (0.0999, "stable"), (0.1, "shifting"), (0.25, "drifted")])
-def test_grades_are_the_usual_ones(value: float, said: str):
-    assert grade(value) == said
-
-
-def test_an_empty_bin_on_one_side_is_no_infinity():
-    training, recent = [0] * BINS, [0] * BINS
-    training[19], recent[0] = 500, 500
-    assert 0.25 < drift(training, recent) < 20
-    assert drift(training, [0] * BINS) == 0.0
 
 
 def test_more_defects_than_in_training_are_no_drift():
@@ -90,24 +68,3 @@ def test_a_line_of_many_experts_that_saw_few_parts_has_none_that_drifts_by_chanc
         training[18:], recent[18:] = [less[0], 36 - less[0]], [less[1], 60 - less[1]]
         grades.append(compare({"ok": training}, {"ok": recent}).grade)
     assert sum(grade not in ("stable", "too few") for grade in grades) <= 5
-
-
-def test_few_answers_suffice_where_everything_is_another():
-    training, recent = [0] * BINS, [0] * BINS
-    training[19], recent[12:14] = 60, [30, 30]
-    assert compare({"ok": training}, {"ok": recent}).grade == "drifted"
-
-
-def test_a_label_that_training_hardly_answered_does_not_speak_for_the_expert():
-    training = histograms([("ok", c) for c in confidences(0, 500)] + [("rare", 0.99)])
-    recent = histograms([("ok", c) for c in confidences(1, 900)] + [("rare", 0.3)] * 20)
-    assert compare(training, recent).grade == "stable"
-    mostly = histograms([("ok", c) for c in confidences(1, 100)] + [("rare", 0.3)] * 900)
-    drift_now = compare(training, mostly)
-    assert (drift_now.grade, drift_now.lacks) == ("too few", "images held out"), "of the label that it answers now"
-
-
-def test_training_that_knows_no_labels_is_compared_as_a_whole():
-    training = {ALL: histogram(confidences(0, 500))}
-    recent = histograms((f"label{n % 3}", c) for n, c in enumerate(confidences(1, 900)))
-    assert compare(training, recent).grade == "stable"

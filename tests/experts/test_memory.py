@@ -1,14 +1,10 @@
 import gc
-import mmap
-from pathlib import Path
 
 import pytest
-import structlog
 import torch
 
 from experts import memory
 from experts.memory import HostMemory, PinnedBudget
-from experts.transfer import HostTransfer
 
 
 class Runtime:
@@ -82,36 +78,6 @@ def test_memory_that_cannot_be_pinned_is_ordinary_memory(monkeypatch: pytest.Mon
     assert bool((host.tensor == 0).all())
 
 
-def test_a_pool_says_once_that_its_memory_is_not_pinned(monkeypatch: pytest.MonkeyPatch):
-    runtime = Runtime(code=2)
-    monkeypatch.setattr(memory, "_cuda", lambda: runtime)
-    transfer = HostTransfer(pin=PinnedBudget())
-    with structlog.testing.capture_logs() as lines:
-        place = transfer.allocate(10_000)
-        transfer.vacate(place)
-        transfer.occupy(place)
-        transfer.allocate(20_000)
-    assert [(line["event"], line["bytes"], line["cuda_error"]) for line in lines] == [("memory_not_pinned", 10_000, 2)]
-
-
-def test_memory_that_is_pinned_or_need_not_be_says_nothing(runtime: Runtime):
-    with structlog.testing.capture_logs() as lines:
-        for transfer in (HostTransfer(pin=PinnedBudget()), HostTransfer()):
-            transfer.allocate(10_000)
-    assert lines == []
-
-
-def test_all_views_are_of_the_same_page_aligned_bytes():
-    host = HostMemory(3 << 20)
-    assert host.array.ctypes.data % mmap.PAGESIZE == 0
-    host.view[4096] = 7
-    assert (host.array[4096], host.tensor[4096].item()) == (7, 7)
-    view = host.tensor
-    del host
-    gc.collect()
-    assert view[4096].item() == 7  # whoever holds a view holds the memory
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_cuda_takes_the_memory_for_pinned():
@@ -131,21 +97,3 @@ def test_after_cuda_refused_memory_the_next_kernel_is_not_blamed():
     assert host.pin_error != 0
     assert torch.ones(4, device="cuda:0").mul_(2).sum().item() == 8
     host.pinned = True
-
-
-def test_large_memory_is_asked_for_in_huge_pages():
-    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    if not enabled.is_file() or "[never]" in enabled.read_text(encoding="ascii"):
-        pytest.skip("this kernel gives no huge pages")
-    host = HostMemory(8 << 20)
-    host.array[:] = 1
-    address, flags, inside = host.array.ctypes.data, None, False
-    for line in Path("/proc/self/smaps").read_text(encoding="ascii").splitlines():
-        words = line.split()
-        if "-" in words[0] and not words[0].endswith(":"):
-            begin, end = (int(edge, 16) for edge in words[0].split("-"))
-            inside = begin <= address < end
-        elif words[0] == "VmFlags:" and inside:
-            flags = words[1:]
-    assert flags is not None
-    assert "hg" in flags

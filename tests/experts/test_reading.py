@@ -1,9 +1,7 @@
 import errno
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -85,12 +83,6 @@ def test_a_file_that_ends_early_says_by_how_much(tmp_path: Path, name: str, size
     assert getattr(reader, "method", "direct") == "direct"
 
 
-def test_a_missing_file_is_an_os_error(tmp_path: Path):
-    for make in READERS.values():
-        with pytest.raises(FileNotFoundError):
-            make().open(tmp_path / "none")
-
-
 def test_direct_reads_leave_the_page_cache_alone_and_dropping_empties_it(tmp_path: Path):
     file, data = a_file(tmp_path)
     if not drop_fully(file):
@@ -105,52 +97,6 @@ def test_direct_reads_leave_the_page_cache_alone_and_dropping_empties_it(tmp_pat
     assert drop_fully(file)
 
 
-@pytest.mark.parametrize("where", ["opening", "reading"])
-def test_without_direct_reads_the_cache_is_dropped_and_the_reader_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-):
-    file, data = a_file(tmp_path)
-    lives_in_memory = not drop_fully(file)
-    refuse_direct(monkeypatch, where)
-    reader = DirectReader()
-    assert read(reader, file, SIZE_BYTES, 0) == data
-    assert drop_fully(file) != lives_in_memory
-    assert read(reader, file, SIZE_BYTES, 0) == data
-    assert reader.method == ("cached" if lives_in_memory else "dropped")
-
-
-def test_where_dropping_does_nothing_the_reader_says_that_it_read_from_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    file, data = a_file(tmp_path)
-    refuse_direct(monkeypatch, "opening")
-    monkeypatch.setattr(os, "posix_fadvise", lambda *_: None)
-    reader = DirectReader()
-    assert read(reader, file, SIZE_BYTES, 0) == data
-    assert reader.method == "cached"
-
-
-def refuse_direct(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """As filesystems do that have no O_DIRECT: some refuse the open, some the read."""
-    ordinary_open, ordinary_read = os.open, os.preadv
-
-    def refusing_open(path: Path, flags: int, *rest: int) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return ordinary_open(path, flags, *rest)
-
-    def refusing_read(descriptor: int, *rest: Any) -> int:
-        flags = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii").split("flags:")[1].split()[0]
-        if int(flags, 8) & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return ordinary_read(descriptor, *rest)
-
-    if where == "opening":
-        monkeypatch.setattr(os, "open", refusing_open)
-    else:
-        monkeypatch.setattr(os, "preadv", refusing_read)
-
-
 def test_other_errors_of_the_disk_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file, _ = a_file(tmp_path)
 
@@ -161,12 +107,3 @@ def test_other_errors_of_the_disk_are_passed_on(tmp_path: Path, monkeypatch: pyt
     for make in READERS.values():
         with pytest.raises(OSError, match="Input/output error"):
             read(make(), file, 4096, 0)
-
-
-def test_threads_share_the_pace_one_transfer_at_a_time(tmp_path: Path):
-    file, data = a_file(tmp_path, 100_000)
-    reader = PacedReader(CachedReader(), 4e6)
-    begin_s = time.monotonic()
-    with ThreadPoolExecutor(3) as threads:
-        assert all(copy == data for copy in threads.map(lambda _: read(reader, file, 100_000, 0), range(6)))
-    assert time.monotonic() - begin_s >= 6 * 100_000 / 4e6

@@ -73,20 +73,9 @@ def test_what_changes_no_answer_changes_no_digest(task: str, fields: dict[str, A
     assert a_spec(task, **fields).settings_digest == a_spec(task).settings_digest
 
 
-def test_a_whole_number_and_the_same_float_are_one_setting():
-    whole = a_spec(temperature=1, mean=(0, 0, -0.0), std=(1, 1, 1))
-    assert whole.settings == a_spec(temperature=1.0, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)).settings
-    detector = a_spec("detect", confidence_floor=0, nms_iou=1)
-    assert detector.settings_digest == a_spec("detect", confidence_floor=0.0, nms_iou=1.0).settings_digest
-
-
 def test_a_change_is_told_with_both_values():
     before, after = a_spec(temperature=1.3).settings, a_spec(temperature=1.1).settings
     assert [str(change) for change in setting_changes(before, after)] == ["temperature 1.3 → 1.1"]
-
-
-def test_an_unreadable_file_is_no_change_of_its_settings():
-    assert setting_changes(a_spec().settings, a_spec(layout=LayoutId("unreadable")).settings) == []
 
 
 @given(size=SIZES, classes=CLASSES, mean=CHANNELS, std=CHANNELS, temperature=st.floats(0.01, 100))
@@ -102,13 +91,6 @@ def test_the_text_is_canonical_json_and_gives_the_entry_back(
     assert (entry.classes, entry.input_size, entry.temperature) == (classes, size, temperature)
     assert entry.normalisation.model_dump() == {"mean": mean, "std": std}  # type: ignore[union-attr]
     assert entry.sha256 == spec.sha256
-
-
-@given(floor=SHARES, iou=SHARES, most=st.integers(1, 3000))
-def test_a_detector_s_thresholds_come_back_too(floor: float, iou: float, most: int):
-    spec = a_spec("detect", confidence_floor=floor, nms_iou=iou, max_detections=most)
-    entry = entry_with(spec.settings, "weights.safetensors", spec.sha256)
-    assert (entry.confidence_floor, entry.nms_iou, entry.max_detections) == (floor, iou, most)
 
 
 @given(CLASSES, CLASSES, st.floats(0.01, 100), st.floats(0.01, 100))

@@ -21,7 +21,6 @@ from experts.transfer import DeviceTransfer, HostTransfer, StagedTransfer
 from experts.vision.slot import SlotPool
 from experts.weights import SCALE_PREFIX, Block, Entry, plan_entries, read_header, write_weights
 from tests.experts.lanes import LateLane
-from tests.experts.paced import PacedReader
 from tests.experts.samples import an_expert_file
 
 NUMBERS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -97,26 +96,6 @@ def test_a_filled_slot_holds_what_the_safetensors_library_reads_times_its_scales
                 )
             largest = float(original.float().abs().max())
             assert float((weights - original.float()).abs().max()) <= largest / 250
-
-
-def test_rounding_to_int8_errs_by_half_a_step_of_its_channel_at_most():
-    rows = torch.randn(64, 576, generator=torch.Generator().manual_seed(3)) * torch.logspace(-4, 2, 64)[:, None]
-    block = Block("t", "F32", (64, 576), rows.view(-1).view(torch.uint8).numpy().tobytes())
-    entries, slot_bytes = plan_entries([("t", "F32", (64, 576))])
-    scales, values = thinned([block], plan_form(entries, slot_bytes, "int8"))
-    restored = torch.frombuffer(bytearray(values.data), dtype=torch.int8).view(64, 576).float()
-    restored *= torch.frombuffer(bytearray(scales.data), dtype=torch.float32)[:, None]
-    assert bool(((restored - rows).abs() <= rows.abs().amax(1, keepdim=True) / 127 * 0.50001).all())
-
-
-@pytest.mark.parametrize("form", ["bfloat16", "int8"])
-def test_expansion_waits_for_a_slow_disk_and_ends_with_it(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("experts.transfer._READ_BYTES", 8192)
-    tensors = some_tensors(SHAPES * 2, "F32", 1)
-    file, plan, entries, slot_bytes = a_thin_file(tmp_path, tensors, "F32", form)
-    at_once = filled(HostTransfer(), file, plan, slot_bytes)
-    slowly = filled(HostTransfer(), file, plan, slot_bytes, PacedReader(CachedReader(), 4e6))
-    assert all(torch.equal(tensor_in(at_once, entry), tensor_in(slowly, entry)) for entry in entries)
 
 
 @pytest.mark.parametrize("place", [0, 1])

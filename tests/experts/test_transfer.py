@@ -68,15 +68,6 @@ def test_a_filled_place_and_its_digest_hold_the_bytes_of_the_file(tmp_path: Path
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_short_reads_are_continued(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch):
-    descriptor, data = a_file(tmp_path, 10_000)
-    whole = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda fd, views, offset: whole(fd, [views[0][:777]], offset))
-    assert filled(a_transfer(device), descriptor, 10_000) == data
-    os.close(descriptor)
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_file_that_ends_early_is_an_error_and_the_next_fill_works(tmp_path: Path, device: str):
     size_bytes = (33 << 20) + 10
     descriptor, data = a_file(tmp_path, size_bytes)
@@ -100,18 +91,6 @@ def test_a_place_can_be_copied_from_host_memory(tmp_path: Path, device: str, sou
     assert origin.memory is not None
     transfer.copy(place, origin.memory)
     assert contents(place.buffer) == data
-
-
-def test_pinned_memory_is_copied_in_one_piece_without_staging():
-    origin = HostMemory(40 << 20)
-    origin.array[:] = 7
-    origin.pinned, lane = True, LateLane()
-    transfer = StagedTransfer("cpu", lambda *_: lane, None)
-    place = transfer.allocate(40 << 20)
-    transfer.copy(place, origin)
-    origin.pinned = False
-    assert len(lane.given) == 1
-    assert bool((place.buffer == 7).all())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -218,8 +197,3 @@ def test_a_device_that_is_lost_ends_the_fill_with_its_error(tmp_path: Path):
         filled(transfer, descriptor, size_bytes)
     assert is_device_error(caught.value)
     os.close(descriptor)
-
-
-def test_an_unknown_device_is_refused():
-    with pytest.raises(ValueError, match="expected cpu, ram or cuda:N"):
-        transfer_for("tpu")

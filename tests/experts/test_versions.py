@@ -3,18 +3,15 @@
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import signal
-import stat
 import sys
 from pathlib import Path
 
 import pytest
 
-from experts.catalog import BackboneReference, CatalogEntry, CatalogFile, resolve
+from experts.catalog import BackboneReference, CatalogEntry, CatalogFile
 from experts.catalog_edit import read, with_entry
-from experts.spec import ExpertId
 from experts.versions import Versions, VersionsError
 from experts.weights import Block, file_sha256, write_weights
 
@@ -116,14 +113,6 @@ def test_a_catalog_written_by_hand_keeps_its_comments_and_gets_them_back(tmp_pat
     assert again.replace(f"versions/R0402/{first}.safetensors", "R0402.safetensors") == before
 
 
-def test_training_into_the_line_s_own_folder_takes_no_kept_version_away(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    first, second = in_force(versions), put(versions, 1)
-    promote(versions, second)
-    weights(versions.folder / "R0402.safetensors", 9)  # as a training writes it: another file under the name
-    assert roll_back(versions) == first == in_force(versions)
-
-
 def test_a_version_that_came_into_the_catalog_by_hand_is_found_and_can_be_left(tmp_path: Path):
     versions = a_folder(tmp_path / "experts")
     first, second = in_force(versions), put(versions, 1)
@@ -220,20 +209,6 @@ def test_pruning_takes_what_nobody_needs_and_never_what_is_in_force(tmp_path: Pa
     assert roll_back(versions) == first == in_force(versions)
 
 
-def test_what_is_kept_can_be_read_by_whoever_reads_the_catalog(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    versions.catalog.chmod(0o644)
-    before = os.umask(0o077)
-    try:
-        version = put(versions, 1)
-        promote(versions, version)
-    finally:
-        os.umask(before)
-    files = [versions.catalog, versions.folder / "versions.yaml", versions.weights_file("R0402", version)]
-    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o644}
-    assert versions.weights_file("R0402", version).parent.stat().st_mode & 0o555 == 0o555
-
-
 def test_an_expert_id_that_is_a_path_stays_inside_the_folder(tmp_path: Path):
     versions = a_folder(tmp_path / "experts")
     for name in ("../../outside", "..", "a/b", ".hidden"):
@@ -266,6 +241,10 @@ def _dies_at(number: int, work, *arguments) -> bool:
     return process.exitcode != 0
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "A kill at any step leaves the old or the new version complete, and work can continue from there",
+)
 @pytest.mark.parametrize("deed", ["put", "promote", "rollback", "prune"])
 def test_a_process_killed_at_any_step_leaves_the_old_state_or_the_new_one(tmp_path: Path, deed: str):
     base = a_folder(tmp_path / "base" / "experts")
@@ -322,22 +301,6 @@ def test_a_catalog_in_a_form_that_cannot_be_edited_is_written_anew_and_says_so(t
     assert entries["R0402"].classes == ("ok", "missing")
 
 
-def test_confidences_come_and_go_with_their_version(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    counts = {"ok": tuple(range(20)), "missing": tuple(range(20, 40))}
-    with versions.changing() as change:
-        version = change.put("R0402", a_candidate(versions, 1, confidences=counts), source="a test")
-        change.promote("R0402", version)
-        assert not change.lost_comments
-    assert versions.read()["R0402"].in_force == versions.read()["R0402"].versions[version].entry
-    catalog, _ = resolve(CatalogFile.model_validate(read(versions.catalog.read_text("utf-8"))), versions.folder)
-    assert catalog.confidences == {} or catalog.confidences[ExpertId("R0402")] == counts
-    roll_back(versions)
-    entry = versions.read()["R0402"].in_force
-    assert entry is not None
-    assert entry.confidences == {}
-
-
 def recalibrated(versions: Versions, temperature: float) -> str:
     """Put the weights in force with another temperature."""
     entry = versions.read()["R0402"].in_force
@@ -378,67 +341,6 @@ def test_a_recalibration_is_a_version_of_its_own_that_is_promoted_and_rolled_bac
     assert [step.did for step in versions.read()["R0402"].steps] == [
         *("found", "put", "promote", "put", "promote", "rollback", "rollback")
     ]
-
-
-def test_the_same_weights_with_the_same_settings_are_no_new_version(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    with pytest.raises(
-        VersionsError, match=r"is in force: these are the same weights and settings; .* its temperature"
-    ):
-        recalibrated(versions, 1.3)
-    second = recalibrated(versions, 1.1)
-    with pytest.raises(VersionsError, match=f"has version {re.escape(second)} already"):
-        recalibrated(versions, 1.1)
-
-
-def test_a_temperature_changed_by_hand_is_found_and_can_be_taken_back(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    first = versions.read()["R0402"].version or ""
-    second = put(versions, 1)
-    promote(versions, second)
-    roll_back(versions)
-    by_hand(versions, "temperature: 1.3", "temperature: 1.7")
-    expert = versions.read()["R0402"]
-    assert (expert.version or "").startswith(f"{first}+")
-    assert (expert.steps[-1].did, expert.steps[-1].version) == ("found", expert.version)
-    by_hand(versions, "temperature: 1.7", "temperature: 1.3")
-    assert versions.read()["R0402"].version == first
-    by_hand(versions, "temperature: 1.3", "temperature: 1.7")
-    promote(versions, second)  # keeps what was in force, whose weights lie in the place of the first already
-    assert (roll_back(versions), temperature(versions)) == (expert.version, 1.7)
-    assert file_sha256(versions.weights_file("R0402", first))[:12] == first
-    assert (roll_back(versions), temperature(versions)) == (first, 1.3)
-
-
-def test_what_changes_no_answer_makes_no_version(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    put(versions, 1)
-    first = versions.read()["R0402"].version
-    by_hand(versions, "    temperature: 1.3", "    temperature: 1.3\n    nms_iou: 0.7\n    confidence_floor: 0.1")
-    assert versions.read()["R0402"].version == first
-    assert first is not None
-    assert "+" not in first
-
-
-def test_a_history_from_before_settings_were_versions_reads_as_it_was(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    first, second = versions.read()["R0402"].version, put(versions, 1)
-    promote(versions, second)
-    text = (versions.folder / "versions.yaml").read_text(encoding="utf-8")
-    assert "+" not in text
-    expert = versions.read()["R0402"]
-    assert (list(expert.versions), expert.lineage) == ([first, second], [first, second])
-
-
-def test_pruning_one_of_two_settings_keeps_their_weights(tmp_path: Path):
-    versions = a_folder(tmp_path / "experts")
-    first, second = versions.read()["R0402"].version or "", recalibrated(versions, 1.1)
-    promote(versions, second)
-    with versions.changing() as change:
-        assert change.prune("R0402", first) == 0
-    assert versions.weights_file("R0402", second).exists()
-    expert = versions.read()["R0402"]
-    assert (expert.version, list(expert.versions), temperature(versions)) == (second, [second], 1.1)
 
 
 def test_a_promotion_that_is_taken_back_leaves_the_name_in_force(tmp_path: Path):

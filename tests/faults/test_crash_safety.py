@@ -14,6 +14,10 @@ from tests.simulated import DAEMON
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: apt-get install gcc")
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "An image that was answered `accepted` gets exactly one result, even if the daemon is killed at any moment",
+)
 def test_killed_at_five_random_moments_a_line_loses_nothing_and_doubles_nothing(
     tmp_path: Path, experts_folder: Path
 ) -> None:
@@ -25,6 +29,11 @@ def test_killed_at_five_random_moments_a_line_loses_nothing_and_doubles_nothing(
     assert tally.images_accepted > 0
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "The same holds for a power cut at a sync, during a write, and before or after an answer; data that was "
+    "not synced may be missing, partly written, or garbage",
+)
 def test_a_power_cut_at_a_sync_a_torn_write_or_an_answer_takes_nothing_that_was_accepted(
     tmp_path: Path, experts_folder: Path
 ) -> None:
@@ -37,6 +46,11 @@ def test_a_power_cut_at_a_sync_a_torn_write_or_an_answer_takes_nothing_that_was_
     assert tally.images_accepted > 0
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "If the disk refuses writes or syncs, publishers get `busy`; the line continues by itself when the disk "
+    "works again",
+)
 def test_a_disk_that_refuses_is_heard_as_busy_and_the_line_goes_on_by_itself_once_it_takes_again(
     tmp_path: Path, experts_folder: Path
 ) -> None:
@@ -56,6 +70,11 @@ def test_a_disk_that_refuses_is_heard_as_busy_and_the_line_goes_on_by_itself_onc
         assert not [call for call in later if call.call in {"write", "sync"}], "a segment is used after its sync failed"
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "Bytes that were cut at any offset or have a flipped bit are detected, cost only their own images, and the "
+    "log says where",
+)
 def test_bytes_that_were_altered_or_cut_cost_their_own_images_and_the_log_says_where(
     tmp_path: Path, experts_folder: Path
 ) -> None:

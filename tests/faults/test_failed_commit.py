@@ -69,6 +69,7 @@ def rows_after(tmp_path: Path, fault: str, then: str, *, power_cut: bool) -> tup
         return output, [n for (n,) in database.execute("SELECT n FROM t ORDER BY n")]
 
 
+@pytest.mark.promise("Nothing accepted is lost", "A failed commit does not count, and the next one succeeds")
 @pytest.mark.parametrize(
     "fault",
     ["sync@rows.db-wal$:eio", "write@rows.db-wal$:enospc", "write@rows.db-wal$:eio:2"],
@@ -152,6 +153,11 @@ def waiting_in(folder: Path) -> dict[str, bytes]:
         return {image.image_id: journal.read(image.key) for image in store.recover().pending}
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "The bytes of an image whose commit failed stay as long as the commit may still become valid; rows found "
+    "at the next start survive a power cut",
+)
 def test_the_bytes_of_an_image_whose_commit_failed_stay_while_it_may_come_true(tmp_path: Path) -> None:
     code = """
 faults('sync@inspection.db-wal$:eio')

@@ -127,6 +127,7 @@ def test_of_what_was_not_synced_some_sectors_may_stay(tmp_path: Path) -> None:
     assert set(whole) == {b"x" * 512, b"y" * 512}
 
 
+@pytest.mark.promise("Nothing accepted is lost", "These tests detect a line that omits a sync")
 def test_a_line_that_forgot_its_sync_would_be_found_out(tmp_path: Path) -> None:
     code = """
 from pathlib import Path
@@ -188,6 +189,10 @@ file.save(DeliveryPosition(8)); file.save(DeliveryPosition(9))
     assert "disk" in synced_folders(tmp_path)
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "The folders made at the first start are durable before the first image is, and so is a consumer's position",
+)
 @pytest.mark.parametrize("first", ["exclusive_lock(folder / 'lock', '', folder).__enter__()", "pass"])
 def test_the_folders_that_a_first_start_makes_are_durable_before_its_first_image_is(tmp_path: Path, first: str) -> None:
     """The lock makes the journal's folder in a daemon; a journal alone makes it itself."""
@@ -203,6 +208,11 @@ Journal(folder).append([b'an image'])
     assert synced_folders(tmp_path) >= {"disk", "disk/data", "disk/data/line", "disk/data/line/journal"}
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "So are the folders of a journal that is made anew while the line runs, a database that a stop copied, a "
+    "restored line and a package of results",
+)
 def test_the_folders_of_a_journal_that_is_made_anew_under_a_running_line_are_durable(tmp_path: Path) -> None:
     code = """
 import shutil
@@ -217,7 +227,7 @@ journal.append([b'an image'])
     assert [path.read_bytes()[-8:] for path in (folder / "data/line/journal").iterdir()] == [b"an image"]
 
 
-def test_a_database_that_was_put_back_has_its_name_after_a_power_cut(tmp_path: Path) -> None:
+def test_a_database_that_a_stop_copied_has_its_name_after_a_power_cut(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     with closing(sqlite3.connect(tmp_path / "disk" / "rows.db", isolation_level=None)) as db:
         db.execute("CREATE TABLE t (n)")
@@ -226,10 +236,9 @@ from pathlib import Path
 from daemon.storage.database.connections import open_for_writing
 from daemon.storage.database_watch import DatabaseFiles
 files = DatabaseFiles(Path('rows.db'))
-files.hold(open_for_writing('sqlite:///rows.db', 2000))
+files.note(open_for_writing('sqlite:///rows.db', 2000))
 os.unlink('rows.db')
-files.save()
-DatabaseFiles(Path('rows.db')).settle()
+files.copy_if_lost()
 """
     with closing(sqlite3.connect(after_a_power_cut(tmp_path, code) / "rows.db")) as database:
         assert database.execute("SELECT * FROM t").fetchall() == []

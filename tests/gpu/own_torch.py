@@ -23,10 +23,9 @@ _TORCH = (2, 11)
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 #: What benchmarks, tests and the daemon import, beside what the machine brings.
 PACKAGES = (
-    *("alembic", "annotated-doc", "annotated-types", "cffi", "cryptography", "greenlet", "hypothesis", "iniconfig"),
+    *("annotated-doc", "annotated-types", "cffi", "cryptography", "greenlet", "hypothesis", "iniconfig"),
     *(
         "logging-journald",
-        "Mako",
         "markdown-it-py",
         "mdurl",
         "nvidia-ml-py",

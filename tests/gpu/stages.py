@@ -18,7 +18,7 @@ from tests.bench.live.expert_files import ExpertRecipe
 from tests.bench.live.image_trace import ImageOrder
 from tests.gpu.expert_files import make_demo_line, make_expert_files
 from tests.gpu.page import Table
-from tools.setup.doctor.gpu import find_driver
+from tools.setup.gpu import find_driver
 
 Keep = Callable[[Table], None]
 _DEADLINE_S = 20.0
@@ -152,8 +152,7 @@ def measure_batches(plan: Plan, folder: Path, keep: Keep) -> None:
 
     from tests.bench.compute import compare_network, random_expert
     from tests.bench.devices import bench_shelf
-    from tools.profile.executors import cores, try_pairs
-    from tools.profile.measure import ProfileEffort
+    from tools.profile.measure import ProfileEffort, cores, try_pairs
     from tools.profile.samples import rendered_samples
 
     torch.set_num_threads(cores())

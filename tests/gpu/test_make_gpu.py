@@ -7,14 +7,15 @@ import pytest
 
 from daemon.check import check_line as check_line_of
 from daemon.config.settings import load_config
-from tests import ROOT
 from tests.bench.line import RunFigures
 from tests.bench.live.expert_files import ExpertRecipe, read_experts
 from tests.gpu import expert_files
 from tests.gpu.__main__ import measure
 from tests.gpu.expert_files import make_expert_files
 from tests.gpu.page import NOT_MEASURED, FigureFiles, StageFigures, Table, page_text
-from tests.gpu.stages import DRY_RUN, STAGES
+from tests.gpu.stages import DRY_RUN
+
+pytestmark = pytest.mark.test_all
 
 RECIPE = ExpertRecipe(3, 1, "resnet18", "yolo11n", 32)
 TINY_LOADS = replace(DRY_RUN, devices=("sim:0",), rounds=1)
@@ -23,15 +24,6 @@ TINY_LOADS = replace(DRY_RUN, devices=("sim:0",), rounds=1)
 def some_figures(stage: str, value: float) -> StageFigures:
     table = Table("Loads", ("way", "ms"), [("slot", value), ("other | way", None)], ["A note."])
     return StageFigures(stage, f"make gpu STAGES={stage}", {"GPU": "one"}, "2026-11-25", 3.0, tables=[table])
-
-
-def test_the_page_says_that_nothing_was_measured_until_something_was():
-    assert NOT_MEASURED in page_text([])
-    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-    if NOT_MEASURED in page:
-        assert page == page_text([])
-    else:
-        assert page.startswith(page_text([]).removesuffix(f"\n{NOT_MEASURED}").rstrip())
 
 
 def test_a_stage_that_is_repeated_replaces_its_own_figures_when_it_has_ended(tmp_path: Path):
@@ -50,15 +42,6 @@ def test_a_stage_that_is_repeated_replaces_its_own_figures_when_it_has_ended(tmp
     assert "| other \\| way | – |" in page
     assert page.count("## Machine") == 1
     assert NOT_MEASURED not in page
-
-
-def test_what_a_stage_measured_before_it_was_stopped_is_shown_as_that(tmp_path: Path):
-    files = FigureFiles(tmp_path)
-    assert files.read("load") is None
-    files.keep(some_figures("load", 9.5))
-    (figures,) = [files.read("load")]
-    assert figures is not None
-    assert "**Not finished**: it was stopped" in page_text([figures])
 
 
 def test_loads_are_measured_on_a_simulated_gpu(tmp_path: Path):
@@ -106,11 +89,6 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert measure("load", replace(TINY_LOADS, devices=("cuda:0",)), tmp_path, FigureFiles(tmp_path)) == 3
     assert "sees no CUDA device" in capsys.readouterr().err
-
-
-def test_all_stages_together_end_within_25_minutes_and_each_within_8():
-    assert sum(stage.limit_s for stage in STAGES.values()) <= 25 * 60
-    assert max(stage.limit_s for stage in STAGES.values()) < 8 * 60
 
 
 def test_experts_have_bytes_of_their_own_and_share_files_where_there_is_no_room(

@@ -1,11 +1,13 @@
-"""Figures read from the sources: lines, rooms and their circles, class names, files that name a kind."""
+"""Figures read from the sources: lines, rooms and their circles, commands, keys."""
 
 import ast
-from collections import defaultdict
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tests import ROOT
 
@@ -43,10 +45,6 @@ def sources() -> list[Source]:
     """Return every Python file of the product and the tests."""
     files = sorted(file for folder in (*PRODUCT, "tests") for file in (ROOT / folder).rglob("*.py"))
     return [Source(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")) for file in files]
-
-
-def flat_files(files: Iterable[Source], folder: str) -> int:
-    return sum(str(Path(file.path).parent) == folder for file in files)
 
 
 def rooms_of(files: Iterable[Source]) -> dict[str, str]:
@@ -106,61 +104,20 @@ def _reachable(room: str, rooms: dict[str, set[str]]) -> set[str]:
     return reached
 
 
-def classes(files: Iterable[Source]) -> Iterator[tuple[Source, ast.ClassDef]]:
-    """Yield the classes of the product with their files."""
-    for file in files:
-        if file.is_product:
-            yield from ((file, node) for node in file.nodes if isinstance(node, ast.ClassDef))
+def crowded_rooms(files: Iterable[Source], most: int = 15) -> list[str]:
+    """The folders of the product with more files than `most`."""
+    sizes = Counter(str(Path(file.path).parent) for file in files if file.is_product)
+    return [f"{folder}: {size}" for folder, size in sizes.most_common() if size > most]
 
 
-def names_in_several_files(files: Iterable[Source]) -> list[str]:
-    """Return the names of public classes that are defined in more than one file of the product."""
-    places: dict[str, set[str]] = defaultdict(set)
-    for file, node in classes(files):
-        places[node.name].add(file.path)
-    return sorted(name for name, paths in places.items() if len(paths) > 1)
+def commands(group: Any, above: str = "coserve") -> list[str]:
+    """The commands of the wheel below a group of click's."""
+    names = [f"{above} {name}" for name, each in group.commands.items() if not hasattr(each, "commands")]
+    names = [name for name in names if not group.commands[name.split()[-1]].callback.__module__.startswith("tests.")]
+    groups = [(name, each) for name, each in group.commands.items() if hasattr(each, "commands")]
+    return names + [name for word, each in groups for name in commands(each, f"{above} {word}")]
 
 
-def classes_that_define(files: Iterable[Source], method: str) -> list[str]:
-    return sorted(
-        f"{file.path}: {node.name}"
-        for file, node in classes(files)
-        if any(isinstance(part, ast.FunctionDef) and part.name == method for part in node.body)
-    )
-
-
-def simulated_clocks(files: Iterable[Source]) -> list[str]:
-    """Return the classes of the product and the tests in which events happen at simulated times."""
-    return sorted(
-        f"{file.path}: {node.name}"
-        for file in files
-        if "Clock" in file.text
-        for node in file.nodes
-        if isinstance(node, ast.ClassDef) and node.name.endswith("Clock") and _has_events(node)
-    )
-
-
-def _has_events(clock: ast.ClassDef) -> bool:
-    return any(isinstance(part, ast.FunctionDef) and part.name in {"after", "at", "schedule"} for part in clock.body)
-
-
-def files_naming(files: Iterable[Source], words: Iterable[str]) -> list[str]:
-    """Return the files of the product that name one of `words` as an identifier, a module, or a whole text."""
-    names = set(words)
-    return sorted(file.path for file in files if file.is_product and not names.isdisjoint(_words(file)))
-
-
-def _words(file: Source) -> set[str]:
-    words = set(file.name.split("."))
-    for node in file.nodes:
-        if isinstance(node, ast.Name):
-            words.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            words.add(node.attr)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            words.add(node.value)
-        elif isinstance(node, ast.alias):
-            words.update(node.name.split("."))
-        elif isinstance(node, ast.ImportFrom):
-            words.update((node.module or "").split("."))
-    return words
+def keys() -> list[str]:
+    """The keys of `coserve.yaml`: a test holds that the page has each once."""
+    return re.findall(r"^\| `([\w.]+)` ", (ROOT / "docs/configuration.md").read_text(encoding="utf-8"), re.MULTILINE)

@@ -1,7 +1,7 @@
 import pytest
 
 from tests import ROOT
-from tests.house.counts import Source, arrows, circles, names_in_several_files, sources
+from tests.house.counts import Source, arrows, circles, sources
 from tests.house.picture import draw
 
 
@@ -9,12 +9,17 @@ def a_source(path: str, text: str = "") -> Source:
     return Source(path, text)
 
 
-def test_the_picture_of_the_rooms_is_that_of_the_imports() -> None:
-    assert (ROOT / "docs/img/rooms.svg").read_text(encoding="utf-8") == draw(arrows(sources())), "run: make rooms"
+@pytest.fixture(scope="module")
+def rooms() -> dict[str, set[str]]:
+    return arrows(sources())
 
 
-def test_no_rooms_import_each_other() -> None:
-    assert circles(arrows(sources())) == []
+def test_the_picture_of_the_rooms_is_that_of_the_imports(rooms: dict[str, set[str]]) -> None:
+    assert (ROOT / "docs/img/rooms.svg").read_text(encoding="utf-8") == draw(rooms), "run: make rooms"
+
+
+def test_no_rooms_import_each_other(rooms: dict[str, set[str]]) -> None:
+    assert circles(rooms) == []
 
 
 @pytest.mark.parametrize("line", ["import daemon.b.two", "from daemon.b import two", "from daemon.b.two import thing"])
@@ -25,9 +30,3 @@ def test_rooms_that_import_each_other_are_found(line: str) -> None:
         a_source("daemon/b/two.py", "def f():\n    from daemon.a.one import other"),
     ]
     assert circles(arrows(files)) == [["daemon.a", "daemon.b"]]
-
-
-def test_a_class_of_two_files_is_counted_once_and_tests_are_not() -> None:
-    paths = ("daemon/a.py", "tools/b.py", "daemon/c.py", "tests/d.py")
-    files = [a_source(path, f"class Twice: ...\nclass Once{number}: ...") for number, path in enumerate(paths)]
-    assert names_in_several_files(files) == ["Twice"]

@@ -14,10 +14,15 @@ import torch
 from experts.moe.cache.metrics import FetchCounts
 from experts.moe.gating import StepRow
 from experts.moe.weights.prepared import PreparedFiles
-from tools.moe.text import HELD_OUT, load_text
+from tests.moe.corpus import DOMAINS, MAX_CHARACTERS, CorpusDocument, collect
+from tools.moe.text import TRAIN, encode, load_text, read_tokenizer, save_text
 
 if TYPE_CHECKING:
     from experts.moe.model.runtime import MoeRuntime
+
+
+#: Text of files that nothing is fitted on.
+HELD_OUT = "text/heldout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,26 @@ class DecodeTiming:
 
 def _percentile_ms(seconds: Sequence[float], percent: int) -> float:
     return 1000 * float(np.percentile(seconds, percent)) if seconds else math.nan
+
+
+def texts_of(documents: Iterable[CorpusDocument], *, held_out: bool) -> dict[str, list[str]]:
+    """Return one side of the corpus, by domain."""
+    side = [document for document in documents if document.held_out == held_out]
+    return {domain: [document.text for document in side if document.domain == domain] for domain in DOMAINS}
+
+
+def make_texts(prepared: PreparedFiles, documents: Sequence[CorpusDocument] | None = None) -> None:
+    """Write the held-out text of a checkpoint, and its text to train on unless it has one."""
+    if prepared.has(HELD_OUT):
+        return
+    listed, tokenizer = documents or collect(MAX_CHARACTERS), read_tokenizer(prepared.checkpoint)
+    save_text(prepared, HELD_OUT, encode(texts_of(listed, held_out=True), tokenizer))
+    if not prepared.has(TRAIN):
+        save_text(prepared, TRAIN, encode(texts_of(listed, held_out=False), tokenizer))
+    prepared.save_json(
+        "text/corpus",
+        {"files": [[each.domain, each.source, each.sha256, len(each.text), each.held_out] for each in listed]},
+    )
 
 
 def held_out_prompts(

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.moe.corpus import DEFAULT_CHECKPOINT, MAX_CHARACTERS
+from tests.moe.corpus import DEFAULT_CHECKPOINT, MAX_CHARACTERS
 from tools.terminal.console import console, print_table
 
 if TYPE_CHECKING:
     import torch
 
-    from tools.moe.corpus import CorpusDocument
+    from tests.moe.corpus import CorpusDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ def make_fixture(out: Path, recipe: FixtureRecipe, text: "list[CorpusDocument] |
 
     `text`: the training text, found on the machine if None.
     """
-    from tools.moe.corpus import collect
-    from tools.moe.text import ensure_text
+    from tests.moe.corpus import collect
+    from tests.moe.evaluate import make_texts
 
     done = out / "training.json"
     if done.is_file() and json.loads(done.read_text(encoding="utf-8"))["recipe"] == asdict(recipe):
@@ -76,7 +76,7 @@ def make_fixture(out: Path, recipe: FixtureRecipe, text: "list[CorpusDocument] |
     report = _train(part, recipe, documents, tokenizer)
     from experts.moe.weights.prepared import PreparedFiles
 
-    ensure_text(PreparedFiles(part), tokenizer, lambda: documents)
+    make_texts(PreparedFiles(part), documents)
     (part / "training.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
     if out.exists():
         shutil.rmtree(out)
@@ -135,11 +135,11 @@ def _train(part: Path, recipe: FixtureRecipe, documents: "list[CorpusDocument]",
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from tools.moe.corpus import DOMAINS
+    from tests.moe.evaluate import texts_of
     from tools.moe.progress import progress_bars
     from tools.moe.text import encode
 
-    text = encode(documents, tokenizer, held_out=False)
+    text = encode(texts_of(documents, held_out=False), tokenizer)
     model = _model(recipe)
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -158,12 +158,13 @@ def _train(part: Path, recipe: FixtureRecipe, documents: "list[CorpusDocument]",
     model.save_pretrained(part)
     for file in part.glob("*.safetensors"):
         file.chmod(0o644)
-    held_out = encode(documents, tokenizer, held_out=True)
-    windows = {domain: held_out.windows(domain, recipe.window, 64) for domain in DOMAINS}
+    held_out = texts_of(documents, held_out=True)
+    ids = encode(held_out, tokenizer)
+    windows = {domain: ids.windows(domain, recipe.window, 64) for domain in held_out}
     return {
         "recipe": asdict(recipe),
         "parameters": model.num_parameters(),
-        "files": {domain: len(held_out.start[domain]) - 1 for domain in DOMAINS},
+        "files": {domain: len(files) for domain, files in held_out.items()},
         "seconds": round(seconds, 1),
         "losses": [round(loss, 3) for loss in losses[::10]],
         **_measure(model.eval(), windows, recipe),

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,9 @@ import torch
 from pydantic import TypeAdapter
 
 from experts.moe.errors import ModelError
+from experts.moe.gating import ExpertKey
+from experts.moe.model.runtime import MoeRuntime
+from experts.transfer import SlotMemory
 from tests.moe.evaluate import DecodeTiming, HeldOutPrompt, decode_timing, held_out_prompts, perplexity
 from tools.moe.checkpoint import open_runtime
 
@@ -71,17 +75,14 @@ def measure(job: SideJob) -> SideReport:
 def _measure(job: SideJob, link_ms: float, timed: list[HeldOutPrompt], judged: list[HeldOutPrompt]) -> LinkFigures:
     is_first = link_ms == job.links_ms[0]
     memory = PeakMemory(job.device)
-    runtime = open_runtime(
-        job.checkpoint, job.side, share=job.share, link_ms=link_ms or None, options=job.options, device=job.device
-    )
+    runtime = open_runtime(job.checkpoint, job.side, share=job.share, options=job.options, device=job.device)
     with closing(runtime):
+        if link_ms:
+            slow_down(runtime, link_ms)
         decode_timing(runtime, timed[:1], new_tokens=4)
         timing = decode_timing(runtime, timed, new_tokens=job.new_tokens)
         # An earlier runtime's memory is not given back to the system, so only the first peak of a process counts.
         figures = _figures(timing, memory.peak_mb() if is_first else None)
-        predictions = runtime.cache.metrics.predictions.total()
-        if predictions.tokens:
-            figures |= {"all_predicted": predictions.all_rate, "any_predicted": predictions.any_rate}
         if judged and is_first:
             figures["perplexity"] = perplexity(runtime, judged, decoded=_DECODED).perplexity
     return LinkFigures(link_ms, figures)
@@ -97,10 +98,22 @@ def _figures(timing: DecodeTiming, peak_mb: float | None) -> dict[str, float | N
         "decode_blocking_per_token": timing.decode.blocking / len(timing.between_s),
         "moved_mb_per_token": timing.counts.bytes_moved / tokens / 1e6,
         "hit_rate": timing.counts.hit_rate,
-        "all_predicted": None,
-        "any_predicted": None,
         "perplexity": None,
     }
+
+
+def slow_down(runtime: MoeRuntime, ms_per_expert: float) -> None:
+    """Let every load take `ms_per_expert` at least, as over a slower link; a cache loads one after the other."""
+    transfer: Any = runtime.cache._transfer
+    fill = transfer.fill
+
+    def slowly(key: ExpertKey, place: SlotMemory) -> None:
+        until_s = time.monotonic() + ms_per_expert / 1000
+        fill(key, place)
+        while (left_s := until_s - time.monotonic()) > 0:  # a sleep may end early
+            time.sleep(left_s)
+
+    transfer.fill = slowly
 
 
 class PeakMemory:

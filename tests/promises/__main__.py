@@ -1,4 +1,7 @@
-"""`python -m tests.promises [--only WORDS]`: exit status 1 if a break stays unnoticed, or no longer fits the code."""
+"""`python -m tests.promises [--only WORDS]`: exit status 1 if a break stays unnoticed, or no longer fits the code.
+
+`--pages` breaks nothing, and writes the tables of docs/reliability.md and docs/security.md from the tests' marks.
+"""
 
 import argparse
 import os
@@ -10,6 +13,7 @@ from collections.abc import Sequence
 
 from tests import ROOT
 from tests.promises.breaks import BREAKS, Break
+from tests.promises.page import write_pages
 
 _COPY = ROOT / "build/promises"
 _TIMEOUT_S = 600
@@ -22,7 +26,12 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", metavar="WORDS", help="breaks of promises with these words, or of this file"
     )
-    words = parser.parse_args().only
+    parser.add_argument("--pages", action="store_true", help="write the pages' tables, break nothing")
+    options = parser.parse_args()
+    if options.pages:
+        write_pages()
+        return
+    words = options.only
     breaks = [item for item in BREAKS if words in item.promise or words in item.file]
     _copy_tree()
     problems = [f"{item.file}: {item.find!r} does not stand in it exactly once" for item in breaks if not _fits(item)]

@@ -15,7 +15,9 @@ from tools.training.classifier import TrainingPlan, train_classifier
 from tools.training.detector import train_detector
 from tools.training.detector_loop import TrainingEffort
 from tools.training.fit import Schedule
-from tools.training.photographs import read_yolo_data
+from tools.training.labelled import read_yolo_data
+
+pytestmark = pytest.mark.not_fast("computes with torch")
 
 RULES = ROOT / "routing_rules/examples/deeppcb/rules.yaml"
 CONFIG = "rules: rules.yaml\ncatalog: experts/catalog.yaml\ndevices: {cpu: {expert_memory: 400MB}}\n"

@@ -54,9 +54,9 @@ def main(
 
     Example: python -m tests.screenshots --dir demo --out docs/img
     """
-    from tools.demo.prepare import prepare
+    from tools.demo.line import make_line
 
-    prepare(demo)
+    make_line(demo)
     try:
         with tempfile.TemporaryDirectory(prefix="coserve-shots-") as scratch, chromium() as browser:
             line = copy_of(demo, Path(scratch) / "line")

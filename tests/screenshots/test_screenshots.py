@@ -13,6 +13,8 @@ from tests import ROOT
 from tests.screenshots.pictures import MAX_BYTES, Page, ScreenshotError, chromium, small, take
 from tests.small_site import a_site
 
+pytestmark = pytest.mark.test_all
+
 PAGE = (
     b"<!doctype html><title>x</title><link rel=icon href=data:,><button onclick=\"document.title='y'\">Begin</button>"
 )

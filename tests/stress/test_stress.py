@@ -1,14 +1,10 @@
 """The tools that judge the long runs: a trend and how sure it is, an audit of the results, mutations by seed."""
 
-import json
 import random
 from pathlib import Path
 
-import pytest
-
 from tests.contract.client import Line
 from tests.stress.audit import audit
-from tests.stress.fuzz import FuzzReport
 from tests.stress.growth import slope
 from tests.stress.line import make_jpegs
 from tests.stress.mutate import Mutator, Seed
@@ -49,12 +45,6 @@ def test_the_same_seed_sends_the_same_messages() -> None:
     assert messages(4) != messages(5)
 
 
-def test_the_report_of_the_fuzzer_is_valid_json() -> None:
-    report = FuzzReport(seed=1)
-    report.answers["rejected bad_header"] += 2
-    assert json.loads(json.dumps(report.as_dict()))["answers"] == {"rejected bad_header": 2}
-
-
 def test_an_audit_holds_and_sees_images_that_were_lost(tmp_path: Path, experts_folder: Path) -> None:
     line = Line(tmp_path / "line", experts_folder, RULES)
     with line.service():
@@ -73,11 +63,3 @@ def test_an_audit_holds_and_sees_images_that_were_lost(tmp_path: Path, experts_f
     result = audit(database, [("steady", steady.tally.sent + 3)])
     assert result.lost == 3
     assert not result.holds
-
-
-@pytest.mark.parametrize("size_bytes", [0, 50_000])
-def test_stress_images_are_whole_jpegs_of_their_size(size_bytes: int) -> None:
-    for jpeg in make_jpegs(2, size_bytes):
-        assert jpeg[:2] == b"\xff\xd8"
-        assert b"\xff\xd9" in jpeg
-        assert len(jpeg) >= size_bytes

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from daemon.monitor.web_pages import missing_packages
 from tests import ROOT
 from tests.contract.client import RULES
 from tests.daemon.dashboard.browser import ShownLine
@@ -48,6 +47,10 @@ def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return installed
 
 
+@pytest.mark.promise(
+    "A service of systemd",
+    'systemd finds no mistake in the unit, and its exposure is "OK" or better',
+)
 @needs_systemd
 def test_systemd_finds_nothing_to_say_about_the_unit(unit: Path) -> None:
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
@@ -66,7 +69,7 @@ def test_the_unit_is_hardly_exposed(unit: Path) -> None:
 
 
 @needs_systemd
-@pytest.mark.parametrize("name", ["coserve-follow", "coserve-plant"])
+@pytest.mark.parametrize("name", ["coserve-plant", "coserve-pull"])
 def test_a_unit_beside_it_is_right_and_hardly_exposed(tmp_path: Path, name: str) -> None:
     unit = tmp_path / f"{name}.service"
     text = (ROOT / "systemd" / unit.name).read_text()
@@ -95,6 +98,8 @@ def test_a_line_that_other_machines_reach_starts_after_its_addresses() -> None:
     assert drop_in["Wants"] == drop_in["After"] == ["network-online.target"]
 
 
+@pytest.mark.promise("A service of systemd", "The unit's command serves images under the unit's system call filter")
+@pytest.mark.test_all
 @needs_systemd
 @needs_x86_64
 def test_the_installed_command_line_serves_images_under_the_units_system_call_filter(
@@ -125,12 +130,11 @@ def test_the_installed_command_line_serves_images_under_the_units_system_call_fi
             assert modes == dict.fromkeys(names, 0o660)
             for component, verdict in (("P", "pass"), ("F", "fail")):  # F goes on to the detector
                 assert line.result(line.send(component=component))["verdict"] == verdict
-            if not missing_packages():  # the web process is under the filter too
-                line.wait_until_it_shows()
-                with urllib.request.urlopen(line.url("/boards"), timeout=PATIENCE_S) as page:  # noqa: S310 - our own http
-                    assert "S1" in page.read().decode()
-                assert line.status()["children"][0]["restarts"] == 0
-                assert "child_priority_not_set" not in (tmp_path / "log").read_text(encoding="utf-8")
+            line.wait_until_it_shows()  # the web process is under the filter too
+            with urllib.request.urlopen(line.url("/boards"), timeout=PATIENCE_S) as page:  # noqa: S310 - our own http
+                assert "S1" in page.read().decode()
+            assert line.status()["children"][0]["restarts"] == 0
+            assert "child_priority_not_set" not in (tmp_path / "log").read_text(encoding="utf-8")
             process.send_signal(signal.SIGHUP)
             manager.until("RELOADING", "1")
             manager.until("READY", "1")
@@ -162,6 +166,7 @@ else:
 """
 
 
+@pytest.mark.test_all
 def test_networks_write_code_at_run_time_so_that_the_unit_must_not_deny_it() -> None:
     done = subprocess.run([sys.executable, "-c", CONVOLVE], cwd=ROOT, capture_output=True, text=True, check=True)
     if "no such means" in done.stdout:

@@ -5,15 +5,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from typer.testing import CliRunner, Result
 
+from tests.waiting import PATIENCE_S
 from tools.cli.main import app
 
 
 def coserve(*words: object, status: int = 0, **environ: str) -> Result:
-    """Run a command in this process; its exit status must be `status`."""
-    done = CliRunner().invoke(app, list(map(str, words)), env=environ)
+    """Run a command in this process; its exit status must be `status`. It neither steps back nor handles signals."""
+    step_back = patch("tools.backup.gentle.step_back", lambda: None)
+    with step_back, patch("tools.query.formats.clean_up_on_sigterm", lambda: None):
+        done = CliRunner().invoke(app, list(map(str, words)), env=environ)
     assert done.exit_code == status, f"{done.output}\n{done.exception}"
     return done
 
@@ -21,7 +25,7 @@ def coserve(*words: object, status: int = 0, **environ: str) -> Result:
 def start_coserve(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own."""
     command = [sys.executable, "-m", "tools", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **{"timeout": 120, **options})
+    return subprocess.run(command, capture_output=True, text=True, check=False, **{"timeout": PATIENCE_S, **options})
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from experts.catalog import CatalogFile, resolve
@@ -13,6 +14,8 @@ from tools.experts.line import ExpertsLine
 from tools.learn import _offer_backbone
 from tools.training.backbone import load_backbone, write_backbone
 from tools.training.fit import new_network
+
+pytestmark = pytest.mark.test_all
 
 
 def test_a_head_learns_on_its_own_backbone_also_when_the_line_has_a_newer_one(tmp_path: Path):

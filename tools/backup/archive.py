@@ -12,7 +12,7 @@ import sqlite3
 import tarfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -116,19 +116,17 @@ def write_backup(
 @contextmanager
 def _claimed(part: Path, archive: Path) -> Iterator[int]:
     """Yield `part`, open, empty and locked; it becomes `archive` at the end, or is removed after an error."""
-    try:
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with part.open("ab") as file:
+        fd = file.fileno()
+        _claim(fd, part, archive)
         try:
-            _claim(fd, part, archive)
-            os.ftruncate(fd, 0)
             os.fchmod(fd, 0o600)
+            os.ftruncate(fd, 0)
             yield fd
             part.replace(archive)
-        finally:
-            os.close(fd)
-    except BaseException:
-        _remove_unless_held(part)
-        raise
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
 
 
 def _claim(fd: int, part: Path, archive: Path) -> None:
@@ -141,18 +139,10 @@ def _claim(fd: int, part: Path, archive: Path) -> None:
         raise BackupError(f"{archive} was written by another backup just now: begin again")
 
 
-def _remove_unless_held(part: Path) -> None:
-    """Remove `part`, if it is there and no backup writes it: a signal may have come before its own claim was known."""
-    with suppress(OSError), part.open("r+b") as file:  # NFS locks nothing that is open for reading
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        part.unlink()
-
-
 def _snapshot(contents: Contents, archive: Path, stack: ExitStack, progress: Progress) -> _Snapshot:
     """Copy one state of the database beside the archive, and hold every journal segment that it needs open."""
     snapshot = _Snapshot(archive.with_name(f".{archive.name}.db"))
     database = sqlite_path(contents.config.database)
-    assert database is not None
     if not database.exists():
         contents.warnings.append(f"{database}: this database does not exist yet, so the backup has none")
         return snapshot

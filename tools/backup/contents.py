@@ -14,7 +14,7 @@ from daemon.config.environment import is_setting
 from daemon.config.settings import Config, load_config, read_settings
 from daemon.delivery.position import PositionFile
 from daemon.errors import ConfigError
-from daemon.storage.database.connections import redacted_url, sqlite_path
+from daemon.storage.database.connections import sqlite_path
 from experts.catalog import CatalogFile
 from experts.versions import VERSIONS_FILE, Versions, VersionsError
 from routing_rules.load import Document, KeyPath, read_yaml, validate
@@ -67,11 +67,6 @@ class Contents:
 def contents_of(path: Path, *, with_secrets: bool, environ: Mapping[str, str] = os.environ) -> Contents:
     """Return the files that `path` names, except database, journal and images. Raises ConfigError or BackupError."""
     config = load_config(path, environ)
-    if sqlite_path(config.database) is None:
-        raise BackupError(
-            f"{redacted_url(config.database)} is not a file that an archive can hold: pg_dump copies the results, and"
-            " with the daemon stopped a copy of the other files is their backup (docs/upgrading.md)"
-        )
     try:
         return _Line(path, config, with_secrets, environ).contents
     except VersionsError as error:
@@ -89,7 +84,6 @@ class _Line:
         self._moved: dict[KeyPath, str] = {}
         self._names = {CONFIG}
         database = sqlite_path(config.database)
-        assert database is not None
         self.contents.database = self._place(_DATABASE, database, "sqlite:///")
         for key, source in _paths(config):
             name = self._place(key, source)

@@ -13,11 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from alembic.script import ScriptDirectory
-
 from daemon.host.folders import make_folder
 from daemon.storage.database.changes import RESTORED, Change
-from daemon.storage.database.migrate import alembic_config
+from daemon.storage.database.migrate import known_schemas
 from daemon.storage.database.upkeep import room_problem
 from daemon.units import utc_text
 from experts.durable import replace_durably, sync
@@ -136,8 +134,7 @@ class _Unpacking:
             raise damaged from error
         if not is_whole:
             raise damaged
-        known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
-        if number != FORMAT or (schema is not None and schema not in known):
+        if number != FORMAT or schema not in (None, *known_schemas()):
             here = version("coserve")
             remedy = f"install CoServe {writer} or newer"
             if writer == here:

@@ -12,7 +12,7 @@ from tools.camera.layout import board_fields
 from tools.camera.render import BoardType, RenderedBoard, board_types, part_types, render_board
 
 #: The share of parts with a defect. Real lines have fewer; a demo has to show some, and some boards have to pass.
-DEFECT_RATE = 0.02
+DEFECT_RATE = 0.01
 #: Seeds of published boards lie above those that training and its held-out boards draw from.
 FIRST_SEED = 1_000_000
 _VIDEO_BOARD = "sensor-node"

@@ -1,4 +1,4 @@
-"""The command line: a file for each command, with its options, one call and its output. What it calls has no options.
+"""The command line, a file for each topic: commands with their options and their output.
 
-`main.app` is `coserve`. Nothing imports a command.
+`main.app` is `coserve`. What a command calls has no options.
 """

@@ -1,11 +1,11 @@
-"""`coserve camera`: pictures of a folder, a video, a camera or rendered boards, and the account of their answers."""
+"""Pictures in and out: `coserve camera` publishes them to the daemon, `coserve dataset` exports and imports them."""
 
 import itertools
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,21 @@ from coserve_client import (
 )
 from daemon.errors import ConfigError
 from daemon.units import count_text
-from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
+from tools.cli.results import Texts, VerdictOption
+from tools.dataset import Format
+from tools.terminal.console import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigOption,
+    console,
+    errors,
+    exit_on,
+    fail,
+    print_json,
+    print_table,
+)
 from tools.terminal.open_line import settings_of
+from tools.terminal.option_values import Commands, shift_option, since_option, time_window, until_option
 from tools.terminal.progress import Bars
 
 if TYPE_CHECKING:
@@ -475,3 +488,101 @@ def _set_by_signals(stop: threading.Event) -> Iterator[None]:
 
 def _say(text: str) -> None:
     errors.print(text, markup=False)
+
+
+Out = Annotated[Path, typer.Option(metavar="DIR", help="A new or empty folder.", show_default=False)]
+
+dataset_app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Export pictures as data sets, import annotated ones."
+)
+
+
+@dataset_app.command("export")
+def export_dataset(
+    out: Out,
+    form: Annotated[Format, typer.Option("--format", help="folders: as coserve train reads them.", show_default=False)],
+    config: ConfigOption = DEFAULT_CONFIG,
+    reviewed: Annotated[bool, typer.Option("--reviewed", help="Only what a person has decided.")] = False,
+    verdict: Annotated[VerdictOption | None, typer.Option(help="Only with this final verdict.")] = None,
+    low_confidence: Annotated[bool, typer.Option("--low-confidence", help="Only where an expert was unsure.")] = False,
+    below: Annotated[float | None, typer.Option(min=0, max=1, help="For --low-confidence; default: 0.8.")] = None,
+    lot: Annotated[Texts, typer.Option(metavar="LOT", help="Of this lot; repeat for several.")] = None,
+    serial: Annotated[Texts, typer.Option(metavar="SERIAL", help="Of boards of this serial.")] = None,
+    board_type: Annotated[Texts, typer.Option("--type", metavar="TYPE", help="Of boards of this type.")] = None,
+    component: Annotated[Texts, typer.Option(metavar="COMPONENT", help="Of this component type.")] = None,
+    expert: Annotated[Texts, typer.Option(metavar="EXPERT", help="Judged by this expert.")] = None,
+    since: Annotated[str | None, since_option("Judged then or later.")] = None,
+    until: Annotated[str | None, until_option("Judged before; a day counts whole.")] = None,
+    shift: Annotated[str | None, shift_option()] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Refuse more pictures than this.")] = 10_000,
+    as_json: AsJson = False,
+) -> None:
+    """Write stored pictures with people's decisions and boxes; DIR is complete, or it is not there.
+
+    Example: coserve dataset export --out training --format folders --since 7d --config demo/coserve.yaml
+    """
+    if below is not None and not low_confidence:
+        fail("--below goes with --low-confidence: add it, or leave --below out", status=2)
+    from daemon.line.line import load_rules_and_catalog
+    from tools.backup.gentle import step_back
+    from tools.dataset.stored import read_pictures
+    from tools.dataset.write import write_dataset
+    from tools.query.formats import clean_up_on_sigterm, os_errors_end
+    from tools.query.package.write import need_room
+    from tools.query.rows import RowFilters
+    from tools.terminal.open_line import opened
+
+    equal = {"lot": lot, "serial": serial, "board_type": board_type, "component": component, "expert": expert}
+    equal = {name: values for name, values in {**equal, "verdict": [verdict] if verdict else None}.items() if values}
+    filters = RowFilters(equal, *time_window(config, since, until, shift))
+    below = 0.8 if low_confidence and below is None else below
+    step_back()
+    clean_up_on_sigterm()
+    with opened(config) as (settings, engine), os_errors_end(out), exit_on(ConfigError):
+        routes, catalog = load_rules_and_catalog(settings)
+        pictures = read_pictures(
+            engine, filters, settings.images, routes, catalog, limit, reviewed=reviewed, below=below
+        )
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        size_bytes = sum(each.file.stat().st_size for each in pictures if each.file.is_file())
+        need_room(settings, out, size_bytes, "a data set")
+        _print_dataset(out, *write_dataset(pictures, form, out), as_json=as_json)
+
+
+@dataset_app.command("import")
+def import_dataset(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="annotations.json, data.yaml, or a folder.")],
+    form: Annotated[Format, typer.Option("--format", help="Its format.", show_default=False)],
+    out: Out,
+    images: Annotated[Path | None, typer.Option(metavar="DIR", help="Its pictures; default: images beside it.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Turn an annotated data set into a folder for `coserve train detector` (boxes) or `coserve train classifier`.
+
+    Example: coserve dataset import annotations.json --format coco --out training
+    """
+    if images is not None and form != "coco":
+        fail(f"--images goes with coco; {form} says itself where pictures are", status=2)
+    if not (file.is_dir() if form == "folders" else file.is_file()):
+        fail(f"no {'folder' if form == 'folders' else 'file'} {file}", status=2)
+    from tools.dataset.read import read_dataset
+    from tools.dataset.write import write_dataset
+    from tools.query.formats import os_errors_end
+
+    with os_errors_end(out):
+        pictures = read_dataset(file, form, images)
+        has_boxes = any(each.boxes for each in pictures)
+        _print_dataset(out, *write_dataset(pictures, "yolo" if has_boxes else "folders", out), as_json=as_json)
+
+
+def _print_dataset(
+    out: Path, counts: Mapping[tuple[str, str], int], left_out: Mapping[str, int], *, as_json: bool
+) -> None:
+    columns, rows = ("component", "label", "pictures"), [(*names, number) for names, number in sorted(counts.items())]
+    if as_json:
+        listed = [dict(zip(columns, row, strict=True)) for row in rows]
+        print_json({"folder": str(out), "pictures": listed, "left_out": left_out})
+        return
+    print_table(f"Pictures in {out}", columns, rows)
+    for reason, number in left_out.items():
+        console.print(f"{count_text(number, 'picture')} left out: {reason}", markup=False)

@@ -32,12 +32,10 @@ def backup(
     from tools.terminal.open_line import settings_of
 
     settings = settings_of(config)
-    from daemon.storage.database.connections import StoreError, redacted_url, sqlite_path
+    from daemon.storage.database.connections import StoreError, sqlite_path
     from daemon.storage.database.upkeep import copy_database
 
     database = sqlite_path(settings.database)
-    if database is None:
-        fail(f"{redacted_url(settings.database)} is no file: pg_dump copies it, also while the line runs", status=2)
     if not database.is_file():
         fail(f"there is no database at {database}: has this line run? coserve run {config}", status=1)
     if file.exists():
@@ -98,7 +96,7 @@ def check(
     from tools.terminal.open_line import reading, settings_of
 
     settings = settings_of(config)
-    from daemon.storage.database.connections import StoreError, redacted_url
+    from daemon.storage.database.connections import StoreError
     from daemon.storage.database.schema import boards
     from daemon.storage.database.upkeep import check_database
     from tools.backup.gentle import step_back
@@ -120,7 +118,7 @@ def check(
     if as_json:
         print_json({"ok": not problems, "problems": problems, **evidence.counts})
     else:
-        for problem in problems or [f"{redacted_url(settings.database)}: no mistakes found"]:
+        for problem in problems or [f"{settings.database}: no mistakes found"]:
             console.print(problem, markup=False)
         for gap in evidence.gaps:
             console.print(gap, markup=False)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from tools.terminal.console import CommandError, exit_on
+
 
 def demo(
     folder: Annotated[Path, typer.Option("--dir", help="Where the line is made.")] = Path("demo"),
@@ -14,9 +16,7 @@ def demo(
     train: Annotated[bool, typer.Option("--train", help="Make the experts again in DIR/experts: hours.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="Judge 400 boards with the line in DIR: minutes.")] = False,
 ) -> None:
-    """Make a small line (rendered boards, experts trained on them, rules), run it, and show the verdicts.
-
-    The first run trains for some minutes; later runs use what it made.
+    """Make a small line (rendered boards, trained experts, rules), run it, and show verdicts beside the truth.
 
     Example: coserve demo --dir demo
     """
@@ -24,9 +24,10 @@ def demo(
     from tools.query.formats import clean_up_on_sigterm
 
     clean_up_on_sigterm()
-    if train or measure:
-        from tools.demo import recipe
+    with exit_on(CommandError):
+        if train or measure:
+            from tools.demo import recipe
 
-        (recipe.train if train else recipe.measure_line)(folder)
-        return
-    raise SystemExit(run_demo(folder, prepare_only=prepare_only, boards=boards, seed=seed))
+            (recipe.train if train else recipe.measure_line)(folder)
+        else:
+            raise SystemExit(run_demo(folder, prepare_only=prepare_only, boards=boards, seed=seed))

@@ -41,7 +41,7 @@ def export(
         Path | None, typer.Option(metavar="KEY", help="Sign it: a .sign_secret file of `coserve keys new NAME --sign`.")
     ] = None,
     verify: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Check a package instead: files, formats, signature.")
+        Path | None, typer.Option(metavar="DIR", help="Check a package instead: its files and its signature.")
     ] = None,
     key: Annotated[
         Path | None, typer.Option(metavar="KEY", help="With --verify: the signer's public key, a .sign file.")

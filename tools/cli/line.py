@@ -1,8 +1,11 @@
-"""Commands that start the daemon, check its files, and talk to it over its control socket."""
+"""The daemon: start it, lend it a PC, check its files, talk to it over its control socket, let its clients in."""
 
+import os
+import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +25,9 @@ from tools.terminal.console import (
 from tools.terminal.option_values import Commands, Note
 
 rules_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Work with routing rules.")
+keys_app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Clients that may connect over the network: their keys, and the daemon's."
+)
 
 
 def run(
@@ -71,9 +77,6 @@ def check(config: ConfigPath, as_json: AsJson = False) -> None:
 @rules_app.command("check")
 def rules_check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A rules file.", show_default=False)],
-    catalog: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also check expert names and labels against this catalog.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a rules file: every mistake at once, with line, column, what was expected and the nearest right name.
@@ -81,11 +84,14 @@ def rules_check(
     Example: coserve rules check routing_rules/examples/mainboard.yaml
     """
     _must_exist(file, "a rules file")
-    if catalog is not None:
-        _must_exist(catalog, "the catalog, for example experts/catalog.yaml")
-    from daemon.line.line import check_rules
+    from daemon.line.line import load_routes
+    from routing_rules.compile import RulesError
 
-    problems = check_rules(file, catalog)
+    problems: Sequence[Any] = ()
+    try:
+        load_routes(file, None)
+    except RulesError as error:
+        problems = error.problems
     if as_json:
         print_json({"ok": not problems, "problems": [str(p) for p in problems]})
     else:
@@ -256,28 +262,16 @@ def pin(
     expert: Expert,
     config: ConfigOption = DEFAULT_CONFIG,
     device: DeviceName = None,
+    off: Annotated[bool, typer.Option("--off", help="Let it be evicted again.")] = False,
     note: Note = None,
     as_json: AsJson = False,
 ) -> None:
-    """Load an expert and keep it in memory; refused where it cannot fit.
+    """Load an expert and keep it in memory, refused where it cannot fit; --off lets it be evicted again.
 
     Example: coserve pin yolo-solder --device cpu --config demo/coserve.yaml
     """
-    _say(_change(config, "pin", note, expert=expert, device=device), as_json, f"{expert} is pinned")
-
-
-def unpin(
-    expert: Expert,
-    config: ConfigOption = DEFAULT_CONFIG,
-    device: DeviceName = None,
-    note: Note = None,
-    as_json: AsJson = False,
-) -> None:
-    """Let a pinned expert be evicted again.
-
-    Example: coserve unpin yolo-solder --config demo/coserve.yaml
-    """
-    _say(_change(config, "unpin", note, expert=expert, device=device), as_json, f"{expert} is no longer pinned")
+    answer = _change(config, "unpin" if off else "pin", note, expert=expert, device=device)
+    _say(answer, as_json, f"{expert} is {'no longer pinned' if off else 'pinned'}")
 
 
 def unload(
@@ -302,12 +296,6 @@ def limits(
     ] = None,
     backlog_images: Annotated[int | None, typer.Option(min=1, help="Images accepted and not finished, in all.")] = None,
     source_images: Annotated[int | None, typer.Option(min=1, help="The same for one source.")] = None,
-    source_rate: Annotated[
-        float | None, typer.Option(min=0, help="Images a second that one source may bring in; 0: no limit.")
-    ] = None,
-    source_byte_rate: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The same in bytes a second, e.g. 20MB; 0: no limit.")
-    ] = None,
     note: Note = None,
     as_json: AsJson = False,
 ) -> None:
@@ -318,12 +306,6 @@ def limits(
     from daemon.units import parse_bytes
 
     fields: dict[str, Any] = {"backlog_images": backlog_images, "source_images": source_images}
-    fields["source_images_per_s"] = source_rate
-    if source_byte_rate is not None:
-        try:
-            fields["source_bytes_per_s"] = parse_bytes(source_byte_rate)
-        except ValueError as error:
-            fail(f"--source-byte-rate {source_byte_rate}: {error}", status=2)
     budgets: dict[str, int] = {}
     for item in memory or []:
         device, _, size = item.partition("=")
@@ -342,10 +324,8 @@ def limits(
         _list("Limits", [{"limit": k, "value": v} for k, v in now.items()], as_json=False)
 
 
-def _limit_text(name: str, value: float | None) -> str:
-    """Return a limit for a person: `64 MB a second`, `none`."""
-    text = "none" if value is None else size_text(value) if "bytes" in name else count_text(value, "image")
-    return f"{text} a second" if value is not None and name.endswith("_per_s") else text
+def _limit_text(name: str, value: int) -> str:
+    return size_text(value) if "bytes" in name else count_text(value, "image")
 
 
 def _places(expert: dict[str, Any]) -> str:
@@ -387,3 +367,215 @@ def _list(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
     else:
         cells = [[", ".join(map(str, v)) if isinstance(v, list) else v for v in row.values()] for row in rows]
         print_table(title, list(rows[0]), cells)
+
+
+def worker(
+    name: Annotated[str, typer.Option(metavar="NAME", help="This PC's name: `host` of its devices in coserve.yaml.")],
+    address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Join the cluster whose head is there.")
+    ] = None,
+    head: Annotated[
+        bool, typer.Option("--head", help="Start a new cluster as its head, on the line's own PC.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=1024, max=65535, help="With --head: the port where others join.")] = 6379,
+    ports: Annotated[int, typer.Option(min=1024, max=65435, help="The first of 100 ports for this PC.")] = 20000,
+    token: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The cluster's secret; without it anyone may join.")
+    ] = None,
+    cache: Annotated[Path, typer.Option(metavar="DIR", help="Where experts are kept.")] = Path(
+        "~/.cache/coserve/worker"
+    ),
+    cache_size: Annotated[str, typer.Option(metavar="SIZE", help="The most disk space that they may take.")] = "20GB",
+    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Ray's sockets and logs; a short path.")] = Path(
+        "/tmp/coserve-cluster"  # noqa: S108  the unit names another
+    ),
+) -> None:
+    """Lend this PC's devices to a line on another PC: join its cluster, and stay until SIGTERM or Ctrl-C.
+
+    Example: coserve worker --name pc2 --address 10.0.0.1:6379 --token /etc/coserve/keys/ray_token
+    """
+    from daemon.cluster.joining import WorkerSettings, join_command
+    from daemon.config.settings import CLUSTER_ADDRESS, HOST_NAME
+    from daemon.errors import MissingExtraError, StartError
+    from daemon.units import parse_bytes
+
+    if head == (address is not None):
+        fail("expected either --head or --address HOST:PORT", status=2)
+    if address is not None and not re.fullmatch(CLUSTER_ADDRESS, address):
+        fail(f"--address: expected HOST:PORT, not {address!r}", status=2)
+    if not re.fullmatch(HOST_NAME, name):
+        fail(f"--name: expected a `host` of coserve.yaml (letters, digits, '.', '_', '-'), not {name!r}", status=2)
+    try:
+        cache_bytes = parse_bytes(cache_size)
+    except ValueError as error:
+        fail(f"--cache-size: {error}", status=2)
+    settings = WorkerSettings(
+        name, address, port, ports, token and token.absolute(), cache.expanduser().absolute(), cache_bytes,
+        folder.absolute(),
+    )  # fmt: skip
+    try:
+        command, environment = join_command(settings)
+    except (StartError, MissingExtraError) as error:
+        fail(str(error), status=1)
+    if token is None:
+        warning = "no --token: anyone who reaches this PC's ports can run programs here (docs/several-pcs.md)"
+        console.print(warning, style="yellow")
+    os.execve(command[0], command, environment)  # noqa: S606  Ray's own command replaces this one, and ends on SIGTERM
+
+
+ClientName = Annotated[str, typer.Argument(help="The client's name, for example camera-3.", show_default=False)]
+
+
+@keys_app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Names the files: NAME.key and NAME.key_secret.", show_default=False)],
+    sign: Annotated[
+        bool, typer.Option("--sign", help="For signing packages of `coserve export`: NAME.sign and NAME.sign_secret.")
+    ] = False,
+    server: Annotated[bool, typer.Option("--server", help="For the daemon itself, not for a client.")] = False,
+    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where to put them.")] = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Make a key pair: a public .key, and a .key_secret that only its owner can read. Nothing is overwritten.
+
+    Example: coserve keys new camera-3 --dir keys
+    """
+    from daemon.wire import keys
+
+    with _exit_on_key_errors():
+        if sign:
+            from daemon.registry import signing
+
+            public, secret = signing.make_signing_pair(folder, name)
+            shown = signing.key_id(signing.read_public_key(public))
+        else:
+            public, secret = keys.make_key_pair(folder, name)
+            shown = keys.fingerprint(keys.read_public_key(public))
+    if as_json:
+        print_json({"public": str(public), "secret": str(secret), "fingerprint": shown})
+        return
+    console.print(f"{public}: public, fingerprint {shown}\n{secret}: secret, mode 0600", markup=False)
+    if sign:
+        next_step = (
+            f"Hand out {public.name}; sign with: coserve export … --sign {secret}, or plant push … --key {secret}"
+        )
+    elif server:
+        next_step = f"Name the secret file as security.server_key in coserve.yaml; every client needs {public.name}."
+    else:
+        next_step = f"Move the secret file to the client, and let it in: coserve keys allow {public} {name}"
+    console.print(next_step, markup=False)
+
+
+@keys_app.command()
+def allow(
+    key: Annotated[
+        str, typer.Argument(metavar="FILE|KEY", help="The client's .key file, or its public key.", show_default=False)
+    ],
+    name: ClientName,
+    config: ConfigOption = DEFAULT_CONFIG,
+    note: Note = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a client in: add its public key to the folder of allowed clients, which a running daemon reads again.
+
+    Example: coserve keys allow camera-3.key camera-3 --config demo/coserve.yaml
+    """
+    from daemon.wire.keys import allow as allow_key
+    from daemon.wire.keys import checked_key, fingerprint, read_public_key, read_server_keys
+
+    settings, folder = _allow_list_of(config)
+    with _exit_on_key_errors():
+        public = read_public_key(Path(key)) if Path(key).exists() or key.endswith(".key") else checked_key(key)
+        server_key = settings.security.server_key
+        if server_key and server_key.exists() and public == read_server_keys(server_key).public.decode():
+            fail(f"{key} is the daemon's own key: name the .key file that `coserve keys new` made for {name}", status=1)
+        allow_key(folder, name, public)
+    _reload_keys(settings, note, as_json, f"{name} may come in, fingerprint {fingerprint(public)}")
+
+
+@keys_app.command()
+def revoke(name: ClientName, config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJson = False) -> None:
+    """Shut a client out: it leaves the allow-list, and a running daemon cuts its connections and hears it no more.
+
+    The others' connections over the network are cut too, and come back within a second.
+
+    Example: coserve keys revoke camera-3 --config demo/coserve.yaml
+    """
+    from daemon.wire.keys import revoke as revoke_key
+
+    settings, folder = _allow_list_of(config)
+    with _exit_on_key_errors():
+        names = revoke_key(folder, name)
+    sentence = f"{', '.join(names)} (one key): shut out" if names[1:] else f"{name} is shut out"
+    _reload_keys(settings, note, as_json, sentence)
+
+
+@keys_app.command("list")
+def list_keys(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """List the allowed clients, with fingerprints to compare by telephone, and the fingerprint of the daemon's own key.
+
+    Example: coserve keys list --config demo/coserve.yaml
+    """
+    from daemon.wire.keys import KeyFileError, fingerprint, read_allow_list, read_server_keys
+
+    settings, folder = _allow_list_of(config)
+    with _exit_on_key_errors():
+        allowed = read_allow_list(folder)
+    try:
+        server = fingerprint(read_server_keys(settings.security.server_key).public.decode())
+    except KeyFileError as error:
+        server = None
+        allowed = type(allowed)(allowed.clients, (str(error), *allowed.problems))
+    rows = sorted((name, fingerprint(key), key) for key, name in allowed.clients.items())
+    if as_json:
+        clients = [{"name": name, "fingerprint": shown, "public_key": key} for name, shown, key in rows]
+        print_json({"clients": clients, "server": server, "problems": list(allowed.problems)})
+        return
+    if server:
+        console.print(f"the daemon's own key: {server}", markup=False)
+    print_table(f"Allowed in by {folder}", ("client", "fingerprint"), [row[:2] for row in rows])
+    for problem in allowed.problems:
+        console.print(f"to mend: {problem}", markup=False, style="yellow")
+
+
+def _allow_list_of(config: Path) -> tuple[Any, Path]:
+    from tools.terminal.open_line import settings_of
+
+    settings = settings_of(config)
+    if settings.security.allowed_clients is None:
+        fail(
+            f"{config}: names no security.allowed_clients and security.server_key: no client needs a key here", status=2
+        )
+    return settings, settings.security.allowed_clients
+
+
+def _reload_keys(settings: Any, note: str | None, as_json: bool, sentence: str) -> None:
+    """Have a running daemon read the keys again. The files are right already, also if it refuses."""
+    from daemon.wire.control import ControlError, ask
+    from experts.versions import current_user
+
+    try:
+        answer = ask(settings.endpoints.control, "keys", timeout_s=30.0, who=current_user(), note=note)
+    except ControlError as error:
+        if error.code != "no_daemon":
+            fail(f"{sentence}, but not yet for the running daemon: {error}", status=1)
+        answer = {"clients": None, "cut": False, "problems": []}
+        sentence += "; no daemon is running, the next one knows it"
+    if as_json:
+        print_json(answer)
+        return
+    console.print(sentence, markup=False)
+    for problem in answer["problems"]:
+        console.print(problem, markup=False, style="yellow")
+
+
+@contextmanager
+def _exit_on_key_errors() -> Iterator[None]:
+    from daemon.wire.keys import KeyFileError
+
+    try:
+        yield
+    except KeyFileError as error:
+        fail(str(error), status=1)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}: do this as the user who owns it", status=1)

@@ -10,33 +10,7 @@ from typing import Any
 
 import typer
 
-from tools.cli import (
-    backup,
-    camera,
-    changes,
-    dataset,
-    db,
-    demo,
-    doctor,
-    experts,
-    export,
-    init,
-    install_service,
-    keys,
-    learn,
-    line,
-    moe,
-    plant,
-    profile,
-    rejudge,
-    report,
-    results,
-    review,
-    simulate,
-    top,
-    train,
-    worker,
-)
+from tools.cli import backup, camera, db, demo, experts, export, line, moe, plant, results, setup, train
 from tools.setup.service import ServiceError
 from tools.terminal.console import fail
 from tools.terminal.option_values import Commands
@@ -54,16 +28,16 @@ _DAILY, _SETUP, _DEVELOPERS = "Every day", "Setting up", "For developers"
 #: Commands, and groups of commands with their names, by panel in the order in which `coserve --help` lists them.
 _COMMANDS: dict[str, tuple[Any, ...]] = {
     _DAILY: (
-        *(line.status, top.top, results.results, results.explain, review.review, report.report, export.export),
-        changes.changes,
-        *(camera.camera, line.reload, line.drain, line.queues, line.pin, line.unpin, line.unload, line.limits),
-        *(backup.backup, ("dataset", dataset.dataset_app), ("db", db.db_app), ("experts", experts.experts_app)),
+        *(line.status, results.results, results.explain, results.review, results.report, export.export),
+        results.changes,
+        *(camera.camera, line.reload, line.drain, line.queues, line.pin, line.unload, line.limits),
+        *(backup.backup, ("dataset", camera.dataset_app), ("db", db.db_app), ("experts", experts.experts_app)),
     ),
     _SETUP: (
-        *(demo.demo, init.init, ("train", train.train_app), train.import_expert, learn.learn),
-        *(("rules", line.rules_app), line.check, doctor.doctor),
-        *(line.run, install_service.install_service, install_service.uninstall_service, backup.restore, worker.worker),
-        *(("keys", keys.keys_app), ("plant", plant.plant_app), profile.profile, rejudge.rejudge, simulate.simulate),
+        *(demo.demo, setup.init, ("train", train.train_app), train.import_expert, train.learn),
+        *(("rules", line.rules_app), line.check, setup.doctor),
+        *(line.run, setup.install_service, backup.restore, line.worker),
+        *(("keys", line.keys_app), ("plant", plant.plant_app), setup.profile, experts.rejudge, setup.simulate),
     ),
     _DEVELOPERS: (("moe", moe.moe_app),),
 }

@@ -1,18 +1,20 @@
-"""`coserve plant …`: the hub of many lines."""
+"""`coserve plant …`: the hub of many lines, and signed releases of what a line has in force."""
 
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from daemon.errors import ConfigError, MissingExtraError, ReleaseError
-from daemon.units import count_text
-from tools.cli import plant_versions
-from tools.terminal.console import AsJson, CommandError, console, exit_on, fail, print_json
-from tools.terminal.option_values import Commands
+from daemon.units import count_text, size_text
+from tools.terminal.console import AsJson, CommandError, ConfigPath, console, exit_on, fail, print_json, print_table
+from tools.terminal.option_values import Commands, Note
 
-_EXTRA = {"boto3", "cryptography", "fastapi", "jinja2", "psycopg", "starlette", "uvicorn"}
+if TYPE_CHECKING:
+    from daemon.registry.store import Source
+
+_EXTRA = {"boto3", "psycopg"}
 
 
 class _Group(Commands):
@@ -39,8 +41,13 @@ class _Group(Commands):
 
 plant_app = typer.Typer(cls=_Group, no_args_is_help=True, help="One place for the results of many lines.")
 
-plant_versions.add_to(plant_app)
-
+_PLACE = "A folder or USB stick, or the hub's http://…"
+Token = Annotated[
+    Path | None,
+    typer.Option("--token", metavar="FILE", help="The hub's token, or the line's key there.", show_default=False),
+]
+_MAX_DAYS = 366 * 5
+_COLUMNS = ("release", "problem", "signer", "contents", "bytes", "made_at", "expires_at", "made_by", "line", "note")
 PlantPath = Annotated[Path, typer.Argument(metavar="PLANT", help="The hub's plant.yaml.", show_default=False)]
 
 
@@ -54,9 +61,8 @@ def run(plant: PlantPath) -> None:
     from daemon.plant.hub import run_hub
     from daemon.plant.page.app import plant_pages
     from daemon.plant.releases import release_router
-    from daemon.plant.rollouts import rollout_router
 
-    run_hub(plant, plant_pages, release_router, rollout_router)
+    run_hub(plant, plant_pages, release_router)
 
 
 @plant_app.command()
@@ -98,15 +104,176 @@ def demo(
 ) -> None:
     """Show a plant on this PC: three lines of rendered boards, their hub with PostgreSQL and pages, until Ctrl-C.
 
-    The experts are those of `coserve demo`, if `demo` is beside it; else the first run trains a few in four minutes.
-
     Example: coserve plant demo --dir demo-plant
     """
     from tools.demo.plant import run_plant_demo
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with exit_on(CommandError):
-        run_plant_demo(folder, folder.parent / "demo", port)
+        run_plant_demo(folder, port)
+
+
+@plant_app.command()
+def push(
+    config: ConfigPath,
+    to: Annotated[str, typer.Option("--to", metavar="FOLDER|HUB", help=_PLACE)],
+    key: Annotated[
+        Path, typer.Option("--key", metavar="FILE", help="Your .sign_secret: coserve keys new NAME --sign.")
+    ],
+    name: Annotated[str, typer.Option("--name", help="The name of releases for lines that are alike.")] = "line",
+    days: Annotated[int, typer.Option("--days", min=1, max=_MAX_DAYS, help="Days for which lines take it.")] = 90,
+    rules: Annotated[bool, typer.Option("--rules/--no-rules", help="Include the line's rules.")] = True,
+    token: Token = None,
+    note: Note = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a signed release of what a line has in force: experts, backbones, rules. The line itself does not change.
+
+    Example: coserve plant push line/coserve.yaml --to /media/stick --key keys/anna.sign_secret
+    """
+    from daemon.registry.signing import read_signing_key
+    from tools.experts.line import open_line
+    from tools.registry.pack import push as push_release
+
+    secret, valid_for_s, target = read_signing_key(key), days * 86400.0, _source_of(to, token)
+    manifest = push_release(
+        open_line(config), target, secret, name, valid_for_s=valid_for_s, with_rules=rules, note=note
+    )
+    size_bytes = sum(manifest.files.values())
+    if as_json:
+        print_json({"release": manifest.release, "expires_at": manifest.expires_at.isoformat(), "bytes": size_bytes})
+        return
+    what = f"{manifest.release}: {manifest.contents}, {size_text(size_bytes)}"
+    console.print(f"{what}; lines take it until {manifest.expires_at:%Y-%m-%d %H:%M} UTC", markup=False)
+
+
+@plant_app.command()
+def pull(
+    config: ConfigPath,
+    source: Annotated[str, typer.Option("--from", metavar="FOLDER|HUB", help=_PLACE)],
+    release: Annotated[
+        str, typer.Option("--release", metavar="NAME[/N]", help="The release; without N the newest.")
+    ] = "line",
+    newest: Annotated[
+        bool, typer.Option("--newest", help="The newest by a signer of the line, unless it has had it: for a timer.")
+    ] = False,
+    within: Annotated[
+        float, typer.Option("--within", min=0, max=86400, help="Seconds that open boards may take.")
+    ] = 600.0,
+    at_once: Annotated[
+        bool, typer.Option("--now", help="Do not wait for open boards, which may then mix two releases.")
+    ] = False,
+    allow_older: Annotated[bool, typer.Option("--allow-older", help="Allow an older or an expired release.")] = False,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put a release in force on a line: signature, signer, number and every file are checked before anything changes.
+
+    New boards wait while the open ones finish, so that no board has verdicts of two releases. An interrupted pull has
+    changed nothing and goes on where it stopped.
+
+    Example: coserve plant pull line/coserve.yaml --from /media/stick --release mainboards
+    """
+    from daemon.registry.manifest import parse_release
+    from tools.experts.line import open_line
+    from tools.registry.pull import PullOptions, pull_newest
+    from tools.registry.pull import pull as pull_release
+
+    name, number = parse_release(release) if "/" in release else (release, None)
+    if newest and (number is not None or allow_older):
+        fail("--newest: name no number and no --allow-older beside it", status=2)
+    options = PullOptions(None if at_once else within, allow_older)
+    line, place = open_line(config), _source_of(source, token)
+    pulled = pull_newest(line, place, name, options) if newest else pull_release(line, place, name, number, options)
+    if isinstance(pulled, str):
+        print_json({"release": pulled}) if as_json else console.print(
+            f"{pulled} is in force: {place} has nothing newer by a signer of this line", markup=False
+        )
+        return
+    if as_json:
+        facts: dict[str, Any] = {"release": pulled.manifest.release, "signer": pulled.signer}
+        facts |= {"fetched_bytes": pulled.fetched_bytes, "experts": list(pulled.changed)}
+        print_json(facts | {"rules": pulled.rules_changed, "heard": pulled.heard})
+        return
+    what = f"{count_text(len(pulled.changed), 'expert')} changed" + (", rules changed" if pulled.rules_changed else "")
+    when = "the daemon serves it" if pulled.heard else "no daemon runs: its next start serves it"
+    size = size_text(pulled.fetched_bytes)
+    console.print(f"{pulled.manifest.release}, signed by {pulled.signer}: {what}; {size} fetched; {when}", markup=False)
+    if pulled.lost_comments:
+        console.print("the catalog was written anew: its form allows no edit, so its comments are lost", markup=False)
+
+
+@plant_app.command()
+def releases(
+    place: Annotated[str, typer.Argument(metavar="FOLDER|HUB", help=_PLACE)],
+    signer: Annotated[
+        list[Path] | None, typer.Option("--signer", metavar="FILE", help="A key (.sign) to accept; may be repeated.")
+    ] = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the releases of a folder, a USB stick or a hub; `--signer` checks signatures and a folder's files.
+
+    Status 1 if anything is wrong. A line's pull checks all of it again.
+
+    Example: coserve plant releases /media/stick --signer keys/anna.sign
+    """
+    from daemon.registry.signing import read_public_key
+
+    source = _source_of(place, token)
+    keys = {file: read_public_key(file) for file in signer} if signer else None
+    rows = [_row(source, name, number, keys) for name in source.names() for number in source.numbers(name)]
+    if as_json:
+        print_json(rows)
+    else:
+        cells = [[_cell(name, row[name]) for name in _COLUMNS] for row in rows]
+        columns = [name.replace("_", " ") for name in _COLUMNS]
+        print_table(f"Releases of {place}", columns, cells, unbroken=("release",), more="--json has all")
+    if any(row["problem"] for row in rows):
+        raise SystemExit(1)
+
+
+def _cell(name: str, value: Any) -> Any:
+    """Return a fact as its cell in the table: sizes for people, days of times."""
+    if name == "bytes":
+        return size_text(value)
+    return value[:10] if name.endswith("_at") and value else value
+
+
+def _row(source: "Source", name: str, number: int, keys: dict[Path, Any] | None) -> dict[str, Any]:
+    """Return the facts of a release, and with `keys` who signed it; the first thing that is wrong is its problem."""
+    from daemon.registry.manifest import ReleaseError, decode, signer_of
+    from daemon.registry.store import Store
+
+    row: dict[str, Any] = dict.fromkeys(_COLUMNS) | {"release": f"{name}/{number}", "bytes": 0}
+    try:
+        signed = source.manifest(name, number)
+        row["signer"] = signer_of(signed, keys, row["release"]).name if keys is not None else None
+        manifest = decode(signed.data, row["release"])
+        row |= {"made_at": manifest.made_at.isoformat(), "made_by": manifest.made_by, "line": manifest.line}
+        row |= {"expires_at": manifest.expires_at.isoformat(), "contents": manifest.contents}
+        row |= {"bytes": sum(manifest.files.values()), "note": manifest.note}
+        if keys is not None and isinstance(source, Store):
+            for sha256, size_bytes in manifest.files.items():
+                source.checked(sha256, size_bytes)
+    except ReleaseError as error:
+        row["problem"] = str(error)
+    return row
+
+
+def _source_of(place: str, token: Path | None) -> "Source":
+    """Return the releases of a folder or of a hub."""
+    from daemon.registry.hub_store import HubStore
+    from daemon.registry.store import Store
+
+    if place.startswith(("http://", "https://")):
+        try:
+            return HubStore(place, token.read_text(encoding="ascii").strip() if token else None)
+        except (OSError, UnicodeDecodeError) as error:
+            fail(f"--token {token}: {getattr(error, 'strerror', None) or error}", status=2)
+    if not Path(place).is_dir():
+        fail(f"no folder {place}: mount the stick, or make the folder first", status=2)
+    return Store(Path(place))
 
 
 def _must_exist(plant: Path) -> None:

@@ -1,20 +1,25 @@
-"""`coserve results` and `coserve explain`: the questions of a quality engineer about a line's verdicts."""
+"""A line's verdicts: results, explain, report, people's decisions (review), and who changed the line (changes)."""
 
+import getpass
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, fail
+from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
 from tools.terminal.option_values import shift_option, since_option, time_window, until_option
 
 if TYPE_CHECKING:
+    from daemon.config.plant_time import PlantTime
     from tools.query.results import RowFormat
 
 Texts = list[str] | None
 _VERDICTS = "[pass|fail|review|unknown]"
 _PANEL = "Filters: repeat one for several values"
+#: The newest changes of a table.
+_SHOWN = 50
 
 
 class VerdictOption(StrEnum):
@@ -201,3 +206,211 @@ def explain(
 
     inspection = InspectionName(name, designator, board_type, attempt)
     raise SystemExit(print_explanation(config, inspection, as_json=as_json))
+
+
+def report(
+    serial: Annotated[str, typer.Argument(help="The board's serial.", show_default=False)],
+    config: ConfigOption = DEFAULT_CONFIG,
+    board_type: Annotated[str | None, typer.Option("--type", help="Its type, where several have this serial.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="An earlier attempt; the newest without it.")] = None,
+    model: Annotated[str | None, typer.Option(help="The language model that writes; the first of `models`.")] = None,
+    template: Annotated[
+        bool, typer.Option("--template", help="By the template, also where a model is configured.")
+    ] = False,
+    wait_s: Annotated[float, typer.Option("--wait", min=0.1, help="Seconds that the model may take.")] = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Explain a board's failures from its rows: by a template, or by a language model that the running line serves.
+
+    Where a model is configured and cannot write, the template does, and the output says so.
+
+    Example: coserve report S0017 --config demo/coserve.yaml
+    """
+    from tools.query.reading import read_attempt
+    from tools.query.report import NoTextError, board_document, in_words, written_by_model
+    from tools.terminal.open_line import opened
+
+    with opened(config) as (settings, engine):
+        if model is not None and model not in settings.models:
+            fail(f"{config} names no model {model}: {', '.join(settings.models) or 'it has none'}", status=2)
+        board = read_attempt(engine, serial, board_type, attempt)
+    writer, why = None if template else model or next(iter(settings.models), None), None
+    by_template = text = in_words(board, settings.plant.clock())
+    if writer is not None:
+        try:
+            text = written_by_model(settings, writer, board, wait_s)
+        except NoTextError as error:
+            writer, why = None, f"model {writer}: {error}"
+    if as_json:
+        print_json({"by": writer or "template", "why_not_the_model": why, "text": text, **board_document(board)})
+        return
+    console.print(text, markup=False)
+    if writer is not None:
+        console.print(f"(written by model {writer}; the rows say:)\n{by_template}", markup=False)
+    elif not template:
+        console.print(f"(by the template: {why or f'{config} names no language model'})", markup=False)
+
+
+def review(
+    image: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ID", help="The image: its inspection_id (with --board a serial or board_id).", show_default=False
+        ),
+    ] = None,
+    verdict: Annotated[
+        str | None, typer.Argument(metavar="VERDICT", help="pass, fail, unknown or review.", show_default=False)
+    ] = None,
+    defect: Annotated[
+        str | None,
+        typer.Option(metavar="CODE", help="What is wrong, with fail: a code or its label; else the line's own."),
+    ] = None,
+    new_code: Annotated[
+        bool, typer.Option("--new-code", help="Take a --defect that neither rules nor results have.")
+    ] = False,
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="What the next reader should know.")] = None,
+    reviewer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Who decides; without it, the user of this terminal.")
+    ] = None,
+    after: Annotated[
+        int | None, typer.Option(metavar="REVIEW", min=1, help="Overrule this review, which you have seen.")
+    ] = None,
+    undo: Annotated[
+        str | None, typer.Option("--undo", metavar="ID", help="Take back the newest decision about this image.")
+    ] = None,
+    board: Annotated[
+        bool,
+        typer.Option("--board", help="ID is a board's serial (its newest attempt) or board_id: release or scrap it."),
+    ] = False,
+    board_type: Annotated[
+        str | None, typer.Option("--type", help="With --board, ID is a serial of this board type.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", help="Print what waits for a decision, oldest board first.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Images of --list.")] = 50,
+    config: ConfigOption = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Decide about an image or a board: what a person says counts, the line's verdict stays beside it.
+
+    With --board the decision is about the whole board, such as one with a missing or unjudgeable image.
+
+    Example: coserve review 1042 fail --defect D207 --note "pad 3" --reviewer Eva --config demo/coserve.yaml
+    """
+    if sum((show, undo is not None, image is not None)) != 1:
+        fail("name an image and a verdict, or --undo ID, or --list: see coserve review --help", status=2)
+    name = undo or image or ""
+    number = _number(name) if name and not board else None
+    if undo is not None and (verdict is not None or defect is not None or note is not None):
+        fail("--undo takes no verdict, defect or note: it restores the decision before", status=2)
+    if image is not None and verdict is None:
+        fail("which verdict? pass, fail, unknown or review: coserve review ID VERDICT", status=2)
+    if board_type is not None and not board:
+        fail("--type goes with --board SERIAL", status=2)
+    from tools.query.review import decide, find_board, waiting_images
+    from tools.terminal.open_line import settings_of
+
+    settings = settings_of(config)
+    if show:
+        rows = waiting_images(settings, limit + 1)
+        if as_json:
+            print_json(rows[:limit])
+        else:
+            _print_waiting(rows, limit, settings.plant.clock())
+        return
+    subject = {"inspection_id": number} if not board else {"board_id": find_board(settings, name, board_type)}
+    what = {**subject, "undo": True} if undo is not None else {**subject, "verdict": verdict}
+    fields = {"defect": defect, "note": note, "reviewer": reviewer or getpass.getuser(), "newest": after}
+    review = decide(config, settings, what | fields, new_code=new_code)
+    if as_json:
+        print_json(review)
+    else:
+        console.print(_sentence(review, is_undone=undo is not None), markup=False)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or len(text) > 100 or int(text) < 1:
+        fail(f"ID: expected a whole number from 1, not {text!r}: `coserve review --list` shows it", status=2)
+    return int(text)
+
+
+def _sentence(review: Mapping[str, Any], *, is_undone: bool) -> str:
+    defect = f" {review['defect']}" if review["defect"] else ""
+    subject, answer = f"image {review['inspection_id']}", review["verdict"]
+    if review["board_id"] is not None:
+        subject, answer = f"board {review['board_id']}", review["board_verdict"]
+    verdict = f"{subject} is {answer}{defect}{' again' if is_undone else ''}"
+    return f"{verdict}, says {review['reviewer']} (review {review['review_id']})"
+
+
+def _print_waiting(rows: list[dict[str, Any]], limit: int, plant: "PlantTime") -> None:
+    from tools.terminal.open_line import plant_time, times_note
+
+    if not rows:
+        console.print("nothing waits for a decision")
+        return
+    columns = ("id", "serial", "designator", "line says", "defect", "since", "component", "board", "lot", "picture")
+    cells = [
+        (
+            *(row["inspection_id"], f"{row['serial']} #{row['attempt']}", row["designator"], row["verdict"]),
+            *(
+                row["defect"] or row["reason"],
+                plant_time(plant, row["completed_at"], "short"),
+                row["component"],
+                row["board_type"],
+            ),
+            *(row["lot"], row["image_path"]),
+        )
+        for row in rows[:limit]
+    ]
+    title = f"Waiting for a decision; {times_note(plant)}"
+    print_table(title, columns, cells, unbroken=("id", "line says", "since"), more="--json has them")
+    if len(rows) > limit:
+        console.print(f"and more: --limit {limit * 2}")
+
+
+def changes(
+    config: ConfigOption = DEFAULT_CONFIG,
+    since: Annotated[str | None, since_option("Changes of then or later: 2026-11-21, today, 2h (ago).")] = None,
+    until: Annotated[str | None, until_option("Changes before; a day counts whole.")] = None,
+    shift: Annotated[str | None, shift_option()] = None,
+    subject: Annotated[
+        str | None,
+        typer.Option(metavar="SUBJECT", help="Of this alone: rules, CoServe, an expert, or a key of coserve.yaml."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What people and the daemon changed, newest first: starts, rules, experts, limits, pins, keys, settings, restores.
+
+    Example: coserve changes --subject rules --config demo/coserve.yaml
+    """
+    from sqlalchemy import select
+
+    from daemon.storage.database import schema
+    from tools.terminal.open_line import opened, times_note, with_plant_times
+
+    since, until = time_window(config, since, until, shift)
+    table = schema.changes.c
+    query = select(schema.changes).order_by(table.at.desc(), table.change_id.desc())
+    query = query if since is None else query.where(table.at >= since)
+    query = query if until is None else query.where(table.at < until)
+    query = query if subject is None else query.where(table.subject == subject)
+    with opened(config) as (settings, engine), engine.connect() as connection:
+        query = query if as_json else query.limit(_SHOWN + 1)
+        rows = [dict(row) for row in connection.execute(query).mappings()]
+    if as_json:
+        print_json(rows)
+        return
+    plant = settings.plant.clock()
+    shown = [with_plant_times(plant, row, "short") for row in rows[:_SHOWN]]
+    cells = [(row["at"], row["who"], row["what"], row["subject"], _old_and_new(row)) for row in shown]
+    columns = ("at", "who", "what", "subject", "old → new: note")
+    print_table(f"Changes; {times_note(plant)}", columns, cells, unbroken=("at", "what"))
+    if len(rows) > _SHOWN:
+        console.print(f"The newest {_SHOWN}; --until shows earlier ones, --json all")
+
+
+def _old_and_new(row: dict[str, Any]) -> str | None:
+    """Return `old → new: note` with the parts that there are."""
+    old, new, note = (row[name] for name in ("old", "new", "note"))
+    change = f"{old or '–'} → {new or '–'}" if old else new
+    return ": ".join(filter(None, (change, note))) or None

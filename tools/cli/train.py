@@ -1,28 +1,37 @@
-"""`coserve train` and `coserve import`: train experts on your images, or import networks that you already have."""
+"""Make experts: `coserve train` on your images, `learn` from people's decisions, `import` of networks you have."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from daemon.units import count_text, size_text
-from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, fail, print_json, print_table
-from tools.terminal.option_values import Commands, OnCluster, must_be_architecture, must_be_one_of
+from tools.cli.experts import print_summary
+from tools.terminal.console import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigOption,
+    as_typed,
+    console,
+    errors,
+    exit_on,
+    fail,
+    print_json,
+    print_table,
+)
+from tools.terminal.option_values import (
+    Commands,
+    must_be_architecture,
+    since_option,
+    time_window,
+)
 from tools.terminal.progress import share_bar
-
-if TYPE_CHECKING:
-    from tools.training.classifier import Kind
-    from tools.training.expert_file import ImportReport
 
 #: Pictures held out, all of them answered right, after which an error rate of a quarter would be a surprise (1 in 20).
 _ENOUGH_HELD_OUT = 10
-
-#: What `train classifier` tries (tools/training/classifier.py).
-_KINDS = ("bank", "head", "last-block", "all-layers")
 
 train_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Train an expert on your own images.")
 
@@ -46,10 +55,6 @@ def import_expert(
     out: Out = Path("experts"),
     expert: ExpertName = None,
     images: Annotated[Path | None, typer.Option(help="Prove the agreement on these images, not on patterns.")] = None,
-    samples: Annotated[
-        Path | None,
-        typer.Option(help="Ordinary images of the line: how sure the expert is of them goes into the catalog (drift)."),
-    ] = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         typer.Option(help="How weights are computed; auto: the fastest that agrees with the original."),
@@ -80,8 +85,6 @@ def import_expert(
         report = import_file(file, target, images=images, trust=trust)
     except ImportRefusedError as error:
         fail(str(error), status=1)
-    if samples is not None:
-        _measure(report, out / "catalog.yaml", samples)
     agreement = report.agreement
     if as_json:
         expert_row = {"expert": report.expert, "file": str(report.file), "entry": report.entry, "dtype": report.dtype}
@@ -113,18 +116,6 @@ def import_expert(
         f" most {agreement.confidence:.1e} in confidence and {agreement.box_pixels:.1e} pixels",
         markup=False,
     )
-
-
-def _measure(report: "ImportReport", catalog: Path, samples: Path) -> None:
-    """Write the expert's confidences on `samples` into its entry; exit with status 1 if no image decodes."""
-    from experts.catalog_edit import add_to_catalog
-    from tools.experts.measure import MeasureError, confidences_of
-
-    try:
-        figures = confidences_of(report.spec, samples)
-    except MeasureError as error:
-        fail(f"{report.expert} is imported, but not measured: {error}", status=1)
-    add_to_catalog(catalog, report.expert, {**report.entry, "confidences": figures})
 
 
 @train_app.command("backbone")
@@ -168,7 +159,7 @@ def train_backbone(
     schedule = Schedule(epochs, learning_rate=2e-3, seed=seed)
     vary = Variation(play, "all") if symmetry else None
     plan = BackbonePlan(architecture, input_size, schedule, threads, start, vary)
-    with training_bar(name) as on_share:
+    with _training_bar(name) as on_share:
         report = train_backbone(folders or [], out, name=name, plan=plan, on_progress=on_share)
     if as_json:
         print_json(asdict(report) | {"file": str(report.file), "network": str(report.network)})
@@ -194,7 +185,6 @@ def train_classifier(
     backbone: Annotated[
         str | None, typer.Option(help="A backbone of the catalog, or another folder of experts with one.")
     ] = None,
-    tries: Annotated[str, typer.Option(help="What to try, cheapest first, with commas between.")] = ",".join(_KINDS),
     play: Play = "0px",
     symmetry: Symmetry = False,
     good: Annotated[str | None, typer.Option(help="The label that passes. Default: ok, good or pass.")] = None,
@@ -228,14 +218,13 @@ def train_classifier(
         architecture=architecture,
         input_size=input_size,
         backbone=backbone,
-        kinds=_chosen_kinds(tries),
-        play=pixels_of(play),
+        play=_pixels_of(play),
         symmetry=symmetry,
         good=good,
         use_anyway=use_anyway,
     )
     name = expert or folder.name
-    with training_bar(name) as on_share:
+    with _training_bar(name) as on_share:
         report = train_classifier(folder, out, expert=name, plan=plan, on_progress=on_share)
     pictures = draw_report(report, out / "reports")
     for note in report.notes:
@@ -255,25 +244,19 @@ def train_all(
     backbone: Annotated[
         str | None, typer.Option(help="A backbone of the catalog, or another folder of experts with one.")
     ] = None,
-    tries: Annotated[str, typer.Option(help="What to try, cheapest first, with commas between.")] = ",".join(_KINDS),
     play: Play = "0px",
     out: Out = Path("experts"),
     seed: Seed = 0,
     threads: Threads = 2,
-    on_cluster: OnCluster = False,
-    config: ConfigOption = DEFAULT_CONFIG,
     as_json: AsJson = False,
 ) -> None:
     """Train an expert for each component type, on a backbone that is trained first if the catalog has none.
 
     Stopped and started again, it goes on where it was: experts are kept whose images have not changed. Exit status 1 if
-    a type could not be trained; the others still are. A folder that cannot be read stops a new backbone. With --cluster
-    a backbone is trained here, and the experts on all PCs of the cluster.
+    a type could not be trained; the others still are. A folder that cannot be read stops a new backbone.
 
     Example: coserve train all training --out line/experts
     """
-    from tools.cluster.kinds import train_each_on_cluster
-    from tools.cluster.work import work_on
     from tools.training import TrainingError
     from tools.training.backbone import BackbonePlan, load_backbone, train_backbone
     from tools.training.classifier import TrainingPlan
@@ -281,9 +264,7 @@ def train_all(
     from tools.training.fit import Schedule
     from tools.training.report import COLUMNS, cells
 
-    plan = TrainingPlan(
-        Schedule(12, seed=seed), threads, backbone=backbone, kinds=_chosen_kinds(tries), play=pixels_of(play)
-    )
+    plan = TrainingPlan(Schedule(12, seed=seed), threads, backbone=backbone, play=_pixels_of(play))
     if not folder.is_dir():
         fail(f"no folder {folder}: name one with a subfolder for each component type", status=2)
     try:
@@ -295,21 +276,17 @@ def train_all(
         of_backbone = BackbonePlan(
             input_size=input_size, schedule=Schedule(epochs, learning_rate=2e-3, seed=seed), threads=threads
         )
-        with training_bar("the backbone") as on_share:
+        with _training_bar("the backbone") as on_share:
             train_backbone(folders, out, name="backbone", plan=of_backbone, on_progress=on_share)
     done = 0
-    with (
-        work_on(config, use_cluster=on_cluster) as work,
-        training_bar(count_text(len(folders), "expert")) as on_share,
-    ):
+    with _training_bar(count_text(len(folders), "expert")) as on_share:
 
         def on_type(_report: TypeReport) -> None:
             nonlocal done
             done += 1
             on_share(done / len(folders))
 
-        train = partial(train_each_on_cluster, work) if work else train_each
-        reports = train(folders, out, plan, on_type)
+        reports = train_each(folders, out, plan, on_type)
     failed = [report for report in reports if report.error is not None]
     for report in failed:
         errors.print(f"{report.expert}: {report.error}", markup=False)
@@ -354,14 +331,13 @@ def train_detector(
     """
     if not data.is_file():
         fail(f"no file {data}: name the YAML file of a YOLO data set", status=2)
-    from tools.training.detector import train_detector
+    from tools.training.detector import Views, train_detector
     from tools.training.detector_loop import TrainingEffort
-    from tools.training.photographs import Views
 
     must_be_architecture("--architecture", architecture, "detect")
     effort = TrainingEffort(minutes=minutes, seed=seed, threads=threads)
     name = expert or data.stem
-    with training_bar(name) as on_share:
+    with _training_bar(name) as on_share:
         report = train_detector(
             data,
             architecture,
@@ -383,13 +359,7 @@ def train_detector(
     )
 
 
-def _chosen_kinds(text: str) -> "tuple[Kind, ...]":
-    chosen = [kind.strip() for kind in text.split(",")]
-    must_be_one_of("--tries", next((kind for kind in chosen if kind not in _KINDS), _KINDS[0]), _KINDS)
-    return tuple(kind for kind in _KINDS if kind in chosen)
-
-
-def pixels_of(text: str) -> float:
+def _pixels_of(text: str) -> float:
     """Return pixels of pictures from `3px` or `3`; exit with status 2 for anything else."""
     try:
         pixels = float(text.removesuffix("px"))
@@ -401,7 +371,7 @@ def pixels_of(text: str) -> float:
 
 
 @contextmanager
-def training_bar(name: str) -> Iterator[Callable[[float], None]]:
+def _training_bar(name: str) -> Iterator[Callable[[float], None]]:
     """Yield a function that moves a bar to a share from 0 to 1; exit with status 1 on a TrainingError."""
     from tools.training import TrainingError
 
@@ -422,3 +392,76 @@ def _warn_of_few(held_out: Mapping[str, int], where_from: str) -> None:
             f" ({where_from})",
             markup=False,
         )
+
+
+def learn(
+    name: Annotated[str, typer.Argument(metavar="EXPERT", help="A classifier of the catalog.", show_default=False)],
+    config: ConfigOption = DEFAULT_CONFIG,
+    training: Annotated[
+        Path | None,
+        typer.Option(
+            "--with",
+            metavar="FOLDER",
+            help="The folder that it was trained on: LABEL/*.png.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
+    since: Annotated[str | None, since_option("Judge images again from then on.")] = "7d ago",
+    sample: Annotated[int, typer.Option(min=1, help="Judge at most this many again, chosen at random.")] = 2000,
+    play: Play = "0px",
+    symmetry: Symmetry = False,
+    seed: Seed = 0,
+    threads: Threads = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Train another version of a classifier with the pictures that people decided about, and compare it.
+
+    It is kept as a candidate: nothing changes until `coserve experts promote`. The command prints its mistakes on
+    pictures held out (never of a board that it learned from) beside those of the version in service, and what it would
+    change in the images of the last days. The page Teach of the expert shows the same with pictures.
+
+    Example: coserve learn R0402 --with training/R0402 --config demo/coserve.yaml
+    """
+    from experts.versions import VersionsError
+    from tools.experts.line import open_line
+    from tools.learn import learn as learn_expert
+    from tools.training.classifier import TrainingPlan
+    from tools.training.fit import Schedule
+
+    since, _ = time_window(config, since, None, None)
+    plan = TrainingPlan(Schedule(12, seed=seed), threads, play=_pixels_of(play), symmetry=symmetry)
+    line = open_line(config)
+    with exit_on(VersionsError), _training_bar(name) as on_share:
+        learned = learn_expert(line, name, training, plan, since=since, sample=sample, on_progress=on_share)
+    if as_json:
+        print_json(learned)
+        return
+    _print_learned(learned, config)
+
+
+def _print_learned(learned: dict[str, Any], config: Path) -> None:
+    from tools.training.report import COLUMNS
+
+    name, version = learned["expert"], learned["version"]
+    for note in learned["notes"]:
+        console.print(f"note: {note}", markup=False)
+    for reason, count in learned["left_out"].items():
+        console.print(f"left out: {count_text(count, 'picture')}, {reason}", markup=False)
+    rows = [(label, count, learned["decided"].get(label)) for label, count in learned["pictures"].items()]
+    print_table(f"{name} learned from", ("label", "pictures", "decided on the line"), rows)
+    print_table(f"{name} {version} on pictures held out", COLUMNS, learned["table"])
+    compared = learned["compared"]
+    if compared is None:
+        console.print(f"{learned['in_service']}, in service, has answered none of them: the two are not compared")
+    else:
+        rows = [
+            (f"{learned['in_service']}, in service", *compared["in_service"].values()),
+            (f"{version}, learned", *compared["learned"].values()),
+        ]
+        print_table("On pictures that neither has learned from", ("version", "escapes", "false calls"), rows)
+        console.print(compared["says"])
+    print_summary(learned["rejudged"], learned["list"], "--json")
+    console.print(f"{name} {version} is kept as a candidate; next, if it is better:", markup=False)
+    console.print(as_typed(f"experts shadow {name} {version} --config {config}"), markup=False)
+    console.print(as_typed(f"experts promote {name} {version} --config {config}"), markup=False)

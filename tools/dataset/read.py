@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import unquote
-from xml.etree import ElementTree as ET
 
 from experts.errors import ImageError
 from tools.dataset import Format
@@ -17,10 +15,9 @@ from tools.training.labelled import SUFFIXES, UNSORTED, board_of
 
 #: How far a box may reach beyond the edge of its picture, pixels: programs round.
 _ROUNDING = 1.0
-_MISTAKES = (
-    *(KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError),
-    *(OSError, ImageError, ET.ParseError),
-)
+_MISTAKES = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, OSError, ImageError)
+#: What CVAT and Label Studio write in formats of their own.
+_OWN_FORMATS = "is a file of CVAT or Label Studio in its own format: export COCO there (menus: docs/experts.md)"
 #: What the server of Label Studio puts before the name of an uploaded file.
 _UPLOADED = "^[0-9a-f]{8}-"
 #: Folders that name no component type.
@@ -37,7 +34,7 @@ def read_dataset(file: Path, form: Format, images: Path | None = None) -> list[P
     """
     default = {"folders": file, "yolo": file.parent}.get(form, file.parent / "images")
     folder, pictures = images or default, list[Picture]()
-    reader = {"folders": _folders, "yolo": _yolo, "coco": _coco, "label-studio": _label_studio, "cvat": _cvat}[form]
+    reader = {"folders": _folders, "yolo": _yolo, "coco": _coco}[form]
     try:
         for named in reader(file, folder):
             pictures.append(_picture(folder, *named))
@@ -73,7 +70,7 @@ def _folders(_: Path, folder: Path) -> Iterator[_Named]:
 
 
 def _yolo(file: Path, folder: Path) -> Iterator[_Named]:
-    from tools.training.photographs import read_yolo_data
+    from tools.training.labelled import read_yolo_data
 
     try:
         data = read_yolo_data(file)
@@ -89,8 +86,11 @@ def _yolo(file: Path, folder: Path) -> Iterator[_Named]:
         )
 
 
-def _coco(file: Path, _: Path) -> Iterator[_Named]:
-    data = json.loads(file.read_bytes())
+def _coco(file: Path, folder: Path) -> Iterator[_Named]:
+    content = file.read_bytes()
+    data = None if content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<") else json.loads(content)
+    if not isinstance(data, dict):
+        raise DatasetError(f"{file}: {_OWN_FORMATS}")
     names = {each["id"]: str(each["name"]) for each in data["categories"]}
     boxes: dict[Any, list[LabelledBox]] = {each["id"]: [] for each in data["images"]}
     for each in data["annotations"]:
@@ -99,54 +99,5 @@ def _coco(file: Path, _: Path) -> Iterator[_Named]:
             raise ValueError(f"of annotation {each.get('id')} the category or the image is not in the file")
         boxes[each["image_id"]].append(LabelledBox(names[each["category_id"]], x, y, x + width, y + height))
     for each in data["images"]:
-        yield each["file_name"], None, boxes[each["id"]]
-
-
-def _label_studio(file: Path, folder: Path) -> Iterator[_Named]:
-    """Yield tasks with their last annotation; tasks without one have neither label nor boxes."""
-    files: dict[str, list[str]] = {}
-    for each in sorted(folder.rglob("*")):
-        files.setdefault(each.name, []).append(each.relative_to(folder).as_posix())
-    for task in json.loads(file.read_bytes()):
-        path = PurePosixPath(unquote(task["data"]["image"]).replace("?d=", "/"))
-        found = files.get(path.name) or files.get(re.sub(_UPLOADED, "", path.name), [path.name])
-        if len(found) > 1:
-            ends = [each for each in found if f"/{path}".endswith(f"/{each}")]
-            found = sorted(ends, key=len)[-1:]
-        if len(found) != 1:
-            raise ValueError(f"{path} may be several pictures below {folder}: give each a name of its own")
-        (name,) = found
-        label, boxes = None, None
-        for annotation in [each for each in task["annotations"] if not each.get("was_cancelled")][-1:]:
-            boxes = list[LabelledBox]()
-            for result in annotation["result"]:
-                value = result["value"]
-                if "choices" in value:
-                    (label,) = map(str, value["choices"])
-                    continue
-                if value.get("rotation"):
-                    raise ValueError(f"a box in {name} is rotated: expected upright boxes")
-                (kind,) = map(str, value["rectanglelabels"])
-                x, y, width, height = (float(value[key]) / 100 for key in ("x", "y", "width", "height"))
-                across, down = float(result["original_width"]), float(result["original_height"])
-                boxes.append(LabelledBox(kind, x * across, y * down, (x + width) * across, (y + height) * down))
-        yield name, label, boxes
-
-
-def _cvat(file: Path, _: Path) -> Iterator[_Named]:
-    text = file.read_text(encoding="utf-8-sig")
-    if "<!DOCTYPE" in text:  # its entities could expand without end, or read files
-        raise ValueError("a document type (<!DOCTYPE …>) is not read: delete it")
-    root = ET.fromstring(text)  # noqa: S314
-    known = {name.text for name in root.iterfind("./meta//label/name")}
-    for image in root.iterfind("image"):
-        label, boxes = None, list[LabelledBox]()
-        for shape in image:
-            kind = shape.attrib["label"]
-            if kind not in known or float(shape.get("rotation", 0)):
-                raise ValueError(f"{shape.tag}: expected a label of <meta> and no rotation, not {kind!r}")
-            if shape.tag == "tag":
-                label = kind
-            else:
-                boxes.append(LabelledBox(kind, *(float(shape.attrib[key]) for key in ("xtl", "ytl", "xbr", "ybr"))))
-        yield image.attrib["name"], label, boxes
+        name = str(each["file_name"])  # Label Studio writes the folder of the pictures too
+        yield (name if (folder / name).exists() else name.removeprefix("images/")), None, boxes[each["id"]]

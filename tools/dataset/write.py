@@ -5,9 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
-from urllib.parse import quote
-from xml.sax.saxutils import escape, quoteattr
+from typing import NamedTuple
 
 import cv2
 import yaml
@@ -172,41 +170,4 @@ def _coco(pictures: Sequence[Picture], classes: Sequence[str]) -> dict[str, str]
     return {"annotations.json": json.dumps({"images": images, "annotations": annotations, "categories": categories})}
 
 
-def _label_studio(pictures: Sequence[Picture], _: Sequence[str]) -> dict[str, str]:
-    tasks: list[dict[str, Any]] = []
-    for each in pictures:
-        decided, proposed = list[dict[str, Any]](), list[dict[str, Any]]()
-        for label, x1, y1, x2, y2, score in each.boxes or ():
-            x, y = 100 / each.width, 100 / each.height
-            value = {"x": x * x1, "y": y * y1, "width": x * (x2 - x1), "height": y * (y2 - y1), "rotation": 0}
-            region = {"from_name": "box", "to_name": "image", "type": "rectanglelabels", "original_width": each.width}
-            region |= {"original_height": each.height, "value": value | {"rectanglelabels": [label]}}
-            (decided if score is None else proposed).append(region | ({} if score is None else {"score": score}))
-        choice = {"from_name": "label", "to_name": "image", "type": "choices", "value": {"choices": [each.label]}}
-        decided += [choice] if each.label is not None else []
-        data = {"image": f"/data/local-files/?d=images/{quote(each.name)}", "component": each.component}
-        annotations = [{"result": decided}] if decided else []
-        predictions = [{"model_version": "coserve", "result": proposed}] if proposed else []
-        tasks.append({"data": data, "annotations": annotations, "predictions": predictions})
-    return {"tasks.json": json.dumps(tasks)}
-
-
-def _cvat(pictures: Sequence[Picture], classes: Sequence[str]) -> dict[str, str]:
-    known = dict.fromkeys((*classes, *(each.label for each in pictures if each.label)))
-    labels = "".join(f"<label><name>{escape(label)}</name></label>" for label in known)
-    lines = ['<?xml version="1.0" encoding="utf-8"?>', "<annotations><version>1.1</version>"]
-    lines.append(f"<meta><task><labels>{labels}</labels></task></meta>")
-    for number, each in enumerate(pictures):
-        size = f'width="{each.width}" height="{each.height}"'
-        lines.append(f'<image id="{number}" name={quoteattr(each.name)} {size}>')
-        lines += [f'<tag label={quoteattr(each.label)} source="manual"/>'] if each.label is not None else []
-        lines += [
-            f'<box label={quoteattr(label)} source="{"manual" if score is None else "auto"}" occluded="0"'
-            f' xtl="{x1:.2f}" ytl="{y1:.2f}" xbr="{x2:.2f}" ybr="{y2:.2f}"/>'
-            for label, x1, y1, x2, y2, score in each.boxes or ()
-        ]
-        lines.append("</image>")
-    return {"annotations.xml": "\n".join([*lines, "</annotations>\n"])}
-
-
-_WRITERS = {"yolo": _yolo, "coco": _coco, "label-studio": _label_studio, "cvat": _cvat}
+_WRITERS = {"yolo": _yolo, "coco": _coco}

@@ -201,9 +201,5 @@ def write_thresholds(out: Path, thresholds: Thresholds) -> None:
     (out / "thresholds.json").write_text(text + "\n", encoding="utf-8")
 
 
-def read_thresholds(out: Path) -> Thresholds:
-    return Thresholds(**json.loads((out / "thresholds.json").read_text("utf-8")))
-
-
 def _targets(samples: Sequence[Sample]) -> torch.Tensor:
     return torch.tensor([part_types()[s.component].labels.index(s.placement_label) for s in samples], dtype=torch.int64)

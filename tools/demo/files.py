@@ -1,5 +1,6 @@
 """Writes the files of the demo's line, coserve.yaml and rules.yaml, for a person to read."""
 
+import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -41,6 +42,11 @@ class Thresholds:
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
+
+
+def read_thresholds(experts: Path) -> Thresholds:
+    """Return the thresholds that lie beside the weights."""
+    return Thresholds(**json.loads((experts / "thresholds.json").read_text("utf-8")))
 
 
 def write_configuration(folder: Path) -> Path:

@@ -1,9 +1,7 @@
 """`coserve plant demo`: three lines of rendered boards, their hub and its PostgreSQL on this PC, until Ctrl-C."""
 
 import itertools
-import os
 import secrets
-import shutil
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -16,8 +14,8 @@ from daemon.config.settings import load_config
 from daemon.storage.database.reviews import WaitingFilter
 from tools.camera.render import render_board
 from tools.camera.rendered import FIRST_SEED, images_of, new_prefix
+from tools.demo.line import make_line
 from tools.demo.postgresql import postgresql
-from tools.demo.prepare import PREPARED, code_key, earlier_report, prepare
 from tools.query.review import DecisionError, decide, waiting_images
 from tools.setup.service import Service, ServiceError
 from tools.terminal.console import CommandError, as_typed, console
@@ -30,27 +28,22 @@ _PRODUCT, _SHARED_EVERY, _AT_ONCE, _PAUSE_S = "sensor-node", 4, 4, 5.0
 _SHARED = "all-lines"
 
 
-def run_plant_demo(folder: Path, trained: Path, port: int) -> None:
-    """Run the demo until KeyboardInterrupt, with the experts in `trained` if they are there. Raises CommandError."""
-    experts = folder / "experts"
-    report = None if (experts / PREPARED).exists() else earlier_report(trained, code_key())
-    console.print((report or prepare(experts, quick=True)).summary())
-    if report is None:
-        console.print(f"They do not inspect solder; after `make demo` and `rm -r {folder}` there are 18, which do.")
+def run_plant_demo(folder: Path, port: int) -> None:
+    """Run the demo until KeyboardInterrupt. Raises CommandError."""
     with ExitStack() as stack:
         try:
-            _run_boards(_start(stack, folder, trained if report else experts, port), port)
+            _run_boards(_start(stack, folder, port), port)
         except (ServiceError, CoserveError) as error:
             raise CommandError(str(error)) from None
         except KeyboardInterrupt:
             console.print(f"Stopping. The next start goes on with what {folder} has.")
 
 
-def _start(stack: ExitStack, folder: Path, experts: Path, port: int) -> dict[Path, Publisher]:
+def _start(stack: ExitStack, folder: Path, port: int) -> dict[Path, Publisher]:
     """Start the database, the hub and the lines, which `stack` stops in reverse; return cameras by configuration."""
     hub: dict[str, Any] = {"database": stack.enter_context(postgresql(folder / "postgresql"))}
     hub["http"] = f"http://127.0.0.1:{port}"
-    hub["lines"] = {name: {"key": _make_line(folder, name, experts)} for name in DEFECT_RATES}
+    hub["lines"] = {name: {"key": _make_line(folder, name)} for name in DEFECT_RATES}
     config, log = _write(folder / "plant.yaml", hub), folder / "hub.log"
     stack.enter_context(Service(config, log, command=("tools", "plant", "run"), ready="coserve plant: ready"))
     console.print(f"hub: {hub['http']}/ (lines side by side; Boards, Defects, Events)")
@@ -66,15 +59,12 @@ def _start(stack: ExitStack, folder: Path, experts: Path, port: int) -> dict[Pat
     return cameras
 
 
-def _make_line(folder: Path, name: str, experts: Path) -> str:
-    """Make a line's rules, catalog, links to the weights that all lines share, and key; return the key's file name."""
-    key, line = folder / f"{name}.key", folder / name
+def _make_line(folder: Path, name: str) -> str:
+    """Make a line's experts, rules and key; return the key's file name."""
+    key = folder / f"{name}.key"
+    make_line(folder / name)
     key.touch(mode=0o600)
     key.write_text(key.read_text("ascii") or secrets.token_hex(32), encoding="ascii")
-    if not line.exists():
-        link: Any = lambda file, to: (shutil.copy if file.endswith(".yaml") else os.link)(file, to)  # noqa: E731
-        shutil.copytree(experts / "experts", line / "experts", copy_function=link)
-        shutil.copy(experts / "rules.yaml", line)
     return key.name
 
 

@@ -102,8 +102,7 @@ class ExpertsLine:
 
     def in_database(self, question: "Callable[[Connection], _Answer]") -> _Answer | None:
         """Return the answer to `question`, or None if the line has no database yet."""
-        path = sqlite_path(self.config.database)
-        if path is not None and not path.exists():
+        if not sqlite_path(self.config.database).exists():
             return None
         with reading(self.config) as engine, engine.connect() as connection:
             return question(connection)

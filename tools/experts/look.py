@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from daemon.shadow.comparison import shadow_report
 from daemon.storage.database.reviews import (
     ExpertCalls,
     VersionKey,
@@ -13,7 +14,6 @@ from daemon.storage.database.reviews import (
     calls_by_version,
     recent_confidences,
 )
-from daemon.storage.database.shadow import shadow_report
 from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry, settings_of
 from experts.drift import compare

@@ -1,6 +1,6 @@
 """Confidences of an expert on images that it was not trained on, with which its recent answers are compared later."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -22,18 +22,13 @@ _BATCH = 8
 SAMPLES = 32
 #: More images do not make the comparison of confidences better.
 _MAX_IMAGES = 5000
-#: Files whose images share batches, and are the work of one process on a cluster.
-_GROUP = 200
-
-#: Yields the answers to each group of files, elsewhere.
-Answering = Callable[[ExpertSpec, Iterable[Sequence[Path]]], Iterable[list[Answer]]]
 
 
 class MeasureError(CommandError):
     """There is nothing to measure; the text says why."""
 
 
-def measure_in_force(line: ExpertsLine, name: str, images: Path, answering: Answering | None = None) -> dict[str, Any]:
+def measure_in_force(line: ExpertsLine, name: str, images: Path) -> dict[str, Any]:
     """Write the confidences of the version in force into the catalog. Raises MeasureError, VersionsError."""
     if not images.is_dir():
         raise MeasureError(f"no folder {images}: name one with images of {name}")
@@ -43,28 +38,23 @@ def measure_in_force(line: ExpertsLine, name: str, images: Path, answering: Answ
         spec = catalog.get(ExpertId(name))
         if spec is None or problems:
             raise MeasureError(problems[0] if problems else f"{name} has no version in force")
-        confidences = confidences_of(spec, images, answering)
+        confidences = confidences_of(spec, images)
         change.measured(name, confidences)
     counts = {label: list(values) for label, values in confidences.items()}
     return {"expert": name, "version": spec.version, "confidences": counts}
 
 
-def confidences_of(spec: ExpertSpec, folder: Path, answering: Answering | None = None) -> Confidences:
+def confidences_of(spec: ExpertSpec, folder: Path) -> Confidences:
     """Return counts by answered label of the images in `folder` and below it. Raises MeasureError."""
     if not spec.classes:
         raise MeasureError(f"{spec.expert} is a backbone, which gives no answers: measure its heads")
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    answers: list[Answer] = []
-    groups = (files[at : at + _GROUP] for at in range(0, len(files), _GROUP) if len(answers) < _MAX_IMAGES)
     try:
-        here = (answers_of(spec, _images(each, spec)) for each in groups)
-        for some in here if answering is None else answering(spec, groups):
-            answers += some
+        answers = answers_of(spec, islice(images_in(folder, spec), _MAX_IMAGES))
     except ExpertError as error:
         raise MeasureError(str(error)) from error
     if not answers:
         raise MeasureError(f"{folder}: holds no image that can be decoded")
-    return by_label(answers[:_MAX_IMAGES])
+    return by_label(answers)
 
 
 def answers_of(spec: ExpertSpec, images: Iterable[Prepared]) -> list[Answer]:
@@ -107,10 +97,6 @@ def images_below(folder: Path, count: int = SAMPLES) -> Iterator[tuple[bytes, Im
 
 def images_in(folder: Path, spec: ExpertSpec) -> Iterator[Prepared]:
     """Yield the images of a folder; other files are skipped."""
-    return _images(sorted(file for file in folder.rglob("*") if file.is_file()), spec)
-
-
-def _images(files: Iterable[Path], spec: ExpertSpec) -> Iterator[Prepared]:
-    for file in files:
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
         with suppress(ImageError):
             yield prepare(file.read_bytes(), "image", None, spec)

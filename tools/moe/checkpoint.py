@@ -3,9 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experts.moe.cache.weight_transfer import SlowLink
-from experts.moe.errors import ModelError
-
 if TYPE_CHECKING:
     from experts.moe.arch import MoeArch
     from experts.moe.model.runtime import MoeRuntime
@@ -16,7 +13,6 @@ def open_runtime(
     mode: str,
     *,
     share: float = 1.0,
-    link_ms: float | None = None,
     options: dict[str, Any] | None = None,
     device: str = "cpu",
 ) -> "MoeRuntime":
@@ -24,9 +20,8 @@ def open_runtime(
     from experts.moe.model.runtime import MoeRuntime
     from experts.moe.modes import open_mode
 
-    link = SlowLink(link_ms) if link_ms else None
     opened = open_mode(mode, checkpoint, options)
-    return MoeRuntime.open(checkpoint, opened, budget_of(checkpoint, share), device=device, link=link)
+    return MoeRuntime.open(checkpoint, opened, budget_of(checkpoint, share), device=device)
 
 
 def budget_of(checkpoint: Path, share: float) -> int:
@@ -42,11 +37,3 @@ def arch_of(checkpoint: Path) -> "MoeArch":
 
     config = load_config(checkpoint)
     return read_arch(checkpoint, config, read_checkpoint(checkpoint, config.model_type).dtype)
-
-
-def require_decoder(checkpoint: Path) -> None:
-    """Raise ModelError for an encoder-decoder, which answers a text instead of continuing it."""
-    arch = arch_of(checkpoint)
-    if arch.encoder_layers:
-        message = f"{arch.family} has an encoder and a decoder; traces and benchmarks are for models that continue text"
-        raise ModelError(checkpoint, message)

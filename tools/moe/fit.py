@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from experts.moe.modes import MODES, load_registered
-from tools.terminal.console import print_table
 from tools.terminal.option_values import must_be_one_of
 
 _FITTED = [name for name, entry in MODES.items() if entry.fit]
@@ -20,7 +19,7 @@ def fit(
 
     A stopped run resumes with the first layer that is missing; predictors made from the same trace stay.
 
-    Example: coserve moe fit build/moe/fixture --mode duoserve
+    Example: coserve moe fit models/olmoe --mode duoserve
     """
     must_be_one_of("--mode", mode, (*_FITTED, "all"))
     from experts.moe.model.mode import FitFunction, FitInputs
@@ -37,6 +36,4 @@ def fit(
     for name in _FITTED if mode == "all" else [mode]:
         run: FitFunction = load_registered(MODES[name].fit or "")
         with progress_bars() as progress:
-            tables = run(FitInputs(prepared, training_windows, progress))
-        for table in tables:
-            print_table(table.title, table.columns, table.rows)
+            run(FitInputs(prepared, training_windows, progress))

@@ -108,6 +108,5 @@ def _logits(folder: Path, storage: str) -> "torch.Tensor":
         count = min(_PROBE_TOKENS, arch.context_tokens or _PROBE_TOKENS)
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(runtime.model.config.vocab_size, (1, count), generator=generator)
-        more = {"decoder_input_ids": ids[:, : count // 4]} if runtime.model.config.is_encoder_decoder else {}
         with torch.inference_mode():
-            return runtime.model(input_ids=ids, **more).logits[0].float()
+            return runtime.model(input_ids=ids).logits[0].float()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.moe.corpus import DEFAULT_CHECKPOINT
 from tools.terminal.console import console, print_table
 
 if TYPE_CHECKING:
@@ -44,19 +43,16 @@ class PlanProfile:
 
 
 def plan(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A folder in Hugging Face format.")] = (
-        DEFAULT_CHECKPOINT
-    ),
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A folder in Hugging Face format.")],
     budget: Annotated[str, typer.Option(help="Memory for experts: `600MiB`, or a part of all of them: `50%`.")] = "50%",
     configurations: Annotated[int, typer.Option(min=8, help="Random ones to measure.")] = 40,
-    link_ms: Annotated[float | None, typer.Option(help="Plan for a link of so many ms per expert.")] = None,
 ) -> None:
     """Divide a memory budget among a model's layers, and say how often experts are swapped (mode swapmoe).
 
     A stopped run resumes with the configuration it was at. An existing plan for this budget is made again from the
     saved measurements.
     """
-    planner = Planner(checkpoint, budget, PlanProfile(), link_ms)
+    planner = Planner(checkpoint, budget, PlanProfile())
     plan = planner.run(configurations)
     rows = [
         _row("even split", planner.measured(planner.even, plan.period)),
@@ -73,7 +69,7 @@ def _row(name: str, measured: "MeasuredPlan") -> tuple[str, ...]:
 class Planner:
     """Plans one budget of one checkpoint; measurements are saved and not repeated. Raises ModelError."""
 
-    def __init__(self, checkpoint: Path, budget: str, profile: PlanProfile, link_ms: float | None) -> None:
+    def __init__(self, checkpoint: Path, budget: str, profile: PlanProfile) -> None:
         from experts.moe.modes.swapmoe.planner import even_counts, load_preparation
         from experts.moe.weights.prepared import PreparedFiles
         from tools.moe.checkpoint import arch_of
@@ -81,7 +77,6 @@ class Planner:
 
         self._prepared = PreparedFiles(checkpoint)
         self._profile = profile
-        self._link_ms = link_ms
         self._arch = arch_of(checkpoint)
         self._slots = _slots(self._arch, budget, checkpoint)
         self.budget_bytes = self._slots * self._arch.expert_bytes
@@ -120,7 +115,7 @@ class Planner:
         """Return the measurement of a configuration, taken now unless it is saved."""
         key = f"{'-'.join(map(str, counts))}@{period}"
         if key not in self._measured:
-            self._measured[key], _, _ = self._serve(counts, period, self._windows, None)
+            self._measured[key], _, _ = self._serve(counts, period, self._windows)
             table = {name: asdict(measured) for name, measured in self._measured.items()}
             self._prepared.save_json(_MEASURED, {"profile": asdict(self._profile), "measured": table})
         return self._measured[key]
@@ -130,7 +125,7 @@ class Planner:
         from experts.moe.modes.swapmoe.planner import PlanLimits, fastest_period
         from tools.moe.progress import progress_bars
 
-        _, load_ms, step_ms = self._serve(self.even, self._arch.layers, self._windows[:4], self._link_ms)
+        _, load_ms, step_ms = self._serve(self.even, self._arch.layers, self._windows[:4])
         limits = PlanLimits(self._slots, load_ms, step_ms)
         tried: list[MeasuredPlan] = []
         with progress_bars() as progress:
@@ -192,18 +187,16 @@ class Planner:
         return preparation
 
     def _serve(
-        self, counts: "Configuration", period: int, windows: "Sequence[torch.Tensor]", link_ms: float | None
+        self, counts: "Configuration", period: int, windows: "Sequence[torch.Tensor]"
     ) -> "tuple[MeasuredPlan, float, float]":
         """Open the model with a configuration, and pass over the windows; return ms of a load and of a step, too."""
-        from experts.moe.cache.weight_transfer import SlowLink
         from experts.moe.model.runtime import MoeRuntime
         from experts.moe.modes.swapmoe.mode import SwapMoe
         from experts.moe.modes.swapmoe.planner import MeasuredPlan
 
         mode = SwapMoe(self._preparation, counts=counts, period=period)
         size_bytes = sum(counts) * self._arch.expert_bytes
-        link = SlowLink(link_ms) if link_ms else None
-        with closing(MoeRuntime.open(self._prepared.checkpoint, mode, size_bytes, link=link)) as runtime:
+        with closing(MoeRuntime.open(self._prepared.checkpoint, mode, size_bytes)) as runtime:
             loss, loads, load_ms, step_ms = _pass(runtime, windows, self._profile)
         return MeasuredPlan(counts, period, loss, loads), load_ms, step_ms
 

@@ -25,7 +25,7 @@ def unite(
 
     A stopped run resumes with the first layer that is missing; united experts made in the same way stay.
 
-    Example: coserve moe unite build/moe/fixture --way 4
+    Example: coserve moe unite models/olmoe --way 4
     """
     from experts.moe.modes.brownout.united import WAYS, DistillRecipe
 
@@ -96,6 +96,5 @@ def _collect(
     with torch.no_grad():
         for number, prompt in enumerate(prompts, 1):
             ids = trace.token[trace.span(prompt)].long()[None]
-            decoder_inputs = {"decoder_input_ids": ids} if runtime.arch.encoder_layers else {}
-            runtime.model(ids, use_cache=False, **decoder_inputs)
+            runtime.model(ids, use_cache=False)
             progress("activations", number, prompt_count)

@@ -28,8 +28,7 @@ from experts.spec import ArchitectureId, ExpertSpec
 from experts.vision.graphs import WARM_UPS
 from experts.vision.packing import BATCHES_BEFORE
 from experts.vision.slot import LayoutShelf
-from tools.profile.executors import Pair
-from tools.profile.measure import Bench, LayoutCost, ProfileError
+from tools.profile.measure import Bench, LayoutCost, Pair, ProfileError
 from tools.profile.run import DeviceProfile, MeasuredProfile, Progress, Wish, one_of_each
 from tools.profile.samples import Samples
 from tools.simulate.fit import fit_line, largest_useful_batch

@@ -18,13 +18,20 @@ from daemon.policy.predict import expert_facts
 from daemon.units import size_text
 from experts.catalog import UNREADABLE
 from experts.durable import replace_durably
-from experts.spec import ExpertId, ExpertSpec, LayoutId, resident_in
+from experts.spec import ExpertSpec, LayoutId, resident_in
 from experts.vision.slot import LayoutShelf
-from tools.profile.executors import Pair, best, try_pairs
-from tools.profile.measure import Bench, LayoutCost, ProfileEffort, ProfileError, measure_layout
+from tools.profile.measure import (
+    Bench,
+    LayoutCost,
+    Pair,
+    ProfileEffort,
+    ProfileError,
+    best,
+    measure_layout,
+    try_pairs,
+)
 from tools.profile.samples import Samples
 from tools.profile.split import Plan, Split, search_split
-from tools.profile.usage import usage_of
 
 #: Of a machine's free memory, what a line without a budget of its own may take.
 _FREE_SHARE = 0.8
@@ -37,7 +44,6 @@ class Wish:
     """The user's request. `memory_bytes` of each device are for experts and batches; None: as configured."""
 
     samples: Samples
-    usage: str = "rules"
     memory_bytes: int | None = None
     effort: ProfileEffort = field(default_factory=ProfileEffort)
 
@@ -60,13 +66,12 @@ class MeasuredProfile:
     """The whole profile; `skipped` are devices of other PCs that could not be measured, with the reason."""
 
     devices: tuple[DeviceProfile, ...]
-    usage: dict[ExpertId, float]
     samples: str
     skipped: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def profile_line(line: Line, wish: Wish, on_progress: Progress) -> MeasuredProfile:
-    """Measure every layout of the catalog on every configured device. Raises ProfileError, UsageError, ExpertError.
+    """Measure every layout of the catalog on every configured device. Raises ProfileError, ExpertError.
 
     Minutes: the cost is by layout, however many experts have it.
     """
@@ -74,20 +79,16 @@ def profile_line(line: Line, wish: Wish, on_progress: Progress) -> MeasuredProfi
     shelf = shelf_of(line.config.devices)
     own = {name: settings for name, settings in line.config.devices.items() if settings.host is None}
     devices = tuple(own)
-    stages, begun = 1 + len(devices) * (len(layouts) + 2), count()
+    stages, begun = len(devices) * (len(layouts) + 2), count()
 
     def begin(what: str) -> None:
         on_progress(what, next(begun) / stages)
 
     # Now, for afterwards what torch keeps for its next batches would count as used.
     memory_bytes = {device: wish.memory_bytes or memory_to_divide(device, settings) for device, settings in own.items()}
-    begin(f"usage from {wish.usage}")
-    usage = usage_of(wish.usage, line, next(iter(own), "cpu"), shelf)
-    profiles = [
-        _profile_device(device, memory_bytes[device], line, layouts, wish, usage, shelf, begin) for device in devices
-    ]
+    profiles = [_profile_device(device, memory_bytes[device], line, layouts, wish, shelf, begin) for device in devices]
     on_progress("measured", 1.0)
-    return MeasuredProfile(tuple(profiles), usage, wish.samples.origin)
+    return MeasuredProfile(tuple(profiles), wish.samples.origin)
 
 
 def one_of_each(line: Line) -> dict[LayoutId, ExpertSpec]:
@@ -111,7 +112,6 @@ def _profile_device(
     line: Line,
     layouts: dict[LayoutId, ExpertSpec],
     wish: Wish,
-    usage: dict[ExpertId, float],
     shelf: LayoutShelf,
     begin: Callable[[str], None],
 ) -> DeviceProfile:
@@ -131,7 +131,7 @@ def _profile_device(
         memory_bytes=memory_bytes,
         executors=pair.executors,
         rows=tuple(cost.row for cost in costs),
-        experts=expert_facts(specs, line.routes, usage),
+        experts=expert_facts(specs, line.routes),
         policy=line.config.policy,
     )
     if plan.max_experts() == 0:
@@ -164,8 +164,6 @@ def as_document(measured: MeasuredProfile) -> dict[str, Any]:
         "machine": this_machine().model_dump(mode="json"),
         "devices": {device.device: _device_entry(device) for device in measured.devices},
     }
-    if measured.usage:
-        document["usage"] = {str(expert): round(share, 6) for expert, share in measured.usage.items()}
     ProfileFile.model_validate(document)
     return document
 

@@ -1,21 +1,24 @@
 """Memory of a device between experts and batches, tried out in simulated time on the measured matrix (CoServe §4.4)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from random import Random
+
+import numpy as np
 
 from daemon.policy.matrix import Performance
 from daemon.policy.paper.assign import partition
 from daemon.policy.presets import preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId
 from experts.spec import ExpertId
-from tools.profile.window import PaperChoice, best_count, paper_choice
 from tools.simulate.engine import StuckError, simulate
 from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
 
 #: Images of the sample that each throughput is of.
-_SAMPLE_IMAGES = 1500
+SAMPLE_IMAGES = 1500
+#: Numbers tried at equal distances, both ends among them, before the search goes on around the best.
+_FIRST_POINTS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +71,13 @@ class Plan:
 class Split:
     """The number of experts to keep, and simulated images per second by number: of all that were tried, the best first.
 
-    `limited` is the number that leaves batches all that they can use, `most` all that fit; `paper` the paper's choice.
+    `limited` is the number that leaves batches all that they can use, `most` all that fit.
     """
 
     experts: int
     images_per_s: dict[int, float]
     limited: int
     most: int
-    paper: PaperChoice
 
 
 def search_split(plan: Plan) -> Split:
@@ -83,7 +85,7 @@ def search_split(plan: Plan) -> Split:
 
     Both are among the numbers tried, so that the choice is never worse than either. One expert must fit.
     """
-    images = sample_images(plan, _SAMPLE_IMAGES)
+    images = sample_images(plan, SAMPLE_IMAGES)
 
     @cache
     def measured(expert_bytes: int) -> float:
@@ -91,8 +93,29 @@ def search_split(plan: Plan) -> Split:
 
     limited, most = plan.limited_experts(), plan.max_experts()
     speeds = best_count(lambda experts: measured(plan.division(experts)[0]), limited, most)
-    paper = paper_choice(lambda experts: measured(plan.budget_bytes(experts)), most)
-    return Split(next(iter(speeds)), speeds, limited, most, paper)
+    return Split(next(iter(speeds)), speeds, limited, most)
+
+
+def best_count(throughput: Callable[[int], float], lowest: int, highest: int) -> dict[int, float]:
+    """Return throughput by number of experts, the best first: both ends, numbers between, and those around the best.
+
+    Each number is measured once. Of equals the fewest comes first: what experts do not need, batches may have.
+    """
+    if not 1 <= lowest <= highest:
+        raise ValueError(f"expected memory for at least one expert, not for {lowest} to {highest}")
+    speeds: dict[int, float] = {}
+    untried = {round(number) for number in np.linspace(lowest, highest, _FIRST_POINTS)}
+    while untried:
+        speeds |= {number: throughput(number) for number in sorted(untried)}
+        best, tried = _ranked(speeds)[0], sorted(speeds)
+        place = tried.index(best)
+        neighbours = tried[max(place - 1, 0)], tried[min(place + 1, len(tried) - 1)]
+        untried = {(best + neighbour) // 2 for neighbour in neighbours} - speeds.keys()
+    return {number: speeds[number] for number in _ranked(speeds)}
+
+
+def _ranked(speeds: dict[int, float]) -> list[int]:
+    return sorted(speeds, key=lambda number: (-speeds[number], number))
 
 
 def simulated_images_per_s(plan: Plan, expert_bytes: int, images: Sequence[Image]) -> float:

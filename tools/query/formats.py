@@ -53,8 +53,6 @@ class JsonLinesWriter(RowWriter):
 
 
 class JsonWriter(JsonLinesWriter):
-    """One list of objects."""
-
     _before = "[\n  "
 
     def add(self, batch: Batch) -> None:

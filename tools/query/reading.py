@@ -267,7 +267,6 @@ def read_stages(connection: Connection, ids: Sequence[int]) -> dict[int, list[di
 
 
 def _rows(connection: Connection, table: Table, condition: ColumnElement[bool]) -> list[dict[str, Any]]:
-    """Return rows of `table` in the order of its key."""
     query = select(table).where(condition).order_by(*table.primary_key.columns)
     return [dict(row) for row in connection.execute(query).mappings()]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daemon.line.line import load_routes
-from daemon.storage.database.connections import redacted_url
 from daemon.storage.database.reviews import EFFECTS, answered_settings, effect_of
 from daemon.units import count_text, size_text, spreadsheet_cell
 from experts.catalog import Catalog, CatalogEntry
@@ -65,7 +64,6 @@ def rejudge_line(
     threads: int = 1,
     on_progress: Callable[[int], None] = lambda _total: None,
     announce: Callable[[str], None] = lambda _: None,
-    judging: "Callable[..., Iterator[list[RejudgedImage]]] | None" = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Judge the chosen images once more; return a summary, and a row for each change. Raises RejudgeError."""
     entries, replaced = _entries(line, request)
@@ -78,7 +76,7 @@ def rejudge_line(
         lambda connection: find_stored_images(connection, _filters(request, replaced), lot=request.lot)
     )
     if stored is None:
-        raise RejudgeError(f"there is no database at {redacted_url(line.config.database)} yet: nothing was judged")
+        raise RejudgeError(f"there is no database at {line.config.database} yet: nothing was judged")
     ids = stored.ids
     if request.sample is not None and request.sample < len(ids):
         ids = sorted(random.Random(0).sample(ids, request.sample), reverse=True)
@@ -96,7 +94,7 @@ def rejudge_line(
     total = _Total(routes.version, catalog, line.in_database(answered_settings) or {})
     groups, folder = _groups(line, ids), line.config.images
     try:
-        for images in (judging or rejudge)(groups, routes, catalog, folder, lambda: on_progress(len(ids))):
+        for images in rejudge(groups, routes, catalog, folder, lambda: on_progress(len(ids))):
             total.add(images)
     except ExpertError as error:
         raise RejudgeError(str(error)) from error

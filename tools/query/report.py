@@ -37,7 +37,6 @@ class NoTextError(Exception):
 
 
 def board_document(record: AttemptRecord) -> dict[str, Any]:
-    """Return the report for programs."""
     board = ("board_type", "serial", "attempt", "lot", "station", "completed_at", "expected", "inspected")
     image = ("designator", "component", "verdict", "defect", "reason", "decided_by", "note")
     return {

@@ -46,7 +46,6 @@ class RowFormat(StrEnum):
 
 
 def print_count(settings: Config | HubSettings, query: ResultsQuery, *, as_json: bool) -> None:
-    """Print the number of rows."""
     with open_database(settings) as engine:
         count = reading.count_rows(engine, query)
     if as_json:
@@ -122,7 +121,6 @@ def _title(query: ResultsQuery, count: int) -> str:
 
 
 def _write(engine: Engine, query: ResultsQuery, row_format: RowFormat, out: Path | None) -> int:
-    """Write all rows and return their number."""
     count = 0
     with ExitStack() as stack:
         if out is None:

@@ -93,7 +93,6 @@ class StoredRules:
 
     @staticmethod
     def of(version: str, text: str | None) -> "StoredRules":
-        """Compile a stored text."""
         if text is None:
             return StoredRules(gap=f"the text of rules version {version} is no longer in the database")
         if not hashlib.sha256(text.encode()).hexdigest().startswith(version):

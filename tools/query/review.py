@@ -116,7 +116,7 @@ def _conflict(config: Path, settings: Config, request: Mapping[str, Any], reason
 def _write_here(config: Path, settings: Config, request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Write to the database. The line's locks keep a daemon from starting meanwhile."""
     path = sqlite_path(settings.database)
-    if path is not None and not path.is_file():
+    if not path.is_file():
         raise DecisionError(f"there is no database at {path}: has this line run?")
     try:
         locks = claim(config, settings)

@@ -5,18 +5,17 @@ It is in `releases/` beside the catalog.
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from daemon.registry.manifest import NotNowError, ReleaseError
+from daemon.registry.manifest import ReleaseError
 from daemon.registry.signing import PublicKey, key_id, read_public_key
 from daemon.registry.store import Store, locked
 from daemon.wire.keys import KeyFileError
 from experts.durable import make_folders, replace_text
 from experts.versions import current_user, now
-from tools.experts.change import mark_shadow
 from tools.experts.line import ExpertsLine
 
 
@@ -25,7 +24,6 @@ class InForce:
     """The release of one name that a line has, since when, by whom, and who signed it.
 
     `seen` has the sha256 of each manifest that the line has had, by number: it never takes two releases of one number.
-    `is_compared`: the versions that it replaced answer in shadow.
     """
 
     number: int
@@ -33,7 +31,6 @@ class InForce:
     by: str
     signer: str
     seen: dict[str, str]
-    is_compared: bool = False
 
 
 _NOTES = TypeAdapter(dict[str, InForce])
@@ -49,13 +46,13 @@ class LineReleases:
 
     @contextmanager
     def pulling(self) -> Iterator[None]:
-        """Hold the right to pull, for one process at a time. Raises NotNowError."""
+        """Hold the right to pull, for one process at a time. Raises ReleaseError."""
         make_folders(self.store.folder, self._line.config.catalog.parent)
         with ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.store.folder, waits=False))
             except BlockingIOError:
-                raise NotNowError("another pull is under way on this line: pull again when it is over") from None
+                raise ReleaseError("another pull is under way on this line: pull again when it is over") from None
             yield
 
     def signers(self) -> dict[Path, PublicKey]:
@@ -109,49 +106,9 @@ class LineReleases:
         notes = self.in_force()
         seen = (notes[name].seen if name in notes else {}) | {str(number): sha256}
         notes[name] = InForce(number, now(), current_user(), signer, seen)
-        self._write(notes)
+        text = _NOTES.dump_json(notes, indent=1).decode() + "\n"
+        replace_text(self._notes, text, like=self._line.config.catalog)
         self.unsettled(name).unlink(missing_ok=True)
-
-    def _replaced(self, release: str, facts: InForce) -> dict[str, str]:
-        """Return the version that a release in force has replaced, by expert; a later step is that of a person."""
-        return {
-            name: step.before
-            for name, expert in self._line.versions.read().items()
-            for step in [step for step in expert.steps if step.did in ("promote", "rollback")][-1:]
-            if step.before and step.note == release and step.at <= facts.at
-        }
-
-    def compare(self, name: str, *, is_compared: bool) -> None:
-        """Let the versions that a release in force has replaced answer in shadow, or end that. Raises VersionsError."""
-        facts = self.in_force()[name]
-        release, experts = f"{name}/{facts.number}", self._line.versions.read()
-        for expert, version in self._replaced(release, facts).items():
-            shadow = experts[expert].shadow
-            if (shadow is not None and shadow.version == version) != is_compared:
-                mark_shadow(self._line, expert, version * is_compared, release, images=1, agreement=0.0)
-        self._write(self.in_force() | {name: replace(facts, is_compared=is_compared)})
-
-    def agreement(self, name: str) -> dict[str, int]:
-        """Return how many answers of the versions before were `compared` and `agreed`; nothing if none was replaced."""
-        from sqlalchemy import func, select, tuple_
-
-        from daemon.storage.database.schema import inspections, shadow_answers
-
-        facts = self.in_force()[name]
-        if not (replaced := self._replaced(f"{name}/{facts.number}", facts)):
-            return {}
-        if not facts.is_compared:
-            return {"compared": 0, "agreed": 0}
-        answer = shadow_answers.c
-        is_same = answer.outcome == answer.outcome_in_service
-        query = select(func.count(), func.count().filter(is_same)).join_from(shadow_answers, inspections)
-        query = query.where(tuple_(answer.expert, answer.expert_version).in_(list(replaced.items())))
-        query = query.where(inspections.c.accepted_at >= facts.at)
-        row = self._line.in_database(lambda connection: connection.execute(query).one())
-        return dict(zip(("compared", "agreed"), row or (0, 0), strict=True))
-
-    def _write(self, notes: dict[str, InForce]) -> None:
-        replace_text(self._notes, _NOTES.dump_json(notes, indent=1).decode() + "\n", like=self._line.config.catalog)
 
     def weights(self) -> dict[str, Path]:
         """Return the files of weights and backbones that the line has, by the sha256 that they should have."""

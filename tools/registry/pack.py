@@ -32,17 +32,15 @@ def push(
     files = {entry.sha256: folder / entry.file for entry in experts.values()}
     backbones = {entry.backbone.sha256: folder / entry.backbone.file for entry in experts.values() if entry.backbone}
     rules = _stored(line.config.rules) if with_rules else None
-    numbers = to.numbers(name)
     now = datetime.now(UTC).replace(microsecond=0)
     manifest = Manifest(
         name=name,
-        number=max(numbers, default=0) + 1,
+        number=max(to.numbers(name), default=0) + 1,
         made_at=now,
         expires_at=now + timedelta(seconds=valid_for_s),
         made_by=current_user(),
         line=line.config.line,
         note=note,
-        back_to=numbers[-1] if numbers else None,
         experts={
             expert: ReleasedExpert(bytes=files[entry.sha256].stat().st_size, entry=entry.with_files(lambda *_: ""))
             for expert, entry in experts.items()

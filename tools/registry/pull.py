@@ -7,13 +7,14 @@ both are replaced while no board is open, so that no board has verdicts of two r
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from daemon.registry.manifest import Manifest, NotNowError, ReleaseError, SignedManifest, decode, refusal, signer_of
+from daemon.registry.manifest import Manifest, ReleaseError, SignedManifest, decode, refusal, signer_of
 from daemon.registry.store import Source
 from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry
@@ -48,13 +49,11 @@ class PullOptions:
     """Conditions under which a release may be put in force.
 
     `within_s`: how long to wait for open boards to close; None: not at all, and a board may have verdicts of two
-    releases. `allow_older`: a person wants to go back, or to take an expired release. `is_return`: the line may go back
-    without a person, as far as the release in force allows.
+    releases. `allow_older`: a person wants to go back, or to take an expired release.
     """
 
     within_s: float | None = 600.0
     allow_older: bool = False
-    is_return: bool = False
 
 
 def pull(
@@ -64,22 +63,72 @@ def pull(
 
     Raises ReleaseError or VersionsError; then the line keeps what it had.
     """
+    with _pulling(line) as releases:
+        number = _numbers(source, name)[-1] if number is None else number
+        signed = source.manifest(name, number)
+        releases.revoked(source.revoked())
+        return _pull(line, releases, name, number, signed, source, options)
+
+
+def pull_newest(line: ExpertsLine, source: Source, name: str, options: PullOptions = PullOptions()) -> Pulled | str:
+    """Pull the newest release that a signer of this line signed, for a timer; a person's way back stays.
+
+    Returns the release in force if the line has had the newest. Raises ReleaseError, also if the release in force is
+    signed by a key that is revoked and none replaces it, or VersionsError.
+    """
+    with _pulling(line) as releases:
+        revoked = releases.revoked(source.revoked())
+        facts = releases.in_force().get(name)
+        number, signed = _newest_signed(releases, source, name, revoked)
+        is_had = facts is not None and facts.seen.get(str(number)) == _sha256(signed)
+        if facts is None or not is_had or releases.unsettled(name).exists():
+            return _pull(line, releases, name, number, signed, source, options)
+        in_force = f"{name}/{facts.number}"
+        if facts.signer in (file.name for file in revoked):
+            raise ReleaseError(
+                f"{in_force}, which is in force, is signed by {facts.signer}, which is revoked, and {source} has no"
+                " newer release of another signer: see what it changed (coserve changes), and go back if you must"
+            )
+        return in_force
+
+
+@contextmanager
+def _pulling(line: ExpertsLine) -> Iterator[LineReleases]:
     with line.versions.changing():
         releases = LineReleases(line)  # `changing` has undone what a killed pull left half replaced
     with releases.pulling():
-        return _pull(line, releases, source, name, number, options)
+        yield releases
+
+
+def _numbers(source: Source, name: str) -> list[int]:
+    numbers = source.numbers(name)
+    if not numbers:
+        raise ReleaseError(f"{source} has no release {name}; it has {', '.join(source.names()) or 'none'}")
+    return numbers
+
+
+def _newest_signed(
+    releases: LineReleases, source: Source, name: str, revoked: Sequence[Path]
+) -> tuple[int, SignedManifest]:
+    """Return the newest release of a signer who is not revoked; if there is none the newest, which will be refused."""
+    numbers, signers = _numbers(source, name), releases.signers()
+    for number in reversed(numbers):
+        signed = source.manifest(name, number)
+        with suppress(ReleaseError):
+            if signer_of(signed, signers, f"{name}/{number}") not in revoked:
+                return number, signed
+    return numbers[-1], source.manifest(name, numbers[-1])
 
 
 def _pull(
-    line: ExpertsLine, releases: LineReleases, source: Source, name: str, number: int | None, options: PullOptions
+    line: ExpertsLine,
+    releases: LineReleases,
+    name: str,
+    number: int,
+    signed: SignedManifest,
+    source: Source,
+    options: PullOptions,
 ) -> Pulled:
-    if number is None:
-        numbers = source.numbers(name)
-        if not numbers:
-            raise ReleaseError(f"{source} has no release {name}; it has {', '.join(source.names()) or 'none'}")
-        number = numbers[-1]
-    signed = source.manifest(name, number)
-    releases.revoked(source.revoked())
     manifest, signer = accepted(releases, name, number, signed, options)
     fetched_bytes = _fetch(releases, source, manifest)
     entries = _local_entries(releases, manifest)
@@ -117,16 +166,6 @@ def accepted(
     if facts is not None and facts.seen.get(str(number), _sha256(signed)) != _sha256(signed):
         other = "is another release than the one of this number that this line has had"
         raise ReleaseError(f"{what} {other}: each store counts for itself; push it there with another --name")
-    if options.is_return and facts is not None and number < facts.number:
-        back_to = decode(releases.store.manifest(name, facts.number).data, f"{name}/{facts.number}").back_to
-        if back_to is None or number < back_to or str(number) not in facts.seen:
-            raise ReleaseError(
-                f"{what} is not a way back from {name}/{facts.number}: its signer allows {back_to}, and only to what"
-                " this line has had; a person may pull it with --allow-older"
-            )
-        return manifest, signer
-    if options.is_return and facts is not None and number == facts.number:
-        return manifest, signer  # once more, since a pull of another was cut off
     highest = None if facts is None else max(map(int, facts.seen))
     if facts is not None and facts.number < number and str(number) in facts.seen:
         highest = number  # forward again, after a return
@@ -194,7 +233,7 @@ def _wait_for_boards(line: ExpertsLine, within_s: float | None) -> bool:
             break
         if time.monotonic() > until_s:
             _hold_boards(line, 0.0)
-            raise NotNowError(
+            raise ReleaseError(
                 f"{state['open_boards']} boards were still open, with {state['images']} images under way, after"
                 f" {within_s:g} s: nothing has changed; pull again in a pause, or with --now"
             )
@@ -209,7 +248,7 @@ def _require_no_open_board(line: ExpertsLine, within_s: float | None) -> None:
     query = select(func.count()).select_from(boards).where(boards.c.verdict.is_(None))
     is_open = line.in_database(lambda connection: connection.execute(query).scalar_one())
     if is_open and within_s is not None:
-        raise NotNowError(
+        raise ReleaseError(
             f"no daemon runs, and {is_open} boards are open in the results: start the line so that they close, or"
             " pull with --now"
         )
@@ -220,7 +259,7 @@ def _hold_boards(line: ExpertsLine, seconds: float) -> dict[str, Any] | None:
     try:
         answer = line.ask("hold_boards", seconds=seconds)
     except ControlError as error:
-        raise NotNowError(f"the daemon did not hold new boards ({error.reason}): nothing has changed") from None
+        raise ReleaseError(f"the daemon did not hold new boards ({error.reason}): nothing has changed") from None
     return None if answer is None else {key: answer[key] for key in ("open_boards", "images")}
 
 

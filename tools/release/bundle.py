@@ -23,7 +23,7 @@ _SOURCES = ("daemon", "experts", "routing_rules", "tools", "systemd", "docs", "p
 _CLIENT_SOURCES = ("coserve_client", "pyproject.toml", "LICENSE")
 _SCRIPT_MODE = 0o755
 #: The extras that are always in the bundle: a PC without a network cannot fetch them later.
-EXTRAS = ("dashboard", "export", "mqtt", "postgresql")
+EXTRAS = ("export", "mqtt", "postgresql")
 
 
 def own_wheel(folder: Path) -> Path:

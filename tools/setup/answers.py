@@ -1,20 +1,24 @@
-"""The five answers that `coserve init` needs: their values and the proposal for each."""
+"""The five answers that `coserve init` needs: the question and the proposal for each, and their values."""
 
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import psutil
+import typer
 
-from daemon.units import parse_bytes, parse_seconds
+from daemon.units import parse_bytes, parse_seconds, printable
 from routing_rules.schema import MAX_NAME, is_name
-from tools.setup.doctor.gpu import Gpu
+from tools.setup.gpu import Gpu, find_driver
+from tools.terminal.console import as_typed, fail
 
 #: One board type: component types with a quantity, or with their designators.
 Components = dict[str, int | list[str]]
 Dashboard = Literal["no", "here", "network"]
+Answer = TypeVar("Answer")
 
 EXAMPLE_BOARD = "mainboard-a R0402=4 C0603=C1,C2"
 EVER = "ever"
@@ -198,3 +202,56 @@ def size(count: int) -> str:
         if count >= scale:
             return f"{count / scale:.1f}".removesuffix(".0") + unit
     return str(count)
+
+
+class Asking:
+    """Asks at the terminal what no option has answered."""
+
+    def __init__(self, *, is_silent: bool) -> None:
+        self._is_silent = is_silent
+
+    def ask(self, text: str, proposal: str, parse: Callable[[str], Answer], option: str | None) -> Answer:
+        """Return the option; else the proposal off a terminal; else ask until the answer can be used."""
+        if option is not None or self._is_silent:
+            return parse(proposal if option is None else option)
+
+        def checked(typed: str) -> Answer:
+            try:
+                return parse(typed)
+            except AnswerError as error:
+                raise typer.BadParameter(printable(str(error))) from None
+
+        try:
+            return typer.prompt(text, default=proposal, value_proc=checked)
+        except typer.Abort:
+            if sys.stdin is not None and sys.stdin.isatty():
+                raise
+            typer.echo()
+            way = f"answer by options ({as_typed('init --help')}), or take the proposals with --yes"
+            fail(f"nobody can answer here: {way}", status=2)
+
+
+def ask_for_boards(asking: Asking, board: Sequence[str] | None, images: Path | None) -> dict[str, Components]:
+    """Return the boards of the options, else of the answer."""
+    if images is not None:
+        return boards_in(images)
+    if board:
+        return dict(parse_board(text) for text in board)
+    question = "1/5 A board type and its components (more: in rules.yaml, or --board), or a folder of sample images"
+    return asking.ask(question, EXAMPLE_BOARD, parse_boards, None)
+
+
+def ask_for_memory(asking: Asking, memory: str | None) -> dict[str, int]:
+    """Return bytes by device, of the option, else of the answer."""
+    gpus = gpus_here()
+    proposed = proposed_memory(gpus)
+    sizes = [f"{gpu.name} with {size(gpu.total_bytes)}" for gpu in gpus]
+    text = f"3/5 Memory for experts (this PC has {', '.join([*sizes, ram()])})"
+    proposal = " ".join(f"{device}={size(budget)}" for device, budget in proposed.items())
+    return asking.ask(text, proposal, lambda typed: parse_memory(typed, list(proposed)), memory)
+
+
+def gpus_here() -> Sequence[Gpu]:
+    """Return the GPUs that the driver names."""
+    driver = find_driver()
+    return driver.gpus if driver else ()

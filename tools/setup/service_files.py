@@ -1,18 +1,29 @@
-"""The files of the systemd service: their places, and the values that `install-service` takes from a configuration."""
+"""The systemd service: its files with the values that they take from a configuration, put there and taken away."""
 
+import os
+import pwd
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import Template
 
 from daemon.config.addresses import CREDENTIALS
-from daemon.config.settings import Config
-from daemon.storage.database.connections import server_hosts, sqlite_path
+from daemon.config.settings import Config, load_config
+from daemon.errors import ConfigError
+from daemon.host.folders import make_folder
+from daemon.storage.database.connections import sqlite_path
 from daemon.wire.sockets import is_open, is_open_host
+from experts.durable import replace_durably
+from tools.terminal.console import CommandError, console
 
 NAME = "coserve"
+#: sd_booted(3)
+_SYSTEMD_RUNS = Path("/run/systemd/system")
+_SECRET_MODE = 0o700
 #: A stop takes this much beyond `stop.within`: answers to publishers, the last writes, the last messages, a margin.
 _STOP_MARGIN_S = 13
 #: Folders that the unit itself lets the service write to.
@@ -96,9 +107,9 @@ def drop_ins(config: Config) -> dict[str, bool]:
 
 
 def _needs_others(config: Config) -> bool:
-    """Return True if the line talks to a broker or a database server on another machine."""
+    """Return True if the line talks to a server on another machine, such as a broker or a hub."""
     servers = [server for consumer in config.consumers.values() for server in consumer.servers()]
-    return any(map(is_open_host, [host for host, _ in servers] + server_hosts(config.database)))
+    return any(map(is_open_host, (host for host, _ in servers)))
 
 
 def secrets(config: Config) -> dict[str, Path]:
@@ -173,3 +184,161 @@ def _quoted(words: Iterable[str]) -> str:
         word if re.fullmatch(r"[\w/.:=@+,%$-]+", word) else '"' + word.replace("\\", r"\\").replace('"', r"\"") + '"'
         for word in doubled
     )
+
+
+def install(path: Path, places: Places, *, is_trial: bool) -> None:
+    """Install the service of the line at `path`, which is begun if it is missing, and print each change.
+
+    A trial lies under a prefix: systemd is not called. Raises ConfigError, OSError, CommandError.
+    """
+    work, runs = _Installation(), not is_trial and _SYSTEMD_RUNS.is_dir()
+    if path.exists():
+        work.say("kept", path)
+    else:
+        work.write(path, default_config(places))
+        work.write(path.with_name("rules.yaml"), default_rules(), keep=True)
+    config = load_config(path, {})
+    if not is_trial and (unseen := hidden(config, path)):
+        raise CommandError(
+            f"the service could not see {unseen[0]}: homes and temporary folders are hidden from it."
+            " Move the line to /etc/coserve and /var/lib/coserve, or to /srv, and install CoServe under /opt",
+            status=2,
+        )
+    _write_files(work, config, path, places)
+    if runs:
+        _call("systemd-sysusers", str(places.sysusers))
+        _call("systemd-tmpfiles", "--create", str(places.tmpfiles))
+        _call("systemctl", "daemon-reload")
+    for folder in written_folders(config):
+        if not folder.is_relative_to("/run"):
+            work.own(folder, is_service_here=runs)
+    if runs:
+        for secret in unreadable_secrets(config, pwd.getpwnam(NAME).pw_uid):
+            work.leave_to_person(f"chown coserve:coserve {secret}")
+    _say_next(path, config.catalog.is_file(), runs=runs, is_trial=is_trial)
+
+
+def uninstall(places: Places, *, is_trial: bool) -> None:
+    """Stop the service and remove what `install` wrote, unless a person changed it. Raises OSError, CommandError."""
+    work, runs = _Installation(), not is_trial and _SYSTEMD_RUNS.is_dir()
+    line = started_config(places.unit.read_text(encoding="utf-8"))
+    if runs:
+        _call("systemctl", "disable", "--now", NAME)
+    work.remove(places.unit)
+    for name in ("nvidia.conf", "network.conf"):
+        work.remove(places.drop_ins / name, only=shipped(f"coserve.service.d/{name}"))
+    if places.drop_ins.is_dir() and not any(places.drop_ins.iterdir()):
+        places.drop_ins.rmdir()
+    work.remove(places.sysusers)
+    work.remove(places.tmpfiles)
+    if runs:
+        _call("systemctl", "daemon-reload")
+    for path in _left_behind(line):
+        work.say("left", path)
+    if runs:
+        console.print("The user coserve stays, for it owns these files.")
+
+
+def _write_files(work: "_Installation", config: Config, path: Path, places: Places) -> None:
+    work.write(places.sysusers, shipped("coserve.sysusers"))
+    work.write(places.tmpfiles, shipped("coserve.tmpfiles"))
+    work.write(places.unit, unit(config, path, places))
+    for name, is_needed in drop_ins(config).items():
+        text = shipped(f"coserve.service.d/{name}")
+        if is_needed:
+            work.write(places.drop_ins / name, text, keep=name == "network.conf")
+        else:
+            work.remove(places.drop_ins / name, only=text)
+    if credentials(config):
+        work.folder(places.keys, _SECRET_MODE)
+
+
+class _Installation:
+    """Changes files and folders, and prints each change."""
+
+    def say(self, did: str, path: Path) -> None:
+        console.print(f"{did:<10} {path}", markup=False)
+
+    def leave_to_person(self, command: str) -> None:
+        console.print(f"to do      {command}", markup=False, style="yellow")
+
+    def write(self, path: Path, text: str, *, keep: bool = False) -> None:
+        """Write `text` whole or not at all; with `keep` what is there already stays."""
+        present = path.read_text(encoding="utf-8") if path.exists() else None
+        if present == text:
+            self.say("unchanged", path)
+            return
+        if keep and present is not None:
+            self.say("kept", path)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_durably(path, text, mode=0o644)
+        self.say("wrote", path)
+
+    def remove(self, path: Path, *, only: str | None = None) -> None:
+        """Remove `path` if it is there; with `only`, not where a person has changed it."""
+        if not path.exists():
+            return
+        if only is not None and path.read_text(encoding="utf-8") != only:
+            self.say("kept", path)
+            return
+        path.unlink()
+        self.say("removed", path)
+
+    def folder(self, path: Path, mode: int) -> None:
+        """Make a folder with its mode."""
+        if not path.is_dir():
+            path.mkdir(parents=True)
+            path.chmod(mode)
+            self.say("made", path)
+
+    def own(self, path: Path, *, is_service_here: bool) -> None:
+        """Make a folder for the service's user to write to, or say that another owns it."""
+        is_new = not path.is_dir()
+        make_folder(path)
+        if is_new:
+            self.say("made", path)
+        if not is_service_here:
+            return
+        user = pwd.getpwnam(NAME)
+        if is_new:
+            os.chown(path, user.pw_uid, user.pw_gid)
+        elif path.stat().st_uid != user.pw_uid:
+            self.leave_to_person(f"chown -R coserve:coserve {path}")
+
+
+def _call(*words: str) -> None:
+    """Run one of systemd's own tools; its output is shown."""
+    tool = shutil.which(words[0])
+    if tool is None:
+        raise CommandError(f"there is no {words[0]} here, although systemd runs: is it in PATH?", status=2)
+    done = subprocess.run([tool, *words[1:]], check=False)  # noqa: S603 - fixed words
+    if done.returncode:
+        raise CommandError(f"{' '.join(words)} ended with status {done.returncode}", status=2)
+    console.print(f"ran        {' '.join(words)}", markup=False)
+
+
+def _left_behind(line: Path | None) -> list[Path]:
+    """Return the folders and files of the line that stay, as far as its configuration can still be read."""
+    if line is None or not line.is_file():
+        return []
+    try:
+        folders = [folder for folder in written_folders(load_config(line, {})) if folder.is_dir()]
+    except ConfigError:
+        folders = []
+    return [line, *(folder for folder in folders if not folder.is_relative_to("/run"))]
+
+
+def _say_next(path: Path, has_experts: bool, *, runs: bool, is_trial: bool) -> None:
+    console.print("\nNext:", markup=False)
+    if not has_experts:
+        console.print("  put rules and experts where the configuration names them (coserve import, train, restore)")
+    console.print(f"  coserve check {path}", markup=False)
+    if is_trial:
+        console.print("  what lies under the prefix runs as its unit says; systemd was not called")
+    elif runs:
+        console.print("  systemctl enable --now coserve\n  systemctl status coserve\n  journalctl -u coserve -f")
+        console.print("  usermod -aG coserve NAME                  lets a person ask and talk to the line")
+        console.print("  usermod -aG coserve,coserve-experts NAME  lets a person change its experts too")
+    else:
+        console.print("  systemd does not run here: the service starts where this system is booted with it")

@@ -51,16 +51,22 @@ def reading(settings: "Config | HubSettings") -> "Iterator[Engine]":
     """Yield an engine that cannot write; exit with status 1 if the database cannot be read."""
     from sqlalchemy.exc import SQLAlchemyError  # slow to import, and commands that only ask the daemon do not need it
 
-    from daemon.storage.database.connections import StoreError, open_for_reading, redacted_url
+    from daemon.storage.database.connections import StoreError, open_for_reading
 
-    with exit_on(StoreError):
-        engine = open_for_reading(settings.database)
+    is_line = isinstance(settings, Config)
+    if is_line:
+        with exit_on(StoreError):
+            engine = open_for_reading(settings.database)
+    else:
+        from daemon.plant.reading import open_hub_for_reading
+
+        engine = open_hub_for_reading(settings.database)
     try:
         yield engine
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error.__class__.__name__
-        place = "line" if isinstance(settings, Config) else "hub"
-        fail(f"cannot read {redacted_url(settings.database)} ({cause}): has this {place} run?", status=1)
+        name = settings.database if is_line else engine.url.difference_update_query(["password"]).render_as_string()
+        fail(f"cannot read {name} ({cause}): has this {'line' if is_line else 'hub'} run?", status=1)
     finally:
         engine.dispose()
 

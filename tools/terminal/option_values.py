@@ -43,11 +43,6 @@ Note = Annotated[
 ]
 
 
-OnCluster = Annotated[
-    bool, typer.Option("--cluster", help="Share the work among the PCs of the cluster that CONFIG names.")
-]
-
-
 def _checked_json_file(file: Path | None) -> Path | None:
     if file is None or (os.access(file, os.W_OK) and not file.is_dir()):
         return file

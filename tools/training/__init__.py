@@ -1,7 +1,7 @@
 """Makes experts: trains on the user's images, imports networks, and proves that a file answers as its source.
 
 Import `classifier` and `detector` (training commands), `fit` (parts of classifier training), `importer` and
-`expert_file` (every expert is written there), `box_scores` and `proof` (measures). Nothing here runs in the daemon.
+`expert_file` (every expert is written there), `held_out` and `proof` (measures). Nothing here runs in the daemon.
 """
 
 

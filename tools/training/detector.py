@@ -1,23 +1,37 @@
 """Trains a detector on a YOLO data set, and measures the expert on the images of the set's `val`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from experts.catalog_edit import add_to_catalog
 from experts.drift import histograms
+from experts.errors import ImageError
 from experts.spec import ExpertSpec
-from experts.vision.preprocess import decode, prepare
+from experts.vision.architectures import YOLO_STRIDE_PIXELS
+from experts.vision.preprocess import LETTERBOX_GREY, decode, fit, place, prepare
 from tools.experts.measure import answers_of
 from tools.training import TrainingError
-from tools.training.box_scores import ImageBoxes, match_boxes
-from tools.training.detector_loop import OnProgress, Progress, TrainingEffort, fit_detector, limited_threads
+from tools.training.detector_loop import (
+    Image,
+    OnProgress,
+    Progress,
+    Sample,
+    TrainingEffort,
+    fit_detector,
+    limited_threads,
+)
 from tools.training.expert_file import Form, ImportRefusedError, ImportReport, is_expert_id
+from tools.training.held_out import ImageBoxes, match_boxes
 from tools.training.importer import import_model
-from tools.training.photographs import Photograph, PhotographSampler, Views, read_yolo_data
+from tools.training.labelled import Photograph, read_yolo_data
 
+#: Share of crops around an object; the others lie anywhere.
+_OBJECT_SHARE = 0.9
 #: Overlap of a hit, as an IoU, in the report.
 _HIT_IOU = 0.5
 
@@ -40,6 +54,78 @@ class TrainReport:
     recall: float
     f_score: float
     map50: float
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """How photographs are shown in training: scaled by 1 ± `zoom`, with `symmetry` in eight turned and mirrored views.
+
+    With `crop` only a square of so many pixels of the input is shown, nine times in ten around an object.
+    """
+
+    symmetry: bool = False
+    zoom: float = 0.4
+    crop: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.crop is not None and self.crop % YOLO_STRIDE_PIXELS:
+            raise TrainingError(f"a crop of {self.crop} pixels is not a multiple of {YOLO_STRIDE_PIXELS}")
+
+
+@dataclass(frozen=True, slots=True)
+class PhotographSampler:
+    """Makes inputs of a detector from labelled photographs: letterboxed as in the running line.
+
+    With `jitter` they are also moved, scaled, cropped, mirrored left to right, and lit differently.
+    """
+
+    photographs: Sequence[Photograph]
+    size: int
+    jitter: bool
+    views: Views = field(default_factory=Views)
+    #: Decoded images, shared by samplers of the same photographs; as many as fit `cache_bytes`.
+    cache: dict[Path, Image] = field(default_factory=dict)
+    cache_bytes: int = 2 * 2**30
+
+    def __call__(self, rng: np.random.Generator) -> Sample:
+        views = self.views
+        photograph = self.photographs[int(rng.integers(len(self.photographs)))]
+        image = self._image(photograph.file)
+        height, width = image.shape[:2]
+        boxes = photograph.boxes * np.array([width, height, width, height, 1], np.float32)
+        if not self.jitter:
+            fitted = fit(image, "detect", self.size)
+            to = fitted.placement
+            gains = np.array([to.gain_x, to.gain_y, to.gain_x, to.gain_y, 1], np.float32)
+            boxes = boxes * gains + np.array([to.left, to.top, to.left, to.top, 0], np.float32)
+            return _turned(_mirrored((fitted.pixels, boxes), rng), rng) if views.symmetry else (fitted.pixels, boxes)
+        gain = place(width, height, "detect", self.size).gain_x * rng.uniform(1 - views.zoom, 1 + views.zoom)
+        size = views.crop or self.size
+        room = size - gain * np.array([width, height])
+        x_offset, y_offset = rng.random(2) * room
+        if views.crop and len(boxes) and rng.random() < _OBJECT_SHARE:
+            box = boxes[int(rng.integers(len(boxes)))]
+            centre = gain * (box[:2] + box[2:4]) / 2 + size * rng.uniform(-0.45, 0.45, 2)
+            x_offset, y_offset = np.clip(size / 2 - centre, np.minimum(room, 0), 0)
+        # OpenCV counts from the centres of pixels, boxes from their corners.
+        matrix = np.array([[gain, 0, x_offset + gain / 2 - 0.5], [0, gain, y_offset + gain / 2 - 0.5]])
+        grey = (LETTERBOX_GREY,) * 3
+        pixels = np.asarray(cv2.warpAffine(image, matrix, (size, size), borderValue=grey), np.uint8)
+        offsets = np.array([x_offset, y_offset, x_offset, y_offset, 0], np.float32)
+        moved = boxes * np.array([gain] * 4 + [1], np.float32) + offsets
+        sample = _mirrored((_relit(pixels, rng), _visible(moved, size)), rng)
+        return _turned(sample, rng) if views.symmetry else sample
+
+    def _image(self, file: Path) -> Image:
+        if file in self.cache:
+            return self.cache[file]
+        try:
+            image = decode(file.read_bytes(), "image")
+        except (OSError, ImageError) as error:
+            raise TrainingError(f"{file}: {error}; take it out of the data set") from error
+        if sum(image_in_cache.nbytes for image_in_cache in self.cache.values()) + image.nbytes <= self.cache_bytes:
+            self.cache[file] = image
+        return image
 
 
 def train_detector(
@@ -133,3 +219,34 @@ def _measure(report: ImportReport, held_out: Sequence[Photograph], last: Progres
         f_score=counts.f_score,
         map50=matched.mean_average_precision(),
     )
+
+
+def _visible(boxes: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """Return the boxes cut at the square's edges, without those of which less than a third is left."""
+    cut = boxes.copy()
+    cut[:, :4] = cut[:, :4].clip(0, size)
+    visible, whole = ((rows[:, 2] - rows[:, 0]) * (rows[:, 3] - rows[:, 1]) for rows in (cut, boxes))
+    return cut[(visible >= whole / 3) & (visible >= 4)]
+
+
+def _relit(pixels: Image, rng: np.random.Generator) -> Image:
+    gains = rng.uniform(0.8, 1.2) * rng.uniform(0.95, 1.05, 3)
+    return np.clip(pixels * gains + rng.uniform(-15, 15), 0, 255).astype(np.uint8)
+
+
+def _mirrored(sample: Sample, rng: np.random.Generator) -> Sample:
+    pixels, boxes = sample
+    if rng.random() < 0.5:
+        pixels = np.ascontiguousarray(pixels[:, ::-1])
+        boxes[:, [0, 2]] = pixels.shape[1] - boxes[:, [2, 0]]
+    return pixels, boxes
+
+
+def _turned(sample: Sample, rng: np.random.Generator) -> Sample:
+    """Turn a square sample by 0, 90, 180 or 270 degrees, counter-clockwise."""
+    pixels, boxes = sample
+    turns = int(rng.integers(4))
+    for _ in range(turns):
+        boxes = boxes[:, [1, 2, 3, 0, 4]]
+        boxes[:, [1, 3]] = pixels.shape[0] - boxes[:, [1, 3]]
+    return np.ascontiguousarray(np.rot90(pixels, turns)), boxes

@@ -56,9 +56,9 @@ def train_each(
 
 
 def _train_one(folder: Path, out: Path, plan: TrainingPlan) -> TypeReport:
-    if (earlier := earlier_report(folder, out, plan)) is not None:
-        return earlier
-    key = _key_of(folder, out, plan)
+    key, earlier = _key_of(folder, out, plan), _earlier(out / "reports" / f"{folder.name}.json")
+    if earlier.get("key") == key and _is_whole(out, folder.name):
+        return TypeReport(folder.name, earlier["figures"], is_kept=True)
     report = train_classifier(folder, out, expert=folder.name, plan=plan)
     draw_report(report, out / "reports")
     taken = next(row for row in figures(report) if row["is_taken"])
@@ -66,27 +66,14 @@ def _train_one(folder: Path, out: Path, plan: TrainingPlan) -> TypeReport:
     return TypeReport(folder.name, taken)
 
 
-def earlier_report(folder: Path, out: Path, plan: TrainingPlan) -> TypeReport | None:
-    """Return the report of an earlier run whose expert this one would make again. Raises TrainingError."""
-    earlier = _earlier(out / "reports" / f"{folder.name}.json")
-    if earlier.get("key") != _key_of(folder, out, plan) or not _is_whole(out, folder.name):
-        return None
-    return TypeReport(folder.name, earlier["figures"], is_kept=True)
-
-
 def _key_of(folder: Path, out: Path, plan: TrainingPlan) -> str:
     """Return a digest of all that an expert depends on. Raises TrainingError."""
     known = load_backbone(out / "catalog.yaml", plan.backbone)
     digest = hashlib.sha256(repr((replace(plan, backbone=None), known and known.entry.sha256)).encode())
-    for file in pictures_of(folder):
+    for file in sorted(file for file in folder.glob("*/*") if file.suffix.lower() in SUFFIXES):
         digest.update(str(file.relative_to(folder)).encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def pictures_of(folder: Path) -> list[Path]:
-    """Return the files of a component type that an expert learns from."""
-    return sorted(file for file in folder.glob("*/*") if file.suffix.lower() in SUFFIXES)
 
 
 def _is_whole(out: Path, expert: str) -> bool:

@@ -1,12 +1,15 @@
-"""Reads folders of labelled pictures, and refuses by name what nothing can be learned from."""
+"""Reads labelled pictures, folders of labels and YOLO data sets; refuses by name what nothing can be learned from."""
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
+from numpy.typing import NDArray
 
 from daemon.units import count_text
 from experts.errors import ImageError
@@ -168,3 +171,98 @@ def folds(data: LabelledPictures, count: int, rng: np.random.Generator) -> Itera
         fold_of[places] = fold
     for fold in range(count):
         yield fold_of == fold
+
+
+@dataclass(frozen=True, slots=True)
+class Photograph:
+    """A labelled image file; boxes are (n, 5) float32 rows of x1 y1 x2 y2 class, in fractions of the image."""
+
+    file: Path
+    boxes: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class YoloData:
+    """A data set as ultralytics lays it out, read; `held_out` is its `val`."""
+
+    classes: tuple[str, ...]
+    train: tuple[Photograph, ...]
+    held_out: tuple[Photograph, ...]
+
+
+def read_yolo_data(file: Path) -> YoloData:
+    """Return the data set of a YAML file with `path`, `train`, `val` and `names`.
+
+    Raises TrainingError, which names the file and the line.
+
+    Labels lie where ultralytics looks for them: `labels` in place of the last `images` in a path, suffix `.txt`.
+    An image without a label file has nothing on it.
+    """
+    try:
+        document: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TrainingError(f"{file}: cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise TrainingError(f"{file}: is not YAML ({error})") from error
+    missing = {"train", "val", "names"} - set(document if isinstance(document, Mapping) else ())
+    if missing:
+        raise TrainingError(f"{file}: has no {', '.join(sorted(missing))}; expected path, train, val and names")
+    names = document["names"]
+    classes = tuple(str(names[key]) for key in sorted(names)) if isinstance(names, Mapping) else tuple(map(str, names))
+    root = file.parent / str(document.get("path") or ".")
+    train, held_out = (_photographs(document[part], root, f"{file}: {part}", len(classes)) for part in ("train", "val"))
+    if not any(len(photograph.boxes) for photograph in train):
+        raise TrainingError(f"{file}: no image of train has a label; expected .txt files in a folder named labels")
+    return YoloData(classes, train, held_out)
+
+
+def _photographs(entry: Any, root: Path, where: str, classes: int) -> tuple[Photograph, ...]:
+    """Return the photographs of a folder of images, a .txt with a path per line, or a list of such."""
+    files: list[Path] = []
+    for name in entry if isinstance(entry, list) else [entry]:
+        place_ = root / str(name)
+        if place_.is_dir():
+            files += sorted(path for path in place_.rglob("*") if path.suffix.lower() in SUFFIXES)
+        elif place_.is_file() and place_.suffix == ".txt":
+            lines = place_.read_text(encoding="utf-8").splitlines()
+            files += [place_.parent / line.strip() for line in lines if line.strip()]
+        else:
+            raise TrainingError(f"{where}: {place_} is neither a folder of images nor a .txt that lists them")
+    if not files:
+        raise TrainingError(f"{where}: holds no image ({', '.join(sorted(SUFFIXES))})")
+    return tuple(Photograph(image, _read_boxes(_label_file(image, where), classes)) for image in files)
+
+
+def _label_file(image: Path, where: str) -> Path:
+    parts = list(image.parts)
+    if "images" not in parts[:-1]:
+        raise TrainingError(f"{where}: {image} lies in no folder named images, so its labels cannot be found")
+    index = len(parts) - 2 - parts[-2::-1].index("images")
+    labels = Path(*parts[:index], "labels")
+    if not labels.is_dir():
+        raise TrainingError(f"{where}: there is no folder {labels} with the labels of {Path(*parts[: index + 1])}")
+    return labels.joinpath(*parts[index + 1 :]).with_suffix(".txt")
+
+
+def _read_boxes(file: Path, classes: int) -> NDArray[np.float32]:
+    """Return the boxes of lines `class x y width height`, or of outlines `class x1 y1 x2 y2 …`, in fractions."""
+    rows: list[tuple[float, ...]] = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines() if file.exists() else (), 1):
+        if not line.strip():
+            continue
+        try:
+            kind, *values = (float(word) for word in line.split())
+        except ValueError:
+            kind, values = -1.0, []
+        outline = len(values) >= 6 and len(values) % 2 == 0
+        if not (len(values) == 4 or outline) or kind not in range(classes):
+            expected = f"expected `class x y width height` with a class from 0 to {classes - 1}"
+            raise TrainingError(f"{file}:{number}: {expected}, not {line!r}")
+        if not all(-0.01 <= value <= 1.01 for value in values):
+            raise TrainingError(f"{file}:{number}: expected fractions of the image, 0 to 1, not {line!r}")
+        x, y, *size = values
+        corners = (x - size[0] / 2, y - size[1] / 2, x + size[0] / 2, y + size[1] / 2)
+        if outline:
+            corners = (min(values[::2]), min(values[1::2]), max(values[::2]), max(values[1::2]))
+        rows.append((*(min(max(corner, 0.0), 1.0) for corner in corners), kind))
+    return np.array(rows, np.float32).reshape(-1, 5)

@@ -19,7 +19,7 @@ from experts.vision.infer import infer, normalise, select_detections
 from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.preprocess import Image, Prepared, fit, to_square
 from experts.vision.slot import Slot, SlotPool
-from tools.training.box_scores import ImageBoxes, match_boxes
+from tools.training.held_out import ImageBoxes, match_boxes
 
 #: Boxes are compared where the original is at least this sure, or at its surest places.
 _CONFIDENT = 0.05

@@ -1,23 +1,21 @@
-"""A connection to an MQTT broker: aiomqtt's client, and what a delivery needs to know beyond it.
-
-aiomqtt takes any answer to a message for a success, and knows nothing of a broker's limits; a connection that came to
-nothing keeps its socket. This class passes on the broker's answers, by overriding its callbacks; the tests check that
-against a real broker for the version in constraints.txt.
-"""
+"""A connection to an MQTT broker: paho's client in a thread of its own, its answers in this event loop."""
 
 import asyncio
 import contextlib
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Any
 
-from aiomqtt import Client, MqttCodeError, MqttError
-from aiomqtt.exceptions import MqttConnectError
+from paho.mqtt.client import Client, MQTTv5, error_string
+from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from daemon.consumers.mqtt.settings import MqttSettings, tls_context
 from daemon.consumers.protocol import DeliveryError
+from daemon.wire.keys import read_password
 
 #: Refusals that time may mend (MQTT 5, 2.4): unspecified or specific errors of the broker, unavailable, busy, shutting
 #: down, a quota, a rate. Every other one is for a person.
@@ -28,152 +26,183 @@ _MAX_PACKET_BYTES = 64 * 1024
 _MAX_UNRELEASED = 16
 
 
-class BrokerClient(Client):
-    """`hand_over` promises the broker's reason code, `receive_maximum` is how many it takes at once."""
+class PublishRefusedError(DeliveryError):
+    """The broker answered a message with a reason why it does not take it."""
 
-    receive_maximum = 65_535
+    def __init__(self, where: str, topic: str, code: int) -> None:
+        try:
+            name = str(ReasonCode(PacketTypes.PUBACK, identifier=code))
+        except (KeyError, AssertionError):
+            name = "an unknown reason"
+        reason = f"{where} does not take messages to {topic}: {name} (reason code 0x{code:02X})"
+        super().__init__(reason, "waiting" if code in _MAY_PASS else "refused")
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+
+class _BoundedClient(Client):
+    """paho asks for a whole packet at once, however large: this cuts a broker that ignores our limits."""
+
+    excess: str | None = None
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        unreleased = len(self._in_messages)  # of QoS 2: paho keeps them until the broker releases them
+        if bufsize > _MAX_PACKET_BYTES or unreleased > _MAX_UNRELEASED:
+            text = f"it sends a packet of {bufsize} bytes" if unreleased <= _MAX_UNRELEASED else "it floods us"
+            self.excess = f"{text}, although nothing is subscribed: is this the right broker?"
+            raise ConnectionAbortedError(self.excess)
+        return super()._sock_recv(bufsize)
+
+
+class BrokerClient:
+    """One connection, for one event loop; `lost` is done once it has ended, with the error that says why.
+
+    `receive_maximum` is how many messages the broker takes at once.
+    """
+
+    def __init__(
+        self, settings: MqttSettings, identifier: str, will: tuple[str, bytes], *, window: int, answer_s: float
+    ) -> None:
+        """Read password and certificates; CredentialError if that fails."""
+        self._settings = settings
+        self._where = f"{settings.host}:{settings.port}"
+        self._answer_s = answer_s
+        self._loop = asyncio.get_running_loop()
+        self._connected: asyncio.Future[None] = self._loop.create_future()
+        self.lost: asyncio.Future[DeliveryError] = self._loop.create_future()
+        self.receive_maximum = 65_535
+        self._answers: dict[int, tuple[str, asyncio.Future[int]]] = {}
+        client = _BoundedClient(CallbackAPIVersion.VERSION2, identifier, protocol=MQTTv5, reconnect_on_failure=False)
+        client.connect_timeout = answer_s
+        client.max_inflight_messages_set(window)
+        client.will_set(*will, 1, retain=True)
+        if settings.user is not None:
+            client.username_pw_set(settings.user, read_password(settings.password) if settings.password else None)
+        if settings.tls is not None:
+            client.tls_set_context(tls_context(settings.tls))
+        client.on_connect = self._in_loop(self._on_connect)
+        client.on_publish = self._in_loop(self._on_publish)
+        client.on_disconnect = self._in_loop(self._on_disconnect)
+        self._client: _BoundedClient | None = client
+
+    async def open(self) -> None:
+        """Connect, or raise DeliveryError."""
+        assert self._client is not None
+        settings = self._settings
         limits = Properties(PacketTypes.CONNECT)
         limits.MaximumPacketSize, limits.ReceiveMaximum = _MAX_PACKET_BYTES, _MAX_UNRELEASED
-        super().__init__(*arguments, properties=limits, **named)
-        self._answers: dict[int, tuple[str, asyncio.Future[int]]] = {}
-        #: Set when the broker sent too much, and was therefore cut.
-        self.excess: TooMuchReceivedError | None = None
-        self._read_socket, self._client._sock_recv = self._client._sock_recv, self._read_bounded
+        named: dict[str, Any] = {"keepalive": int(settings.keepalive), "clean_start": True, "properties": limits}
+        try:
+            await asyncio.to_thread(self._client.connect, settings.host, settings.port, **named)
+        except (OSError, ValueError) as error:
+            raise self._trouble(error) from None
+        self._client.loop_start()
+        await self._hear(self._connected)
 
-    def hand_over(
+    def publish(
         self, topic: str, body: bytes, *, retain: bool, properties: Properties | None = None
     ) -> asyncio.Future[int]:
-        """Publish with QoS 1; answered by the broker: a code below 0x80, or PublishRefusedError. MqttError at once."""
+        """Publish with QoS 1; answered by a code below 0x80, or PublishRefusedError. DeliveryError at once."""
+        assert self._client is not None
         info = self._client.publish(topic, body, 1, retain, properties)
         if info.rc:
-            raise MqttCodeError(info.rc, "Could not publish message")
+            raise DeliveryError(f"{self._where}: {error_string(info.rc)}")
         answer: asyncio.Future[int] = self._loop.create_future()
         self._answers[info.mid] = topic, answer
         return answer
 
-    async def publish_and_hear(self, topic: str, body: bytes, *, retain: bool) -> int:
-        """Publish with QoS 1 and wait for the broker's code; MqttError if none comes in time."""
-        return await self._wait_for(self.hand_over(topic, body, retain=retain), timeout=None)
+    async def publish_and_hear(self, topic: str, body: bytes, *, retain: bool) -> None:
+        """Publish with QoS 1 and wait for the broker's answer; DeliveryError if none comes."""
+        await self._hear(self.publish(topic, body, retain=retain))
+
+    async def close(self) -> None:
+        """Say goodbye, if there is time for it, and let go of the socket."""
+        assert self._client is not None
+        try:
+            self._client.disconnect()
+            await asyncio.wait((self.lost,), timeout=self._answer_s)
+        finally:
+            self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the socket of a connection that came to nothing, or to no orderly end."""
-        with contextlib.suppress(OSError, ValueError):
-            self._client._sock_close()  # paho does so at the end of its client, which aiomqtt still holds
+        """Let go of the socket; paho's thread closes it, and its last reference to the client with it."""
+        client, self._client = self._client, None
+        sock: Any = None if client is None else client.socket()
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
-    def _read_bounded(self, bufsize: int) -> bytes:
-        """Read for paho, which asks for a whole packet at once; ConnectionError if a broker ignores our limits."""
-        unreleased = len(self._client._in_messages)  # of QoS 2: paho keeps them until the broker releases them
-        if bufsize > _MAX_PACKET_BYTES or unreleased > _MAX_UNRELEASED:
-            text = f"it sends a packet of {bufsize} bytes" if unreleased <= _MAX_UNRELEASED else "it floods us"
-            self.excess = TooMuchReceivedError(f"{text}, although nothing is subscribed: is this the right broker?")
-            raise ConnectionAbortedError(str(self.excess))
-        return self._read_socket(bufsize)
+    async def _hear(self, answer: asyncio.Future[Any]) -> None:
+        await asyncio.wait((answer, self.lost), timeout=self._answer_s, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            answer.result()
+            return
+        answer.cancel()
+        raise self.lost.result() if self.lost.done() else self.no_answer()
 
-    def _on_publish(
-        self, client: Any, userdata: Any, mid: int, reason_code: ReasonCode, properties: Properties
-    ) -> None:
-        topic, answer = self._answers.pop(mid, ("", None))
-        if answer is not None and not answer.done():
-            if reason_code.value >= _FIRST_FAILURE:
-                answer.set_exception(PublishRefusedError(topic, reason_code.value))
-            else:
-                answer.set_result(reason_code.value)
-        super()._on_publish(client, userdata, mid, reason_code, properties)
+    def _in_loop(self, call: Callable[..., None]) -> Callable[..., None]:
+        def callback(*arguments: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(call, *arguments)
 
-    def _on_connect(
-        self, client: Any, userdata: Any, flags: Any, reason_code: ReasonCode, properties: Properties | None = None
-    ) -> None:
+        return callback
+
+    def _on_connect(self, _client: Client, _data: Any, _flags: Any, reason: ReasonCode, properties: Any) -> None:
         self.receive_maximum = getattr(properties, "ReceiveMaximum", self.receive_maximum)
-        super()._on_connect(client, userdata, flags, reason_code, properties)
+        if self._connected.done():
+            return
+        if reason.is_failure:
+            why = f": {reason}"
+            if reason.value == _FIRST_FAILURE:  # many brokers give no other reason
+                why = " and gives no reason: its log has it (user, password, client name, and what they may do)"
+            state = "waiting" if reason.value in _MAY_PASS else "refused"
+            self._connected.set_exception(DeliveryError(f"{self._where} refuses the connection{why}", state))
+        else:
+            self._connected.set_result(None)
+
+    def _on_publish(self, _client: Client, _data: Any, mid: int, reason: ReasonCode, _properties: Any) -> None:
+        topic, answer = self._answers.pop(mid, ("", None))
+        if answer is None or answer.done():
+            return
+        if reason.value >= _FIRST_FAILURE:
+            answer.set_exception(PublishRefusedError(self._where, topic, reason.value))
+        else:
+            answer.set_result(reason.value)
 
     def _on_disconnect(
-        self, client: Any, userdata: Any, flags: Any, reason_code: ReasonCode, properties: Properties | None = None
+        self, client: _BoundedClient, _data: Any, _flags: Any, reason: ReasonCode, _properties: Any
     ) -> None:
-        if not self._connected.done():
-            self._connected.set_exception(self.excess or ClosedEarlyError())
-        super()._on_disconnect(client, userdata, flags, reason_code, properties)
-        if self._disconnected.done():
-            self._disconnected.exception()  # aiomqtt forgets it if the connection was lost at once: asyncio would log
+        if self.lost.done():
+            return
+        if client.excess is not None:
+            why = f": {client.excess}"
+        elif not self._connected.done():
+            wants = "does it want a certificate of ours?" if self._settings.tls else "does it want TLS?"
+            why = f" closes the connection before it has answered: {wants}"
+        elif reason.value == _FIRST_FAILURE:  # what paho says where a socket closes
+            why = " ended the connection without a reason: it was stopped, or the network was cut"
+        else:
+            why = f" ended the connection: {reason}"
+        self.lost.set_result(DeliveryError(f"{self._where}{why}"))
 
+    def no_answer(self) -> DeliveryError:
+        return self._trouble(TimeoutError())
 
-class ClosedEarlyError(MqttError):
-    """The broker closed a connection before it had answered."""
-
-
-class TooMuchReceivedError(MqttError):
-    """The broker sent more than we announced to take."""
-
-
-class PublishRefusedError(MqttError):
-    """The broker answered a message with a reason why it does not take it."""
-
-    def __init__(self, topic: str, code: int) -> None:
-        super().__init__(f"{_name_of(code)} (reason code 0x{code:02X})")
-        self.topic = topic
-        self.code = code
-
-
-def trouble(error: BaseException, where: str, *, has_tls: bool) -> DeliveryError:
-    """Return an error of aiomqtt in words for a person, with the state that it leads to."""
-    match error:
-        case PublishRefusedError():
-            reason = f"{where} does not take messages to {error.topic}: {error}"
-            return DeliveryError(reason, "waiting" if error.code in _MAY_PASS else "refused")
-        case MqttConnectError():
-            code = error.rc.value if isinstance(error.rc, ReasonCode) else error.rc
-            reason = f"{where} refuses the connection{_in_words(error.rc, code)}"
-            return DeliveryError(reason, "waiting" if code in _MAY_PASS else "refused")
-        case ClosedEarlyError():
-            wants = "does it want a certificate of ours?" if has_tls else "does it want TLS?"
-            return DeliveryError(f"{where} closes the connection before it has answered: {wants}")
-        case _:
-            cause = error if isinstance(error, OSError) else error.__context__
-            return _trouble_on_the_way(error, cause, where, " (does it speak TLS there?)" if has_tls else "")
-
-
-def _trouble_on_the_way(error: BaseException, cause: BaseException | None, where: str, hint: str) -> DeliveryError:
-    """Return the error in words, by its cause: aiomqtt itself passes on no more than a text."""
-    match cause:
-        case ssl.SSLError():
-            reason = getattr(cause, "verify_message", None) or cause.reason or str(cause)
-            return DeliveryError(f"TLS with {where} fails: {reason}", "refused")
-        case ConnectionRefusedError():
-            reason = f"nothing listens at {where} (connection refused)"
-        case socket.gaierror():
-            reason = f"{where}: the name is not known here ({cause.strerror})"
-        case TimeoutError():
-            reason = f"{where} gives no answer in time{hint}"
-        case ConnectionResetError():
-            reason = f"{where} hangs up{hint}"
-        case OSError():
-            reason = f"{where} cannot be reached: {cause.strerror or cause}"
-        case _:
-            reason = f"{where}: {error}"
-    return DeliveryError(reason)
-
-
-def why_ended(error: BaseException | None) -> str:
-    """Return the reason why a connection ended, as the end of a sentence."""
-    if error is None:
-        return ", and no reason was given"
-    cause = error.__cause__ or error
-    code = cause.rc if isinstance(cause, MqttCodeError) else cause
-    if isinstance(code, ReasonCode) and code.value == _FIRST_FAILURE:  # what paho says where a socket closes
-        return " without a reason: it was stopped, or the network was cut"
-    return f": {code if isinstance(code, ReasonCode) else cause}"
-
-
-def _in_words(reason: object, code: int | None) -> str:
-    """Return a broker's reason for refusing the connection; many give only `Unspecified error`."""
-    if code == _FIRST_FAILURE:
-        return " and gives no reason: its log has it (user, password, client name, and what they may do)"
-    return f": {reason}"
-
-
-def _name_of(code: int) -> str:
-    try:
-        return str(ReasonCode(PacketTypes.PUBACK, identifier=code))
-    except (KeyError, AssertionError):
-        return "an unknown reason"
+    def _trouble(self, error: OSError | ValueError) -> DeliveryError:
+        """Return an error of the way to the broker in words for a person."""
+        where, hint = self._where, " (does it speak TLS there?)" if self._settings.tls else ""
+        match error:
+            case ssl.SSLError():
+                reason = getattr(error, "verify_message", None) or error.reason or str(error)
+                return DeliveryError(f"TLS with {where} fails: {reason}", "refused")
+            case ConnectionRefusedError():
+                reason = f"nothing listens at {where} (connection refused)"
+            case socket.gaierror():
+                reason = f"{where}: the name is not known here ({error.strerror})"
+            case TimeoutError():
+                reason = f"{where} gives no answer in time{hint}"
+            case ConnectionResetError():
+                reason = f"{where} hangs up{hint}"
+            case OSError():
+                reason = f"{where} cannot be reached: {error.strerror or error}"
+            case _:
+                reason = f"{where}: {error}"
+        return DeliveryError(reason)

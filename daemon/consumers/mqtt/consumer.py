@@ -11,14 +11,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from aiomqtt import MqttError, ProtocolVersion, Will
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from daemon.consumers.mqtt.broker import BrokerClient, PublishRefusedError, trouble, why_ended
-from daemon.consumers.mqtt.settings import MqttSettings, tls_context
+from daemon.consumers.mqtt.broker import BrokerClient, PublishRefusedError
+from daemon.consumers.mqtt.settings import MqttSettings
 from daemon.consumers.protocol import DeliveryError, Message
-from daemon.wire.keys import CredentialError, read_password
+from daemon.wire.keys import CredentialError
 from daemon.wire.messages import encode
 
 #: Messages that may wait for the broker's confirmation at once, unless it allows fewer.
@@ -40,14 +39,12 @@ class Mqtt:
         """`client` is our identifier, always the same: the broker then ends an old connection that it still keeps."""
         self._settings = settings
         self._identifier = settings.client or client
-        self._where = f"{settings.host}:{settings.port}"
         self._status_topic = f"{settings.prefix}/status"
         self._alarms, self._alarms_told = alarms, b""
         self._retained = Properties(PacketTypes.PUBLISH)
         if settings.retain_boards is not None:
             self._retained.MessageExpiryInterval = int(settings.retain_boards)
         self._client: BrokerClient | None = None
-        self._lost: asyncio.Task[None] | None = None
         self._refusal: PublishRefusedError | None = None
         self._window = asyncio.Semaphore(_WINDOW)
         self._listened: set[str] = set()
@@ -59,16 +56,12 @@ class Mqtt:
     async def open(self, position: int) -> None:
         client = self._make_client()
         try:
-            await client.__aenter__()
-        except (MqttError, ValueError) as error:
-            client.abandon()
-            raise self._trouble(error) from None
+            await client.open()
         except BaseException:
             client.abandon()
             raise
         self._client = client
         self._refusal = None
-        self._lost = asyncio.create_task(_until_lost(client))
         self._window = asyncio.Semaphore(min(_WINDOW, client.receive_maximum))
         self._listeners_by_s = time.monotonic() + _LISTENERS_COME_BACK_S if self._has_connected else 0.0
         self._has_connected = True
@@ -87,12 +80,12 @@ class Mqtt:
         reached = before = messages[0]["seq"] - 1
         waits = False
         for message, answer in zip(messages, answers, strict=True):
-            if isinstance(answer, BaseException):
+            if isinstance(answer, Exception):
                 self._refusal = answer if isinstance(answer, PublishRefusedError) else None
                 reached = min(reached, message["seq"] - 1)  # a review and the state of its board have one `seq`
                 if reached == before:
                     self._must_stand()
-                    raise self._trouble(answer)
+                    raise answer
                 break
             waits = not self._is_delivered(message, answer)
             if waits:
@@ -105,27 +98,23 @@ class Mqtt:
         return reached
 
     async def close(self) -> None:
-        client, lost = self._client, self._lost
-        self._client = self._lost = None
-        if client is None or lost is None:
+        client, self._client = self._client, None
+        if client is None:
             return
-        stands = not lost.done()
-        lost.cancel()
-        with contextlib.suppress(MqttError, asyncio.CancelledError):
-            await lost
         try:
-            with contextlib.suppress(MqttError):
-                if stands:
-                    body = encode({"state": "offline", "position": self._position})
+            if not client.lost.done():
+                body = encode({"state": "offline", "position": self._position})
+                with contextlib.suppress(DeliveryError):
                     await client.publish_and_hear(self._status_topic, body, retain=True)
-                await client.__aexit__(None, None, None)
+                await client.close()
         finally:
-            client.abandon()  # where its goodbye is refused, or not answered while we wait
+            client.abandon()  # where its goodbye is not answered while we wait
 
-    async def _publish_all(self, messages: Sequence[Message]) -> list[int | BaseException]:
+    async def _publish_all(self, messages: Sequence[Message]) -> list[int | Exception]:
         """Return the broker's answer to each, or why none came; at once if the connection is lost or silent."""
-        lost = self._lost
-        assert lost is not None
+        client = self._client
+        assert client is not None
+        lost = client.lost
         answers: list[asyncio.Future[int]] = []
         handing_over = asyncio.create_task(self._hand_over(messages, answers))
         heard = -1
@@ -138,7 +127,7 @@ class Mqtt:
             task.cancel()
         end, *outcomes = await asyncio.gather(handing_over, *answers, return_exceptions=True)
         outcomes += [end] * (len(messages) - len(answers))  # never handed over
-        return [TimeoutError() if isinstance(outcome, asyncio.CancelledError) else outcome for outcome in outcomes]
+        return [outcome if isinstance(outcome, int | Exception) else client.no_answer() for outcome in outcomes]
 
     async def _hand_over(self, messages: Sequence[Message], answers: list[asyncio.Future[int]]) -> None:
         """Publish each message as soon as the broker takes one more, and wait for the last answer."""
@@ -151,7 +140,7 @@ class Mqtt:
             final = {"final_verdict": message["verdict"]} if is_board else {}
             body = encode(final | {key: value for key, value in message.items() if key != "topic"})
             properties = self._retained if is_board else None
-            answer = client.hand_over(topic, body, retain=is_board, properties=properties)
+            answer = client.publish(topic, body, retain=is_board, properties=properties)
             answer.add_done_callback(lambda _: window.release())
             answers.append(answer)
         await asyncio.wait(answers)
@@ -165,14 +154,9 @@ class Mqtt:
         return kind not in self._listened or time.monotonic() > self._listeners_by_s
 
     def _must_stand(self) -> None:
-        client, lost = self._client, self._lost
-        if client is not None and lost is not None and lost.done():
-            if client.excess is not None:
-                raise self._trouble(client.excess)
-            if self._refusal is not None:  # some brokers give a reason and hang up
-                raise self._trouble(self._refusal)
-            error = None if lost.cancelled() else lost.exception()
-            raise DeliveryError(f"{self._where} ended the connection{why_ended(error)}")
+        client = self._client
+        if client is not None and client.lost.done():
+            raise self._refusal or client.lost.result()  # some brokers give a reason and hang up
 
     async def _publish_status(self) -> None:
         self._publish_at_s = time.monotonic() + _STATUS_EVERY_S
@@ -187,40 +171,12 @@ class Mqtt:
             self._alarms_told = body
 
     async def _publish_retained(self, topic: str, body: bytes) -> None:
-        client = self._client
-        assert client is not None
-        try:
-            await client.publish_and_hear(topic, body, retain=True)
-        except MqttError as error:
-            raise self._trouble(client.excess or error) from None
-
-    def _trouble(self, error: BaseException) -> DeliveryError:
-        return trouble(error, self._where, has_tls=self._settings.tls is not None)
+        assert self._client is not None
+        await self._client.publish_and_hear(topic, body, retain=True)
 
     def _make_client(self) -> BrokerClient:
-        settings = self._settings
+        will = self._status_topic, encode({"state": "offline"})
         try:
-            password = read_password(settings.password) if settings.password else None
-            context = tls_context(settings.tls) if settings.tls else None
+            return BrokerClient(self._settings, self._identifier, will, window=_WINDOW, answer_s=_ANSWER_S)
         except CredentialError as error:
             raise DeliveryError(str(error), "refused") from None
-        return BrokerClient(
-            settings.host,
-            settings.port,
-            username=settings.user,
-            password=password,
-            identifier=self._identifier,
-            protocol=ProtocolVersion.V5,
-            clean_start=True,
-            keepalive=int(settings.keepalive),
-            timeout=_ANSWER_S,
-            max_inflight_messages=_WINDOW,
-            tls_context=context,
-            will=Will(self._status_topic, encode({"state": "offline"}), qos=1, retain=True),
-        )
-
-
-async def _until_lost(client: BrokerClient) -> None:
-    """Wait for the end of the connection and raise its reason; nothing is subscribed."""
-    async for _ in client.messages:
-        pass

@@ -44,7 +44,7 @@ class Tls(BaseModel):
 class MqttSettings(ConsumerSettings):
     """A broker that speaks MQTT 5; `client` is our identifier there, `retain_boards` how long it keeps states."""
 
-    extra: ClassVar[tuple[str, str, str] | None] = ("mqtt", "aiomqtt", "a consumer speaks MQTT")
+    extra: ClassVar[tuple[str, str, str] | None] = ("mqtt", "paho", "a consumer speaks MQTT")
     secret_files: ClassVar[SecretFiles] = {("password",): read_password, ("tls", "key"): require_private}
     repeats_boards: ClassVar[bool] = True
 

@@ -138,7 +138,7 @@ defects_by_hour = Table(
     *_counts("count"),
 )
 
-#: News about lines: `joined`, `moved`, `restored`, `replaced`, `name_taken`, `older_copy`, `pictures_wait`, `rollout`.
+#: News about lines: `joined`, `moved`, `restored`, `replaced`, `name_taken`, `older_copy`, `pictures_wait`.
 events = Table(
     "events",
     metadata,
@@ -187,40 +187,6 @@ pictures = Table(
 
 #: Partitions of `inspections` that exist, by day.
 partitions = Table("partitions", metadata, Column("day", Date, primary_key=True))
-
-
-#: The release of each name that a line says it has in force, since when (its own clock), and why it `refused` another.
-line_releases = Table(
-    "line_releases",
-    metadata,
-    *(Column(name, Text, primary_key=True) for name in ("line", "name")),
-    Column("number", Integer, nullable=False),
-    Column("since", _Time, nullable=False),
-    *(Column(name, Integer) for name in ("refused", "compared", "agreed")),
-    *_texts("problem", "waits", nullable=True),
-    Column("reported_at", _Time, nullable=False, server_default=text("now()")),
-)
-
-#: Roll-outs of releases. `plan` is that of daemon/policy/rollout.py, `step` and `direction` say how far it is, `waits`
-#: what it waits for; `state` is `running`, then `all_new` or `all_old`, with the `reason` for going back; `given_up`
-#: by a person: lines that never came back may still have it.
-rollouts = Table(
-    "rollouts",
-    metadata,
-    Column("rollout_id", BigInteger, Identity(), primary_key=True),
-    *_texts("name", "started_by"),
-    Column("number", Integer, nullable=False),
-    Column("plan", JSONB, nullable=False),
-    Column("step", Integer, nullable=False, server_default="0"),
-    Column("direction", Text, nullable=False, server_default="forward"),
-    Column("state", Text, nullable=False, server_default="running"),
-    *_texts("reason", "waits", nullable=True),
-    *(Column(name, _Time, nullable=False, server_default=text("now()")) for name in ("since", "started_at")),
-    *(Column(name, _Time) for name in ("looked_at", "ended_at")),
-    CheckConstraint("direction IN ('forward', 'back')", name="direction"),
-    CheckConstraint("state IN ('running', 'all_new', 'all_old', 'given_up')", name="state"),
-    Index("rollouts_running", "name", unique=True, postgresql_where=text("state = 'running'")),
-)
 
 
 def partition_name(day: date) -> str:

@@ -396,7 +396,7 @@ def _csv(name: str, span: DefectSpan, columns: Sequence[str], rows: Iterable[Seq
 
 # Questions
 
-# Numbers as text: PostgreSQL would not see that a bound one in GROUP BY is the one in SELECT.
+# Numbers as text: the expression in GROUP BY is the one in SELECT.
 _utc_day = func.substr(boards.c.completed_at, literal_column("1"), literal_column("10"))
 _newest = (
     select(

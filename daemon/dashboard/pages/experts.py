@@ -21,8 +21,8 @@ from daemon.dashboard.pages.drawings import NARROW, WIDE, BarValue, Pictures, ba
 from daemon.dashboard.site.database import CachedAnswer, Database, NoDatabase, TooMuchToCount, ask_or
 from daemon.dashboard.site.site import SearchText, ShortText, Site
 from daemon.line.line import compile_kept_rules, load_catalog
+from daemon.shadow.comparison import EFFECTS, MAX_IMAGES, shadow_report
 from daemon.storage.database.reviews import ExpertCalls, VersionKey, by_version, calls_statement, confidences_statement
-from daemon.storage.database.shadow import EFFECTS, MAX_IMAGES, shadow_report
 from daemon.units import utc_text
 from daemon.wire.control import ControlError
 from experts.catalog import Catalog

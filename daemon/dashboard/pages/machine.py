@@ -274,15 +274,15 @@ def _holdings(database: Database, day_began: str) -> DatabaseHoldings:
 
 def _file_sizes(config: Config) -> FileSizes:
     database = sqlite_path(config.database)
-    wal = database.with_name(database.name + "-wal") if database else None
+    wal = database.with_name(database.name + "-wal")
     return FileSizes(
         _file_bytes(database), _file_bytes(wal), _folder_bytes(config.journal), _folder_bytes(config.quarantine)
     )
 
 
-def _file_bytes(path: Path | None) -> int | None:
+def _file_bytes(path: Path) -> int | None:
     try:
-        return path.stat().st_size if path else None
+        return path.stat().st_size
     except OSError:
         return None
 

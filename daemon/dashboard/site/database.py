@@ -6,9 +6,10 @@ Every question is a short transaction of its own, so that none holds up the trun
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Executable, Row, text
+from sqlalchemy import Engine, Executable, Row, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.storage.database.connections import QueryTimeoutError, StoreError, open_for_reading, query_timeout
@@ -35,10 +36,14 @@ class NoDatabase(Exception):  # noqa: N818
 class Database:
     """Questions to the results database, from any thread."""
 
-    def __init__(self, url: str) -> None:
-        """Open the database at `url`; NoDatabase if there is none."""
+    def __init__(self, url: str, open_engine: Callable[[str], Engine] = open_for_reading) -> None:
+        """`url` is opened by the first question: without a database, probes of the daemon are answered."""
+        self._url, self._open_engine = url, open_engine
+
+    @cached_property
+    def _engine(self) -> Engine:
         try:
-            self._engine = open_for_reading(url)
+            return self._open_engine(self._url)
         except StoreError as error:
             raise NoDatabase(str(error)) from None
 
@@ -82,7 +87,8 @@ class Database:
         return self.number("SELECT max(inspection_id) FROM inspections") - images
 
     def close(self) -> None:
-        self._engine.dispose()
+        if "_engine" in vars(self):
+            self._engine.dispose()
 
 
 def ask_or(default: T, ask: Callable[[], T], topic: str, problems: list[str]) -> T:

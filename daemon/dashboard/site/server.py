@@ -15,12 +15,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from daemon.dashboard.site.live import MAX_LISTENERS, LiveTopics
-from daemon.monitor.answers import PATHS
 
 #: Every listener, and as many other connections.
 _MAX_CONNECTIONS = 2 * MAX_LISTENERS
 #: Of these: pages are refused when no other is free, so that `/healthz` and `/metrics` are answered.
 _KEPT_FOR_PROBES = 16
+_PROBES = ("/metrics", "/healthz", "/readyz")
 #: A scraper asks one at a time.
 _MAX_SCRAPES = 8
 #: asyncio accepts as many before it looks at any of them: more could use up the file handles.
@@ -68,7 +68,7 @@ class _HttpConnection(H11Protocol):
         others = _connections(self.server_state)
         answering = [other.scope["path"] for other in others if other.scope and not other.waits_for_client]
         app = self._pages
-        is_page = scope["path"] not in PATHS
+        is_page = scope["path"] not in _PROBES
         if (is_page and len(answering) >= _MAX_CONNECTIONS - _KEPT_FOR_PROBES) or (
             scope["path"] == "/metrics" and answering.count("/metrics") >= _MAX_SCRAPES
         ):

@@ -94,7 +94,7 @@ class Site(PageShell):
 
 
 def make_site(config: Config) -> Site:
-    """Return the services of the line that `config` describes; NoDatabase if it has no database."""
+    """Return the services of the line that `config` describes."""
     database = Database(config.database)
     rules = StoredRules(database)
     return Site(

@@ -20,12 +20,10 @@ from daemon.dashboard.site.site import PageShell, SearchText, page_templates
 from daemon.dashboard.site.web_app import web_app
 from daemon.plant.hub import Hub, picture
 from daemon.plant.page import questions
+from daemon.plant.reading import open_hub_for_reading
 from experts.catalog import Digest
 
-NAVIGATION = (
-    *(("/", "Plant", "l"), ("/boards", "Boards", "b"), ("/defects", "Defects", "d")),
-    *(("/versions", "Versions", "v"), ("/log", "Events", "e")),
-)
+NAVIGATION = (("/", "Plant", "l"), ("/boards", "Boards", "b"), ("/defects", "Defects", "d"))
 _RANGES = {"today": 1, "7d": 7, "30d": 30}
 #: Seconds from one rendering of a live part to the next, for all readers together.
 _LIVE_S = 5.0
@@ -58,7 +56,7 @@ def plant_pages(hub: Hub, folder: Path) -> tuple[AccessGuard, LiveTopics]:
         templates=page_templates(timezone, clock, str, Path(__file__).parent / "templates"),
         navigation=NAVIGATION,
         has_token=not keyring.is_open,
-        database=Database(hub.engine.url.render_as_string(hide_password=False)),
+        database=Database(hub.engine.url.render_as_string(hide_password=False), open_hub_for_reading),
         hub=hub,
     )
     site.templates.globals["serial_path"] = serial_path
@@ -87,11 +85,7 @@ def router(site: PlantSite) -> APIRouter:
     contexts: dict[str, Callable[[], Mapping[str, Any]]] = {
         "lines": lines,
         "defects": lambda: causes(1, _SHORT_LIST),
-        "events": lambda: {"events": site.database.rows(questions.EVENTS, limit=_SHORT_LIST)},
-        "versions": lambda: {
-            "rollouts": site.database.rows(questions.ROLLOUTS, limit=questions.MAX_ROLLOUTS),
-            "lines": site.database.rows(questions.VERSIONS, limit=questions.MAX_LINES),
-        },
+        "events": lambda: {"events": site.database.rows(questions.EVENTS, limit=questions.MAX_EVENTS)},
     }
     parts = {name: CachedAnswer(_LIVE_S, partial(_part, site, name, context)) for name, context in contexts.items()}
     for name, part in parts.items():
@@ -101,10 +95,6 @@ def router(site: PlantSite) -> APIRouter:
     def plant(request: Request) -> HTMLResponse:
         shown: dict[str, Any] = {name: part.get() for name, part in parts.items()}
         return site.page(request, "plant.html", **shown)
-
-    @routes.get("/versions")
-    def versions(request: Request) -> HTMLResponse:
-        return site.page(request, "plant_versions.html", versions=parts["versions"].get())
 
     @routes.get("/boards")
     def boards(request: Request, serial: SearchText = "", line: SearchText = "") -> Response:
@@ -119,13 +109,7 @@ def router(site: PlantSite) -> APIRouter:
 
     @routes.get("/defects")
     def defects(request: Request, range: Annotated[Literal["today", "7d", "30d"], Query()] = "7d") -> HTMLResponse:  # noqa: A002 - the address's name
-        shown: dict[str, Any] = {"title": "Defects of all lines", "part": "_plant_defects.html", "range": range}
-        return site.page(request, "plant_list.html", **shown, **causes(_RANGES[range], _LISTED_DEFECTS))
-
-    @routes.get("/log")
-    def log(request: Request) -> HTMLResponse:
-        events = site.database.rows(questions.EVENTS, limit=questions.MAX_EVENTS)
-        return site.page(request, "plant_list.html", title="Events", part="_plant_events.html", range="", events=events)
+        return site.page(request, "plant_defects.html", range=range, **causes(_RANGES[range], _LISTED_DEFECTS))
 
     _add_serial(routes, site)
     return routes

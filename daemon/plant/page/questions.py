@@ -12,12 +12,11 @@ from daemon.dashboard.pages.machine import duration
 from daemon.dashboard.site.database import Database
 
 LIST_BOARDS = 100
-MAX_EVENTS = 500
+MAX_EVENTS = 50
 #: Limits of the attempts at one serial on all lines, and of the findings of one attempt.
 _MAX_ATTEMPTS = 50
 _MAX_FINDINGS = 100
 MAX_LINES = 1000
-MAX_ROLLOUTS = 20
 
 LINE_NAMES = "SELECT line FROM lines ORDER BY line"
 #: Each line with its images and first attempts today and in seven days, and the ends of its last boards.
@@ -47,15 +46,6 @@ FROM (
 GROUP BY defect, component ORDER BY 3 DESC, defect, component
 """
 EVENTS = "SELECT event_id, line, at, kind, text FROM events ORDER BY event_id DESC"
-ROLLOUTS = """
-SELECT name, number, state, direction, step + 1 AS step, plan -> 'steps' AS steps,
-       concat_ws('; ', reason, waits) AS why, started_by, started_at FROM rollouts ORDER BY rollout_id DESC
-"""
-#: The releases that lines have, those with a problem first.
-VERSIONS = """
-SELECT line, name, number, since, reported_at, coalesce(problem, waits) AS problem FROM line_releases
-ORDER BY problem IS NULL, line, name
-"""
 #: `decided_by` is the reviewer of the newest decision about the attempt or any of its images.
 _BOARDS = """
 SELECT b.line, b.epoch, b.seq, b.at, b.board_type, b.board_serial, b.attempt, b.lot, b.station, b.verdict,

@@ -73,7 +73,6 @@ class BoardPlan:
         return sum(position.quantity for position in self.positions)
 
     def as_text(self) -> str:
-        """Return `recipes.positions`."""
         entries = [[position.component, position.quantity, position.designators] for position in self.positions]
         return json.dumps(entries, ensure_ascii=False)
 
@@ -345,8 +344,7 @@ class BoardCache:
 
 
 # Serials are found over the index on lower(serial). Only the case of A to Z is folded, here and in the database:
-# SQLite's `lower` knows no other letters, nor does PostgreSQL's under the collation C, which the column has there. Both
-# keep texts in the order of their code points.
+# SQLite's `lower` knows no other letters. It keeps texts in the order of their code points.
 
 
 def folded(serial: str) -> str:

@@ -1,4 +1,4 @@
-"""Connections to the results database: URLs, SQLite's settings, time limits of queries. PostgreSQL's: postgresql.py."""
+"""Connections to the results database: URLs, SQLite's settings, time limits of queries (also those of the hub)."""
 
 import os
 import sqlite3
@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from urllib.parse import quote, unquote
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
@@ -14,7 +13,6 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
-from daemon.errors import MissingExtraError
 from daemon.host.folders import make_folder
 
 FILE_MODE = 0o640
@@ -34,40 +32,17 @@ class QueryTimeoutError(Exception):
     """A query was broken off because its time was up."""
 
 
-def sqlite_path(url: str | URL) -> Path | None:
-    """Return the file behind a SQLite URL, None for another database."""
+def sqlite_path(url: str | URL) -> Path:
+    """Return the file behind a SQLite URL; StoreError if there is none."""
     parsed = make_url(url)
-    if parsed.get_backend_name() != "sqlite":
-        return None
-    if not parsed.database or parsed.database == ":memory:":
+    if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
         raise StoreError("expected a file, for example sqlite:///inspection.db: results in memory would be lost")
     return Path(unquote(parsed.database.removeprefix("file:")))  # with the prefix it is the reader's own URL
 
 
-def server_hosts(url: str) -> list[str]:
-    """Return the machines that serve a database; none for a file, or for a server behind a Unix socket."""
-    parsed = make_url(url)
-    if parsed.get_backend_name() == "sqlite":
-        return []
-    named = parsed.normalized_query.get("host", ())
-    hosts = [host for text in (parsed.host or "", *named) for host in text.split(",")]
-    return [host for host in hosts if host and not host.startswith("/")]
-
-
-def redacted_url(url: str | URL) -> str:
-    """Return `url` as people and files may see it: without a password."""
-    parsed = make_url(url)
-    if parsed.get_backend_name() == "sqlite":
-        return str(url)
-    return parsed.difference_update_query(["password"]).render_as_string()
-
-
 def open_for_writing(url: str, busy_timeout_ms: int) -> Engine:
     """Open the writer's engine: one connection, durable commits, foreign keys enforced. Makes a missing file."""
-    path = sqlite_path(url)
-    if path is None:
-        return _postgresql().open_for_writing(url, busy_timeout_ms)
-    _make_file(path)
+    _make_file(sqlite_path(url))
     arguments = {"check_same_thread": False, "cached_statements": _STATEMENTS, "timeout": busy_timeout_ms / 1000}
     engine = create_engine(url, poolclass=StaticPool, connect_args=arguments | _NO_BEGIN)
 
@@ -87,8 +62,6 @@ def open_for_writing(url: str, busy_timeout_ms: int) -> Engine:
 def open_for_reading(url: str) -> Engine:
     """Open an engine that cannot write; each transaction sees one state of the database."""
     path = sqlite_path(url)
-    if path is None:
-        return _postgresql().open_for_reading(url)
     if not path.exists():
         raise StoreError(f"there is no database at {path}: start the daemon once, or check `database` in coserve.yaml")
     read_only = make_url(url).set(database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"})
@@ -118,15 +91,6 @@ def query_timeout(connection: Connection, seconds: float) -> Iterator[None]:
     finally:
         if driver is not None:
             driver.set_progress_handler(None, 0)
-
-
-def _postgresql() -> ModuleType:
-    """Import postgresql.py; StoreError without the extra `postgresql`."""
-    try:
-        from daemon.storage.database import postgresql  # noqa: PLC0415 - of the extra `postgresql`
-    except ImportError as missing:  # of the package, or of libpq
-        raise StoreError(str(MissingExtraError(missing.name, "this database", "postgresql"))) from None
-    return postgresql
 
 
 def _begin_with(engine: Engine, statement: str) -> None:

@@ -59,7 +59,7 @@ EFFECTS = {
     "new_false_calls": "reviewers' passes that would fail",
     "new_escapes": "reviewers' fails that would pass",
 }
-#: What gave an answer: expert, version, settings (None in rows from before these were recorded).
+#: What gave an answer: expert, version, settings.
 VersionKey = tuple[str, str, str | None]
 #: A label, and x1, y1, x2, y2 in pixels of the image.
 DrawnBox = tuple[str, float, float, float, float]
@@ -107,7 +107,6 @@ class Review:
 
     @property
     def answer(self) -> str:
-        """Verdict and defect."""
         return f"{self.verdict} {self.defect}" if self.defect else self.verdict
 
 
@@ -430,7 +429,6 @@ def _reviewed(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
 
 
 def calls_by_version(connection: Connection, expert: str | None = None) -> list[ExpertCalls]:
-    """Return the calls of each version of each expert, or of `expert`."""
     return [ExpertCalls(*row) for row in connection.execute(calls_statement(expert))]
 
 

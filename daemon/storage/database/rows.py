@@ -139,7 +139,6 @@ def stage_rows(outcome: Outcome) -> list[Row]:
 
 
 def detection_rows(outcome: Outcome) -> list[Row]:
-    """Return the rows of `detections`, box by box."""
     return [
         {
             "inspection_id": outcome.inspection_id,
@@ -213,7 +212,6 @@ def review_message(row: AnyRow) -> Published:
 
 
 def generation_message(row: AnyRow) -> Published:
-    """Render a finished row of `generations`."""
     same = ("source", "model", "mode", "task", "text", "prompt_tokens", "new_tokens", "ttft_ms", "tpot_ms", "total_ms")
     body: Row = {"seq": row["seq"], "at": row["completed_at"], "id": row["request_id"]}
     body |= {name: row[name] for name in (*same, "status", "reason")}

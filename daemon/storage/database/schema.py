@@ -4,19 +4,17 @@ Columns that RESULTS.md does not name are the daemon's: `inspections.lot` and `.
 sent them, so that a message can be rendered again), `boards.failed`, `.review`, `.unknown` and `.missing` (frozen at
 closing), `reviews.board_verdict` (the attempt's final verdict with this row, as published),
 `generations.max_new_tokens`, `.slo_ms`, `.deadline_ms` and `.stream` (as sent, for a restart), and the tables
-`pending`, `recipes` and `stream_position`. Columns that came later are null in older rows.
+`pending`, `recipes` and `stream_position`.
 
-A new database is made from here. A change of a table or a view comes with a migration (migrate.py).
+A new database is made from here. A change of a table comes with a step in migrate.py.
 """
 
 from typing import Any
 
 from sqlalchemy import (
     REAL,
-    BigInteger,
     CheckConstraint,
     Column,
-    Double,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -40,17 +38,10 @@ metadata = MetaData(
     }
 )
 
-#: Numbers that outgrow 32 bits, also those of messages; SQLite gives row numbers only to a column called INTEGER.
-_Big = BigInteger().with_variant(Integer(), "sqlite")
-#: 64 bits everywhere: what PostgreSQL calls REAL has 32.
-_Real = Double().with_variant(REAL(), "sqlite")
-#: In the order of its bytes, with a case for A to Z alone: as SQLite has every text (serials.py).
-_Serial = Text().with_variant(Text(collation="C"), "postgresql")
 _VERDICTS = "('pass', 'fail', 'review', 'unknown')"
 
 
 def _columns(kind: Any, *names: str, nullable: bool = False) -> list[Column[Any]]:
-    """Return columns of one type."""
     return [Column(name, kind, nullable=nullable) for name in names]
 
 
@@ -68,25 +59,25 @@ recipes = Table(
     metadata,
     Column("rules_version", Text, ForeignKey("rules_versions.rules_version"), primary_key=True),
     Column("board_type", Text, primary_key=True),
-    Column("time_limit_s", _Real),
+    Column("time_limit_s", REAL),
     Column("positions", Text, nullable=False),
 )
 
 boards = Table(
     "boards",
     metadata,
-    Column("board_id", _Big, primary_key=True),
+    Column("board_id", Integer, primary_key=True),
     Column("board_type", Text, nullable=False),
-    Column("serial", _Serial, nullable=False),
-    Column("attempt", _Big, nullable=False),
+    Column("serial", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
     *_columns(Text, "lot", "station", nullable=True),
     Column("first_seen_at", Text, nullable=False),
     Column("completed_at", Text, index=True),
-    Column("expected", _Big, nullable=False),
-    Column("inspected", _Big, nullable=False, server_default="0"),
+    Column("expected", Integer, nullable=False),
+    Column("inspected", Integer, nullable=False, server_default="0"),
     *_columns(Text, "verdict", "reason", nullable=True),
     Column("rules_version", Text, nullable=False),
-    Column("seq", _Big, unique=True),
+    Column("seq", Integer, unique=True),
     *_columns(Text, "failed", "missing", "review", "unknown", "attributes", nullable=True),
     UniqueConstraint("board_type", "serial", "attempt"),
     CheckConstraint(f"verdict IN {_VERDICTS}", name="verdict"),
@@ -99,25 +90,25 @@ Index("ix_boards_serial", func.lower(boards.c.serial))
 inspections = Table(
     "inspections",
     metadata,
-    Column("inspection_id", _Big, primary_key=True),
+    Column("inspection_id", Integer, primary_key=True),
     *_columns(Text, "source", "image_id"),
-    Column("board_id", _Big, ForeignKey("boards.board_id"), nullable=False),
+    Column("board_id", Integer, ForeignKey("boards.board_id"), nullable=False),
     *_columns(Text, "component", "designator"),
     Column("captured_at", Text),
     Column("accepted_at", Text, nullable=False),
     Column("completed_at", Text),
     Column("deadline_ms", Integer),
-    Column("image_bytes", _Big, nullable=False),
+    Column("image_bytes", Integer, nullable=False),
     Column("status", Text, nullable=False),
     *_columns(Text, "verdict", "defect", "reason", nullable=True),
     Column("late", Integer, nullable=False, server_default="0"),
     *_columns(Text, "rules_version", "image_sha256"),
     Column("image_path", Text),
-    Column("latency_ms", _Real),
-    Column("seq", _Big, unique=True),
+    Column("latency_ms", REAL),
+    Column("seq", Integer, unique=True),
     *_columns(Text, "lot", "station", nullable=True),
     Column("surplus", Integer),
-    Column("run_id", _Big),
+    Column("run_id", Integer),
     UniqueConstraint("source", "image_id"),
     CheckConstraint("status IN ('accepted', 'done')", name="status"),
     CheckConstraint(f"verdict IN {_VERDICTS}", name="verdict"),
@@ -133,14 +124,12 @@ Index(
     "ix_inspections_kept",
     *(inspections.c.verdict, inspections.c.completed_at, inspections.c.image_bytes),
     sqlite_where=_is_kept,
-    postgresql_where=_is_kept,
 )
 #: The same in the order of acceptance, which no clock can spoil: what goes when space is needed.
 Index(
     "ix_inspections_kept_in_order",
     *(inspections.c.verdict, inspections.c.inspection_id),
     sqlite_where=_is_kept,
-    postgresql_where=_is_kept,
 )
 
 #: Bytes that still lie in the journal: `task` is `judge` until the verdict, then `keep` until the copy in `images/`
@@ -148,10 +137,10 @@ Index(
 pending = Table(
     "pending",
     metadata,
-    Column("inspection_id", _Big, ForeignKey("inspections.inspection_id"), primary_key=True),
+    Column("inspection_id", Integer, ForeignKey("inspections.inspection_id"), primary_key=True),
     Column("task", Text, nullable=False),
     Column("segment", Integer, nullable=False),
-    *_columns(_Big, "offset", "length"),
+    *_columns(Integer, "offset", "length"),
     Column("encoding", Text, nullable=False),
     *_columns(Integer, "height", "width", "channels", nullable=True),
     CheckConstraint("task IN ('judge', 'keep')", name="task"),
@@ -160,15 +149,15 @@ pending = Table(
 stages = Table(
     "stages",
     metadata,
-    Column("inspection_id", _Big, ForeignKey("inspections.inspection_id"), primary_key=True),
+    Column("inspection_id", Integer, ForeignKey("inspections.inspection_id"), primary_key=True),
     Column("step", Integer, primary_key=True),
     *_columns(Text, "expert", "expert_version"),
     Column("label", Text),
-    Column("confidence", _Real),
+    Column("confidence", REAL),
     *_columns(Text, "device", "executor"),
-    Column("batch_id", _Big, nullable=False),
+    Column("batch_id", Integer, nullable=False),
     Column("batch_size", Integer, nullable=False),
-    *_columns(_Real, "queued_ms", "load_ms", "infer_ms"),
+    *_columns(REAL, "queued_ms", "load_ms", "infer_ms"),
     Column("expert_settings", Text),
 )
 
@@ -184,11 +173,11 @@ expert_settings = Table(
 detections = Table(
     "detections",
     metadata,
-    Column("detection_id", _Big, primary_key=True),
-    Column("inspection_id", _Big, nullable=False),
+    Column("detection_id", Integer, primary_key=True),
+    Column("inspection_id", Integer, nullable=False),
     Column("step", Integer, nullable=False),
     Column("label", Text, nullable=False),
-    *_columns(_Real, "confidence", "x1", "y1", "x2", "y2"),
+    *_columns(REAL, "confidence", "x1", "y1", "x2", "y2"),
     ForeignKeyConstraint(["inspection_id", "step"], ["stages.inspection_id", "stages.step"]),
     Index(None, "inspection_id", "step"),
 )
@@ -196,10 +185,10 @@ detections = Table(
 expert_switches = Table(
     "expert_switches",
     metadata,
-    Column("switch_id", _Big, primary_key=True),
+    Column("switch_id", Integer, primary_key=True),
     *_columns(Text, "at", "executor", "device", "loaded", "evicted"),
-    Column("bytes", _Big, nullable=False),
-    Column("load_ms", _Real, nullable=False),
+    Column("bytes", Integer, nullable=False),
+    Column("load_ms", REAL, nullable=False),
     *_columns(Text, "tier", "cause"),
     CheckConstraint("tier IN ('ram', 'disk')", name="tier"),
     CheckConstraint("cause IN ('demand', 'prefetch', 'startup', 'pin')", name="cause"),
@@ -208,13 +197,13 @@ expert_switches = Table(
 reviews = Table(
     "reviews",
     metadata,
-    Column("review_id", _Big, primary_key=True),
-    Column("inspection_id", _Big, ForeignKey("inspections.inspection_id"), index=True),
+    Column("review_id", Integer, primary_key=True),
+    Column("inspection_id", Integer, ForeignKey("inspections.inspection_id"), index=True),
     *_columns(Text, "at", "reviewer", "verdict"),
     *_columns(Text, "defect", "note", nullable=True),
-    Column("board_id", _Big, ForeignKey("boards.board_id"), index=True),
-    Column("undo_of", _Big),
-    Column("seq", _Big, unique=True),
+    Column("board_id", Integer, ForeignKey("boards.board_id"), index=True),
+    Column("undo_of", Integer),
+    Column("seq", Integer, unique=True),
     Column("board_verdict", Text),
     CheckConstraint(f"verdict IN {_VERDICTS}", name="verdict"),
     CheckConstraint("inspection_id IS NOT NULL OR board_id IS NOT NULL", name="subject"),
@@ -226,10 +215,10 @@ reviews = Table(
 drawn_boxes = Table(
     "drawn_boxes",
     metadata,
-    Column("box_id", _Big, primary_key=True),
-    Column("review_id", _Big, ForeignKey("reviews.review_id"), nullable=False, index=True),
+    Column("box_id", Integer, primary_key=True),
+    Column("review_id", Integer, ForeignKey("reviews.review_id"), nullable=False, index=True),
     Column("label", Text, nullable=False),
-    *_columns(_Real, "x1", "y1", "x2", "y2"),
+    *_columns(REAL, "x1", "y1", "x2", "y2"),
 )
 
 #: Answers of versions in shadow. `outcome` is what the rules make of it at that step, `outcome_in_service` what they
@@ -237,38 +226,38 @@ drawn_boxes = Table(
 shadow_answers = Table(
     "shadow_answers",
     metadata,
-    Column("inspection_id", _Big, ForeignKey("inspections.inspection_id"), primary_key=True),
+    Column("inspection_id", Integer, ForeignKey("inspections.inspection_id"), primary_key=True),
     *(Column(name, Text, primary_key=True) for name in ("expert", "expert_version")),
     Column("step", Integer, nullable=False),
     Column("label", Text),
-    Column("confidence", _Real),
+    Column("confidence", REAL),
     *_columns(Text, "outcome", "outcome_in_service"),
-    Column("infer_ms", _Real, nullable=False),
+    Column("infer_ms", REAL, nullable=False),
     Index(None, "expert", "expert_version", "inspection_id"),
 )
 
 generations = Table(
     "generations",
     metadata,
-    Column("generation_id", _Big, primary_key=True),
+    Column("generation_id", Integer, primary_key=True),
     *_columns(Text, "source", "request_id"),
-    Column("board_id", _Big, ForeignKey("boards.board_id"), index=True),
+    Column("board_id", Integer, ForeignKey("boards.board_id"), index=True),
     Column("model", Text, nullable=False),
     *_columns(Text, "mode", "task", nullable=True),
     Column("prompt", Text, nullable=False),
     Column("text", Text),
     *_columns(Integer, "prompt_tokens", "new_tokens", nullable=True),
-    *_columns(_Real, "ttft_ms", "tpot_ms", "total_ms", nullable=True),
+    *_columns(REAL, "ttft_ms", "tpot_ms", "total_ms", nullable=True),
     Column("expert_fetches", Integer),
-    *_columns(_Real, "predictor_hit_rate", "brownout_threshold", nullable=True),
+    *_columns(REAL, "predictor_hit_rate", "brownout_threshold", nullable=True),
     Column("accepted_at", Text, nullable=False),
     Column("completed_at", Text),
     Column("status", Text, nullable=False),
     Column("reason", Text),
-    Column("seq", _Big, unique=True),
-    Column("max_new_tokens", _Big),
+    Column("seq", Integer, unique=True),
+    Column("max_new_tokens", Integer),
     *_columns(Integer, "deadline_ms", "stream", nullable=True),
-    Column("slo_ms", _Real),
+    Column("slo_ms", REAL),
     UniqueConstraint("source", "request_id"),
     CheckConstraint("status IN ('accepted', 'done', 'unknown')", name="status"),
 )
@@ -279,7 +268,7 @@ expert_versions = Table(
     Column("expert", Text, primary_key=True),
     Column("expert_version", Text, primary_key=True),
     *_columns(Text, "sha256", "architecture", "classes"),
-    Column("bytes", _Big, nullable=False),
+    Column("bytes", Integer, nullable=False),
     *_columns(Text, "dtype", "origin", "first_used_at"),
 )
 
@@ -287,7 +276,7 @@ expert_versions = Table(
 changes = Table(
     "changes",
     metadata,
-    Column("change_id", _Big, primary_key=True),
+    Column("change_id", Integer, primary_key=True),
     *_columns(Text, "at", "who", "what", "subject"),
     *_columns(Text, "old", "new", "note", nullable=True),
     sqlite_autoincrement=True,
@@ -297,7 +286,7 @@ changes = Table(
 runs = Table(
     "runs",
     metadata,
-    Column("run_id", _Big, primary_key=True),
+    Column("run_id", Integer, primary_key=True),
     Column("started_at", Text, nullable=False),
     Column("ended_at", Text),
     *_columns(Text, "version", "epoch"),
@@ -310,8 +299,8 @@ stream_position = Table(
     "stream_position",
     metadata,
     Column("position_id", Integer, primary_key=True),
-    *_columns(_Big, "last_seq", "last_inspection_id", "last_board_id"),
-    Column("pruned", _Big, nullable=False, server_default="0"),
+    *_columns(Integer, "last_seq", "last_inspection_id", "last_board_id"),
+    Column("pruned", Integer, nullable=False, server_default="0"),
     Column("epoch", Text),
     CheckConstraint("position_id = 1", name="one_row"),
 )
@@ -489,10 +478,10 @@ VIEWS: dict[str, str] = {
 #: That view, for queries.
 FINAL_BOARDS = table(
     "final_boards",
-    column("board_id", BigInteger),
+    column("board_id", Integer),
     *(column(name, Text) for name in ("verdict", "decided_by", "decided_at", "verdict_by_line")),
 )
 
 #: The clock and `last_seq` every few minutes of the last day in which a daemon ran (pruning.py, RunningAges).
-_age_columns = Column("running_s", _Big, primary_key=True), *_columns(_Real, "wall_s"), *_columns(_Big, "seq")
+_age_columns = Column("running_s", Integer, primary_key=True), *_columns(REAL, "wall_s"), *_columns(Integer, "seq")
 age_marks = Table("age_marks", metadata, *_age_columns)

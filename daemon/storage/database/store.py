@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import structlog
 from sqlalchemy import Connection, Engine, Executable, bindparam, func, insert, select, update
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.records import Accepted, AcceptedText, Arrival, ExpertSwitch, JournalKey, Outcome, Published
 from daemon.storage.database import changes, generations, inspections, prune, reviews, rows, schema
@@ -71,19 +71,17 @@ def open_store(  # noqa: PLR0913  app.py names each setting
     tell: Callable[[str], None] = lambda _: None,
     record: "EpochRecord | None" = None,
 ) -> "Store":
-    """Open the database at `url`, and make or migrate it where that is due; StoreError says what to do otherwise.
+    """Open the database at `url`, make it or change its schema if due; StoreError says what to do otherwise.
 
     `expert_version(expert, version)` describes weights at their first verdict; `keep` are the verdicts whose images
     stay, with `good_examples` passes of each component and the share `sample` of all; `busy_timeout_ms` is the wait for
-    another program's lock; `tell` gets the progress of a long migration; `record` knows the results that the line gave
+    another program's lock; `tell` gets the progress of a long change; `record` knows the results that the line gave
     out, and with it an older or another database gets a new epoch.
     """
     try:
         engine = open_for_writing(url, busy_timeout_ms)
     except OSError as error:
         raise StoreError(f"cannot make the database at {url}: {error}") from error
-    except (ImportError, ArgumentError) as error:
-        raise StoreError(f"cannot use {url}: {error}; name a file, for example sqlite:///inspection.db") from error
     try:
         migrate(engine, tell)
         return Store(engine, frozenset(keep), good_examples, expert_version, clock or Clock(), record, sample)

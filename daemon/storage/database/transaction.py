@@ -1,8 +1,7 @@
 """The writer's transactions, and the statements of the hot path.
 
-These statements are compiled once for the database's dialect and then handed to its driver as text. SQLAlchemy's own
-way costs 60 µs a query and 5 µs a row more (measured), most of it under the interpreter's lock; even its way to the
-driver costs 20 µs, so SQLite's is called directly.
+These statements are compiled once and then handed to SQLite's driver as text. SQLAlchemy's own way costs 60 µs a query
+and 5 µs a row more (measured), most of it under the interpreter's lock; even its way to the driver costs 20 µs.
 """
 
 import heapq
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy import (
@@ -56,13 +55,6 @@ _SET_NUMBERS = update(stream_position).values(
 )
 
 
-class Cursor(Protocol):
-    """Rows of a statement, each a sequence: SQLAlchemy's or the driver's."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-    def fetchone(self) -> Any: ...
-
-
 class PreparedQuery:
     """A SELECT with named parameters, executed in a transaction of its own. Any thread."""
 
@@ -75,15 +67,13 @@ class PreparedQuery:
     def first(self, **values: Any) -> Sequence[Any] | None:
         """Return the first row, None if there is none. OperationalError if the database gives no answer."""
         try:
-            if self._engine.dialect.name == "sqlite":
-                # The pool's work would take longer than the query. Nothing is left open: SQLite commits by itself.
-                with self._lock:
-                    self._held = self._held or self._engine.raw_connection()
-                    return self._first(self._held, values)
-            # Giving the connection back ends any transaction that the driver began.
-            with closing(self._engine.raw_connection()) as connection:
-                return self._first(connection, values)
-        except self._engine.dialect.loaded_dbapi.Error as error:
+            # The pool's work would take longer than the query. Nothing is left open: SQLite commits by itself.
+            with self._lock:
+                self._held = self._held or self._engine.raw_connection()
+                with closing(self._held.cursor()) as cursor:
+                    cursor.execute(self._sql, self._values(values))
+                    return cursor.fetchone()
+        except sqlite3.Error as error:
             raise OperationalError(self._sql, values, error) from error
 
     def close(self) -> None:
@@ -91,13 +81,8 @@ class PreparedQuery:
         if self._held is not None:
             self._held.close()
 
-    def _first(self, connection: PoolProxiedConnection, values: Row) -> Sequence[Any] | None:
-        with closing(connection.cursor()) as cursor:
-            cursor.execute(self._sql, self._values(values))
-            return cursor.fetchone()
 
-
-def run_prepared(connection: Connection, statement: Executable, **values: Any) -> Cursor:
+def run_prepared(connection: Connection, statement: Executable, **values: Any) -> sqlite3.Cursor:
     """Execute `statement`, one object for all calls, with its named parameters."""
     sql, values_of = _prepare(connection.dialect, statement)
     return _execute(connection, sql, values_of(values))
@@ -105,7 +90,7 @@ def run_prepared(connection: Connection, statement: Executable, **values: Any) -
 
 def run_for_each(
     connection: Connection, statement: Callable[[int], Executable], each: Sequence[Any], **values: Any
-) -> list[Cursor]:
+) -> list[sqlite3.Cursor]:
     """Execute `statement(n)` for `each`, n of them at a time as parameters `each_0` to `each_{n-1}` (`among`)."""
     return [
         run_prepared(
@@ -125,10 +110,7 @@ def add_rows(connection: Connection, table: Table, new: Sequence[Row]) -> None:
     dialect, columns = connection.dialect, tuple(new[0])
     for part in _parts(new):
         sql, names = _insert(dialect, table, columns, len(part))
-        if names is None:
-            connection.exec_driver_sql(sql, part)
-        else:
-            _execute(connection, sql, tuple(chain.from_iterable(map(itemgetter(*names), part))))
+        _execute(connection, sql, tuple(chain.from_iterable(map(itemgetter(*names), part))))
 
 
 def update_rows(connection: Connection, table: Table, columns: tuple[str, ...], changed: Sequence[Row]) -> None:
@@ -138,12 +120,7 @@ def update_rows(connection: Connection, table: Table, columns: tuple[str, ...], 
     """
     if not changed:
         return
-    sql, names, key = _update(connection.dialect, table, columns)
-    if names is None:
-        connection.exec_driver_sql(
-            sql, [{name: row[name] for name in columns} | {"at_key": row[key]} for row in changed]
-        )
-        return
+    sql, names = _update(connection.dialect, table, columns)
     with _sqlite_driver(connection, sql) as driver:
         driver.executemany(sql, map(itemgetter(*names), changed))
 
@@ -163,9 +140,7 @@ def _parts(whole: Sequence[T]) -> Iterator[list[T]]:
         start += count
 
 
-def _execute(connection: Connection, sql: str, parameters: Any) -> Cursor:
-    if connection.dialect.name != "sqlite":
-        return connection.exec_driver_sql(sql, parameters)
+def _execute(connection: Connection, sql: str, parameters: Any) -> sqlite3.Cursor:
     with _sqlite_driver(connection, sql) as driver:
         return driver.execute(sql, parameters)
 
@@ -185,32 +160,25 @@ def _sqlite_driver(connection: Connection, sql: str) -> Iterator[sqlite3.Connect
 def _prepare(dialect: Dialect, statement: Executable) -> tuple[str, Callable[[Row], Any]]:
     """Return the text for the driver, and the function that turns named values into the driver's parameters."""
     compiled: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]  # every statement has it
-    names: Sequence[str] | None = compiled.positiontup
+    names: Sequence[str] = compiled.positiontup
     fixed: Row = compiled.params  # literal values of the statement itself
-    if names is None:
-        return str(compiled), lambda values: {**fixed, **values}
     return str(compiled), lambda values: tuple(values[name] if name in values else fixed[name] for name in names)
 
 
 @lru_cache(maxsize=256)
-def _insert(dialect: Dialect, table: Table, columns: tuple[str, ...], rows: int) -> tuple[str, tuple[str, ...] | None]:
-    """Return the statement for `rows` rows, and the order of a row's values; None if the driver takes them by name."""
+def _insert(dialect: Dialect, table: Table, columns: tuple[str, ...], rows: int) -> tuple[str, tuple[str, ...]]:
+    """Return the statement for `rows` rows, and the order of a row's values."""
     compiled: Any = insert(table).compile(dialect=dialect, column_keys=columns)
-    names: Sequence[str] | None = compiled.positiontup
     single = str(compiled)
-    if names is None:
-        return single, None
-    return single + f", {single[single.index(' VALUES ') + 8 :]}" * (rows - 1), tuple(names)
+    return single + f", {single[single.index(' VALUES ') + 8 :]}" * (rows - 1), tuple(compiled.positiontup)
 
 
 @lru_cache(maxsize=64)
-def _update(dialect: Dialect, table: Table, columns: tuple[str, ...]) -> tuple[str, tuple[str, ...] | None, str]:
-    """Return the statement, the order of a row's values (None if the driver takes them by name), the key's name."""
+def _update(dialect: Dialect, table: Table, columns: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return the statement and the order of a row's values."""
     (key,) = table.primary_key.columns
     compiled: Any = update(table).where(key == bindparam("at_key")).compile(dialect=dialect, column_keys=columns)
-    names: Sequence[str] | None = compiled.positiontup
-    order = None if names is None else tuple(key.name if name == "at_key" else name for name in names)
-    return str(compiled), order, key.name
+    return str(compiled), tuple(key.name if name == "at_key" else name for name in compiled.positiontup)
 
 
 @dataclass(frozen=True, slots=True)

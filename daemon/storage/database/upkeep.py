@@ -1,7 +1,6 @@
 """Upkeep of the database file while the line runs: write-ahead log, free pages, statistics, copies, and its check.
 
-Long work runs on a separate connection beside the writer, which itself takes only steps of milliseconds. PostgreSQL
-needs no upkeep of ours: only the check of rows and files applies to it.
+Long work runs on a separate connection beside the writer, which itself takes only steps of milliseconds.
 """
 
 import os
@@ -82,29 +81,22 @@ class Checkpoints:
     def __init__(self, url: str) -> None:
         """Open the database; raise StoreError if that fails."""
         self._path = sqlite_path(url)
-        self._connection: sqlite3.Connection | None = None
-        if self._path is not None:
-            try:
-                name = f"file:{quote(str(self._path))}?mode=rw"
-                self._connection = sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=False)
-            except sqlite3.Error as error:
-                raise StoreError(f"cannot open {self._path} for its upkeep: {error}") from error
+        try:
+            name = f"file:{quote(str(self._path))}?mode=rw"
+            self._connection = sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise StoreError(f"cannot open {self._path} for its upkeep: {error}") from error
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
+        self._connection.close()
 
     def checkpoint(self) -> WriteAheadLog:
         """Copy the pages that no reader holds into the database file; OSError or sqlite3.Error if that fails."""
-        if self._connection is None or self._path is None:
-            return WriteAheadLog(0, 0, 0)
         _, pages, done = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         return WriteAheadLog(max(0, pages), max(0, done), _size(_log_file(self._path)) or 0)
 
     def vacuum_is_due(self) -> bool:
         """Return True if so much of the file is free that it should shrink."""
-        if self._connection is None:
-            return False
         (free_pages,) = self._connection.execute("PRAGMA freelist_count").fetchone()
         (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
         return free_pages > _FREE_PAGES and free_pages * _FREE_SHARE > pages
@@ -126,10 +118,7 @@ def write_log_again(engine: Engine) -> None:
     After a failed sync the kernel treats the bytes as written. A restart then finds commits that a power cut would undo
     in the log, but not in the database file, if they were copied there.
     """
-    path = sqlite_path(engine.url) if engine.dialect.name == "sqlite" else None
-    if path is None:
-        return
-    with engine.begin(), _log_file(path).open("r+b") as log:  # nothing else writes meanwhile
+    with engine.begin(), _log_file(sqlite_path(engine.url)).open("r+b") as log:  # nothing else writes meanwhile
         while part := log.read(_LOG_PART_BYTES):
             log.seek(-len(part), os.SEEK_CUR)
             log.write(part)
@@ -154,8 +143,6 @@ def optimize(engine: Engine) -> None:
 
 def _run(engine: Engine, *statements: str) -> None:
     """Run statements outside of a transaction. As a script: `execute` stops `incremental_vacuum` after one page."""
-    if engine.dialect.name != "sqlite":
-        return
     connection = engine.raw_connection()
     try:
         with closing(connection.cursor()) as cursor:
@@ -248,6 +235,11 @@ class CopyState:
     kept: int
 
 
+def schema_text(number: int) -> str:
+    """Return the release whose schema `PRAGMA user_version` names: 1002003 is 1.2.3."""
+    return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
+
+
 def _open_copy(path: Path) -> sqlite3.Connection:
     """Open a copy that nobody writes to, without the files beside it that a full disk has no room for."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
@@ -257,13 +249,13 @@ def state_of(path: Path) -> CopyState:
     """Read the state of a copy, which is not in use; StoreError if it is not one of our databases."""
     try:
         with closing(_open_copy(path)) as database:
-            (schema,) = database.execute("SELECT version_num FROM alembic_version").fetchone()
+            (number,) = database.execute("PRAGMA user_version").fetchone()
             position = database.execute("SELECT last_seq FROM stream_position").fetchone()
             (waiting,) = database.execute("SELECT count(*) FROM pending WHERE task = 'judge'").fetchone()
             (kept,) = database.execute("SELECT count(image_path) FROM inspections").fetchone()
     except (sqlite3.Error, TypeError) as error:
         raise StoreError(f"{path} is not a results database of CoServe: {error}") from error
-    return CopyState(schema, position[0] if position else 0, waiting, kept)
+    return CopyState(schema_text(number), position[0] if position else 0, waiting, kept)
 
 
 def kept_images(path: Path) -> list[str]:
@@ -306,8 +298,6 @@ def quick_check(url: str, within_s: float) -> tuple[list[str], bool]:
     """Return the damage found in the file's pages within `within_s`, and True if all of them were checked."""
     engine = open_for_reading(url)
     try:
-        if engine.dialect.name != "sqlite":
-            return [], True
         with engine.connect() as connection, query_timeout(connection, within_s):
             problems = connection.execute(text("PRAGMA quick_check(1)")).scalars().all()
         return [str(problem) for problem in problems if problem != "ok"], True
@@ -320,18 +310,16 @@ def quick_check(url: str, within_s: float) -> tuple[list[str], bool]:
 
 
 def _check_pages(engine: Engine) -> Iterator[str]:
-    if engine.dialect.name == "sqlite":
-        with engine.connect() as connection:
-            problems = connection.execute(text(f"PRAGMA integrity_check({_MAX_EXAMPLES:d})")).scalars().all()
-        yield from (f"the file is damaged: {problem}" for problem in problems if problem != "ok")
+    with engine.connect() as connection:
+        problems = connection.execute(text(f"PRAGMA integrity_check({_MAX_EXAMPLES:d})")).scalars().all()
+    yield from (f"the file is damaged: {problem}" for problem in problems if problem != "ok")
 
 
 def _check_references(engine: Engine) -> Iterator[str]:
-    if engine.dialect.name == "sqlite":
-        with engine.connect() as connection:
-            broken = connection.execute(text("PRAGMA foreign_key_check")).fetchmany(_MAX_EXAMPLES)
-        for table, row, parent, _ in broken:
-            yield f"row {row} of {table} names a row of {parent} that is not there"
+    with engine.connect() as connection:
+        broken = connection.execute(text("PRAGMA foreign_key_check")).fetchmany(_MAX_EXAMPLES)
+    for table, row, parent, _ in broken:
+        yield f"row {row} of {table} names a row of {parent} that is not there"
 
 
 def _check_numbers(engine: Engine) -> Iterator[str]:

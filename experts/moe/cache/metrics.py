@@ -1,22 +1,18 @@
-"""Counts of what a cache of experts did, and of how many predictions of experts were right.
+"""Counts of what a cache of experts did.
 
 A fetch is *blocking* if computing had to wait for it at its first use, even for an instant, and *overlapped* if it was
 finished in time. A prefetch that is waited for at once is therefore blocking.
 """
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from operator import add, attrgetter, sub
-from typing import Literal, Self
+from typing import Literal
 
-import torch
-
-from experts.moe.gating import ForwardStep, Routing
+from experts.moe.gating import ForwardStep
 
 #: Reasons for loading an expert.
 FetchReason = Literal["startup", "demand", "prefetch"]
 
-#: Predictions that are compared with the gate in one go.
-_COUNTED_TOGETHER = 512
 #: Two events of a GPU's stream with nothing between them are some microseconds apart.
 _NO_WAIT_S = 20e-6
 
@@ -68,110 +64,15 @@ class FetchCounts:
 _values = attrgetter(*(field.name for field in fields(FetchCounts)))
 
 
-@dataclass(slots=True)
-class PredictionCounts:
-    """Accuracy of the predicted experts, over tokens and layers that had a prediction."""
-
-    tokens: int = 0
-    #: Tokens all of whose experts were predicted ("both hit" for top-2), and tokens with at least one predicted.
-    all_hit: int = 0
-    any_hit: int = 0
-    #: Experts that the gate chose, and those of them that were predicted.
-    chosen: int = 0
-    predicted: int = 0
-
-    @property
-    def all_rate(self) -> float:
-        return self.all_hit / self.tokens if self.tokens else 0.0
-
-    @property
-    def any_rate(self) -> float:
-        return self.any_hit / self.tokens if self.tokens else 0.0
-
-    @property
-    def recall(self) -> float:
-        return self.predicted / self.chosen if self.chosen else 0.0
-
-    def add(self, guesses: torch.Tensor, chosen: torch.Tensor, sentinel: int) -> Self:
-        """Count tokens. `guesses`: (T, P) or, the same for all tokens, (P,) int64; `chosen`: (T, k) int64.
-
-        A chosen `sentinel` is not an expert; a token with nothing else does not count. An expert predicted twice
-        counts once.
-        """
-        real = chosen < sentinel
-        guesses = guesses.reshape(1, 1, -1) if guesses.dim() == 1 else guesses[:, None, :]
-        right = ((chosen[:, :, None] == guesses).any(-1) & real).sum(-1)
-        needed = real.sum(-1)
-        rows = needed > 0
-        table = torch.stack([rows, (right == needed) & rows, right > 0, needed, right]).sum(-1).tolist()
-        self.tokens += table[0]
-        self.all_hit += table[1]
-        self.any_hit += table[2]
-        self.chosen += table[3]
-        self.predicted += table[4]
-        return self
-
-
-class Predictions:
-    """Compares predictions of a layer's experts with its gate's choice, for every mode that predicts.
-
-    Tokens are counted by the hundred, when the counts are read or many are pending: on a GPU counting waits for the
-    device, and takes as long for one token as for all.
-    """
-
-    def __init__(self, layers: int) -> None:
-        self._of_layer = [PredictionCounts() for _ in range(layers)]
-        self._open: dict[int, torch.Tensor] = {}
-        #: By layer and number of guesses: (T, P) guesses, (T, k) chosen experts, and the sentinel.
-        self._pending: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor, int]]] = {}
-        self._pending_count = 0
-
-    @property
-    def of_layer(self) -> list[PredictionCounts]:
-        self._count()
-        return self._of_layer
-
-    def total(self) -> PredictionCounts:
-        """Return the counts of all layers together."""
-        return PredictionCounts(*map(sum, zip(*map(astuple, self.of_layer), strict=True)))
-
-    def predict(self, layer: int, experts: torch.Tensor) -> None:
-        """Note (T, P) int64 experts for the tokens of this step, or (P,) for all of them; replaces an earlier note."""
-        self._open[layer] = experts
-
-    def check(self, routing: Routing) -> None:
-        """Compare with the gate's own choice; a layer without a prediction does not count."""
-        guesses = self._open.pop(routing.layer, None)
-        if guesses is None:
-            return
-        guesses = guesses.expand(len(routing.index), -1) if guesses.dim() == 1 else guesses
-        group = self._pending.setdefault((routing.layer, guesses.shape[-1]), [])
-        group.append((guesses, routing.index, routing.logits.shape[-1]))
-        self._pending_count += 1
-        if self._pending_count >= _COUNTED_TOGETHER:
-            self._count()
-
-    def forget(self) -> None:
-        """Drop predictions of a step that has ended without checking them."""
-        self._open.clear()
-
-    def _count(self) -> None:
-        pending, self._pending, self._pending_count = self._pending, {}, 0
-        for (layer, _), group in pending.items():
-            guesses, chosen, sentinels = zip(*group, strict=True)
-            self._of_layer[layer].add(torch.cat(guesses), torch.cat(chosen), sentinels[0])
-
-
 class CacheMetrics:
     """The counts of one cache: in total, by phase, and by request.
 
     A step's counts belong to each of its requests in full: a batch's experts are fetched once for all of it.
     """
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self) -> None:
         self.counts = FetchCounts()
         self.of_phase = {"prefill": FetchCounts(), "decode": FetchCounts()}
-        self.predictions = Predictions(layers)
         self._of_request: dict[str, FetchCounts] = {}
         self._at_begin = FetchCounts()
 
@@ -206,7 +107,6 @@ class CacheMetrics:
         for row in step.rows:
             if row.request:
                 self._of_request[row.request] = self._of_request.get(row.request, FetchCounts()) + spent
-        self.predictions.forget()
 
     def pop_request(self, request: str) -> FetchCounts:
         """Return the counts of a request that has ended, and forget them."""

@@ -8,11 +8,10 @@ computing waits for goes before every other one that has not begun.
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 
 from experts.moe.cache.metrics import CacheMetrics, FetchReason
 from experts.moe.cache.slot_ledger import CachedExpert, ExpertSlot, SlotLedger
-from experts.moe.cache.weight_transfer import SlowLink, WeightTransfer
+from experts.moe.cache.weight_transfer import WeightTransfer
 from experts.moe.gating import ExpertKey, ExpertWeights, ForwardStep
 from experts.moe.policy.eviction import EvictionPolicy
 from experts.moe.weights.expert_store import ExpertStore
@@ -32,14 +31,12 @@ class SlotCache:
         policy: EvictionPolicy,
         transfer: WeightTransfer,
         *,
-        link: SlowLink | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         layers, experts = range(store.arch.layers), range(store.arch.experts)
         self.store = store
-        self.metrics = CacheMetrics(len(layers))
+        self.metrics = CacheMetrics()
         self._transfer = transfer
-        self._link = link
         self._clock = clock
         self._keys = [[ExpertKey(layer, expert) for expert in experts] for layer in layers]
         self._ledger = SlotLedger(store, budget_bytes, policy, transfer, self.metrics)
@@ -422,10 +419,7 @@ class SlotCache:
         """Fill the slot, without the lock. An error is stored in the load, whose slot is then empty again."""
         began_s = self._clock()
         try:
-            if self._link is None:
-                self._transfer.fill(load.key, load.slot.place)
-            else:
-                self._link.carry(partial(self._transfer.fill, load.key, load.slot.place))
+            self._transfer.fill(load.key, load.slot.place)
         except BaseException as error:  # noqa: BLE001  raised by the thread that waits for this expert
             load.error = error
         with self._changed:

@@ -6,8 +6,6 @@ GPU they return when the copy is queued on the communication stream: the computi
 thread waits for either.
 """
 
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -66,37 +64,6 @@ class WeightTransfer:
     def device_waits(self) -> list[tuple[float, bool]]:
         """Return the known waits of the device since the last call: seconds and `late` of each `begin_use`."""
         return []
-
-
-class SlowLink:
-    """A slower serial channel to the weights than this machine has, for experiments: milliseconds for each expert.
-
-    All threads share it. A transfer begins when the last one ends, or now if that is later, and takes at least the
-    link's time; a disk slower than the link stays as slow as it is. The waiting thread sleeps without the GIL.
-    """
-
-    def __init__(
-        self,
-        ms_per_expert: float,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        if not ms_per_expert > 0:
-            raise ValueError(f"a link cannot take {ms_per_expert} ms per expert; give more than 0")
-        self._seconds = ms_per_expert / 1000
-        self._clock = clock
-        self._sleep = sleep
-        self._free_at_s = clock()
-        self._channel = threading.Lock()
-
-    def carry(self, transfer: Callable[[], None]) -> None:
-        """Run `transfer` and return no earlier than the link would."""
-        with self._channel:
-            self._free_at_s = max(self._free_at_s, self._clock()) + self._seconds
-            transfer()
-            # A sleep may end early by the clock's grain, hence the loop.
-            while (left_s := self._free_at_s - self._clock()) > 0:
-                self._sleep(left_s)
 
 
 #: A point in a stream's work; on CUDA a torch.cuda.Event.

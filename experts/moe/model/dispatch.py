@@ -61,58 +61,23 @@ class OffloadedExperts(nn.Module):
         return functional.linear(self.act_fn(gate) * up, weights.down)
 
 
-class SwitchExperts(OffloadedExperts):
-    """Replaces `mlp.experts` of Switch Transformers: one expert for each token, experts without a gate.
-
-    Its router answers with a one-hot choice in which tokens beyond an expert's capacity have no 1: they skip the
-    layer, and carry the sentinel here.
-    """
-
-    def forward(
-        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-    ) -> torch.Tensor:
-        """hidden_states: (T, H); top_k_index: (T, 1, E) one-hot or all 0; top_k_weights: (T, 1)."""
-        index = top_k_index.argmax(dim=-1).masked_fill(top_k_index.sum(dim=-1) == 0, self.sentinel)
-        routing = Routing(self.layer, hidden_states, self._take_logits(), index, top_k_weights)
-        routing, served = self._runtime.route_layer(routing)
-        return add_by_index(routing, served, self.sentinel, self._compute)
-
-    def _compute(self, states: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
-        inner = self.act_fn(functional.linear(states, weights.gate_up))
-        return functional.linear(inner.to(weights.down.dtype), weights.down)
-
-
 def replace_experts(block: Any, layer: int, arch: MoeArch, config: Any, runtime: "MoeRuntime") -> None:
     """Replace a block's experts by a module without weights, and hand it the gate's logits by a hook."""
-    if arch.naming.encoder_decoder:
-        activation = next(iter(block.experts.values())).act
-        block.experts = SwitchExperts(layer, arch, config, activation, runtime)
-    else:
-        block.experts = OffloadedExperts(layer, arch, config, block.experts.act_fn, runtime)
-    position = 2 if arch.naming.encoder_decoder else 0
-    block.get_submodule(arch.naming.gate).register_forward_hook(partial(_pass_logits, block.experts, position))
+    block.experts = OffloadedExperts(layer, arch, config, block.experts.act_fn, runtime)
+    block.gate.register_forward_hook(partial(_pass_logits, block.experts))
 
 
-def gate_of(block: Any, arch: MoeArch) -> Gate:
+def gate_of(block: Any) -> Gate:
     """Return the block's gate without its choice."""
-    gate = block.get_submodule(arch.naming.gate)
-    return partial(_switch_logits if arch.naming.encoder_decoder else _gate_logits, gate)
+    return partial(_gate_logits, block.gate)
 
 
-def _pass_logits(
-    experts: OffloadedExperts, position: int, _gate: nn.Module, _args: Any, output: tuple[torch.Tensor, ...]
-) -> None:
-    experts.logits = output[position]
+def _pass_logits(experts: OffloadedExperts, _gate: nn.Module, _args: Any, output: tuple[torch.Tensor, ...]) -> None:
+    experts.logits = output[0]
 
 
 def _gate_logits(gate: Any, states: torch.Tensor) -> torch.Tensor:
     return functional.linear(states, gate.weight)
-
-
-def _switch_logits(router: Any, states: torch.Tensor) -> torch.Tensor:
-    classifier = router.classifier
-    bias = None if classifier.bias is None else classifier.bias.to(router.dtype)
-    return functional.linear(states.to(router.dtype), classifier.weight.to(router.dtype), bias)
 
 
 def add_by_index(routing: Routing, served: ExpertIterator, sentinel: int, compute: Compute) -> torch.Tensor:

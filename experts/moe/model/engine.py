@@ -124,7 +124,7 @@ class Engine:
         self._device = next(runtime.model.parameters()).device
         self._waiting: dict[str, EngineRequest] = {}
         self._running: list[_Running] = []
-        self._cache = KeyValues(runtime.model.config)
+        self._cache = KeyValues()
         self._decode_next = False
         #: Timing of the last step; None if it computed nothing, or failed.
         self.last_step: StepTiming | None = None

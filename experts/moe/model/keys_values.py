@@ -12,16 +12,14 @@ from typing import Any
 import torch
 
 from experts.ledger import LedgerError
-from experts.moe.arch import FAMILIES
 from experts.moe.errors import ModelError
 from experts.moe.library import transformers
 
 
 class KeyValues:
-    """A `DynamicCache` of transformers, edited as rows join and leave. `config` is the model's."""
+    """A `DynamicCache` of transformers, edited as rows join and leave."""
 
-    def __init__(self, config: Any) -> None:
-        _require_decoder(config)
+    def __init__(self) -> None:
         self._cache: Any = None
         self._lengths: list[int] = []
 
@@ -130,9 +128,8 @@ class TextMemory:
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     """Return the bytes of a row's token: keys and values of each layer and one more, as a growing layer is copied.
 
-    `config` is the model's, `dtype` its type. Raises ModelError for an encoder-decoder.
+    `config` is the model's, `dtype` its type.
     """
-    _require_decoder(config)
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = config.num_key_value_heads or config.num_attention_heads
     return (config.num_hidden_layers + 1) * 2 * heads * head_width * dtype.itemsize
@@ -146,13 +143,6 @@ def require_text_memory(folder: Path, memory: TextMemory, context: int | None, n
         message += f" {memory.tokens} tokens of {memory.token_bytes} bytes, a text may come to {min_tokens}"
         message += f": give at least {min_tokens * memory.token_bytes}, or lower max_new_tokens"
         raise ModelError(folder, message)
-
-
-def _require_decoder(config: Any) -> None:
-    if getattr(config, "is_encoder_decoder", False):
-        folder = Path(getattr(config, "name_or_path", "") or ".")
-        decoders = ", ".join(name for name, family in FAMILIES.items() if not family.encoder_decoder)
-        raise ModelError(folder, f"an encoder-decoder model is not served: name a decoder ({decoders})")
 
 
 def _joined(batch: torch.Tensor, row: torch.Tensor, longest: int) -> torch.Tensor:

@@ -112,16 +112,7 @@ class FitInputs:
     progress: FitProgress
 
 
-@dataclass(frozen=True, slots=True)
-class FitTable:
-    """A result of a fit for a person to read."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
 class FitFunction(Protocol):
     """Fits a mode's predictor on training files and saves it. A stopped fit goes on; a finished one is not repeated."""
 
-    def __call__(self, inputs: FitInputs) -> Sequence[FitTable]: ...
+    def __call__(self, inputs: FitInputs) -> None: ...

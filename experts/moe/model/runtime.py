@@ -15,7 +15,7 @@ import torch
 
 from experts.moe.arch import MoeArch, first_line, load_config, read_arch
 from experts.moe.cache.slots import SlotCache
-from experts.moe.cache.weight_transfer import SlowLink, weight_transfer_for
+from experts.moe.cache.weight_transfer import weight_transfer_for
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertIterator, ForwardStep, Routing, StepRow
 from experts.moe.library import transformers
@@ -29,7 +29,7 @@ from experts.moe.weights.slot_file import STORAGES, SlotFileStore, slot_file
 Observer = Callable[[ForwardStep, Routing, Routing], None]
 
 #: Arguments whose shape is (rows, tokens) of a forward; the first one present counts.
-_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+_INPUTS = ("input_ids", "inputs_embeds")
 
 
 class MoeRuntime:
@@ -55,7 +55,6 @@ class MoeRuntime:
         budget_bytes: int,
         *,
         device: str = "cpu",
-        link: SlowLink | None = None,
         storage: str = "auto",
     ) -> "MoeRuntime":
         """Check a checkpoint and put it in service, its experts within `budget_bytes`. Raises ModelError.
@@ -77,9 +76,9 @@ class MoeRuntime:
             runtime._wrap_forwards()
             transfer = weight_transfer_for(store, device)
             slots_bytes = budget_bytes - mode.reserved_bytes
-            runtime.cache = SlotCache(store, slots_bytes, mode.eviction_policy(arch), transfer, link=link)
+            runtime.cache = SlotCache(store, slots_bytes, mode.eviction_policy(arch), transfer)
             undo.callback(runtime.cache.close)
-            mode.gates = tuple(gate_of(block, arch) for block in blocks)
+            mode.gates = tuple(map(gate_of, blocks))
             mode.attach(runtime.cache, arch)
             undo.pop_all()
         return runtime
@@ -116,25 +115,12 @@ class MoeRuntime:
         return carried_out, self.mode.experts(carried_out)
 
     def _wrap_forwards(self) -> None:
-        """Make a step of each forward of the model, or of the encoder when `generate` calls it separately."""
-        modules = [self.model]
-        if self.arch.naming.encoder_decoder:
-            modules.append(self.model.get_submodule("encoder"))
-        for module in modules:
-            module.forward = wraps(module.forward)(partial(self._forward, module.forward))
-        self.model.generate = wraps(self.model.generate)(partial(self._generate, self.model.generate))
-
-    def _generate(self, inner: Callable[..., Any], inputs: torch.Tensor | None = None, **arguments: Any) -> Any:
-        prompt = inputs if inputs is not None else arguments.get("input_ids")
-        if prompt is not None:
-            self._check_prompt(prompt.shape[-1])
-        return inner(inputs, **arguments)
+        """Make a step of each forward of the model."""
+        self.model.forward = wraps(self.model.forward)(partial(self._forward, self.model.forward))
 
     def _forward(self, inner: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
-        """Run one step; a forward within it (an encoder's) belongs to it."""
+        """Run one step."""
         with self._lock:
-            if self._step is not None:
-                return inner(*args, **arguments)
             self._step = self._next_step(args, arguments)
             try:
                 self.cache.begin_step()
@@ -177,11 +163,10 @@ def read_model(folder: Path) -> tuple[Any, MoeArch, Checkpoint]:
     config = load_config(folder)
     checkpoint = read_checkpoint(folder, config.model_type)
     arch = read_arch(folder, config, checkpoint.dtype)
-    kind = library.AutoModelForSeq2SeqLM if config.is_encoder_decoder else library.AutoModelForCausalLM
     try:
         with torch.device("meta"):
             # Of float32 first: for any other type the library changes torch's default in all threads, images' included.
-            model = kind.from_config(config, dtype=torch.float32).eval()
+            model = library.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         for parameter in model.parameters():
             parameter.data = parameter.data.to(arch.dtype)
         config.dtype = arch.dtype

@@ -4,7 +4,7 @@ To add a mode, write its file or folder here and add its line to `MODES`. Baseli
 papers have a folder each.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -24,19 +24,12 @@ class ModeEntry:
     """`mode` names a subclass of `Mode` as `module:Class`, the module relative to this package.
 
     `fit` names a `FitFunction` (model/mode.py) of a mode that `coserve moe fit` prepares. A mode with `keeps_slo` takes
-    a model's `ttft_slo` and `tpot_slo`. `bench_options` gives the options with which `coserve moe bench` runs it, for a
-    share of the experts' memory, if short runs with the defaults would show nothing.
+    a model's `ttft_slo` and `tpot_slo`.
     """
 
     mode: str
     fit: str | None = None
     keeps_slo: bool = False
-    bench_options: Callable[[float], dict[str, Any]] = lambda _share: {}
-
-
-def _brownout_bench(share: float) -> dict[str, Any]:
-    """At its default, threshold 1, it answers as `resident` does; its united experts take half of the memory here."""
-    return {"way": 4 if share >= 0.5 else 8, "threshold": 0.6}
 
 
 MODES: dict[str, ModeEntry] = {
@@ -47,8 +40,8 @@ MODES: dict[str, ModeEntry] = {
     "prune": ModeEntry("baselines:Prune"),
     "duoserve": ModeEntry("duoserve.mode:DuoServe", fit="duoserve.fitting:fit"),
     "swapmoe": ModeEntry("swapmoe.mode:SwapMoe"),
-    "emoe": ModeEntry("emoe.mode:Emoe", fit="emoe.fitting:fit", bench_options=lambda _share: {"period": 5}),
-    "brownout": ModeEntry("brownout.mode:Brownout", keeps_slo=True, bench_options=_brownout_bench),
+    "emoe": ModeEntry("emoe.mode:Emoe", fit="emoe.fitting:fit"),
+    "brownout": ModeEntry("brownout.mode:Brownout", keeps_slo=True),
 }
 
 

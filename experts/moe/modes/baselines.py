@@ -43,12 +43,9 @@ class Lookahead(Mode):
 
     def route(self, routing: Routing) -> Routing:
         layer, following = routing.layer, routing.layer + 1
-        self.cache.metrics.predictions.check(routing)
         self.cache.cancel(layer)  # the gate has spoken: missing experts are loaded as demands
-        # The decoder's first gate sees other tokens than the encoder's last.
-        if following < self.arch.layers and following != self.arch.encoder_layers:
+        if following < self.arch.layers:
             guess = torch.topk(self.gates[following](routing.hidden), self.arch.top_k, dim=-1).indices
-            self.cache.metrics.predictions.predict(following, guess)
             self.cache.prefetch(self._most_wanted(following, guess, routing.index), after=layer)
         return routing
 
@@ -63,8 +60,7 @@ class Lookahead(Mode):
 class Popularity(Mode):
     """Keeps the most popular experts of each layer; the others pass through one slot when they are needed.
 
-    `shares`: (L, E), each expert's part of a layer's tokens, counted on training text. As a prediction: every token
-    takes its layer's most popular experts.
+    `shares`: (L, E), each expert's part of a layer's tokens, counted on training text.
     """
 
     #: Slots for the unpopular experts.
@@ -95,12 +91,6 @@ class Popularity(Mode):
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
         super().attach(cache, arch)
         cache.preload(self._popular())
-
-    def route(self, routing: Routing) -> Routing:
-        predictions = self.cache.metrics.predictions
-        predictions.predict(routing.layer, self._ranking[routing.layer, : self.arch.top_k].to(routing.index.device))
-        predictions.check(routing)
-        return routing
 
     def resize(self, budget_bytes: int) -> None:
         super().resize(budget_bytes)

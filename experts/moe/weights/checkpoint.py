@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from experts.moe.arch import FAMILIES, ModelFamily, MoeArch
+from experts.moe.arch import FAMILIES, FUSED, ModelFamily, MoeArch
 from experts.moe.errors import ModelError
 from experts.moe.weights.folder import MAX_HEADER_BYTES
 from experts.reading import CachedReader, FileReader
@@ -163,11 +163,11 @@ def expert_shapes(arch: MoeArch, checkpoint: Checkpoint) -> dict[str, tuple[int,
     shapes: dict[str, tuple[int, ...]] = {}
     gate_up, down = arch.gate_up_shape, arch.down_shape
     for block in arch.blocks:
-        fused = [f"{block}.{name}" for name in arch.naming.fused]
+        fused = [f"{block}.{name}" for name in FUSED]
         if any(name in checkpoint.tensors for name in fused):
             shapes |= dict(zip(fused, ((arch.experts, *gate_up), (arch.experts, *down)), strict=True))
             continue
-        parts = [(arch.intermediate, arch.hidden)] * (2 if arch.naming.gated else 1) + [down]
+        parts = [(arch.intermediate, arch.hidden)] * 2 + [down]
         for expert in range(arch.experts):
             names = [f"{block}.{name.format(e=expert)}" for name in arch.naming.single]
             shapes |= dict(zip(names, parts, strict=True))

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from experts.moe.arch import MoeArch
+from experts.moe.arch import FUSED, MoeArch
 from experts.moe.gating import ExpertKey
 from experts.moe.weights.checkpoint import Checkpoint, TensorLocation, WeightFiles
 from experts.reading import FileReader
@@ -77,12 +77,11 @@ class CheckpointStore:
 def _pieces(arch: MoeArch, checkpoint: Checkpoint, key: ExpertKey) -> list[ReadPiece]:
     """Return the places of one expert's matrices, in the order of a slot."""
     block = arch.blocks[key.layer]
-    half = arch.gate_up_bytes // (2 if arch.naming.gated else 1)
-    fused = [f"{block}.{name}" for name in arch.naming.fused]
-    if fused and fused[0] in checkpoint.tensors:
+    fused = [f"{block}.{name}" for name in FUSED]
+    if fused[0] in checkpoint.tensors:
         both = zip((checkpoint.tensors[name] for name in fused), (0, arch.down_offset), strict=True)
         return [_part(tensor, key.expert, arch.experts, place) for tensor, place in both]
-    places = (0, half, arch.down_offset) if arch.naming.gated else (0, arch.down_offset)
+    places = (0, arch.gate_up_bytes // 2, arch.down_offset)
     names = [f"{block}.{name.format(e=key.expert)}" for name in arch.naming.single]
     return [_part(checkpoint.tensors[name], 0, 1, place) for name, place in zip(names, places, strict=True)]
 

@@ -18,11 +18,10 @@ from experts.moe.errors import ModelError
 
 FOLDER = "coserve"
 TRAIN = "traces/train"
-HELD_OUT = "traces/heldout"
 POPULARITY = "popularity"
 
 # The command that makes a file, by the first word of its name; a mode's own files come from `coserve moe fit`.
-_COMMANDS = {"text": "fixture", "traces": "trace", "popularity": "trace", "united": "unite", "plan": "plan"}
+_COMMANDS = {"text": "trace", "traces": "trace", "popularity": "trace", "united": "unite", "plan": "plan"}
 _SAMPLE_BYTES = 1 << 16
 
 

@@ -27,12 +27,11 @@ from tools.demo.judge import PartToJudge, judge_parts
 from tools.experts.measure import answers_of, images_in
 from tools.terminal.console import print_table
 from tools.training.backbone import BackbonePlan, read_entries, train_backbone
-from tools.training.box_scores import BoxCounts, MatchedBoxes, match_boxes
 from tools.training.classifier import TrainingPlan, train_classifier
 from tools.training.detector import find_boxes
 from tools.training.fit import Schedule, Variation
-from tools.training.held_out import Rate
-from tools.training.photographs import read_yolo_data
+from tools.training.held_out import BoxCounts, MatchedBoxes, Rate, match_boxes
+from tools.training.labelled import read_yolo_data
 
 #: The six kinds of defect in the order of the data set's numbers, which begin at 1.
 LABELS = ("open", "short", "mousebite", "spur", "copper", "pin-hole")

@@ -65,8 +65,6 @@ class Side:
 
 
 SAMBA, PLUS, THIN = "samba", "coserve-plus", "coserve-plus-int8"
-#: Ray Serve with batches as small as an executor's (tests/bench/cluster.py).
-RAY_OF_8 = "ray-slots-8"
 #: The sides that are compared, then those that show what each idea brings: slots, batching, scheduling.
 COMPARED: dict[str, Side] = {
     SAMBA: Side("server", "ordinary", window=1),
@@ -91,7 +89,6 @@ ALONE = {"slots": "samba-slots", "batching": "samba-batching", "scheduling": "sa
 #: The paper's other policies are run where they are asked for.
 SIDES: dict[str, Side] = {
     **COMPARED,
-    RAY_OF_8: Side("ray", "slots", max_batch=8),
     **{name: Side(name, "slots") for name in PRESETS if name not in COMPARED and not name.startswith("samba")},
 }
 

@@ -1,6 +1,5 @@
 """The live benchmark with experts of a few megabytes: each side really runs."""
 
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,24 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 from daemon.dispatch.trace import replay
 from daemon.policy.matrix import Performance
-from experts.reading import CachedReader
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
 from experts.vision.slot import SlotPool
 from routing_rules.compile import compile_rules
 from tests.bench.live import libraries, server
-from tests.bench.live.command import chosen
 from tests.bench.live.comparison import LiveCell, live_bound, live_figures, run_cell, show
 from tests.bench.live.engine import run_engine
 from tests.bench.live.expert_files import (
-    WIDTH_PX,
     ExpertRecipe,
-    goes_on,
     make_experts,
     make_pictures,
     ordinary_file,
@@ -34,8 +28,8 @@ from tests.bench.live.expert_files import (
 )
 from tests.bench.live.image_trace import BOARD_TYPE, PASS_RATE, ImageOrder, ImageTrace, make_trace, make_types
 from tests.bench.live.libraries import CompileWork, compile_all, missing_library
-from tests.bench.live.loading import KeptModules, Loader, Loading, loader_of
-from tests.bench.live.server import LruModels, RequestQueue, Waiting, run_server
+from tests.bench.live.loading import Loader, Loading, loader_of
+from tests.bench.live.server import RequestQueue, Waiting, run_server
 from tests.bench.live.sides import (
     COMPARED,
     PLUS,
@@ -50,8 +44,11 @@ from tests.bench.live.sides import (
     run_side,
     side_of,
 )
-from tests.bench.processes import OwnProcesses, RunError
+from tests.bench.online import POLICIES, live_rows
+from tests.bench.processes import OwnProcesses
 from tests.experts.direct import DirectReader
+
+pytestmark = pytest.mark.test_all
 
 torch.set_num_threads(1)
 
@@ -64,20 +61,14 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_experts(tmp_path_factory.mktemp("stock"), RECIPE)
 
 
-@pytest.fixture(scope="session")
-def thin_catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_experts(tmp_path_factory.mktemp("thin"), replace(RECIPE, store="int8"))
-
-
 @pytest.fixture
-def setup(catalog: Path, thin_catalog: Path, tmp_path: Path) -> LiveSetup:
+def setup(catalog: Path, tmp_path: Path) -> LiveSetup:
     specs = read_experts(catalog)
     rows = tuple(Performance("cpu", spec.layout, 0.01, 0.01, 4, disk_s=0.05) for spec in specs.values())  # pyright: ignore[reportArgumentType]
     # After so long what hangs is ended.
     options = LiveOptions(tmp_path, RECIPE, requests=24, memory_share=0.8, limit_s=240.0)
     costs = MachineCosts(rows, {}, 1e9, "direct")
-    catalogs = {"float32": catalog, "int8": thin_catalog}
-    return LiveSetup(options, tmp_path, catalogs, specs, make_pictures(PICTURES, 1), costs, OwnProcesses())
+    return LiveSetup(options, tmp_path, {"float32": catalog}, specs, make_pictures(PICTURES, 1), costs, OwnProcesses())
 
 
 def a_trace(images: int, recipe: ExpertRecipe = RECIPE, order: ImageOrder = "skewed") -> ImageTrace:
@@ -112,31 +103,10 @@ def test_the_trace_is_the_same_for_the_same_seed_and_rules_know_only_rates() -> 
     assert routes.first_step(BOARD_TYPE, trace.types[0].classifier) is not None
 
 
-def test_in_board_order_one_placement_list_repeats_with_every_type_on_it() -> None:
-    recipe = ExpertRecipe(classifiers=10, detectors=2)
-    kinds = [image.classifier for image in a_trace(200, recipe, order="board").images]
-    length = next(n for n in range(10, 100) if kinds[:n] == kinds[n : 2 * n])
-    assert set(kinds[:length]) == set(recipe.classifier_names)
-    assert kinds[: 200 - length] == kinds[length:]
-
-
-def test_a_picture_carries_in_its_width_if_its_image_goes_on() -> None:
-    for pair in make_pictures(2, seed=5):
-        sizes = [Image.open(io.BytesIO(payload)).size for payload in pair]
-        assert sizes == [(WIDTH_PX, WIDTH_PX), (WIDTH_PX + 1, WIDTH_PX)]
-        assert [goes_on(width) for width, _ in sizes] == [False, True]
-
-
-def test_the_experts_are_made_once_and_every_file_has_bytes_of_its_own(catalog: Path) -> None:
-    specs = read_experts(catalog)
-    files = [file for spec in specs.values() for file in (spec.file, ordinary_file(spec))]
-    assert len({file.read_bytes()[-4096:] + file.read_bytes()[40_000:41_000] for file in files}) == len(files) == 8
-    before = [file.stat().st_mtime_ns for file in files]
-    assert make_experts(catalog.parent, RECIPE) == catalog
-    assert [file.stat().st_mtime_ns for file in files] == before
-
-
-def test_the_thin_side_reads_thin_files_and_its_costs_say_so(setup: LiveSetup, thin_catalog: Path) -> None:
+@pytest.mark.test_all
+def test_the_thin_side_reads_thin_files_and_its_costs_say_so(setup: LiveSetup, tmp_path: Path) -> None:
+    thin_catalog = make_experts(tmp_path / "thin", replace(RECIPE, store="int8"))
+    setup.catalogs["int8"] = thin_catalog
     plain, thin = (setup.side_input(side, a_trace(9), "cold") for side in (PLUS, THIN))
     assert thin.catalog == thin_catalog
     for spec in read_experts(thin.catalog).values():
@@ -147,6 +117,7 @@ def test_the_thin_side_reads_thin_files_and_its_costs_say_so(setup: LiveSetup, t
         assert row.disk_s < of_plain.disk_s / 3.5
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("expert", ["part-000", "solder-0"])
 @pytest.mark.parametrize("loading", ["ordinary", "kept", "openvino", "onnxruntime"])
 def test_every_way_to_load_an_expert_gives_the_answers_of_its_slot(
@@ -169,21 +140,10 @@ def test_every_way_to_load_an_expert_gives_the_answers_of_its_slot(
         loader.give_up(model)
 
 
-def test_compiled_models_are_made_again_for_other_experts_only(catalog: Path) -> None:
-    if missing_library("onnxruntime"):
-        pytest.skip("onnxruntime is not installed")
-    work = CompileWork(catalog, ("onnxruntime",))
-    compile_all(work)
-    file = libraries.LIBRARIES["onnxruntime"].file(read_experts(catalog)[ExpertId("part-000")])
-    made = file.stat().st_mtime_ns
-    compile_all(work)
-    assert file.stat().st_mtime_ns == made
-    catalog.with_name("onnxruntime.json").write_text("another catalog")
-    compile_all(work)
-    assert file.stat().st_mtime_ns != made
-
-
-@pytest.mark.parametrize("side", ["coserve", "coserve-plus", "samba-scheduling"])
+@pytest.mark.parametrize(
+    "side",
+    ["coserve-plus", *(pytest.param(side, marks=pytest.mark.test_all) for side in ("coserve", "samba-scheduling"))],
+)
 def test_every_image_of_the_trace_ends_and_visits_the_experts_of_the_trace(
     side: str, setup: LiveSetup, tmp_path: Path
 ) -> None:
@@ -207,6 +167,7 @@ def assert_all_ended(result: SideResult) -> None:
     assert result.peak_bytes > 1e8
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("side", [name for name, side in COMPARED.items() if side.scheduler == "server"])
 def test_a_server_serves_every_image_once_at_each_of_its_experts(
     side: str, setup: LiveSetup, monkeypatch: pytest.MonkeyPatch
@@ -252,37 +213,14 @@ def test_a_batch_is_of_the_oldest_requests_expert_within_the_window(window: int 
     assert taken == batches
 
 
-def test_the_next_steps_of_images_go_to_the_head_where_order_is_all() -> None:
-    for window, order in ((1, "ddab"), (4, "abdd")):
-        queue = RequestQueue(window, 3)
-        queue.waiting.extend(requests("ab"))
-        queue.put_next(requests("dd"))
-        assert "".join(each.expert for each in queue.waiting) == order
-
-
-def test_the_model_that_was_used_longest_ago_makes_room_but_never_one_in_use(catalog: Path) -> None:
-    first, second, third = (read_experts(catalog)[ExpertId(f"part-00{number}")] for number in range(3))
-    loader = KeptModules(CachedReader(), "cpu")
-    models = LruModels(loader, 2 * first.weights_bytes)
-    models.fill([first, second, third])
-    assert (models.loads, models.loaded_bytes) == (0, 0)
-    with models.use(first) as kept:
-        with models.use(third):
-            pass
-        with models.use(second):
-            pass
-        assert models.loads == 2
-        assert kept.spec == first
-    with models.use(first):
-        assert (models.loads, models.loaded_bytes) == (2, 2 * first.weights_bytes)
-
-
+@pytest.mark.test_all
 def test_ray_serve_serves_every_image(setup: LiveSetup) -> None:
     if missing_library("ray"):
         pytest.skip("Ray Serve is not installed")
     assert_all_ended(setup.run(an_input(setup, "ray-slots")))
 
 
+@pytest.mark.test_all
 def test_a_side_whose_library_is_missing_says_which_and_fails_nothing(
     setup: LiveSetup, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
@@ -295,22 +233,17 @@ def test_a_side_whose_library_is_missing_says_which_and_fails_nothing(
     assert [run.images for run in cell.runs["coserve-plus"]] == [4]
 
 
+@pytest.mark.test_all
 def test_a_side_that_serves_in_order_is_stopped_once_its_rate_is_known(setup: LiveSetup) -> None:
     result = run_server(an_input(setup, SAMBA, images=60, enough_images=6))
     assert result.stopped
     assert 6 <= result.images < 60
     assert result.seconds == max(result.latencies_s)
-    enough = {side for side in SIDES if an_input(setup, side).enough_images}
+    enough = {side for side in SIDES if side != THIN and an_input(setup, side).enough_images}
     assert enough == {SAMBA, "samba-slots"}
 
 
-def test_an_engine_is_stopped_at_the_limit_and_its_finished_images_count(setup: LiveSetup) -> None:
-    result = run_engine(an_input(setup, "samba-scheduling", images=2000, limit_s=0.5))
-    assert result.stopped
-    assert result.images < 2000
-    assert result.seconds >= 0.5
-
-
+@pytest.mark.test_all
 def test_images_arrive_at_their_times_and_late_ones_are_unknown(setup: LiveSetup) -> None:
     trace = a_trace(24).arriving(40.0, "poisson")
     for side in ("coserve-plus", "samba-slots"):
@@ -325,12 +258,6 @@ def test_boards_arrive_at_once_and_the_rate_is_kept() -> None:
     assert len({image.arrives_s for image in bursty}) == 40
     assert bursty[0].arrives_s == bursty[49].arrives_s == 0.0
     assert [image.picture for image in poisson] == [image.picture for image in bursty]
-
-
-def test_a_side_runs_in_a_process_of_its_own_and_its_error_is_told(setup: LiveSetup, tmp_path: Path) -> None:
-    assert setup.run(an_input(setup, images=4)).images == 4
-    with pytest.raises(RunError, match="there is no such"):
-        setup.run(an_input(setup, catalog=tmp_path / "there is no such catalog.yaml"))
 
 
 def test_the_bound_is_the_slower_of_full_batches_and_bytes_that_must_move(setup: LiveSetup) -> None:
@@ -374,9 +301,22 @@ def test_the_report_has_spreads_gains_and_goals_and_names_sides_that_failed(setu
     assert figures["cells"][0]["sides"][1]["images_per_s"]["median"] == 10.0
 
 
-def test_an_unknown_side_is_wrong_use(capsys) -> None:
-    with pytest.raises(SystemExit) as left:
-        chosen("samba,kserve", tuple(SIDES), "--sides")
-    assert left.value.code == 2
-    assert "kserve" in capsys.readouterr().err
-    assert chosen("coserve-plus, samba", tuple(SIDES), "--sides") == ("samba", "coserve-plus")
+def test_online_rows_are_of_runs_with_and_without_deadlines(setup: LiveSetup) -> None:
+    runs: list[SideInput] = []
+
+    def run(work: SideInput) -> SideResult:
+        runs.append(work)
+        images = len(work.trace.images)
+        if work.deadline_s is None:
+            return a_result(work.side, images, seconds=images / 10.0)
+        return a_result(work.side, images - 4, unknown=2)
+
+    setup = replace(setup, options=replace(setup.options, limit_s=5.0))
+    saturated, rows = live_rows(setup, (0.9,), 3.0, run)
+    assert saturated == {"poisson": 10.0, "bursty": 10.0}
+    assert [(row["arrivals"], row["policy"]) for row in rows] == [
+        (kind, policy) for kind in ("poisson", "bursty") for policy in POLICIES
+    ]
+    assert all((row["unknown_share"], row["finished"]) == (0.25, 1.0) for row in rows)
+    assert sum(work.deadline_s == 3.0 for work in runs) == 6
+    assert sum(work.trace.order == "board" for work in runs) == 7

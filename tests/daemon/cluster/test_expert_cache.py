@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -50,33 +49,6 @@ def test_the_least_recently_used_file_makes_room_and_the_folder_never_exceeds_it
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 10 * KB
 
 
-def test_a_file_that_is_used_again_soon_does_not_look_changed(tmp_path: Path):
-    cache, (digest, content) = ExpertCache(tmp_path, 10 * KB), a_file(1)
-    put(cache, digest, content)
-    since_s = time.time() - 60.0
-    os.utime(tmp_path / digest, (since_s, since_s))
-    before = (tmp_path / digest).stat()
-    assert cache.missing([digest]) == []
-    assert (tmp_path / digest).stat().st_mtime_ns == before.st_mtime_ns
-    later = [a_file(2), a_file(3)]
-    put(cache, *later[0])
-    assert cache.missing([digest]) == []
-    put(cache, *later[1])
-    assert names(cache) == {digest, later[1][0]}, "it was used later than the other arrived"
-    os.utime(tmp_path / digest, (0, 0))
-    assert cache.missing([digest]) == []
-    assert (tmp_path / digest).stat().st_mtime > 0
-
-
-def test_altered_bytes_are_refused_and_leave_nothing(tmp_path: Path):
-    cache, (digest, content) = ExpertCache(tmp_path, 10 * KB), a_file(1)
-    with pytest.raises(CacheError, match="the bytes that arrived are"):
-        put(cache, digest, content[:-1] + b"x")
-    assert names(cache) == set()
-    put(cache, digest, content)
-    assert names(cache) == {digest}
-
-
 @pytest.mark.parametrize(
     ("digest", "size", "offset", "says"),
     [
@@ -90,10 +62,3 @@ def test_what_cannot_be_a_part_of_a_file_is_refused(tmp_path: Path, digest: str,
     with pytest.raises(CacheError, match=says):
         cache.take(digest, size, offset, bytes(KB))
     assert names(cache) == set()
-
-
-def test_what_a_worker_that_died_left_unfinished_is_removed(tmp_path: Path):
-    digest, content = a_file(1)
-    (tmp_path / f"{digest}.0.part").write_bytes(content)
-    put(ExpertCache(tmp_path, 10 * KB), digest, content)
-    assert {path.name for path in tmp_path.iterdir()} == {digest}

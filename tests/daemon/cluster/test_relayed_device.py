@@ -13,7 +13,6 @@ import pytest
 
 from daemon.cluster import __main__ as relaying
 from daemon.cluster.__main__ import RelayedDevice
-from daemon.cluster.expert_cache import ExpertCache
 from daemon.cluster.messages import code_version, plain_spec
 from daemon.cluster.worker import CACHE, CACHE_SIZE, DeviceWorker
 from experts.spec import ExpertSpec
@@ -122,15 +121,6 @@ def test_a_cached_file_that_was_cut_is_sent_again(relay: Relay):
     assert relay.load()["bytes"] == relay.spec.weights_bytes
 
 
-def test_a_worker_that_cannot_keep_weights_has_failed_and_not_the_expert(relay: Relay, tmp_path: Path):
-    relay.worker._cache = ExpertCache(tmp_path / "small", 1000)
-    answer = relay.load()
-    assert "raise --cache-size" in answer["error"]
-    assert answer["is_device_error"] is True
-    relay.worker._cache = None  # pyright: ignore[reportAttributeAccessIssue]
-    assert relay.load()["is_device_error"] is True
-
-
 @pytest.mark.parametrize("left", [0, 5000])
 def test_a_file_of_the_line_that_was_cut_is_the_experts_error(relay: Relay, left: int):
     os.truncate(relay.spec.file, left)
@@ -150,28 +140,3 @@ def test_a_worker_that_does_not_open_its_device_is_given_up_and_started_again(mo
         answer = answers.get(timeout=60)
         assert answer["say"] == "lost"
         assert answer["reason"] == "its worker on pc2 has not opened its device within 0.05 s"
-
-
-def test_a_worker_whose_batch_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(relaying, "_RETRY_S", 0.0)
-    answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    worker = SimpleNamespace(hello=code_version, open=lambda _about: None, ping=lambda: None)
-    device = RelayedDevice("pc2-cpu", {"executors": {}, "host": "pc2"}, Ray(lambda: Actor(worker)), answers.put)
-    threading.Thread(target=device.keep, daemon=True).start()
-    first = answers.get(timeout=60)
-    device.carry_out({"do": "give_up", "life": first["life"]}, b"")
-    lost, second = answers.get(timeout=60), answers.get(timeout=60)
-    assert lost["reason"] == "a batch did not end in time, so its worker on pc2 is started again"
-    assert second["say"] == "found"
-    assert second["life"] != first["life"]
-
-
-def test_a_worker_whose_class_is_another_is_of_another_version():
-    why = "The actor died because of an error raised in its creation task, ray::DeviceWorker.__init__()"
-    answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    worker = SimpleNamespace(hello=lambda: RayActorError(why))
-    device = RelayedDevice("pc2-cpu", {"executors": {}, "host": "pc2"}, Ray(lambda: Actor(worker)), answers.put)
-    threading.Thread(target=device.keep, daemon=True).start()
-    reason = answers.get(timeout=60)["reason"]
-    assert reason.startswith("pc2 does not have this line's version of CoServe, ")
-    assert reason.endswith("install the same on both")

@@ -14,7 +14,6 @@ from daemon.cluster.remote_devices import ClusterDevices, RemoteDevice, RemoteEx
 from daemon.config.settings import Device, load_config
 from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, ImageOrder, Unanswered
 from daemon.dispatch.simulated import SimulatedDevices
-from daemon.errors import DeviceLostError, is_device_error
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, RequestId
 from daemon.records import JournalKey, Pixels
 from daemon.storage.journal import JournalError
@@ -95,27 +94,6 @@ def test_an_order_for_an_earlier_life_never_reaches_the_next_one():
     assert peer.ended == [None, None]
 
 
-def test_a_budget_that_an_operator_set_is_that_of_the_next_worker_too():
-    peer = Peer()
-    pool = RemotePool(PoolFacts(PoolId("pc2-cpu"), "cpu", 60, 1, host="pc2"), peer.device)
-    peer.found("first")
-    pool.resize(90)
-    peer.lost()
-    peer.found("second")
-    resize = {"do": "resize", "pool": "pc2-cpu", "bytes": 90, "device": "pc2-cpu"}
-    assert peer.posted == [resize | {"life": "first"}, resize | {"life": "second"}]
-
-
-def test_a_load_into_a_lost_device_is_an_error_of_the_device_and_says_which(tmp_path: Path):
-    peer = Peer()
-    peer.lost("no worker pc2 has joined yet")
-    pool = RemotePool(PoolFacts(PoolId("pc2-cpu"), "cpu", 60, 1, host="pc2"), peer.device)
-    with pytest.raises(ExpertError, match="pc2-cpu on pc2: no worker pc2 has joined yet") as raised:
-        pool.load(a_spec("A1"))
-    assert isinstance(raised.value.__cause__, DeviceLostError)
-    assert is_device_error(raised.value.__cause__)
-
-
 @pytest.mark.parametrize(
     "answer",
     [{}, {"bytes": None}, {"bytes": "5"}, {"bytes": 5.0}, {"bytes": -1}, {"error": 5}, {"error": [1]}],
@@ -172,12 +150,6 @@ def report_about(*results: Any, unreadable: bool = False, is_answered: bool = Tr
     return report
 
 
-def test_a_report_of_another_pc_is_about_the_images_that_it_got():
-    report = report_about(OK, OK, unreadable=True)
-    assert [type(result) for result in report.results] == [Answered, Unanswered, Answered]
-    assert (report.batch_id, report.device_error) == (7, None)
-
-
 @pytest.mark.parametrize(
     "results",
     [
@@ -201,17 +173,6 @@ def test_a_report_that_is_not_about_these_images_is_an_error_of_its_device(resul
     assert {result.fault for result in report.results if isinstance(result, Unanswered)} == {"expert_failed"}
     assert "its worker sent no report" in (report.device_error or "")
     assert not report.is_lost
-
-
-def test_a_batch_that_its_worker_cannot_run_is_an_error_of_the_device():
-    report = report_about(is_answered=False, error="OSError: No space left on device", is_device_error=True)
-    assert report.device_error == "OSError: No space left on device"
-    assert not report.is_lost
-    damaged = report_about(is_answered=False, error="the bytes that arrived are 12", is_device_error=False)
-    assert damaged.device_error is None
-    assert {result.detail for result in damaged.results if isinstance(result, Unanswered)} == {
-        "the bytes that arrived are 12"
-    }
 
 
 def a_batch_of_large_images(peer: Peer, reports: list[BatchReport]) -> RemoteExecutor:
@@ -241,35 +202,6 @@ def test_a_batch_too_large_for_one_message_crosses_in_parts_and_is_reported_once
     (report,) = reports
     assert [type(result) for result in report.results] == [Answered, Unanswered, *[Answered] * 3]
     assert (report.batch_id, report.infer_ms, report.memory_limit, report.device_error) == (7, 15.0, 1, None)
-
-
-def test_a_device_that_is_lost_between_parts_of_a_batch_loses_the_rest_of_it():
-    peer, reports = Peer(), list[BatchReport]()
-    peer.found("first")
-    executor = a_batch_of_large_images(peer, reports)
-    until(lambda: peer.posted)
-    peer.device.answered({"call": peer.posted[0]["call"], "report": REPORT | {"results": [OK]}})
-    until(lambda: len(peer.posted) > 1)
-    peer.lost()
-    executor.stop(10)
-    (report,) = reports
-    assert [type(result) for result in report.results] == [Answered, *[Unanswered] * 4]
-    assert report.is_lost
-    assert {result.fault for result in report.results[2:] if isinstance(result, Unanswered)} == {"expert_failed"}
-
-
-def test_a_batch_that_cannot_be_sent_is_reported_too():
-    peer, reports = Peer(), list[BatchReport]()
-
-    def read(_key: JournalKey) -> bytes:
-        raise MemoryError("no bytes left")
-
-    executor = RemoteExecutor(ExecutorFacts(ExecutorId("pc2-cpu/0"), PoolId("pc2-cpu")), peer.device, read)
-    executor.start(reports.append)
-    executor.submit(BatchOrder(7, a_spec("A1"), (ImageOrder(RequestId(1), JournalKey(1, 1, 1), Pixels()),)))
-    executor.stop(10)
-    (report,) = reports
-    assert report.device_error == "MemoryError: no bytes left"
 
 
 class Process:
@@ -331,13 +263,3 @@ def test_a_process_that_does_not_read_holds_up_no_order_and_ends_its_batches_whe
     assert again.next()[0]["do"] == "open"
     again.end()
     assert executor.stop(5.0)
-
-
-def test_a_connection_that_came_without_its_file_does_not_end_the_wait_for_the_next(cluster: ClusterDevices):
-    cluster.start(a_line(budgets={"pc2-cpu": 60, "cpu": 60}, executors=["pc2-cpu", "cpu"]).drive)
-    (spec,) = cluster.children()
-    with socket.socket(fileno=socket.dup(spec.pass_fds[0])) as control:
-        control.send(b"line")  # the kernel drops a file that exceeds the limit of open files
-    process = Process(cluster)
-    assert process.next()[0]["do"] == "open"
-    process.end()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from daemon.cluster.expert_cache import ExpertCache
 from daemon.cluster.messages import code_version, packed_order, plain_spec, result_of
 from daemon.cluster.worker import CACHE, CACHE_SIZE, DeviceWorker
 from daemon.dispatch.orders import Answered, BatchOrder, ImageOrder, Unanswered
@@ -101,22 +100,6 @@ def test_weights_are_asked_for_once_and_answers_are_the_lines_own(worker: Device
         assert result.answer.confidence == pytest.approx(expected.confidence, abs=1e-6)
 
 
-def test_altered_weights_are_refused_with_their_name(worker: DeviceWorker, spec: ExpertSpec):
-    refusal = json.loads(sent(worker, spec, lambda content: content[:-1] + bytes([content[-1] ^ 1])))
-    assert refusal["error"].startswith("the weights did not reach the worker: the bytes that arrived are")
-    assert refusal["is_device_error"] is False
-    assert loaded(worker, spec) == {"missing": [spec.sha256]}
-
-
-@pytest.mark.parametrize("left", [0, 5000])
-def test_a_cached_file_that_was_cut_is_asked_for_again(worker: DeviceWorker, spec: ExpertSpec, left: int):
-    sent(worker, spec)
-    os.truncate(worker._cache.folder / spec.sha256, left)
-    assert loaded(worker, spec) == {"missing": [spec.sha256]}
-    sent(worker, spec)
-    assert loaded(worker, spec) == {"bytes": spec.weights_bytes}
-
-
 def test_a_cached_head_that_was_cut_is_asked_for_again(worker: DeviceWorker, tmp_path: Path):
     spec = a_head(tmp_path)
     worker.resize("p", spec.resident.weights_bytes)
@@ -127,38 +110,6 @@ def test_a_cached_head_that_was_cut_is_asked_for_again(worker: DeviceWorker, tmp
     assert answer_of(worker, spec.resident, PICTURES, head=spec) == {"missing": [spec.sha256]}
     sent(worker, spec)
     assert [len(result) for result in run(worker, spec.resident, PICTURES, head=spec)["results"]] == [4] * 3
-
-
-def test_weights_that_a_worker_cannot_keep_are_an_error_of_its_device(
-    tmp_path: Path, worker: DeviceWorker, spec: ExpertSpec
-):
-    worker._cache = ExpertCache(tmp_path / "small", 1000)
-    small = json.loads(sent(worker, spec))
-    assert "raise --cache-size" in small["error"]
-    worker._cache = ExpertCache(tmp_path / "gone", 1 << 30)
-    (tmp_path / "gone").rmdir()
-    gone = json.loads(sent(worker, spec))
-    assert "No such file or directory" in gone["error"]
-    assert small["is_device_error"] is gone["is_device_error"] is True
-
-
-def test_a_new_version_is_wanted_where_the_old_one_is(worker: DeviceWorker, spec: ExpertSpec):
-    new, other = "a" * 64, "b" * 64
-    assert worker.prefetch(json.dumps({new: spec.sha256})) == "{}"
-    sent(worker, spec)
-    assert json.loads(worker.prefetch(json.dumps({new: spec.sha256, spec.sha256: spec.sha256, other: new}))) == {
-        "missing": [new]
-    }
-
-
-def test_an_expert_that_does_not_fit_costs_itself_only(worker: DeviceWorker, spec: ExpertSpec):
-    sent(worker, spec)
-    worker.resize("p", 1)
-    answer = loaded(worker, spec)
-    assert "raise the device's budget" in str(answer["error"])
-    assert answer["is_device_error"] is False
-    worker.resize("p", spec.weights_bytes)
-    assert "bytes" in loaded(worker, spec)
 
 
 def test_two_batches_keep_their_images_apart(worker: DeviceWorker, spec: ExpertSpec):

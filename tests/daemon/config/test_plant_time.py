@@ -24,15 +24,6 @@ def short(span: Span) -> str:
     return f"{span.since[5:16]} {span.until[5:16]}"
 
 
-def test_a_day_of_the_plant_begins_at_its_midnight() -> None:
-    plant = a_plant()
-    assert short(plant.days(PLAIN)) == "11-20T23:00 11-21T23:00"
-    assert short(plant.days(date(2026, 11, 15), PLAIN)) == "11-14T23:00 11-21T23:00"
-    assert plant.today(at("2026-11-21T22:59")) == PLAIN
-    assert plant.today(at("2026-11-21T23:00")) == date(2026, 11, 22)
-    assert short(PlantTime().days(PLAIN)) == "11-21T00:00 11-22T00:00"
-
-
 @pytest.mark.parametrize(("day", "hours"), [(FORWARD, 23), (BACK, 25), (PLAIN, 24)])
 def test_a_day_has_23_or_25_hours_where_the_clock_is_changed(day: date, hours: int) -> None:
     plant = a_plant()
@@ -40,15 +31,6 @@ def test_a_day_has_23_or_25_hours_where_the_clock_is_changed(day: date, hours: i
     assert len(parts) == hours
     assert (parts[0].since, parts[-1].until) == (plant.days(day).since, plant.days(day).until)
     assert all(one.until == following.since for one, following in itertools.pairwise(parts))
-
-
-def test_hours_begin_when_the_plants_clock_does() -> None:
-    plant = a_plant("Asia/Kolkata")  # UTC+05:30
-    assert [short(hour) for hour in plant.hours(Span("2026-11-21T04:10:00.000Z", "2026-11-21T05:45:00.000Z"))] == [
-        "11-21T04:10 11-21T04:30",
-        "11-21T04:30 11-21T05:30",
-        "11-21T05:30 11-21T05:45",
-    ]
 
 
 def test_a_shift_crosses_midnight_and_belongs_to_the_day_on_which_it_began() -> None:
@@ -61,12 +43,6 @@ def test_a_shift_crosses_midnight_and_belongs_to_the_day_on_which_it_began() -> 
     assert following is not None
     assert (following.name, following.day) == ("early", date(2026, 11, 22))
     assert [one.name for one in plant.shifts(plant.days(PLAIN))] == ["night", "early", "late", "night"]
-
-
-def test_a_night_shift_is_an_hour_shorter_or_longer_where_the_clock_is_changed() -> None:
-    plant = a_plant()
-    assert short(plant.shift("night", FORWARD - timedelta(days=1))) == "03-28T21:00 03-29T04:00"
-    assert short(plant.shift("night", BACK - timedelta(days=1))) == "10-24T20:00 10-25T05:00"
 
 
 def test_shifts_that_begin_at_a_skipped_time_begin_at_the_jump() -> None:
@@ -86,26 +62,6 @@ def test_a_shift_that_begins_at_a_time_that_comes_twice_begins_the_first_time() 
     assert again.name == "second"
 
 
-def test_midnight_itself_may_be_skipped_or_come_twice() -> None:
-    assert short(a_plant("Africa/Cairo").days(date(2026, 4, 24))) == "04-23T22:00 04-24T21:00"
-    assert short(a_plant("America/Havana").days(date(2026, 11, 1))) == "11-01T04:00 11-02T05:00"
-    skipped = a_plant("Pacific/Apia").days(date(2011, 12, 30))  # Samoa crossed the date line: a day that never was
-    assert skipped.since == skipped.until == "2011-12-30T10:00:00.000Z"
-
-
-def test_a_plant_without_shifts_has_none() -> None:
-    plant = PlantTime("Europe/Berlin")
-    assert plant.shift_at(at("2026-11-21T12:00")) is None
-    assert plant.shifts(plant.days(PLAIN)) == []
-    with pytest.raises(ValueError, match=r"plant\.shifts"):
-        plant.shift("early", PLAIN)
-
-
-def test_an_unknown_shift_names_those_that_exist() -> None:
-    with pytest.raises(ValueError, match="no shift 'eraly': expected one of early, late, night"):
-        a_plant().shift("eraly", PLAIN)
-
-
 def test_a_time_is_shown_by_the_plants_clock_with_its_zone() -> None:
     plant = a_plant()
     assert plant.text("2026-11-21T09:28:11.123Z") == "2026-11-21 10:28:11 CET"
@@ -113,6 +69,10 @@ def test_a_time_is_shown_by_the_plants_clock_with_its_zone() -> None:
     assert plant.text("2026-10-25T01:30:00.000Z") == "2026-10-25 02:30:00 CET"
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "Each moment belongs to exactly one day and one shift of the plant, also where the clock is put forward or back",
+)
 @given(
     timezone=st.sampled_from(
         ["Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "Africa/Cairo", "Asia/Beirut"]

@@ -15,12 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from paho.mqtt.client import Client, MQTTv5
-from paho.mqtt.enums import CallbackAPIVersion
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
-
-pytest.importorskip("aiomqtt")
 
 from daemon.consumers.mqtt import consumer as mqtt_module
 from daemon.consumers.mqtt.broker import PublishRefusedError
@@ -32,11 +26,11 @@ from daemon.delivery.deliveries import SharedStatusPage
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.reviews import ReviewDecision
 from daemon.storage.database.store import open_store
-from tests.bench.broker import Broker, Subscriber, mosquitto
+from tests.broker import Broker, Subscriber, mosquitto
 from tests.daemon.consumers.scripted_broker import ScriptedBroker
 from tests.daemon.delivery.results_database import ResultsDatabase, running
 from tests.ports import free_port
-from tests.waiting import in_a_loop, until
+from tests.waiting import PATIENCE_S, in_a_loop, until
 
 pytestmark = pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools")
 
@@ -96,7 +90,7 @@ class Bringing:
         await self.until(lambda: self.consumer.opened > opened + 3 and fds() <= before + 1)
 
     async def until(self, happened: Callable[[], Any]) -> None:
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + PATIENCE_S
         while not happened():
             assert time.monotonic() < until_s, self.status_page.read()
             await asyncio.sleep(0.01)
@@ -106,6 +100,10 @@ def fds() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A late subscriber receives the state of each board; the broker announces a killed consumer",
+)
 @in_a_loop
 async def test_each_message_has_its_topic_and_a_late_subscriber_hears_the_boards_state(tmp_path: Path) -> None:
     serial = 'A+B/#\x7f"é{}'
@@ -172,9 +170,9 @@ async def test_a_state_that_the_broker_refuses_is_not_skipped_behind_its_review(
     consumer = Mqtt(
         MqttSettings.model_validate({"kind": "mqtt", "host": "127.0.0.1"}), "coserve-test", tmp_path / "none"
     )
-    consumer._lost = asyncio.create_task(asyncio.sleep(60))
-    consumer._client = SimpleNamespace(excess=None)  # type: ignore[assignment]  # that the connection stands is enough
-    refused = PublishRefusedError("coserve/board/pair/S1", 0x97)
+    stands = SimpleNamespace(lost=asyncio.get_running_loop().create_future())
+    consumer._client = stands  # type: ignore[assignment]
+    refused = PublishRefusedError("127.0.0.1:1883", "coserve/board/pair/S1", 0x97)
     message = {"seq": 7, "topic": "review/pair/S1/", "board": {}, "verdict": "pass"}
     messages = [message | {"seq": 6}, message, message | {"topic": "board/pair/S1/"}]
     for given, reached in (([0, 0, 0], 7), ([0, 0, refused], 6), ([0, refused, 0], 6)):
@@ -183,19 +181,6 @@ async def test_a_state_that_the_broker_refuses_is_not_skipped_behind_its_review(
     consumer._publish_all = lambda _: asyncio.sleep(0, [0, refused])  # type: ignore[method-assign]
     with pytest.raises(DeliveryError, match="does not take messages to coserve/board"):
         await consumer.deliver(messages[1:])
-    consumer._lost.cancel()
-
-
-@in_a_loop
-async def test_only_what_is_asked_for_goes_out(tmp_path: Path) -> None:
-    with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "#") as mes:
-        bringing = Bringing(tmp_path, broker.port, send=["boards"], retain_boards=None)
-        bringing.database.grow(5)
-        async with bringing.running():
-            await bringing.reached(15)
-            await bringing.until(lambda: len(mes.messages) == 6)
-        assert [body["seq"] for body in mes.bodies("board/")] == [3, 6, 9, 12, 15]
-        assert not any("MessageExpiryInterval" in message.properties.json() for message in mes.messages)
 
 
 def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tmp_path: Path) -> None:
@@ -221,9 +206,9 @@ def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tm
         until(lambda: mes.bodies("status")[-1] == {"state": "offline", "position": total})
 
 
+@pytest.mark.test_all
 @in_a_loop
 async def test_three_restarts_of_the_broker_lose_nothing(tmp_path: Path) -> None:
-    """`coserve bench plant` does it with 10, with and without persistence, while a line runs."""
     with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "coserve/#") as mes:
         bringing = Bringing(tmp_path, broker.port)
         async with bringing.running():
@@ -261,15 +246,6 @@ async def test_sending_waits_for_those_who_listened_before_a_broker_forgot_them(
 
 
 @in_a_loop
-async def test_a_broker_without_listeners_is_no_trouble_at_the_first_connection(tmp_path: Path) -> None:
-    with Broker(tmp_path / "broker") as broker:
-        bringing = Bringing(tmp_path, broker.port)
-        bringing.database.grow(1000)
-        async with bringing.running():
-            await bringing.reached(3000)
-
-
-@in_a_loop
 async def test_a_wrong_password_is_refused_by_name_and_mended_without_a_restart(tmp_path: Path) -> None:
     if shutil.which("mosquitto_passwd") is None:
         pytest.skip("needs mosquitto_passwd: make system-tools")
@@ -295,6 +271,11 @@ async def test_a_wrong_password_is_refused_by_name_and_mended_without_a_restart(
         assert "wrong" not in str(bringing.status_page.read())
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A message that the broker has not confirmed, or refuses, does not count as delivered; the messages behind "
+    "it are not skipped",
+)
 @in_a_loop
 async def test_a_topic_that_we_may_not_write_to_holds_everything_back_and_is_named(tmp_path: Path) -> None:
     """MQTT 3.1.1 knows no way to say so: there such a broker throws the message away and confirms it."""
@@ -326,13 +307,6 @@ async def test_a_connection_that_is_refused_is_tried_again_until_somebody_listen
         broker = Broker(tmp_path / "broker", port=port)
         with broker:
             await bringing.reached(3)
-
-
-@in_a_loop
-async def test_a_name_that_nobody_knows_is_said(tmp_path: Path) -> None:
-    bringing = Bringing(tmp_path, 1883, host="broker.invalid")
-    async with bringing.running():
-        await bringing.reports("waiting", "broker.invalid:1883", "name")
 
 
 @pytest.mark.parametrize(
@@ -371,6 +345,11 @@ GIANT = b"\x30\x80\xc2\xd7\x2f" + bytes(100_000_000)  # one message of 100 MB
 UNRELEASED = b"".join(b"\x34\xeb\x07\0\1a" + number.to_bytes(2, "big") + bytes(998) for number in range(1, 40_000))
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A broker that sends packets of any size, or messages without end, costs its consumer a few megabytes: it "
+    "is cut, named and tried again",
+)
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -401,6 +380,7 @@ async def test_a_broker_that_floods_its_client_is_cut_and_named(
     assert "never retrieved" not in caplog.text
 
 
+@pytest.mark.test_all
 def test_the_process_of_a_consumer_limits_its_memory_and_outlives_a_broker_that_floods_it(tmp_path: Path) -> None:
     with ScriptedBroker(flood=GIANT) as broker:
         database = ResultsDatabase(tmp_path / "inspection.db")
@@ -419,44 +399,6 @@ def test_the_process_of_a_consumer_limits_its_memory_and_outlives_a_broker_that_
         until(lambda: len(set(broker.topics)) > 20)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-
-
-def test_a_message_of_250_mb_at_a_real_broker_takes_no_memory_of_a_consumer(tmp_path: Path) -> None:
-    """One is retained, and waits in a session that another program left under our identifier."""
-    size_bytes = 250_000_000
-    with Broker(tmp_path / "broker", "message_size_limit 0") as broker:
-        database = ResultsDatabase(tmp_path / "inspection.db")
-        database.grow(20)
-        session = Properties(PacketTypes.CONNECT)
-        session.SessionExpiryInterval = 3600
-        other = Client(CallbackAPIVersion.VERSION2, client_id="line-1", protocol=MQTTv5)
-        other.connect("127.0.0.1", broker.port, clean_start=False, properties=session)
-        other.loop_start()
-        other.subscribe("#", 1)
-        until(other.is_connected)
-        other.disconnect()
-        other.loop_stop()
-        sender = Client(CallbackAPIVersion.VERSION2, protocol=MQTTv5)
-        sender.connect("127.0.0.1", broker.port)
-        sender.loop_start()
-        sender.publish("coserve/board/free/S1", bytes(size_bytes), 1, retain=True).wait_for_publish(60)
-        sender.disconnect()
-        sender.loop_stop()
-        settings = {"kind": "mqtt", "host": "127.0.0.1", "port": broker.port, "client": "line-1"}
-        config = {"rules": "r", "catalog": "c", "devices": {"cpu": {"expert_memory": "1GB"}}}
-        (tmp_path / "coserve.yaml").write_text(
-            json.dumps(config | {"consumers": {"plant": settings}}), encoding="utf-8"
-        )
-        with Subscriber(broker.port, "coserve/inspection/#") as heard:
-            command = [sys.executable, "-m", "daemon.delivery", str(tmp_path / "coserve.yaml"), "plant"]
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-            until(lambda: len(heard.messages) > 20)
-        lines = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii").splitlines()
-        (peak_kb,) = (int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    print("peak memory of the consumer, kB:", peak_kb)
-    assert peak_kb < 200_000
 
 
 @pytest.mark.parametrize(("receive_maximum", "limit"), [(1, 1), (7, 7), (None, 100)])

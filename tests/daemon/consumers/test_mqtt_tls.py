@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("aiomqtt")
+pytest.importorskip("paho")
 
 from daemon.consumers.mqtt.consumer import Mqtt
 from daemon.consumers.mqtt.settings import MqttSettings
 from daemon.consumers.protocol import DeliveryError
-from tests.bench.broker import Broker, mosquitto
+from tests.broker import Broker, mosquitto
 
 pytestmark = [
     pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools"),
@@ -128,13 +128,6 @@ def test_a_broker_of_another_name_is_refused(keys: Path, tmp_path: Path) -> None
     assert error is not None
     assert "IP address mismatch" in error.reason
     assert error.state == "refused"
-
-
-def test_a_broker_without_tls_is_named(keys: Path, tmp_path: Path) -> None:
-    with Broker(tmp_path) as plain:
-        error = open_error(settings(plain.port, keys, {"ca": "plant.pem"}))
-    assert error is not None
-    assert error.reason == f"127.0.0.1:{plain.port} hangs up (does it speak TLS there?)"
 
 
 def test_a_key_that_others_can_read_and_one_with_a_passphrase_are_refused(keys: Path, tmp_path: Path) -> None:

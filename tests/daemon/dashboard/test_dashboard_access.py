@@ -23,8 +23,6 @@ from daemon.wire.keys import Token
 from tests.daemon.dashboard.web import Stream, Web, WebAnswer, a_token
 from tests.waiting import PATIENCE_S, until
 
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
 TOKEN = "0123456789abcdef" * 2
 BEARER = f"Bearer {TOKEN}"
 PATHS = (
@@ -62,6 +60,11 @@ def test_on_loopback_every_loopback_name_is_answered(open_web: Web, name: str) -
         assert open_web.get("/boards", Host=host).status == 200
 
 
+@pytest.mark.promise(
+    "HTTP",
+    "a web site that points its own name at this PC (DNS rebinding) | without a token, only requests to "
+    "loopback names are answered",
+)
 @pytest.mark.parametrize(
     "name",
     [
@@ -74,6 +77,11 @@ def test_a_site_that_points_its_own_name_here_is_refused(open_web: Web, name: st
         assert open_web.get(path, Host=name).status in (400, 421), path
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "Pages are served to clients with the token, or without one to this PC under a loopback name; the cookie "
+    "is not the token",
+)
 def test_without_the_token_a_browser_sees_the_login_and_a_program_hears_what_is_missing(shut_web: Web) -> None:
     for path in PATHS:
         browser = shut_web.get(path)
@@ -89,16 +97,6 @@ def test_without_the_token_a_browser_sees_the_login_and_a_program_hears_what_is_
     assert shut_web.get("/healthz", Authorization=BEARER, Accept="*/*").status == 503  # there is no daemon
 
 
-def test_the_login_shows_no_page_and_names_the_person_to_ask(shut_web: Web) -> None:
-    login = shut_web.get("/login").text
-    assert "Ask the person who runs this line for its token" in login
-    for within in ("/review", "/machine", "/logout", "Log out", "data-go"):
-        assert within not in login.split("</form>")[0].replace("/login", ""), within
-    inside = shut_web.get("/boards", Cookie=cookie(log_in(shut_web))).text
-    assert "Log out" in inside
-    assert 'href="/review"' in inside
-
-
 def test_the_cookie_is_not_the_token_and_neither_scripts_nor_other_sites_get_it(shut_web: Web) -> None:
     answer = log_in(shut_web)
     assert (answer.status, answer.headers["location"]) == (303, "/boards")
@@ -112,6 +110,12 @@ def test_the_cookie_is_not_the_token_and_neither_scripts_nor_other_sites_get_it(
     assert re.search(r'=""?; .*Max-Age=0', gone.headers["set-cookie"])
 
 
+@pytest.mark.promise(
+    "HTTP",
+    "a stolen, changed or old cookie | it is signed with the token and `HttpOnly`, and invalid after 30 days, "
+    "after a new token, or after its logout (kept in the file `logged_out` beside the journal); it does not "
+    "contain the token",
+)
 def test_a_cookie_that_somebody_made_or_changed_or_kept_too_long_is_worth_nothing(shut_web: Web) -> None:
     name, value = cookie(log_in(shut_web)).split("=")
     until, number, mark = value.split(".")
@@ -153,8 +157,13 @@ def test_a_logout_ends_its_session_and_no_other_also_across_a_restart(tmp_path: 
         assert "logout_not_kept" in web.log()
 
 
-@pytest.mark.parametrize("guessers", [30, 160])
-def test_wrong_tokens_wait_and_cost_no_honest_user_the_login(shut_web: Web, guessers: int) -> None:
+@pytest.mark.promise(
+    "HTTP",
+    "guessing the token | a wrong token waits a second, and while eight wait, the right one waits as long, so "
+    "that its speed does not tell a guesser: a guess occupies a connection for a second, and a token has at "
+    "least 32 characters. Where connections run out, guesses are cut first; cookies never wait",
+)
+def test_wrong_tokens_wait_and_cost_no_honest_user_the_login(shut_web: Web) -> None:
     answers: list[tuple[int, float]] = []
     cut: list[int] = []
     is_over = threading.Event()
@@ -169,7 +178,7 @@ def test_wrong_tokens_wait_and_cost_no_honest_user_the_login(shut_web: Web, gues
                 cut.remove(way)
 
     honest = cookie(log_in(shut_web))
-    guessing = [threading.Thread(target=guess, args=(number,)) for number in range(guessers)]
+    guessing = [threading.Thread(target=guess, args=(number,)) for number in range(160)]
     for thread in guessing:
         thread.start()
     try:
@@ -198,6 +207,11 @@ def test_the_login_leads_to_this_site_only(shut_web: Web, target: str) -> None:
     assert 'name="next" value="/"' in shut_web.get(f"/login?next={target}".replace("\\", "%5C")).text
 
 
+@pytest.mark.promise(
+    "HTTP",
+    "a form on another site (CSRF), a picture of ours in its page | refused by `Origin` and `Sec-Fetch-Site`; "
+    "the cookie is `SameSite=Strict`",
+)
 def test_nothing_is_taken_from_another_sites_page(open_web: Web, shut_web: Web) -> None:
     for web, extra in ((open_web, {}), (shut_web, {"Cookie": cookie(log_in(shut_web))})):
         refused: tuple[dict[str, str], ...] = (
@@ -252,29 +266,30 @@ HEADERS = (
 )
 
 
+@pytest.mark.promise(
+    "HTTP",
+    "headers that are not what they should be | each is answered, none with 500, and none writes to the log",
+)
 @pytest.mark.parametrize("header", HEADERS)
-def test_no_header_breaks_an_answer(open_web: Web, shut_web: Web, header: str) -> None:
-    for web, cookies in ((open_web, "a=b"), (shut_web, cookie(log_in(shut_web)))):
-        usual = {"Host": web.host, "Origin": web.origin, "Content-Type": "application/x-www-form-urlencoded"}
-        usual |= {"Cookie": cookies, "Accept": "text/html", "Connection": "close"}
-        before = web.log()
-        for first in ("POST /login", "GET /login?next=/", "GET /boards", "GET /static/app.js", "GET /readyz"):
-            for value in MALFORMED:
-                body = b"token=x" if first.startswith("POST") else b""
-                lines = {name.encode(): text.encode() for name, text in usual.items()}
-                lines |= {b"Content-Length": str(len(body)).encode(), header.encode(): value}
-                head = b"".join(name + b": " + text + b"\r\n" for name, text in lines.items())
-                with socket.create_connection(("127.0.0.1", web.port), timeout=PATIENCE_S) as peer:
-                    peer.sendall(f"{first} HTTP/1.1\r\n".encode() + head + b"\r\n" + body)
-                    peer.shutdown(socket.SHUT_WR)
-                    with suppress(ConnectionResetError):
-                        answer = peer.recv(65536)
-                        assert answer[9:12] in (b"", b"200", b"206", b"303", b"304", b"503") or answer[9:10] == b"4", (
-                            first,
-                            value,
-                            answer,
-                        )
-        assert web.log() == before, "a request fills the log"
+def test_no_header_breaks_an_answer(shut_web: Web, header: str) -> None:
+    web = shut_web
+    usual = {"Host": web.host, "Origin": web.origin, "Content-Type": "application/x-www-form-urlencoded"}
+    usual |= {"Cookie": cookie(log_in(web)), "Accept": "text/html", "Connection": "close"}
+    before = web.log()
+    for first in ("POST /login", "GET /static/app.js", "GET /readyz"):
+        for value in MALFORMED:
+            body = b"token=x" if first.startswith("POST") else b""
+            lines = {name.encode(): text.encode() for name, text in usual.items()}
+            lines |= {b"Content-Length": str(len(body)).encode(), header.encode(): value}
+            head = b"".join(name + b": " + text + b"\r\n" for name, text in lines.items())
+            with socket.create_connection(("127.0.0.1", web.port), timeout=PATIENCE_S) as peer:
+                peer.sendall(f"{first} HTTP/1.1\r\n".encode() + head + b"\r\n" + body)
+                peer.shutdown(socket.SHUT_WR)
+                with suppress(ConnectionResetError):
+                    answer = peer.recv(65536)
+                    is_answered = answer[9:12] in (b"", b"200", b"206", b"303", b"304", b"503")
+                    assert is_answered or answer[9:10] == b"4", (first, value, answer)
+    assert web.log() == before, "a request fills the log"
 
 
 def test_another_sites_page_may_link_here_and_not_make_us_work(open_web: Web) -> None:
@@ -332,6 +347,14 @@ def test_too_long_requests_are_refused(open_web: Web) -> None:
     assert "Traceback" not in open_web.log()
 
 
+@pytest.mark.promise(
+    "HTTP",
+    "silent, slow or many clients | 128 connections, 64 of them live; a request has 5 s, a client that does "
+    "not read is cut. A further connection replaces the oldest one that waits for its client: silent, with "
+    "half a body, or with an unread answer. Pages that are being answered leave 16 connections to `/healthz`, "
+    "`/readyz` and `/metrics`, of which scrapes take 8; a connection that sends requests without waiting for "
+    "answers gets one, and is closed",
+)
 def test_clients_that_hold_connections_keep_nobody_out(open_web: Web) -> None:
     """Silent ones, ones that never end their request, and noise."""
     peers: list[socket.socket] = []

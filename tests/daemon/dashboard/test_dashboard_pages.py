@@ -14,14 +14,13 @@ from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import quote
 
+import fastapi
 import pytest
 from PIL import Image
 
 from tests.daemon.dashboard.web import EVIL, SQL, Stream, Web, a_picture
 from tests.small_disk import small_disk
 from tests.waiting import PATIENCE_S
-
-fastapi = pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +79,11 @@ def test_a_serial_is_found_by_its_beginning_and_a_whole_one_leads_to_its_board(w
     assert web.get("/boards?serial=%25").text.count('href="/boards/1') == 0
 
 
+@pytest.mark.promise(
+    "HTTP",
+    "`../` in a picture's name, a row or a link that leads elsewhere | pictures are requested by number, and "
+    "opened below the images folder without following links",
+)
 @pytest.mark.parametrize(
     "path",
     [
@@ -96,6 +100,7 @@ def test_no_name_from_outside_leads_to_a_file(web: Web, path: str) -> None:
     assert not re.search("root:|endpoints:|import ", answer.text)
 
 
+@pytest.mark.promise("Access, pages and reviews", "No name, row or link leads a picture out of the images folder")
 def test_a_row_that_points_out_of_the_images_folder_shows_nothing(web: Web) -> None:
     folder = web.folder
     (folder / "secret.png").write_bytes(a_picture())
@@ -138,6 +143,11 @@ def test_every_format_that_cameras_send_is_shown_and_measured_as_it_is_stored(we
     assert "image-orientation: none" in web.get("/static/app.css").text
 
 
+@pytest.mark.promise(
+    "HTTP",
+    "a serial, lot or label that is HTML or script | it is shown as text everywhere; only scripts that ship "
+    "with CoServe run (`Content-Security-Policy`)",
+)
 def test_a_serial_full_of_html_is_text_wherever_it_is_shown(web: Web) -> None:
     more = {"board_type": EVIL, "lot": EVIL, "station": EVIL, "missing": '[{"component": "<b>x", "count": 1}]'}
     web.add_board(500, EVIL, failed=f'[{{"designator": "<b>", "component": "<b>", "defect": "<b>{EVIL[:5]}"}}]', **more)
@@ -180,12 +190,13 @@ def test_a_line_end_in_a_serial_is_no_second_event(web: Web) -> None:
     assert {event["event"] for event in events} == {"boards"}
 
 
+@pytest.mark.promise("HTTP", "SQL in a filter | every page binds values as parameters")
 def test_sql_in_any_parameter_of_any_page_is_a_value_or_refused(web: Web) -> None:
     from daemon.config.settings import load_config
     from daemon.dashboard.app import PAGES
     from daemon.dashboard.site.site import make_site
 
-    def parameters(dependant: "fastapi.dependencies.models.Dependant") -> list[str]:
+    def parameters(dependant: fastapi.dependencies.models.Dependant) -> list[str]:
         inner = [name for dependency in dependant.dependencies for name in parameters(dependency)]
         return [*(field.alias for field in dependant.query_params), *inner]
 
@@ -214,66 +225,55 @@ def test_sql_in_any_parameter_of_any_page_is_a_value_or_refused(web: Web) -> Non
 @pytest.mark.parametrize(
     ("address", "name"),
     [
-        *(("/experts?sort=name;--", "sort"), ("/experts?show=everything", "show"), ("/experts?page=0", "page")),
-        *(("/experts?page=1e9", "page"), (f"/experts?q={'x' * 129}", "q"), ("/machine?seconds=61", "seconds")),
-        ("/machine?seconds=%27%20OR%201=1", "seconds"),
-        *((f"/pictures/1?width={width}", "width") for width in ("1", "479", "481", "100000000", "-480", "480.5", "x")),
+        *(("/experts?sort=name;--", "sort"), ("/experts?page=1e9", "page"), (f"/experts?q={'x' * 129}", "q")),
+        *(("/machine?seconds=%27%20OR%201=1", "seconds"), ("/pictures/1?width=481", "width")),
+        (f"/review?image={'9' * 30}", "image"),
     ],
 )
 def test_an_address_with_a_wrong_value_is_refused_by_name(web: Web, address: str, name: str) -> None:
-    answer = web.get(address)
+    answer = web.get(address, Cookie="coserve_reviewer=Eva")
     assert (answer.status, f"{name}: " in answer.text) == (422, True)
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        *("/defects?range=century", "/defects?range=own&from=yesterday", "/defects?range=own&from=2026-02-31"),
-        *("/defects?by=serial", "/defects?trend=moon", "/defects?range=own&from=2026-11-30&to=2026-11-01"),
-        *(f"/defects?lot={'x' * 200}", "/defects/images?final=good", "/defects/images?kind=all"),
-        *("/defects/images?before=0", f"/defects/images?before={'9' * 30}", "/defects/images?day=today"),
-        *("/review?verdict=good", "/review?order=sideways", "/review?image=0", "/review?image=x"),
-        *(f"/review?image={'9' * 30}", f"/review?lot={'x' * 200}", "/review/items/0", "/review/items/../1"),
-        *(f"/review/items/{'9' * 30}", "/review/items/77", "/review/next", "/review/next?seat=x"),
-        *(f"/review/next?seat={'0' * 16}&{field}" for field in ("count=1000", "held=1;2")),
-        f"/review/next?seat={'0' * 16}&held={'1,' * 500}",
-    ],
+@pytest.mark.promise(
+    "HTTP",
+    "endless queries, boards of 200,000 images | queries stop after 5 s and at a maximum number of rows",
 )
-def test_an_address_that_no_page_offers_is_refused_and_never_an_error_of_ours(web: Web, address: str) -> None:
-    answer = web.get(address, Cookie="coserve_reviewer=Eva")
-    assert answer.status in {404, 422}
-    assert "Traceback" not in answer.text
-
-
-def test_a_board_of_a_million_images_is_shown_in_parts(tmp_path: Path) -> None:
+def test_a_board_of_very_many_images_is_shown_in_parts(tmp_path: Path) -> None:
     line = Web(tmp_path / "line")
-    line.add_board(1, expected=1_000_000)
+    line.add_board(1, expected=200_000)
     line.add_image(1, 1, "pass", completed_at=time.strftime("%Y-%m-%dT00:00:01.000Z", time.gmtime()))
     line.sql(
         """
-        WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000)
+        WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < 200000)
         INSERT INTO inspections (inspection_id, source, image_id, board_id, component, designator, accepted_at,
             completed_at, image_bytes, status, verdict, late, rules_version, image_sha256, latency_ms, seq)
         SELECT i, source, 'i' || i, 1, component, 'R' || i, accepted_at, completed_at, 100, 'done',
-            CASE WHEN i = 999999 THEN 'fail' ELSE 'pass' END, 0, rules_version, '00', 12.5, i FROM n, inspections
+            CASE WHEN i = 199999 THEN 'fail' ELSE 'pass' END, 0, rules_version, '00', 12.5, i FROM n, inspections
         """
     )
+
+    def get(path: str) -> str:
+        """Return a page; on a busy machine its questions may take more than their five seconds."""
+        while (answer := web.get(path)).status == 503:
+            assert "Too much to count" in answer.text
+        assert answer.status == 200
+        return answer.text
+
     with line.running() as web:
-        first = web.get("/boards/1")
-        assert (first.status, first.text.count("data-row ")) == (200, 100)
-        assert "more than 20\u202f000" in first.text
-        assert len(first.text) < 200_000
-        follow = re.search(r'href="(/boards/1\?[^"]*after=100)"', first.text)
+        first = get("/boards/1")
+        assert first.count("data-row ") == 100
+        assert "more than 20\u202f000" in first
+        assert len(first) < 200_000
+        follow = re.search(r'href="(/boards/1\?[^"]*after=100)"', first)
         assert follow
-        assert "R101" in web.get(html.unescape(follow[1])).text
-        only = web.get("/boards/1?verdict=fail")
-        assert only.status in (200, 503)
-        assert "R999999" in only.text or "Too much to count" in only.text
+        assert "R101" in get(html.unescape(follow[1]))
+        assert "R199999" in get("/boards/1?verdict=fail")
         stream = Stream(web.host, "topic=line")
-        while "1\u202f000\u202f000" not in (event := stream.event())["data"]:
+        while "200\u202f000" not in (event := stream.event())["data"]:
             assert event["event"] == "line"
         stream.close()
-        assert web.get("/").status == 200
+        get("/")
 
 
 def test_a_board_that_is_pruned_meanwhile_is_said_to_be_gone(web: Web) -> None:
@@ -334,6 +334,10 @@ def test_a_reader_that_does_not_read_is_cut_and_one_that_comes_back_gets_what_is
     web.sql("DELETE FROM boards WHERE board_id >= 1000")
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "Pages stay readable on a full disk, and say when the daemon is not running",
+)
 def test_a_full_disk_leaves_the_pages_readable(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "24m") as disk:
         line = Web(disk / "line")

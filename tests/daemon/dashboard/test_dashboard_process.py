@@ -17,30 +17,12 @@ import anyio
 import pytest
 import yaml
 
-from daemon.errors import install_with
-from daemon.monitor.answers import Vitals, health
-from daemon.monitor.http_server import HttpServer
-from daemon.monitor.metrics import Metrics
-from daemon.monitor.web_pages import WebPages
+from daemon.dashboard.site.server import PageThreads
 from tests.daemon.dashboard.browser import ShownLine
 from tests.daemon.dashboard.web import Stream, a_token
 from tests.lines import a_jpeg, a_line
 from tests.ports import free_port
 from tools.setup.service import Service
-
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
-from daemon.dashboard.site.server import PageThreads
-
-#: A Python that has the line's packages and not those of the extra.
-WITHOUT_EXTRA = """\
-import sys
-
-sys.modules.update(dict.fromkeys(("fastapi", "uvicorn", "starlette", "jinja2", "python_multipart")))
-from pathlib import Path
-from tests.simulated import run
-sys.exit(run(Path(sys.argv[1])))
-"""
 
 #: A daemon with other times for the processes beside the line.
 OTHER_TIMES = """\
@@ -115,6 +97,10 @@ def are_ended(streams: list[Stream]) -> bool:
     return all(ended)
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "A web process that dies is restarted while the line continues; a stop closes every open page",
+)
 def test_a_killed_web_process_comes_back_and_the_line_goes_on_meanwhile(running: RunningLine) -> None:
     line = running.line
     before = child(line)
@@ -136,10 +122,14 @@ def test_a_killed_web_process_comes_back_and_the_line_goes_on_meanwhile(running:
     line.wait(lambda: "coserve_images_accepted_total 1.0" in running.get("/metrics")[1])
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "A web process or consumer that hangs is killed and restarted while verdicts continue; a slow one is left alone",
+)
 def test_processes_beside_the_line_that_hang_are_replaced_and_verdicts_go_on(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    pytest.importorskip("aiomqtt", reason="needs the extra mqtt")
+    pytest.importorskip("paho", reason="needs the extra mqtt")
     plant = {"kind": "mqtt", "host": "127.0.0.1", "port": free_port(), "prefix": "plant"}
     line = ShownLine(tmp_path / "line", experts_folder, consumers={"plant": plant})
     log = line.folder / "daemon.log"
@@ -162,45 +152,6 @@ def test_processes_beside_the_line_that_hang_are_replaced_and_verdicts_go_on(
         assert any(f"pid={pid} silent_s=5.0" in event for event in hung), "it had beaten, and then was silent"
 
 
-def test_where_the_web_process_waits_for_its_next_start_the_daemon_answers_probes_meanwhile(
-    tmp_path: Path, experts_folder: Path
-) -> None:
-    token = a_token(tmp_path, OLD)
-    line = ShownLine(tmp_path / "line", experts_folder, security={"http_token": str(token)})
-    with with_other_times(line, "children._FIRST_BACK_OFF_S = 3600.0"):
-        line.wait_until_it_shows()
-        line.wait(lambda: line.status()["state"] == "ready")
-        os.kill(child(line)["pid"], signal.SIGKILL)
-        line.wait(lambda: child(line)["state"] == "waiting")
-        for path, answer in (("/readyz", "ready\n"), ("/healthz", "alive\n")):
-            assert get(line.url(path), Authorization=f"Bearer {OLD}") == (200, answer)
-        assert "coserve_images_accepted_total" in get(line.url("/metrics"), Authorization=f"Bearer {OLD}")[1]
-        assert get(line.url("/metrics"))[0] == 401
-        status, text = get(line.url("/boards"))
-        assert (status, "The web pages end again and again" in text) == (503, True)
-
-
-def test_only_a_longer_wait_is_answered_and_a_start_gets_the_socket_back(tmp_path: Path) -> None:
-    stand_in = HttpServer("http://127.0.0.1:0", Metrics().registry, stands_in=True)
-    pages = WebPages(tmp_path / "coserve.yaml", "http://127.0.0.1:0", None, lambda _: None, stand_in)
-    url = f"{pages.start(lambda: health(Vitals('ready')))}/healthz"
-    web = HttpServer(url, Metrics().registry)
-    try:
-        spec = pages.child()
-        (fd,) = spec.pass_fds
-        for wait_s in (0.5, 1.0, 0.5, 2.0):
-            spec.on_wait(wait_s)
-            if wait_s > 0.5:
-                assert get(url) == (200, "alive\n")
-                assert get(url.replace("healthz", "boards"))[0] == 503, "it is the one that stands in"
-            spec.on_start()
-            web.serve(socket.socket(fileno=os.dup(fd)), lambda: health(Vitals("draining")))
-            assert get(url.replace("healthz", "boards"))[0] == 404, "it is the one that was started"
-            web.stop()
-    finally:
-        pages.stop()
-
-
 def test_a_reload_gives_the_web_process_its_new_token(running: RunningLine) -> None:
     restarts = child(running.line)["restarts"]
     assert get(running.line.url("/boards"))[0] == 401
@@ -215,6 +166,7 @@ def test_a_reload_gives_the_web_process_its_new_token(running: RunningLine) -> N
     assert child(running.line)["restarts"] == restarts
 
 
+@pytest.mark.test_all
 def test_a_daemon_stops_in_time_with_twenty_pages_open(running: RunningLine) -> None:
     """The last that is asked of this line."""
     streams = running.streams()
@@ -244,31 +196,10 @@ def test_a_process_that_cannot_start_names_the_endpoint_or_what_is_missing(
     config = a_line(tmp_path / "line", experts_folder)
     status, errors = start(config, "daemon.dashboard")
     assert (status, "endpoints.http is not set" in errors) == (2, True)
-    status, errors = start(config, "daemon.dashboard", http=f"http://127.0.0.1:{free_port()}")
-    assert (status, "there is no database" in errors) == (2, True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
         status, errors = start(config, "tools", "run", http=endpoint)
     assert (status, f"endpoints.http {endpoint}: Address already in use" in errors) == (2, True)
-
-
-def test_without_the_extra_the_daemon_answers_probes_itself_and_says_once_what_is_missing(
-    tmp_path: Path, experts_folder: Path
-) -> None:
-    (tmp_path / "without_extra.py").write_text(WITHOUT_EXTRA, encoding="utf-8")
-    line = ShownLine(tmp_path / "line", experts_folder)
-    log = line.folder / "daemon.log"
-    with Service(line.config, log, {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}, command=("without_extra",)):
-        line.wait(lambda: line.status()["state"] == "ready")
-        assert get(line.url("/readyz")) == (200, "ready\n")
-        assert get(line.url("/healthz")) == (200, "alive\n")
-        assert "coserve_images_accepted_total" in get(line.url("/metrics"))[1]
-        assert get(line.url("/"))[0] == 404
-        assert "children" not in line.status()
-    events = log.read_text(encoding="utf-8")
-    assert events.count("no_web_pages") == 1
-    assert install_with("dashboard") in events
-    assert "fastapi" in events
 
 
 def test_threads_are_progressing_if_one_is_free_or_any_has_ended_something_within_a_minute() -> None:

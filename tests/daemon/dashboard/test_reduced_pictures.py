@@ -4,21 +4,13 @@ import io
 import struct
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.daemon.dashboard.browser import Pages
 from tests.daemon.dashboard.web import Web, encoded
-
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Locator
 
 SIZE = (2448, 1648)  # a camera of 4 megapixels
 BOX = (1200, 800, 1440, 960)
@@ -162,40 +154,3 @@ def test_a_bomb_comes_as_it_lies_and_takes_no_memory(web: Web, side: int) -> Non
     assert fetch(web, f"{path}?width=480") == (200, "image/png", bomb)
     assert web.get("/boards/1").status == 200
     assert peak_kib(web) - before < 16 * 1024
-
-
-def test_pictures_that_are_unpacked_whole_are_unpacked_one_at_a_time(web: Web) -> None:
-    path = add(web, 350, encoded(Image.new("RGB", (4900, 4900)), "TIFF", compression="packbits"), ".tif")
-    before = peak_kib(web)
-    with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda _: fetch(web, path)[:2], range(6)))
-    assert answers == [(200, "image/png")] * 6
-    assert peak_kib(web) - before < 300 * 1024  # 96 MB each
-
-
-def source(image: "Locator") -> str:
-    """Return the source that the browser took."""
-    image.evaluate("(i) => i.decode()")
-    return str(image.evaluate("(i) => i.currentSrc")).partition("/pictures/")[2]
-
-
-def test_a_card_takes_the_small_one_and_a_reviewer_every_pixel_when_zooming(web: Web, open_page: Pages) -> None:
-    page = open_page(f"{web.origin}/boards/1", extra_http_headers={"Cookie": "coserve_reviewer=Eva"})
-    picture = page.locator(".card-picture .picture").first
-    assert source(picture.locator("img")) == "1?width=480"
-    drawn, box = picture.bounding_box(), picture.locator("svg rect").bounding_box()
-    assert drawn
-    assert box
-    scale = drawn["width"] / SIZE[0]
-    assert drawn["height"] == pytest.approx(SIZE[1] * scale, abs=1)
-    assert box["x"] - drawn["x"] == pytest.approx(BOX[0] * scale, abs=2)
-    assert box["y"] - drawn["y"] == pytest.approx(BOX[1] * scale, abs=2)
-    assert box["width"] == pytest.approx((BOX[2] - BOX[0]) * scale, abs=4)
-    page.goto(f"{web.origin}/experts/R0402")
-    assert source(page.locator(".thumbs img").first) == "1?width=480"
-    page.goto(f"{web.origin}/review?image=1")
-    image = page.locator(".review-picture img")
-    image.wait_for()
-    assert source(image) == "1?width=1600"
-    page.keyboard.press("z")
-    page.wait_for_function("() => document.querySelector('.review-picture img').currentSrc.endsWith('/pictures/1')")

@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-pytest.importorskip("aiomqtt")
+pytest.importorskip("paho")
 
-from tests.bench.broker import Broker, Subscriber, mosquitto
+from tests.broker import Broker, Subscriber, mosquitto
 from tests.contract.client import Line
 from tests.ports import free_port
 
@@ -41,6 +41,11 @@ def published(line: Line, mes: Subscriber) -> bool:
     return mes.seqs == {message["seq"] for message in line.stream()}
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A broker that is dead or late delays no image and does not affect the line; killed brokers, consumers and "
+    "daemons lose no result",
+)
 def test_verdicts_reach_the_plant_whatever_happens_to_broker_consumer_and_daemon(
     tmp_path: Path, experts_folder: Path
 ) -> None:

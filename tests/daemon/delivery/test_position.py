@@ -12,23 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.delivery.position import DeliveryPosition, Mark, PositionError, PositionFile
+from tests.waiting import PATIENCE_S
 
 AT = "2026-11-22T07:00:00.000Z"
-
-
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
-    file = PositionFile(tmp_path / "consumers", "plant")
-    assert file.load() is None
-    position = DeliveryPosition(5).moved(9, [Mark(9, AT)])
-    file.save(position)
-    assert file.load() == position
-    assert [path.name for path in (tmp_path / "consumers").iterdir()] == ["plant.position"]
 
 
 def signed(content: bytes) -> bytes:
     return content + b"\n" + hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A position file is complete or the previous one; a damaged one is rejected",
+)
 @pytest.mark.parametrize(
     "damage",
     [
@@ -51,12 +47,6 @@ def test_a_damaged_file_is_named_and_not_believed(tmp_path: Path, damage) -> Non
         file.load()
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / "plant.position").mkdir()
-    with pytest.raises(PositionError, match=r"plant\.position cannot be read: Is a directory"):
-        PositionFile(tmp_path, "plant").load()
-
-
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=200))
 def test_marks_are_few_and_reach_back_ever_further(steps: list[int]) -> None:
     position, seq = DeliveryPosition(0), 0
@@ -70,15 +60,6 @@ def test_marks_are_few_and_reach_back_ever_further(steps: list[int]) -> None:
     assert seqs[0] <= max(steps[0], seq // 2)
 
 
-def test_going_back_forgets_what_came_after() -> None:
-    position = DeliveryPosition(0)
-    for seq in range(1, 20):
-        position = position.moved(seq, [Mark(seq, AT)])
-    back = position.back_to(7)
-    assert back.seq == 7
-    assert all(mark.seq <= 7 for mark in back.marks)
-
-
 def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     code = (
         "import itertools, pathlib, sys\n"
@@ -89,7 +70,7 @@ def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path: Path) 
     last = 0
     for _ in range(4):
         writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + PATIENCE_S
         file = PositionFile(tmp_path, "plant")
         while (position := file.load()) is None or position.seq < last % 7 + 5:
             assert time.monotonic() < until_s

@@ -141,15 +141,6 @@ async def test_messages_come_in_order_as_published_and_the_position_outlives_the
 
 
 @in_a_loop
-async def test_only_what_is_wanted_is_given_and_the_rest_is_passed_over(database: ResultsDatabase) -> None:
-    database.grow(300)
-    diary = Diary()
-    async with running(database, diary, send=("boards",)) as runner:
-        await until(lambda: runner.position == 900)
-    assert diary.seqs == list(range(3, 901, 3))
-
-
-@in_a_loop
 async def test_a_new_consumer_begins_with_the_oldest_kept_or_behind_the_newest(
     database: ResultsDatabase, tmp_path: Path
 ) -> None:
@@ -187,45 +178,6 @@ async def test_what_was_pruned_before_it_could_be_delivered_is_counted_and_said(
     assert len(diary.seqs) + status_page.read()["missed"] == 27
 
 
-@in_a_loop
-async def test_a_new_consumer_has_missed_nothing_of_what_was_pruned_before_it_was_there(
-    database: ResultsDatabase, monkeypatch: pytest.MonkeyPatch, status_page: SharedStatusPage
-) -> None:
-    """Boards with a review stay for ever: between them there are gaps as wide as the line is old."""
-    database.grow(100)
-    with closing(sqlite3.connect(database.file)) as rows, rows:
-        rows.execute("DELETE FROM inspections WHERE board_id BETWEEN 2 AND 90")
-        rows.execute("DELETE FROM boards WHERE board_id BETWEEN 2 AND 90")
-    diary = Diary()
-    diary.takes = 5  # it is stopped before it has caught up
-    monkeypatch.setattr(runner_module, "_LAST_MESSAGES_S", -1.0)
-    async with running(database, diary, status_page=status_page) as runner:
-        await until(lambda: runner.position >= 3)
-    async with running(database, diary, status_page=status_page) as runner:
-        await until(lambda: runner.position == 300)
-        database.grow(2)
-        await until(lambda: runner.position == 306)
-    assert len(diary.seqs) == 39
-    assert status_page.read()["missed"] == 0
-
-
-@in_a_loop
-async def test_what_a_consumer_was_offered_and_never_took_is_missed_when_it_is_pruned(
-    database: ResultsDatabase, status_page: SharedStatusPage
-) -> None:
-    database.grow(1)
-    diary = Diary()
-    async with running(database, diary, status_page=status_page) as runner:
-        await until(lambda: runner.position == 3)
-        diary.trouble = [DeliveryError("not there")] * 10_000
-        database.grow(4)
-        await until(lambda: len(diary.trouble) < 10_000)  # it was offered them once
-        database.prune(3)
-        diary.trouble.clear()
-        await until(lambda: runner.position == 15)
-    assert status_page.read()["missed"] == 6
-
-
 async def deliver_all(database: ResultsDatabase, diary: Diary, folder: Path | None = None) -> None:
     async with running(database, diary, folder) as runner:
         await until(lambda: diary.seqs and runner.position == database.last_seq)
@@ -245,6 +197,10 @@ async def test_a_damaged_position_is_named_and_everything_kept_is_delivered_agai
     assert "plant.position is damaged" in next(log["problem"] for log in logs if log["event"] == "position_damaged")
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A database restored from a backup is recognised, and its new results are not mistaken for old ones",
+)
 @pytest.mark.parametrize("judged_since", [0, 1, 30])
 @in_a_loop
 async def test_a_database_from_a_backup_is_noticed_and_what_it_holds_since_is_delivered(
@@ -269,17 +225,6 @@ async def test_a_database_from_a_backup_is_noticed_and_what_it_holds_since_is_de
     assert diary.seqs[0] <= 121
     notice = next(log for log in logs if log["event"] == "position_not_of_this_database")
     assert notice["position"] == 150
-
-
-@in_a_loop
-async def test_another_database_altogether_is_delivered_from_its_beginning(tmp_path: Path) -> None:
-    first, second = ResultsDatabase(tmp_path / "1.db"), ResultsDatabase(tmp_path / "2.db", BEGIN + timedelta(days=7))
-    first.grow(3)
-    second.grow(50)
-    await deliver_all(first, Diary())
-    diary = Diary()
-    await deliver_all(second, diary)
-    assert diary.seqs == list(range(1, 151))
 
 
 @in_a_loop
@@ -339,26 +284,10 @@ async def test_after_a_lost_connection_the_last_of_it_is_delivered_once_more_but
     assert diary.seqs == [7, 8, 9, 10, 11, 12]
 
 
-@in_a_loop
-async def test_a_line_that_breaks_all_the_time_still_gets_everything_there(database: ResultsDatabase) -> None:
-    """Delivering again must not hold it up for ever where each connection carries only a little."""
-    database.grow(20)
-
-    class Flaky(Diary):
-        async def deliver(self, messages: Sequence[Message]) -> int:
-            if self.seqs and len(self.batches) % 2:
-                self.batches.append(0)
-                raise DeliveryError("broken")
-            return await super().deliver(messages)
-
-    diary = Flaky()
-    diary.takes = 7
-    async with running(database, diary) as runner:
-        await until(lambda: runner.position == 60)
-    assert set(diary.seqs) == set(range(1, 61))
-    assert len(diary.seqs) <= 2 * 60 + 7
-
-
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A full disk costs no delivery; results pruned before delivery are counted",
+)
 @in_a_loop
 async def test_a_full_disk_keeps_the_position_in_memory_and_says_so(
     database: ResultsDatabase, tmp_path: Path, status_page: SharedStatusPage
@@ -387,6 +316,11 @@ async def test_a_full_disk_keeps_the_position_in_memory_and_says_so(
         assert position.seq == 9
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A consumer that is a hundred thousand results behind catches up in bounded memory",
+)
+@pytest.mark.test_all
 @in_a_loop
 async def test_a_hundred_thousand_messages_behind_need_no_more_memory_than_a_few(database: ResultsDatabase) -> None:
     database.grow(34_000)
@@ -412,22 +346,6 @@ async def test_a_hundred_thousand_messages_behind_need_no_more_memory_than_a_few
 
 
 @in_a_loop
-async def test_the_database_may_be_away_for_a_while(
-    database: ResultsDatabase, tmp_path: Path, status_page: SharedStatusPage
-) -> None:
-    database.grow(1)
-    diary = Diary()
-    aside = tmp_path / "aside.db"
-    database.file.rename(aside)
-    database.file.mkdir()
-    async with running(database, diary, tmp_path / "positions", status_page=status_page):
-        await until(lambda: "the results cannot be read" in (status_page.read().get("last_error") or ""))
-        database.file.rmdir()
-        aside.rename(database.file)
-        await until(lambda: len(diary.seqs) == 3)
-
-
-@in_a_loop
 async def test_stopping_delivers_what_the_line_has_just_finished(database: ResultsDatabase) -> None:
     database.grow(1)
     diary = Diary()
@@ -436,11 +354,3 @@ async def test_stopping_delivers_what_the_line_has_just_finished(database: Resul
         database.grow(200)
     assert diary.seqs == list(range(1, 604))
     assert saved(database) == 603
-
-
-def test_the_status_page_is_read_whole_or_not_at_all_and_long_texts_are_cut(status_page: SharedStatusPage) -> None:
-    assert status_page.read() == {}
-    status_page.write({"last_error": "é" * 5000, "position": 2**62})
-    assert status_page.read() == {"last_error": "é" * 600, "position": 2**62}
-    status_page.write({"position": 1})
-    assert status_page.read() == {"position": 1}

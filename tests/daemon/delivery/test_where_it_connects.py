@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("aiomqtt")
+pytest.importorskip("paho")
 
 from tests.contract.test_no_outbound import WITHOUT_A_NETWORK, must_have_namespaces
 from tests.daemon.delivery.results_database import ResultsDatabase

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from daemon.dispatch.channels import PATIENCE, Channel, Channels, WaitingLine, copy_channel
+from daemon.dispatch.channels import Channel, Channels
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import BatchReport, LoadEnd, LoadOrder
 from daemon.dispatch.running_work import HungLoad, RunningWork
@@ -30,25 +30,6 @@ A_LOAD = an_order(CPU, "x", "demand").load
 
 def unheard(_answer: object) -> None:
     pass
-
-
-def test_demand_goes_before_prefetch_before_the_first_fill() -> None:
-    line: WaitingLine[str] = WaitingLine()
-    for cause, name in (("startup", "s"), ("prefetch", "p1"), ("demand", "d1"), ("prefetch", "p2"), ("pin", "d2")):
-        line.put(cause, name)
-    assert [line.take() for _ in range(6)] == ["d1", "d2", "p1", "p2", "s", None]
-
-
-def test_a_load_that_waits_is_overtaken_a_bounded_number_of_times() -> None:
-    line: WaitingLine[str] = WaitingLine()
-    line.put("startup", "fill")
-    line.put("prefetch", "early")
-    taken: list[str | None] = []
-    for number in range(3 * PATIENCE):
-        line.put("demand", f"d{number}")
-        taken.append(line.take())
-    assert taken.index("early") == PATIENCE
-    assert taken.index("fill") <= 2 * PATIENCE + 2
 
 
 def test_transfers_of_a_channel_never_overlap() -> None:
@@ -136,19 +117,6 @@ def test_a_load_that_has_ended_is_never_watched_again_however_soon_its_end_is_he
     assert reports == [(False, [], now_s + patience_s / 30)]
 
 
-def test_each_gpu_has_its_channel_and_host_memory_one() -> None:
-    assert [copy_channel(pool) for pool in (GPU, PoolId("cuda:0/1"), CPU, OTHER, RAM)] == [
-        "cuda:0",
-        "cuda:0",
-        "memory",
-        "memory",
-        "memory",
-    ]
-    channels = Channels()
-    assert channels.copying_to(GPU) is channels.copying_to(PoolId("cuda:0/1"))
-    assert channels.copying_to(GPU) is not channels.copying_to(CPU)
-
-
 @dataclass
 class Machine:
     """Pools whose loads take a second from disk and a tenth from memory, and the order in which they ended."""
@@ -176,26 +144,6 @@ class Machine:
         return [(expert, at_s) for expert, at_s, _ in self.ends]
 
 
-def test_pools_share_the_disk_and_a_copy_goes_beside_it() -> None:
-    machine = Machine()
-    machine.loaders[RAM].apply(an_order(RAM, "A", "demand"))
-    machine.run()
-    machine.loaders[CPU].apply(an_order(CPU, "B", "demand"))
-    machine.loaders[OTHER].apply(an_order(OTHER, "C", "demand"))
-    machine.loaders[GPU].apply(an_order(GPU, "A", "demand", source=RAM))
-    assert machine.run()[1:] == [("A", 1.1), ("B", 2.0), ("C", 3.0)]
-    assert "A" in machine.pools[GPU].resident()
-
-
-def test_a_demand_overtakes_what_waits_in_its_own_and_in_other_pools() -> None:
-    machine = Machine()
-    machine.loaders[CPU].apply(an_order(CPU, "running", "startup"))
-    machine.loaders[OTHER].apply(an_order(OTHER, "fill", "startup"))
-    machine.loaders[CPU].apply(an_order(CPU, "early", "prefetch"))
-    machine.loaders[CPU].apply(an_order(CPU, "wanted", "demand"))
-    assert [expert for expert, _ in machine.run()] == ["running", "wanted", "early", "fill"]
-
-
 def fill(machine: Machine, *names: str) -> None:
     """Residents of the CPU's first pool; then the disk is busy, so that what comes next must wait."""
     for name in names:
@@ -216,15 +164,6 @@ def test_loads_that_change_their_order_never_exceed_the_budget() -> None:
     assert [expert for expert, _ in machine.run()] == ["busy", "E", "D"]
     assert machine.pools[CPU].resident() == (ExpertId("E"), ExpertId("D"))
     assert machine.pools[CPU].budget_bytes == 20
-
-
-def test_an_expert_may_be_evicted_and_wanted_again_while_its_successor_is_still_coming() -> None:
-    machine = Machine()
-    fill(machine, "A", "B", "C")
-    machine.loaders[CPU].apply(an_order(CPU, "D", "prefetch", "A"))
-    machine.loaders[CPU].apply(an_order(CPU, "A", "demand", "B"))
-    assert [expert for expert, _ in machine.run()] == ["busy", "A", "D"]
-    assert sorted(machine.pools[CPU].resident()) == ["A", "C", "D"]
 
 
 @pytest.mark.parametrize("cause", ["demand", "prefetch"])

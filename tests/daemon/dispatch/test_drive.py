@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from daemon.dispatch.drive import FreshLoad
 from daemon.line.rulebook import Rulebook
-from daemon.policy.presets import PRESETS, UnknownPolicyError
-from daemon.policy.request import Request, RequestId
+from daemon.policy.presets import PRESETS
 from daemon.wire.control import ControlError
 from experts.spec import ExpertId
 from tests.daemon.dispatch.simulated_line import RULES, a_catalog, a_line, a_mix, a_spec, an_image, routes, says
@@ -44,15 +42,6 @@ def test_every_image_ends_once_however_small_the_memory(policy: str, budgets: di
     line.run()
     assert {outcome.verdict for outcome in line.outcomes.values()} == {"pass"}
     assert len(line.outcomes) == 120
-
-
-def test_images_of_one_expert_run_as_a_batch():
-    line = a_line()
-    line.accept(*(an_image(n, "B") for n in range(8)))
-    line.run()
-    sizes = [line.outcomes[n].stages[0].batch_size for n in range(8)]
-    assert sizes == [4] * 8
-    assert len({line.outcomes[n].stages[0].batch_id for n in range(8)}) == 2
 
 
 def test_a_deadline_that_passes_in_the_queue_gives_unknown_without_computing():
@@ -106,20 +95,6 @@ def test_an_expert_that_cannot_be_loaded_fails_its_images_and_no_others():
     assert list(status["failed"]) == ["B"]
 
 
-def test_the_line_is_filling_until_its_pools_are_or_it_has_answered_an_image():
-    line = a_line()
-    assert line.drive.is_filling
-    line.run()
-    assert not line.drive.is_filling
-    assert line.switches
-    assert {switch.cause for switch in line.switches} == {"startup"}
-    busy = a_line(load_s=5.0, budgets={"cpu": 20})
-    busy.accept(an_image(1, "B", deadline_ms=1000))
-    busy.run(until_s=2.0)
-    assert 1 in busy.outcomes
-    assert not busy.drive.is_filling
-
-
 def test_a_repaired_expert_is_tried_again_after_a_while_and_the_line_is_failing_until_then():
     line = a_line()
     line.pools["cpu"].broken["B"] = "its weights file is missing"
@@ -135,18 +110,6 @@ def test_a_repaired_expert_is_tried_again_after_a_while_and_the_line_is_failing_
     assert not line.drive.is_failing
 
 
-def test_a_reload_tries_failed_experts_at_once():
-    line = a_line()
-    line.pools["cpu"].broken["B"] = "its weights file is missing"
-    line.accept(an_image(1, "B"))
-    line.run()
-    line.pools["cpu"].broken.clear()
-    line.drive.reload_later(a_catalog(), routes())
-    line.accept(an_image(2, "B"))
-    line.run()
-    assert line.outcomes[2].verdict == "pass"
-
-
 def test_an_expert_larger_than_every_pool_fails_its_images_and_says_why():
     line = a_line(catalog={**a_catalog(), ExpertId("B"): a_spec("B", 1000)})
     line.accept(an_image(1, "B"), an_image(2, "C"))
@@ -154,16 +117,6 @@ def test_an_expert_larger_than_every_pool_fails_its_images_and_says_why():
     assert line.outcomes[1].reason == "expert_failed"
     assert line.outcomes[2].verdict == "pass"
     assert "needs 1000 bytes and the largest pool has room for 30: raise a device's" in line.ask("status")["last_error"]
-
-
-def test_a_poisoned_image_costs_only_itself_and_one_that_cannot_be_decoded_is_reported():
-    line = a_line(answer=says({1: "bad_image", 2: "expert_failed"}))
-    images = [an_image(n, "B") for n in range(4)]
-    line.accept(*images)
-    line.run()
-    assert line.bad_images == [(images[1], "as the test says")]
-    assert [line.outcomes[n].reason for n in range(4)] == [None, "bad_image", "expert_failed", None]
-    assert [line.outcomes[n].verdict for n in range(4)] == ["pass", "unknown", "unknown", "pass"]
 
 
 def test_a_chain_that_breaks_is_unknown_and_keeps_what_ran():
@@ -179,13 +132,6 @@ def test_a_chain_that_breaks_is_unknown_and_keeps_what_ran():
     )
 
 
-def test_images_that_the_rules_no_longer_route_are_unknown():
-    line = a_line()
-    line.accept(an_image(1, "B", rules_version="ffffffffffff"), an_image(2, "Z"))
-    line.run()
-    assert [line.outcomes[n].reason for n in (1, 2)] == ["rules_changed", "rules_changed"]
-
-
 def test_an_attempt_keeps_the_rules_it_opened_with():
     old, new = routes(), routes(RULES.replace("pass: [ok], review_below: 0.5}", "pass: [odd], review_below: 0.5}"))
     book = Rulebook(old)
@@ -194,17 +140,6 @@ def test_an_attempt_keeps_the_rules_it_opened_with():
     line.accept(an_image(1, "B"), an_image(2, "B", rules_version=new.version))
     line.run()
     assert [line.outcomes[n].verdict for n in (1, 2)] == ["pass", "fail"]
-
-
-def test_reload_ends_the_images_of_removed_experts():
-    line = a_line(load_s=10.0)
-    line.accept(an_image(1, "B"), an_image(2, "C"))
-    line.run(until_s=1.0)
-    line.drive.reload_later({name: spec for name, spec in a_catalog().items() if name != "B"}, routes())
-    line.run()
-    assert line.outcomes[1].reason == "rules_changed"
-    assert line.outcomes[2].verdict == "pass"
-    assert "B" not in line.pools["cpu"].resident()
 
 
 def test_no_batch_starts_on_old_weights_after_a_reload():
@@ -235,42 +170,6 @@ def test_each_answer_names_the_settings_that_gave_it_though_a_reload_comes_durin
     assert {stage.settings for stage in stages} == {before.settings, after.settings}
 
 
-def test_the_pools_fill_at_the_start_by_usage_and_that_counts_as_no_switch():
-    line = a_line(budgets={"cpu": 30})
-    line.run()
-    assert [switch.cause for switch in line.switches] == ["startup"] * 3
-    assert line.pools["cpu"].resident()[0] == "B"
-    assert line.ask("status")["expert_switches"] == 0
-
-
-def test_stages_carry_the_load_of_the_first_batch_and_the_wait_of_each_image():
-    line = a_line(load_s=0.5, max_batch=1)
-    line.accept(an_image(1, "B"), an_image(2, "B"))
-    line.run()
-    first, second = line.outcomes[1].stages[0], line.outcomes[2].stages[0]
-    assert (first.load_ms, second.load_ms) == (500.0, 0.0)
-    assert first.queued_ms == pytest.approx(500.0)
-    assert second.queued_ms == pytest.approx(520.0)
-    assert first.infer_ms == pytest.approx(20.0)
-
-
-@pytest.mark.parametrize(("came_s", "held_up_ms"), [((3.0, 9.0), 500.0), ((9.9, 9.75), 250.0), ((10.0,), 0.0)])
-def test_a_load_holds_up_a_batch_from_when_its_first_image_came(came_s: tuple[float, ...], held_up_ms: float):
-    batch = [Request(RequestId(number), ExpertId("B"), at_s) for number, at_s in enumerate(came_s)]
-    assert FreshLoad(load_ms=500.0, ended_s=10.0).held_up_ms(batch) == pytest.approx(held_up_ms)
-
-
-def test_a_pinned_expert_survives_a_full_pool():
-    line = a_line(budgets={"cpu": 20})
-    assert line.ask("pin", expert="C") == {"expert": "C", "device": "cpu"}
-    line.run()
-    line.accept(*(an_image(n, ["A1", "B", "A2"][n % 3]) for n in range(60)))
-    line.run()
-    assert len(line.outcomes) == 60
-    assert "C" in line.pools["cpu"].resident()
-    assert not any("C" in switch.evicted for switch in line.switches)
-
-
 @pytest.mark.parametrize(
     ("kind", "fields", "code"),
     [
@@ -298,13 +197,6 @@ def test_a_request_that_cannot_be_met_is_refused_with_a_reason(kind: str, fields
     assert code != "unknown_device" or "expected one of cpu" in caught.value.reason
 
 
-def test_a_pin_that_would_leave_no_room_for_the_others_is_refused():
-    line = a_line(budgets={"cpu": 20})
-    line.ask("pin", expert="C")
-    with pytest.raises(ControlError, match="no pool with room enough"):
-        line.ask("pin", expert="B")
-
-
 def test_a_smaller_budget_takes_hold_and_a_larger_one_too():
     line = a_line(budgets={"cpu": 30})
     line.run()
@@ -317,19 +209,6 @@ def test_a_smaller_budget_takes_hold_and_a_larger_one_too():
     line.run()
     assert line.pools["cpu"].budget_bytes == 60
     assert len(line.pools["cpu"].resident()) == 6
-
-
-def test_experts_and_queues_list_what_is_where():
-    line = a_line(load_s=1.0)
-    line.accept(an_image(1, "B"), an_image(2, "B"), an_image(3, "C"))
-    line.run(until_s=0.5)
-    queues = line.ask("queues")["queues"]
-    assert [(row["expert"], row["queued"], row["loading"]) for row in queues] == [("B", 2, ["cpu"]), ("C", 1, ["cpu"])]
-    line.run()
-    experts = {row["expert"]: row for row in line.ask("experts")["experts"]}
-    assert experts["B"]["resident"] == ["cpu"]
-    assert experts["B"]["queued"] == 0
-    assert experts["B"]["version"] == "0" * 12
 
 
 def test_status_names_executors_counts_images_and_lists_memory_that_they_share_once():
@@ -347,27 +226,3 @@ def test_status_names_executors_counts_images_and_lists_memory_that_they_share_o
     (pool,) = status["pools"]
     assert (pool["pool"], pool["device"], pool["executors"]) == ("cpu", "cpu", ["cpu/0", "cpu/1"])
     assert (pool["budget_bytes"], pool["used_bytes"]) == (30, status["executors"][0]["used_bytes"])
-
-
-def test_an_unknown_policy_is_refused_and_the_known_ones_are_named():
-    with pytest.raises(UnknownPolicyError, match=r"samba, .*coserve-plus"):
-        a_line(policy="fastest")
-
-
-def test_a_real_drive_thread_serves_and_stops():
-    line = a_line(budgets={"cpu": 100}, load_s=0.0)
-    line.drive.start(line)
-    line.accept(an_image(1, "B"))
-    assert line.drive.ask("status", {})["policy"] == "coserve-plus"
-    assert line.drive.stop(5.0)
-    with pytest.raises(ControlError, match="stopping"):
-        line.drive.ask("status", {})
-
-
-def test_specs_that_differ_in_more_than_weights_are_loaded_again():
-    line = a_line(budgets={"cpu": 100})
-    line.accept(an_image(1, "B"))
-    line.run()
-    line.drive.reload_later({**a_catalog(), ExpertId("B"): replace(a_spec("B"), temperature=2.0)}, routes())
-    line.run()
-    assert "B" not in line.pools["cpu"].resident()

@@ -27,6 +27,8 @@ from tests.daemon.dispatch.simulated_line import reports_to
 from tests.experts.pictures import a_picture, encoded
 from tests.experts.samples import an_expert_file
 
+pytestmark = pytest.mark.not_fast("computes with torch")
+
 CPU = PoolId("cpu")
 RULES = """
 boards:

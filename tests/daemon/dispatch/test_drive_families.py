@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from daemon.policy.predict import expert_facts
 from experts.spec import ExpertId, ExpertSpec
 from tests.daemon.dispatch.simulated_line import a_catalog, a_line, a_mix, a_spec, an_image, routes, says
 
@@ -31,26 +30,6 @@ def test_one_batch_holds_the_images_of_a_family_and_each_answer_is_its_heads():
     assert {stage.expert_version for stage in first.values()} == {"a" * 12}
     assert [stage.expert for stage in line.outcomes[1].stages] == ["A2", "yolo-shape"]
     assert {str(switch.loaded) for switch in line.switches} & {"A1", "A2", "B"} == set()
-
-
-def test_a_family_counts_as_one_expert_with_the_usage_of_its_heads():
-    facts = {each.expert: each for each in expert_facts(FAMILY.values(), routes())}
-    apart = {each.expert: each for each in expert_facts(a_catalog().values(), routes())}
-    family = facts[ExpertId("line@1")]
-    assert set(facts) == {"line@1", "C", "yolo-solder", "yolo-shape"}
-    assert family.weights_bytes == 13
-    assert abs(family.usage - sum(apart[ExpertId(name)].usage for name in ("A1", "A2", "B"))) < 1e-9
-    of_a1, of_a2 = (dict(apart[ExpertId(name)].then)[ExpertId("yolo-solder")] for name in ("A1", "A2"))
-    expected = (of_a1 * apart[ExpertId("A1")].usage + of_a2 * apart[ExpertId("A2")].usage) / family.usage
-    assert abs(dict(family.then)[ExpertId("yolo-solder")] - expected) < 1e-9
-
-
-def test_families_and_whole_networks_share_one_memory():
-    line = a_line(catalog=FAMILY, budgets={"cpu": 25})
-    line.accept(*a_mix(120))
-    line.run()
-    assert len(line.outcomes) == 120
-    assert {outcome.verdict for outcome in line.outcomes.values()} == {"pass"}
 
 
 def test_an_operator_may_name_a_head_for_its_backbone():
@@ -96,34 +75,3 @@ def test_an_expert_that_becomes_a_head_loses_no_image():
     line.run()
     assert {outcome.verdict for outcome in line.outcomes.values()} == {"pass"}
     assert {stage.expert_version for stage in line.outcomes[0].stages[:1]} == {"a" * 12}
-
-
-def test_heads_that_leave_the_catalog_end_their_images():
-    line = a_line(catalog=FAMILY, load_s=5.0)
-    line.accept(*a_mix(12))
-    line.turn()
-    line.drive.reload_later(a_catalog("C"), routes())
-    line.run()
-    assert len(line.outcomes) == 12
-    assert {line.outcomes[number].reason for number in (0, 1, 2)} == {"rules_changed"}
-
-
-def test_images_that_wait_are_judged_by_the_newest_version_of_their_head():
-    line = a_line(catalog=FAMILY, load_s=5.0)
-    line.accept(an_image(0, "A1"), an_image(1, "A2"))
-    line.turn()
-    newer = replace(FAMILY[ExpertId("A1")], sha256="b" * 64)
-    line.drive.reload_later({**FAMILY, newer.expert: newer}, routes())
-    line.run()
-    assert [line.outcomes[number].stages[0].expert_version for number in (0, 1)] == ["b" * 12, "a" * 12]
-
-
-def test_an_expert_that_becomes_a_backbone_ends_its_images():
-    line = a_line(load_s=5.0)
-    line.accept(*(an_image(number, "A1") for number in range(12)))
-    line.turn()
-    catalog = a_catalog()
-    line.drive.reload_later({**catalog, ExpertId("A1"): replace(catalog[ExpertId("A1")], classes=())}, routes())
-    line.run()
-    assert {outcome.verdict for outcome in line.outcomes.values()} == {"unknown"}
-    assert len(line.outcomes) == 12

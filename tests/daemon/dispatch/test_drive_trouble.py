@@ -4,14 +4,12 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 
 import pytest
-import structlog
 
 from daemon.dispatch.orders import BatchReport, LoadEnd, Unanswered
 from daemon.policy.matrix import Performance
-from daemon.policy.presets import PRESETS
-from daemon.policy.request import RAM, PoolId
+from daemon.policy.request import PoolId
 from daemon.wire.control import ControlError
-from experts.spec import ArchitectureId, ExpertId
+from experts.spec import ArchitectureId
 from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_mix, an_image
 
 LOST = "AcceleratorError: CUDA error: device-side assert triggered"
@@ -33,6 +31,7 @@ def lose(line: Line, executor: str, batches: Container[int] = range(1 << 30)) ->
     return reports
 
 
+@pytest.mark.promise("Containment", "A lost device costs a few batches; the other devices continue")
 @pytest.mark.parametrize("policy", ["samba-parallel", "coserve", "coserve-plus"])
 def test_a_device_that_disappears_costs_a_few_batches_and_the_others_serve_the_rest(policy: str):
     line = a_line(policy=policy, budgets={"cuda:0": 60, "cpu": 60}, executors=["cuda:0", "cpu"])
@@ -51,18 +50,6 @@ def test_a_device_that_disappears_costs_a_few_batches_and_the_others_serve_the_r
     assert (rows["cuda:0/0"]["resident"], rows["cuda:0/0"]["budget_bytes"]) == ([], 0)
     with pytest.raises(ControlError, match="restart the daemon"):
         line.ask("limits", expert_memory={"cuda:0": 60})
-
-
-def test_one_executor_of_a_shared_pool_goes_and_the_other_serves_on():
-    line = a_line(budgets={"cuda:0": 60}, executors=["cuda:0", "cuda:0"])
-    lose(line, "cuda:0/1")
-    line.accept(*a_mix(60))
-    line.run()
-    assert sum(reason == "expert_failed" for reason in line.reasons().values()) <= 4
-    assert {row["name"]: row["budget_bytes"] for row in line.ask("status")["executors"]} == {
-        "cuda:0/0": 60,
-        "cuda:0/1": 60,
-    }
 
 
 def test_the_only_device_is_tried_again_after_a_while():
@@ -88,37 +75,6 @@ def test_an_image_whose_second_batch_the_device_loses_too_ends_and_no_image_wait
     assert "cuda:0/0" in line.ask("status")["last_error"]
     line.run()
     assert list(line.reasons().values()) == ["expert_failed"] * 8
-
-
-def test_each_step_of_a_chain_may_be_tried_twice():
-    line = a_line(budgets={"cuda:0": 60}, executors=["cuda:0"])
-    batches = lose(line, "cuda:0/0", batches={0, 2})
-    line.accept(an_image(1, "A1"))
-    line.run()
-    assert (len(batches), line.outcomes[1].reason) == (4, None)
-    assert [stage.expert for stage in line.outcomes[1].stages] == ["A1", "yolo-solder"]
-
-
-def test_an_executor_whose_pool_is_served_by_another_is_not_tried_again():
-    line = a_line(budgets={"cuda:0": 60}, executors=["cuda:0", "cuda:0"])
-    lose(line, "cuda:0/1", batches=range(3))
-    for when_s in (0.0, 60.0, 120.0):
-        line.accept(*a_mix(60, first=int(when_s), accepted_wall_s=1000.0 + when_s))
-        line.run(until_s=when_s + 60.0)
-    assert {stage.executor for n in range(60, 180) for stage in line.outcomes[n].stages} == {"cuda:0/0"}
-    assert "out_of_service" in line.ask("status")["executors"][1]
-
-
-@pytest.mark.parametrize("policy", PRESETS)
-def test_host_memory_that_takes_no_experts_costs_no_image(policy: str):
-    line = a_line(policy=policy, budgets={"cuda:0": 20, "ram": 60}, executors=["cuda:0", "cuda:0"])
-    for name in a_catalog():
-        line.pools[RAM].broken[name] = "MemoryError: host_cache is larger than the memory"
-    line.accept(*a_mix(40))
-    line.run()
-    assert list(line.reasons().values()) == [None] * 40
-    assert not line.drive.is_failing
-    assert "MemoryError" in line.ask("status")["last_error"]
 
 
 @pytest.mark.parametrize("policy", ["samba-parallel", "coserve", "coserve-plus"])
@@ -159,48 +115,12 @@ def own_pools(budgets: dict[str, int] | None = None, executors: Sequence[str] = 
     return line
 
 
-def test_executors_with_their_own_memory_show_their_own_experts():
-    line = own_pools()
-    rows = line.ask("status")["executors"]
-    assert [(row["name"], row["device"], row["budget_bytes"]) for row in rows] == [
-        ("cpu/0", "cpu", 30),
-        ("cpu/1", "cpu", 30),
-    ]
-    assert all(len(row["resident"]) == 3 and row["used_bytes"] == 30 for row in rows)
-    line.accept(an_image(1, "B"))
-    line.run()
-    assert line.outcomes[1].stages[0].device == "cpu"
-    assert {switch.device for switch in line.switches} == {"cpu"}
-    assert {switch.executor for switch in line.switches} == {"cpu/0", "cpu/1"}
-
-
-def test_limits_are_of_devices_and_are_divided_over_their_pools():
-    line = own_pools()
-    assert line.ask("limits", expert_memory={"cpu": 40}) == {"expert_memory": {"cpu": 40}}
-    line.run()
-    assert {pool.budget_bytes for pool in line.pools.values()} == {20}
-    assert line.ask("limits") == {"expert_memory": {"cpu": 40}}
-
-
-def test_a_limit_that_cannot_be_meant_changes_no_pool():
-    line = own_pools()
-    before = line.ask("limits")
-    with pytest.raises(ControlError, match="expert_memory: expected bytes by device"):
-        line.ask("limits", expert_memory={"cpu": 10**15})
-    assert line.ask("limits") == before
-
-
 def test_limits_that_one_pool_refuses_change_no_pool():
     line = own_pools({"cpu": 60, "cuda:0": 60}, ["cpu", "cpu", "cuda:0"])
     with pytest.raises(ControlError) as caught:
         line.ask("limits", expert_memory={"cuda:0": 5, "cpu": 18})
     assert caught.value.code == "does_not_fit"
     assert line.ask("limits") == {"expert_memory": {"cpu": 60, "cuda:0": 60}}
-
-
-def test_memory_may_move_from_one_device_to_another_at_once():
-    line = own_pools({"cpu": 20, "cuda:0": 8}, ["cpu", "cuda:0"])
-    assert line.ask("limits", expert_memory={"cpu": 8, "cuda:0": 20}) == {"expert_memory": {"cpu": 8, "cuda:0": 20}}
 
 
 def test_a_pin_on_a_device_takes_the_pool_that_has_the_expert():
@@ -217,38 +137,6 @@ def test_a_pin_on_a_device_takes_the_pool_that_has_the_expert():
         line.ask("unpin", expert="C", device="cpu")
 
 
-def test_a_pin_that_one_pool_refuses_goes_to_the_next_of_the_device():
-    line = own_pools({"cpu": 40})
-    assert line.ask("pin", expert="C", device="cpu")["device"] == "cpu"
-    assert line.ask("pin", expert="B", device="cpu")["device"] == "cpu"
-    pinned = {row["expert"]: row["pinned"] for row in line.ask("experts")["experts"] if row["pinned"]}
-    assert {len(pools) for pools in pinned.values()} == {1}
-    assert set(pinned) == {"B", "C"}
-
-
-def test_unload_frees_an_expert_in_every_pool_of_the_device():
-    line = own_pools()
-    (home,) = [pool for pool, fake in line.pools.items() if "C" in fake.resident()]
-    line.ask("unload", expert="C", device="cpu")
-    line.run()
-    assert "C" not in line.pools[home].resident()
-    with pytest.raises(ControlError, match="not resident on cpu"):
-        line.ask("unload", expert="C", device="cpu")
-
-
-def test_one_pool_may_be_named_by_its_executor():
-    line = own_pools()
-    assert line.ask("pin", expert="C", device="cpu/1") == {"expert": "C", "device": "cpu"}
-    (row,) = [row for row in line.ask("experts")["experts"] if row["expert"] == "C"]
-    assert row["pinned"] == ["cpu/1"]
-
-
-def test_usage_that_was_counted_decides_what_is_loaded_first():
-    line = a_line(budgets={"cpu": 10}, usage={ExpertId("yolo-shape"): 1.0})
-    line.run()
-    assert line.pools[next(iter(line.pools))].resident() == ("yolo-shape",)
-
-
 @pytest.mark.parametrize("policy", ["coserve", "coserve-plus"])
 def test_the_first_fill_does_not_delay_what_images_need(policy: str):
     line = a_line(policy=policy, budgets={"cpu": 60}, executors=["cpu", "cpu"], load_s=1.0)
@@ -260,6 +148,11 @@ def test_the_first_fill_does_not_delay_what_images_need(policy: str):
     assert len([switch for switch in line.switches if switch.cause == "startup"]) >= 4
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "If a device of another PC is lost (its process, its Ray, or the head killed), every image still gets "
+    "exactly one verdict; the device is used again when it is back, empty",
+)
 @pytest.mark.parametrize("policy", ["samba-parallel", "coserve", "coserve-plus"])
 def test_a_device_that_is_lost_and_comes_back_costs_no_image_and_is_used_again_from_empty_on(policy: str):
     line = a_line(policy=policy, budgets={"cuda:0": 60, "cpu": 60}, executors=["cuda:0", "cpu"])
@@ -296,20 +189,6 @@ def test_a_device_that_is_lost_and_comes_back_costs_no_image_and_is_used_again_f
     (row,) = (row for row in line.ask("status")["executors"] if row["device"] == "cuda:0")
     assert "out_of_service" not in row
     assert (bool(row["resident"]), row["budget_bytes"]) == (True, 60)
-
-
-def test_a_device_that_was_never_there_is_absent_and_has_no_experts_that_could_move():
-    line = a_line(budgets={"cuda:0": 60, "cpu": 5}, executors=["cuda:0", "cpu"])
-    with structlog.testing.capture_logs() as logs:
-        line.drive.device_lost("cuda:0", "its worker is not connected yet", was_there=False)
-        line.turn()
-        (row,) = (row for row in line.ask("status")["executors"] if row["device"] == "cuda:0")
-        assert row["out_of_service"] == "its worker is not connected yet"
-        line.drive.device_back("cuda:0", lambda: None)
-        line.drive.device_lost("cuda:0", "the cable is cut")
-        line.turn()
-    events = [entry["event"] for entry in logs if entry["log_level"] in ("warning", "error")]
-    assert events == ["device_absent", "experts_cannot_move", "device_lost"]
 
 
 def test_experts_that_fit_only_a_lost_device_give_unknown_images_until_it_is_back():

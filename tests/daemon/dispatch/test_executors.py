@@ -1,20 +1,16 @@
 """The contract of an executor, held by the thread over a real slot and by the simulated one."""
 
 import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from daemon.config.settings import Device
 from daemon.dispatch.executors import ExecutorThread
 from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, ImageOrder, Unanswered
 from daemon.dispatch.simulated import SimulatedClock, SimulatedExecutor, SimulatedPool
-from daemon.dispatch.torch_devices import TorchDevices, shelf_of
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId
 from daemon.records import JournalKey, Pixels
 from daemon.storage.journal import Journal
@@ -24,6 +20,8 @@ from experts.vision.preprocess import Prepared
 from experts.vision.slot import Slot, SlotPool
 from tests.experts.pictures import a_picture, encoded
 from tests.experts.samples import an_expert_file
+
+pytestmark = pytest.mark.not_fast("computes with torch")
 
 FACTS = ExecutorFacts(ExecutorId("cpu/0"), PoolId("cpu"))
 BAD = b"\x89PNG this is not an image"
@@ -85,26 +83,6 @@ def bench(request: pytest.FixtureRequest, spec: ExpertSpec, pool: SlotPool) -> I
     assert bench.executor.stop(60.0)
 
 
-def test_every_image_of_a_batch_has_its_result_in_order(bench: Bench, spec: ExpertSpec):
-    report = bench.run(an_order(spec, 0, 1, 2, 3, batch_id=7))
-    assert (report.executor, report.batch_id) == ("cpu/0", 7)
-    assert [isinstance(result, Answered) for result in report.results] == [True, False, True, True]
-    assert isinstance(report.results[1], Unanswered)
-    assert report.results[1].fault == "bad_image"
-    assert report.ended_s >= report.started_s
-    assert report.infer_ms > 0.0
-
-
-@pytest.mark.parametrize("change", [{"expert": "absent"}, {"sha256": "f" * 64}], ids=["absent", "other weights"])
-def test_an_expert_that_is_not_resident_fails_the_batch_and_the_executor_goes_on(
-    bench: Bench, spec: ExpertSpec, change: dict[str, Any]
-):
-    report = bench.run(an_order(replace(spec, **change), 0, 2))
-    assert [result.fault for result in report.results if isinstance(result, Unanswered)] == ["expert_failed"] * 2
-    report = bench.run(an_order(spec, 0, 2))
-    assert all(isinstance(result, Answered) for result in report.results)
-
-
 Forward = Callable[[Slot, Sequence[Prepared]], Sequence[Answer]]
 
 
@@ -136,6 +114,7 @@ def test_answers_are_those_of_the_network_alone(spec: ExpertSpec, start: Callabl
         assert result.answer.confidence == pytest.approx(alone.answer.confidence, abs=1e-3)
 
 
+@pytest.mark.promise("Containment", "An image that poisons its batch costs only itself")
 def test_an_image_that_poisons_its_batch_costs_only_itself(spec: ExpertSpec, start: Callable[..., Bench]):
     poison = encoded(a_picture(width=33, height=33))
 
@@ -207,19 +186,6 @@ def test_an_answer_that_is_not_a_number_is_no_answer(answer: Answer, spec: Exper
     assert result.fault == "expert_failed"
 
 
-def test_an_altered_journal_record_costs_its_image_only(spec: ExpertSpec, start: Callable[..., Bench], tmp_path: Path):
-    journal = Journal(tmp_path / "journal")
-    keys = journal.append([encoded(a_picture(seed=seed)) for seed in range(2)])
-    (segment,) = (tmp_path / "journal").iterdir()
-    data = bytearray(segment.read_bytes())
-    data[keys[0].offset + 100] ^= 1
-    segment.write_bytes(data)
-    images = tuple(ImageOrder(RequestId(n), key, Pixels()) for n, key in enumerate(keys))
-    report = start(infer_each, journal.read).run(BatchOrder(1, spec, images))
-    assert [isinstance(result, Answered) for result in report.results] == [False, True]
-    journal.close()
-
-
 def test_bytes_that_the_disk_refuses_now_are_no_fault_of_the_image(
     spec: ExpertSpec, start: Callable[..., Bench], tmp_path: Path
 ):
@@ -236,58 +202,3 @@ def test_bytes_that_the_disk_refuses_now_are_no_fault_of_the_image(
     (result,) = bench.run(order).results
     assert isinstance(result, Answered)
     journal.close()
-
-
-def test_each_executor_keeps_its_own_number_of_threads(
-    spec: ExpertSpec, pool: SlotPool, monkeypatch: pytest.MonkeyPatch
-):
-    threads_of: dict[str, int] = {}
-
-    def run(_slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:
-        threads_of[threading.current_thread().name] = torch.get_num_threads()
-        return [Answer("ok", 0.9) for _ in prepared]
-
-    monkeypatch.setattr("daemon.dispatch.torch_devices.infer_each", run)
-    devices, reports = TorchDevices({}), queue.SimpleQueue[BatchReport]()
-    executors = [
-        devices.executor(
-            ExecutorFacts(ExecutorId(name), PoolId("cpu")), pool, reader_of(), threads, lambda _key: None, 1_000_000
-        )
-        for name, threads in (("first", 1), ("second", 2))
-    ]
-    for executor in executors:
-        executor.start(reports.put)
-    for executor in executors:
-        executor.submit(an_order(spec, 0))
-        reports.get(timeout=60.0)
-    assert threads_of == {"executor first": 1, "executor second": 2}
-    assert all(executor.stop(60.0) for executor in executors)
-    torch.set_num_threads(1)
-
-
-def test_stop_finishes_the_batch_that_runs(spec: ExpertSpec, start: Callable[..., Bench]):
-    begun, go_on = threading.Event(), threading.Event()
-
-    def run(_slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:
-        begun.set()
-        assert go_on.wait(60.0)
-        return [Answer("ok", 0.9) for _ in prepared]
-
-    bench = start(run)
-    bench.executor.submit(an_order(spec, 0))
-    assert begun.wait(60.0)
-    assert not bench.executor.stop(0.01)
-    go_on.set()
-    assert bench.executor.stop(60.0)
-    assert isinstance(bench.reports.get(timeout=60.0).results[0], Answered)
-
-
-def test_a_gpu_that_shares_the_hosts_memory_leaves_the_limit_of_pinned_memory_to_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr("daemon.dispatch.torch_devices.transfer_for", lambda name, pin, shared: pin.limit_bytes)
-    own, shared = Device(expert_memory=1, pinned_memory=64 << 20), Device(expert_memory=1, memory="shared")
-    for devices in ({"cuda:0": own}, {"cpu": Device(expert_memory=2), "cuda:0": own, "cuda:1": shared}):
-        transfers = shelf_of(devices).transfers
-        assert transfers is not None
-        assert transfers("cuda:0") == 64 << 20

@@ -19,6 +19,8 @@ from experts.vision.slot import SlotPool
 from tests.daemon.dispatch.simulated_channels import SimulatedChannels
 from tests.experts.samples import an_expert_file
 
+pytestmark = pytest.mark.not_fast("computes with torch")
+
 CPU = PoolId("cpu")
 
 
@@ -66,14 +68,6 @@ def an_order(spec: ExpertSpec, *evict: ExpertSpec) -> LoadOrder:
     return LoadOrder(Load(CPU, spec.expert, tuple(victim.expert for victim in evict), "demand"), spec)
 
 
-def test_a_load_is_reported_with_its_bytes_and_time(bench: Bench, specs: list[ExpertSpec]):
-    bench.loader.apply(an_order(specs[0]))
-    (end,) = bench.wait(1)
-    assert (end.error, end.bytes, end.load.expert) == (None, specs[0].weights_bytes, specs[0].expert)
-    assert end.load_ms > 0.0
-    assert bench.pool.resident() == (specs[0].expert,)
-
-
 def test_orders_are_carried_out_in_order_within_the_budget(bench: Bench, specs: list[ExpertSpec]):
     bench.loader.apply(an_order(specs[0]))
     bench.loader.apply(an_order(specs[1]))
@@ -106,19 +100,6 @@ def test_a_failed_load_is_reported_and_what_it_evicted_stays_evicted(
     assert bench.pool.resident() == (specs[1].expert,)
 
 
-def test_a_loader_survives_orders_that_make_no_sense(bench: Bench, specs: list[ExpertSpec]):
-    if bench.clock is not None:
-        pytest.skip("a simulated device raises at once, so that a wrong policy is caught")
-    bench.loader.apply(Unload(CPU, (ExpertId("unknown"),)))
-    bench.loader.apply(an_order(specs[0]))
-    ends = bench.wait(1)
-    bench.loader.apply(Resize(CPU, 1))
-    bench.loader.apply(an_order(specs[0]))
-    bench.loader.apply(an_order(specs[1]))
-    ends += bench.wait(2)
-    assert [end.error is None for end in ends] == [True, False, True]
-
-
 @pytest.mark.parametrize("kind", ["real", "fake"])
 def test_an_expert_in_host_memory_is_copied_from_there(kind: str, specs: list[ExpertSpec]):
     budget_bytes, clock = specs[0].weights_bytes, SimulatedClock()
@@ -147,15 +128,6 @@ def test_an_expert_in_host_memory_is_copied_from_there(kind: str, specs: list[Ex
     ]
     assert pools[RAM].resident() == pools[CPU].resident() == (spec.expert,)
     assert all(loader.stop(60.0) for loader in loaders)
-
-
-def test_a_copy_from_a_pool_that_is_not_there_fails_alone(specs: list[ExpertSpec]):
-    ends: queue.SimpleQueue[LoadEnd] = queue.SimpleQueue()
-    loader = PoolLoader(CPU, SlotPool("cpu", specs[0].weights_bytes))
-    loader.start(ends.put)
-    loader.apply(LoadOrder(Load(CPU, specs[0].expert, (), "demand", source=RAM), specs[0]))
-    assert "cannot be copied from ram" in str(ends.get(timeout=60).error)
-    assert loader.stop(60.0)
 
 
 def test_a_defect_of_the_pool_is_reported_and_evicts_what_the_ledger_gave_up(specs: list[ExpertSpec]):

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from daemon.host.logs import is_journal
-
 SAYS = """\
 import os, sys, structlog
 from pathlib import Path
@@ -74,17 +72,6 @@ def test_an_event_in_the_journal_has_a_field_for_each_key(tmp_path: Path, journa
     }
 
 
-def test_keys_that_the_journal_would_misread_are_renamed_and_any_text_arrives(
-    tmp_path: Path, journal: socket.socket
-) -> None:
-    say(tmp_path, r"log.info('x', message='a\nb', _pid=1, größe='\udcff', **{'a-b': 'c', 'priority': 9, '1': 2})")
-    fields = entry(journal)
-    assert fields["COSERVE_MESSAGE"] == "a\nb"
-    assert fields["COSERVE_PRIORITY"] == "9"
-    assert (fields["PRIORITY"], fields["PID"], fields["A_B"], fields["KEY"]) == ("6", "1", "c", "2")
-    assert fields["GR_SSE"] == "?"
-
-
 def test_an_exception_comes_as_one_entry_however_long(tmp_path: Path, journal: socket.socket) -> None:
     say(tmp_path, "try: raise ValueError('x' * 3_000_000)\nexcept ValueError: log.exception('defect')")
     fields = entry(journal)
@@ -96,15 +83,6 @@ def test_an_exception_comes_as_one_entry_however_long(tmp_path: Path, journal: s
 
 def test_without_a_journal_socket_entries_go_to_stderr_with_their_priority(tmp_path: Path) -> None:
     assert say(tmp_path, "log.warning('disk_slow', for_s=3)", "nothing") == "<4>disk_slow for_s=3\n"
-
-
-def test_only_the_stream_that_the_variable_names_is_the_journal(tmp_path: Path) -> None:
-    with (tmp_path / "file").open("w") as file:
-        status = os.fstat(file.fileno())
-        assert is_journal({"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}, file.fileno())
-        assert not is_journal({"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino + 1}"}, file.fileno())
-        assert not is_journal({"JOURNAL_STREAM": "rubbish"}, file.fileno())
-        assert not is_journal({}, file.fileno())
 
 
 def test_elsewhere_events_are_logfmt(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from daemon.host.service_manager import Notifier
-from daemon.monitor.pipeline_probe import PipelineProbe
 from tests.contract.client import Line
 from tests.daemon.host.manager import Manager, a_holdable_daemon, ended, held, until_it_stands
 from tests.lines import a_jpeg
@@ -43,16 +42,6 @@ def test_news_that_belong_together_come_in_one_datagram(tmp_path: Path, abstract
         assert manager.until("EXTEND_TIMEOUT_USEC") == {"EXTEND_TIMEOUT_USEC": "15000000", "WATCHDOG": "1"}
 
 
-def test_a_status_is_said_once_until_it_changes(tmp_path: Path) -> None:
-    with Manager(tmp_path) as manager:
-        notifier = Notifier({"NOTIFY_SOCKET": manager.address})
-        for status in ("ready", "ready", "degraded", "degraded", "ready"):
-            notifier.status(status)
-        notifier.alive()
-        manager.until("WATCHDOG", "1")
-        assert manager.statuses == ["ready", "degraded", "ready"]
-
-
 def test_a_long_start_asks_for_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("daemon.host.service_manager._ASK_EVERY_S", 600.0)
     with Manager(tmp_path) as manager:
@@ -61,51 +50,7 @@ def test_a_long_start_asks_for_more_time(tmp_path: Path, monkeypatch: pytest.Mon
         assert manager.during(0.1) == []
 
 
-def test_without_a_manager_and_with_a_deaf_one_nothing_happens(tmp_path: Path) -> None:
-    Notifier({}).ready("ready")
-    Notifier({"NOTIFY_SOCKET": str(tmp_path / "nothing")}).ready("ready")
-    Notifier({"NOTIFY_SOCKET": "vsock:2:1234"}).ready("ready")
-
-
-@pytest.mark.parametrize(
-    ("environ", "watchdog_s"),
-    [
-        ({"WATCHDOG_USEC": "3000000"}, 3.0),
-        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
-        ({"WATCHDOG_USEC": "0"}, None),
-        ({"WATCHDOG_USEC": "soon"}, None),
-        ({}, None),
-    ],
-)
-def test_a_watchdog_counts_where_it_means_this_process(environ: dict[str, str], watchdog_s: float | None) -> None:
-    assert Notifier({"NOTIFY_SOCKET": "/run/nothing", **environ}).watchdog_s == watchdog_s
-
-
-def test_a_probe_stays_with_the_station_that_does_not_hand_it_on() -> None:
-    waiting = []
-    now_s = 100.0
-    probe = PipelineProbe([("intake", lambda then: then()), ("writer", waiting.append)], clock=lambda: now_s)
-    probe.send()
-    now_s = 107.0
-    assert probe.held_by() == ("writer", 7.0)
-    probe.send()
-    assert len(waiting) == 1
-    assert probe.came_through == 0
-    waiting.pop()()
-    assert probe.held_by() is None
-    assert probe.came_through == 1
-
-
-def test_a_station_that_refuses_a_probe_keeps_it() -> None:
-    def refuse(_then: object) -> None:
-        raise RuntimeError("no such thread any more")
-
-    probe = PipelineProbe([("drive", refuse)])
-    probe.send()
-    assert probe.held_by() is not None
-    assert probe.came_through == 0
-
-
+@pytest.mark.promise("A service of systemd", "The watchdog is fed only while images can pass")
 def test_the_watchdog_is_fed_by_images_that_can_pass_and_by_nothing_else(tmp_path: Path, experts_folder: Path) -> None:
     line = Line(tmp_path, experts_folder)
     with Manager(tmp_path) as manager, a_holdable_daemon(line.config, manager, WATCHDOG_S) as process:

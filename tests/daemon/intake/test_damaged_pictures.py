@@ -18,6 +18,8 @@ from experts.vision.preprocess import decode
 from experts.vision.structure import check_structure
 from tests.experts.pictures import a_picture, encoded
 
+pytestmark = pytest.mark.not_fast("starts processes")
+
 PICTURE = a_picture(160, 120)
 COLOUR = Image.fromarray(PICTURE)
 CUTS = 20
@@ -59,6 +61,10 @@ def cuts(first: int, size: int) -> Iterator[int]:
     yield from np.linspace(first, size - 3, CUTS).astype(int).tolist()
 
 
+@pytest.mark.promise(
+    "Containment",
+    "A damaged image whose pixels are not all there is never judged: it is refused or `unknown`, whatever its format",
+)
 def test_whole_pictures_are_taken():
     assert all(pixels_of(payload) is not None for payload in WHOLE)
 

@@ -13,7 +13,6 @@ from daemon.language.model_check import model_problems
 from daemon.line.shared_devices import images_config, sharing_problems
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")
-from tests.experts.moe.tiny import write_tiny
 from tests.tiny_text import EXPERT_BYTES, a_text_model
 
 
@@ -82,12 +81,6 @@ def test_damaged_and_missing_files_are_named(checkpoint: Path, tmp_path: Path) -
     assert "model.safetensors: is truncated" in problems(tmp_path)[0]
     weights.unlink()
     assert "model.safetensors" in problems(tmp_path)[0]
-
-
-def test_an_encoder_decoder_is_not_served(tmp_path: Path) -> None:
-    write_tiny(tmp_path / "model", "switch_transformers")
-    (problem,) = problems(tmp_path)
-    assert "encoder-decoder" in problem
 
 
 def test_a_missing_extra_says_how_to_install_it(

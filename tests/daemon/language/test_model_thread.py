@@ -146,6 +146,7 @@ def test_a_request_ends_once_and_a_bad_prompt_at_once(bench: Bench) -> None:
     assert bench.thread.waiting == 0
 
 
+@pytest.mark.promise("Language models", "A step that hangs costs its requests; a long step does not")
 def test_a_step_that_hangs_costs_its_requests_and_later_ones_until_it_ends(bench: Bench) -> None:
     first = bench.until_open()
     first.going.clear()
@@ -194,14 +195,6 @@ def test_an_opening_that_hung_and_then_failed_is_tried_again(make_bench: Callabl
     going.set()
     until(lambda: bench.thread.status()["state"] == "failed")
     until(bench.is_served)
-
-
-def test_a_model_given_up_when_its_step_had_just_ended_comes_back(bench: Bench) -> None:
-    bench.until_open()
-    bench.thread.give_up("it hung until now")
-    until(lambda: bench.opened[0].closed and bench.thread.status()["state"] != "hanging")
-    bench.ask(1)
-    assert bench.reasons(1) == [None]
 
 
 def test_a_long_step_that_makes_progress_does_not_hang(make_bench: Callable[..., Bench]) -> None:
@@ -264,16 +257,6 @@ def test_a_new_budget_counts_from_the_order_on_until_it_holds(bench: Bench) -> N
     with pytest.raises(ValueError, match="too little"):
         bench.thread.resize(5).result(60)
     assert bench.thread.held_bytes == 50
-
-
-def test_an_order_that_another_one_followed_is_not_carried_out(bench: Bench) -> None:
-    steps, budgets = bench.until_held(), list[int]()
-    steps.resize = budgets.append  # type: ignore[method-assign]
-    larger, smaller = bench.thread.resize(500), bench.thread.resize(50)
-    assert bench.thread.held_bytes == 100
-    steps.going.set()
-    assert (larger.result(60), smaller.result(60)) == (100, 50)
-    assert budgets == [50]
 
 
 def test_memory_that_is_being_taken_counts_although_less_was_ordered_meanwhile(bench: Bench) -> None:

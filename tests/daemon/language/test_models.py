@@ -187,12 +187,3 @@ def test_a_budget_that_the_pools_refused_is_asked_for_again_only_after_a_while(l
     line.drive.refuses = False
     line.language._devices[0].refused_until_s = 0.0
     until(lambda: line.drive.budget_bytes == DEVICE - MIN)
-
-
-def test_a_switch_of_experts_is_noticed_for_every_device_with_models(tmp_path: Path) -> None:
-    line = Line(tmp_path, "cpu", "cuda:0")
-    line.drive.works = True
-    line.drive.switches = 1
-    until(lambda: all(pool.budget_bytes == DEVICE - MIN for pool in line.drive.pools.values()))
-    assert [model.budget_bytes for model in line.opened] == [MIN, MIN]
-    line.language.stop(60.0)

@@ -1,7 +1,6 @@
 """A language model in service, without its thread: requests that it cannot do end, and are named."""
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from experts.moe.gating import ForwardStep
 from experts.moe.model.engine import StepTiming
 from experts.moe.policy.schedule import StepCosts
 from experts.transfer import SlotMemory
-from tests.experts.moe.tiny import write_tiny
 from tests.tiny_text import EXPERT_BYTES, EXPERTS, a_text_model
 from tests.waiting import until
 
@@ -91,21 +89,6 @@ def test_a_text_that_its_memory_can_never_hold_is_refused_although_it_was_let_in
         assert model.text_tokens == 50
         assert reason(model, "a" * 49) == "bad_prompt"
         assert reason(model, "a" * 48) is None
-
-
-def test_an_encoder_decoder_is_named_and_leaves_nothing_running(tmp_path: Path) -> None:
-    """`coserve check` may not have been run, and a model that cannot be opened is tried again for each request."""
-    checkpoint = a_text_model(tmp_path / "model")
-    for file in (*checkpoint.glob("*.safetensors"), checkpoint / "config.json"):
-        file.unlink()
-    write_tiny(checkpoint, "switch_transformers")
-    (checkpoint / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    threads = set(threading.enumerate())
-    with pytest.raises(ModelError, match="encoder-decoder"), served(checkpoint, memory=10_000_000):
-        pass
-    for thread in set(threading.enumerate()) - threads:
-        thread.join(60.0)
-        assert not thread.is_alive(), thread.name
 
 
 class Line:

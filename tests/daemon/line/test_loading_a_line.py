@@ -57,15 +57,6 @@ def test_an_expert_larger_than_the_memory_is_named_by_check_and_start(folder: Pa
     assert problem in start_problems(path)
 
 
-def test_a_share_of_the_memory_that_is_too_small_names_the_policy_that_shares(folder: Path) -> None:
-    path = settings(folder, "coserve", expert_memory="60MB", executors=2)
-    (problem,), _ = check_line(path)
-    assert "policy coserve divides 60.0 MB over 2 executors" in problem
-    assert "or lower its executors" in problem
-    assert problem in start_problems(path)
-    assert check_line(settings(folder, "coserve-plus", expert_memory="60MB", executors=2))[0] == []
-
-
 def test_memory_that_this_machine_has_not_and_pictures_that_cannot_be_kept_end_a_start(folder: Path) -> None:
     assert "devices.cpu.expert_memory: 60.0 TB is more than" in str(
         start_problems(settings(folder, expert_memory="60TB"))
@@ -73,15 +64,6 @@ def test_memory_that_this_machine_has_not_and_pictures_that_cannot_be_kept_end_a
     path = settings(folder, expert_memory="60MB")
     path.write_text(path.read_text() + "images: /proc/nope\n")
     assert "images: nothing can be written in /proc" in str(start_problems(path))
-
-
-def test_a_profile_of_another_machine_is_named_by_check_and_start(folder: Path) -> None:
-    a_profile(folder, cpu="Another Processor")
-    path = settings(folder, profile="profile.yaml")
-    (problem,), _ = check_line(path)
-    assert "this profile is of another machine: its processor is 'Another Processor'" in problem
-    assert "coserve profile" in problem
-    assert problem in start_problems(path)
 
 
 def test_a_profile_of_this_machine_fills_what_is_left_open_and_layouts_it_lacks_are_a_warning(folder: Path) -> None:
@@ -93,15 +75,6 @@ def test_a_profile_of_this_machine_fills_what_is_left_open_and_layouts_it_lacks_
     line = load_line(path)
     assert (line.config.devices["cpu"].executors, line.config.devices["cpu"].expert_memory) == (2, 150_000_000)
     assert line.warnings == facts["warnings"]
-
-
-def test_a_line_whose_profile_is_still_to_be_measured_can_be_read_without_it(folder: Path) -> None:
-    path = settings(folder, profile="profile.yaml")
-    with pytest.raises(ConfigError, match=r"profile\.yaml"):
-        load_line(path)
-    line = load_line(path, with_profiles=False)
-    assert line.config.devices["cpu"].expert_memory == 0
-    assert line.measured.matrix == ()
 
 
 def test_one_round_names_every_mistake_of_settings_rules_and_catalog_each_with_its_line(folder: Path) -> None:

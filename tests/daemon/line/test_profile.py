@@ -18,7 +18,7 @@ from daemon.line.devices import (
     pools_and_executors,
     profile_warnings,
 )
-from daemon.line.profile import MachineIdentity, load_profile, this_machine
+from daemon.line.profile import MachineIdentity, load_profile
 from daemon.policy.request import RAM
 from daemon.units import size_text
 from experts.spec import ExpertId
@@ -69,14 +69,6 @@ def test_a_profile_becomes_rows_of_the_matrix_and_recommendations(tmp_path: Path
     assert profile.usage == {"B": 0.4}
 
 
-def test_numbers_may_be_written_as_people_write_them(tmp_path: Path) -> None:
-    path = a_profile(tmp_path)
-    path.write_text(path.read_text().replace("16000000000", "16e9").replace("expert_memory: 900", "expert_memory: 2GB"))
-    profile = load_profile(path)
-    assert profile.machine == HERE
-    assert profile.devices["cpu"].expert_memory == 2_000_000_000
-
-
 def test_every_mistake_of_a_profile_is_named_with_its_line(tmp_path: Path) -> None:
     path = a_profile(tmp_path)
     path.write_text(path.read_text().replace("max_batch: 6", "max_batch: 0").replace("disk_s", "disc_s"))
@@ -119,29 +111,6 @@ def test_a_profile_of_another_machine_is_refused_with_what_differs_and_what_to_d
     for part in ("'Processor Nine', here it is 'Processor Ten'", "4 cores, this one 8", "16.0 GB", "NVIDIA H200"):
         assert part in problems
     assert "coserve profile" in problems
-
-
-def test_a_few_percent_of_memory_make_no_other_machine() -> None:
-    assert HERE.differences(HERE.model_copy(update={"memory_bytes": 15_500_000_000})) == []
-    assert HERE.differences(HERE.model_copy(update={"memory_bytes": 8_000_000_000}))
-
-
-def test_this_machine_is_the_same_machine_twice() -> None:
-    here = this_machine()
-    assert here == this_machine()
-    assert here.cpu
-    assert here.cores >= 1
-    assert here.memory_bytes > 1_000_000
-
-
-def test_a_device_that_was_not_measured_is_named(tmp_path: Path) -> None:
-    a_profile(tmp_path)
-    assert "has no device cuda:0" in problems_of(tmp_path, "{'cuda:0': {profile: profile.yaml}}")
-
-
-def test_memory_that_neither_the_settings_nor_the_profile_names_is_asked_for(tmp_path: Path) -> None:
-    a_profile(tmp_path, devices={"cpu": {"executors": 2}})
-    assert "devices.cpu.expert_memory is missing" in problems_of(tmp_path, "{cpu: {profile: profile.yaml}}")
 
 
 def test_layouts_that_were_not_measured_are_a_warning_and_others_are_fine(tmp_path: Path) -> None:
@@ -194,30 +163,8 @@ def test_shared_and_own_memory_are_counted_together_against_the_ram(tmp_path: Pa
     assert problem.startswith("devices.cuda:0.expert_memory: "), "the CPU is not a device of this line"
 
 
-def test_a_host_cache_without_a_measured_copy_is_a_warning(tmp_path: Path) -> None:
-    devices = "{'cuda:0': {expert_memory: 10, host_cache: 30, profile: profile.yaml}}"
-    for ram_s, texts in ((None, ["host_cache is not used"]), (0.01, [])):
-        row = {**ROW, "ram_s": ram_s}
-        a_profile(tmp_path, devices={"cuda:0": {"architectures": {"resnet18": row}}})
-        config, measured = completed(tmp_path, devices)
-        warnings = profile_warnings(tmp_path / "coserve.yaml", config, measured, a_catalog())
-        assert [text for text, warning in zip(texts, warnings, strict=True) if text not in warning] == []
-
-
-def test_a_host_cache_without_a_profile_is_used_at_an_assumed_cost(tmp_path: Path) -> None:
-    config, measured = completed(tmp_path, "{'cuda:0': {expert_memory: 10, host_cache: 30}}")
-    (warning,) = profile_warnings(tmp_path / "coserve.yaml", config, measured, a_catalog())
-    assert "devices.cuda:0.host_cache is used, and what a copy from there costs is assumed" in warning
-    assert f"coserve profile {tmp_path / 'coserve.yaml'}" in warning
-
-
 def test_an_expert_that_fits_no_pool_is_named_with_what_to_do(tmp_path: Path) -> None:
     _, config = a_config(tmp_path, "{cpu: {expert_memory: 25, executors: 2}}")
     assert memory_problems(config, ["B", "C"], a_catalog(weights_bytes=20)) == []
     (problem,) = memory_problems(config, ["B", "C", "missing"], a_catalog(weights_bytes=30))
     assert "B and 1 other expert need up to 30 B; cpu has 25 B: raise it to at least 30 B" in problem
-
-
-def test_experts_that_no_rule_uses_may_be_of_any_size(tmp_path: Path) -> None:
-    _, config = a_config(tmp_path, "{cpu: {expert_memory: 25}}")
-    assert memory_problems(config, [], a_catalog(weights_bytes=30)) == []

@@ -47,21 +47,6 @@ def test_a_thousand_reloads_keep_the_newest_rules_and_those_in_use():
     assert book.current is versions[-1]
 
 
-def test_a_reload_to_earlier_rules_makes_them_the_newest():
-    book = Rulebook(rules(0))
-    for number in (*range(1, 9), 0, *range(9, 16)):
-        book.replace(rules(number), ())
-    assert book.get(rules(0).version) is not None
-    assert book.get(rules(8).version) is None
-
-
-def test_without_an_answer_of_the_database_no_rules_are_forgotten():
-    book = Rulebook(rules(0))
-    for number in range(1, 100):
-        book.replace(rules(number), None)
-    assert all(book.get(rules(number).version) for number in range(100))
-
-
 def test_rules_are_in_use_while_an_attempt_is_open_or_an_image_has_no_verdict(tmp_path):
     line = a_line(tmp_path)
     opened = line.rulebook.current.version

@@ -153,58 +153,6 @@ def test_the_same_defect_at_the_same_designator_of_one_board_type_is_said_in_wor
     assert stream.texts(rule) == []
 
 
-def test_in_a_row_ends_with_the_first_good_board_and_repair_does_not_end_it() -> None:
-    rule = a_rule("count: 3, same: [designator], within: 3 boards")
-    stream = Stream()
-    for serial in ("A1", "A2", "A3"):
-        stream.image(serial)
-    stream.image("A3", verdict="pass", attempt=2)
-    assert stream.texts(rule) == ["a: fail at U1 on 3 of the last 3 boards"]
-    stream.image("A4", verdict="pass")
-    assert stream.texts(rule) == []
-
-
-def test_a_board_that_is_inspected_again_and_again_counts_once() -> None:
-    stream = Stream()
-    for attempt in range(1, 6):
-        stream.image("A1", attempt=attempt)
-    assert stream.texts(a_rule("count: 2, same: [designator], within: 10 boards")) == []
-    assert stream.texts(a_rule("count: 2, within: 10 images")) == []
-    assert stream.texts(a_rule("count: 2, within: 1h")) == []
-    assert stream.texts(a_rule("count: 1, within: 1h")) == ["fail on 1 image in the last 1h"]
-
-
-def test_a_false_call_takes_its_image_back_and_the_undo_brings_it_again() -> None:
-    for within in ("20 boards", "20 images", "1h"):
-        rule = a_rule(f"count: 2, same: [defect], within: {within}")
-        stream = Stream()
-        first = stream.image("A1")
-        stream.image("A2")
-        assert len(stream.texts(rule)) == 1
-        stream.review(first, "pass")
-        assert stream.texts(rule) == []
-        stream.review(first, "fail", "bridge")
-        assert len(stream.texts(rule)) == 1
-
-
-def test_a_share_of_the_newest_images_of_a_component() -> None:
-    rule = a_rule('count: 5, same: [component], component: "R*", within: 50 images')
-    stream = Stream()
-    for number in range(100):
-        stream.image(f"A{number}", verdict="fail" if 60 <= number < 65 else "pass", component="R0402")
-        stream.image(f"A{number}", "Q1", component="Q")
-    assert stream.texts(rule) == ["fail of R0402 on 5 of the last 50 images"]
-
-
-def test_a_condition_within_a_time_ends_by_itself() -> None:
-    rule = a_rule("verdict: unknown, count: 5, within: 10m")
-    stream = Stream()
-    for number in range(5):
-        stream.image("A1", f"U{number}", verdict="unknown")
-    assert stream.texts(rule, later_s=590.0) == ["unknown on 5 images in the last 10m"]
-    assert stream.texts(rule, later_s=597.0) == []
-
-
 def test_an_image_that_a_wrong_clock_stamped_years_ahead_keeps_no_alarm_up() -> None:
     rule, stream = a_rule("count: 2, within: 10s"), Stream()
     ahead = [stream.image(serial, at=utc_text(START_S + 1e8)) for serial in ("S1", "S2")]

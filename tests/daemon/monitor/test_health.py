@@ -13,12 +13,13 @@ import daemon.monitor.answers
 from daemon.app import App
 from daemon.dispatch.simulated import SimulatedDevices, SimulatedPool
 from daemon.line.line import load_line
-from daemon.monitor.answers import NoAnswer, http_answer
+from daemon.monitor.answers import Vitals
 from tests.contract.client import Line
 from tests.simulated import answer as answer_of
 from tests.waiting import until
 
 PATHS = ("/healthz", "/readyz")
+NO_ANSWER = "stuck: the writer thread has not answered for 12 s; the log says more"
 
 
 @contextmanager
@@ -33,10 +34,15 @@ def an_app(line: Line) -> Iterator[App]:
 
 
 def answers(app: App) -> dict[str, tuple[int, str]]:
-    responses = {path: http_answer(path, lambda _kind: app.operations.health()) for path in PATHS}
-    return {path: (response.status, response.text.strip()) for path, response in responses.items()}
+    health = app.operations.health()
+    parts = zip(PATHS, (health["alive"], health["ready"]), strict=True)
+    return {path: (200 if part["ok"] else 503, part["text"]) for path, part in parts}
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "Health and counters are served while a thread hangs, and name the thread",
+)
 def test_starting_ready_draining_and_a_hung_thread_are_told_apart(
     tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,25 +116,25 @@ def test_a_scheduler_that_hangs_keeps_neither_counters_nor_health_from_being_tol
         release.set()
 
 
-def test_a_line_that_lacks_an_expert_is_degraded_and_ready(tmp_path: Path, experts_folder: Path) -> None:
-    line = Line(tmp_path / "line", experts_folder)
-    (line.folder / "experts" / "R0402.safetensors").unlink()
-    (line.folder / "experts" / "R0402.safetensors").write_bytes(b"not weights")
-    with line.service():
-        line.send()
-        line.idle()
-        health = line.control("health")
-        assert health["alive"] == {"ok": True, "text": "alive"}
-        assert health["ready"]["ok"] is True
-        assert health["ready"]["text"].startswith("degraded: expert R0402 cannot be loaded: ")
-        assert scraped(line, "coserve_failed_experts") == "1.0"
-        assert scraped(line, 'coserve_verdicts_total{reason="expert_failed",verdict="unknown"}') == "1.0"
-
-
-@pytest.mark.parametrize("path", [*PATHS, "/metrics"])
-def test_a_daemon_that_does_not_answer_is_503_with_the_reason(path: str) -> None:
-    def ask(_kind: str) -> dict[str, Any]:
-        raise NoAnswer("it is stuck or very busy")
-
-    assert http_answer(path, ask).status == 503
-    assert "it is stuck or very busy" in http_answer(path, ask).text
+@pytest.mark.parametrize(
+    ("vitals", "is_ready", "ready"),
+    [
+        (Vitals("starting"), False, "starting: the first experts are being loaded"),
+        (Vitals("draining"), False, "draining"),
+        (Vitals("draining", refuses=["it is draining"]), False, "draining: takes no images: it is draining"),
+        (Vitals("ready"), True, "ready"),
+        (Vitals("degraded", troubles=["A cannot be loaded"]), True, "degraded: A cannot be loaded"),
+        (Vitals("degraded", refuses=["the disk is full"]), False, "degraded: takes no images: the disk is full"),
+        (Vitals("degraded", unjudged=["no rows"], troubles=["x"]), False, "degraded: images get no verdict: no rows"),
+        (Vitals("ready", held_by=("writer", 9.9)), True, "ready"),
+        (Vitals("ready", held_by=("writer", 12.3)), False, NO_ANSWER),
+        (Vitals(""), False, ""),
+    ],
+)
+def test_health_is_that_an_image_can_pass_and_readiness_that_images_are_taken_and_judged(
+    vitals: Vitals, is_ready: bool, ready: str
+) -> None:
+    told = daemon.monitor.answers.health(vitals)
+    hung = ready == NO_ANSWER
+    assert told["alive"] == {"ok": not hung, "text": NO_ANSWER if hung else "alive"}
+    assert told["ready"] == {"ok": is_ready, "text": ready}

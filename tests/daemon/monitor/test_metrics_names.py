@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from daemon.host.temperature import Reading, Thermometer
-from daemon.monitor.gauges import STATES, Gauges, ScrapeFacts
+from daemon.host.temperature import Reading
+from daemon.monitor.gauges import Gauges, ScrapeFacts
 from daemon.monitor.metrics import Metrics
 from daemon.records import BatchDone, ExpertSwitch, Outcome, Published, Stage, TextOutcome
 from daemon.storage.disk_space import FreeSpace
@@ -79,36 +79,6 @@ def test_promtool_finds_nothing_to_say_about_a_line_that_has_everything() -> Non
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-SUMMED = """
-coserve_expert_memory_used_bytes{device="cpu"} 15.0
-coserve_resident_experts{device="cpu"} 5.0
-coserve_executor_out_of_service{executor="cuda:0/0"} 1.0
-coserve_queued_requests_unloaded 2.0
-coserve_image_retries_total 9.0
-coserve_consumer_lag_messages{consumer="plant"} 12.0
-coserve_child_up{child="dashboard"} 1.0
-coserve_shadow_answers_total 7.0
-coserve_shadow_dropped_total 1.0
-coserve_model_memory_used_bytes{model="writer",what="experts"} 8.0
-coserve_model_memory_budget_bytes{model="writer",what="texts"} 3.0
-coserve_temperature_celsius{sensor="coretemp"} 48.5
-coserve_stage_queued_seconds_count{architecture="resnet18",device="cpu",step="1"} 1.0
-"""
-
-
-def test_devices_are_summed_over_their_pools_and_states_are_one_hot() -> None:
-    text = a_scrape()
-    assert set(SUMMED.split("\n")) <= {*text.split("\n"), ""}
-    assert 'consumer="new"' not in text
-    states = dict(re.findall(r'coserve_state\{state="(\w+)"\} (\S+)', text))
-    assert states == {state: "1.0" if state == "degraded" else "0.0" for state in STATES}
-
-
-@pytest.mark.parametrize("changed", [{"scheduler": {}}, {"last_seq": None}, {"disks": {}}, {"temperatures": ()}])
-def test_what_is_not_known_is_left_out_and_the_rest_is_told(changed: dict[str, object]) -> None:
-    assert "coserve_backlog_images 3.0" in a_scrape(**changed)
-
-
 def test_a_look_that_fails_costs_the_gauges_and_no_counter() -> None:
     metrics = Metrics()
 
@@ -118,15 +88,6 @@ def test_a_look_that_fails_costs_the_gauges_and_no_counter() -> None:
     metrics.registry.register(Gauges(look))
     metrics.reviewed("fail")
     assert 'coserve_reviews_total{verdict="fail"} 1.0' in metrics.exposition()
-
-
-def test_sensors_are_asked_at_most_every_five_seconds_and_a_machine_without_is_no_error() -> None:
-    now = 0.0
-    thermometer = Thermometer(clock=lambda: now)
-    first = thermometer.read()
-    assert thermometer.read() is first
-    now = 5.0
-    assert {reading.sensor for reading in thermometer.read()} == {reading.sensor for reading in first}
 
 
 def test_every_metric_that_the_documentation_names_is_one_that_is_told() -> None:

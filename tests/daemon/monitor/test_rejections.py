@@ -41,12 +41,3 @@ def test_a_flood_of_made_up_sources_takes_no_memory_and_the_newest_are_shown() -
     rows = rejections.rows()
     assert len(rows) == 100
     assert rows[0]["source"] == "made-up-4999"
-
-
-def test_one_source_rejected_for_days_keeps_an_hour_of_minutes() -> None:
-    clock = Clock()
-    rejections = Rejections(clock)
-    for _ in range(3000):
-        clock.now_s += 60
-        rejections.note("cam-1", "bad_image", "x")
-    assert rejections.rows()[0]["images"] == 60

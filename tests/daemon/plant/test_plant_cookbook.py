@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from tests import ROOT
 from tests.daemon.plant.page.plant_rows import PlantRows, Record, filled, some_weeks, utc_now
-from tests.daemon.storage.database.postgresql_server import WANTED, a_server, programs
+from tests.daemon.storage.database.postgresql_server import WANTED, Server, programs
 
 pytest.importorskip("psycopg", reason=WANTED)
 pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
@@ -30,9 +30,9 @@ def plant() -> PlantRows:
 
 
 @pytest.fixture(scope="module")
-def connection(plant: PlantRows) -> Iterator[Connection]:
+def connection(plant: PlantRows, postgresql: Server) -> Iterator[Connection]:
     seen = {"line-1": plant.now + timedelta(hours=1), "line-2": plant.now - timedelta(hours=3), "line-3": None}
-    with a_server() as server, filled(server.url("cookbook"), plant, seen) as engine, engine.connect() as connection:
+    with filled(postgresql.url("cookbook"), plant, seen) as engine, engine.connect() as connection:
         yield connection  # one transaction: now() stands
 
 

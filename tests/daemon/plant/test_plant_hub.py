@@ -7,7 +7,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from typer.testing import CliRunner
 
 from daemon.consumers.plant.tables import inspections
 from daemon.errors import ConfigError, StartError
-from daemon.plant.schema import UPGRADES, make_schema, open_database
+from daemon.plant.schema import SCHEMA_VERSION, make_schema, open_database
 from daemon.plant.settings import HubSettings, Retention, load_plant
 from daemon.plant.upkeep import keep_in_order, prune_releases
 from daemon.registry.manifest import SignedManifest
@@ -30,19 +29,13 @@ from daemon.registry.store import Store
 from tests import ROOT
 from tests.daemon.consumers.plant.hub_database import HubDatabase
 from tests.daemon.registry.test_manifest import a_manifest
-from tests.daemon.storage.database.postgresql_server import WANTED, Server, a_server, programs
+from tests.daemon.storage.database.postgresql_server import WANTED, Server, programs
 from tests.ports import free_port
 from tests.waiting import until
 from tools.cli.main import app
 
 pytest.importorskip("psycopg", reason=WANTED)
 pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with a_server() as server:
-        yield server
 
 
 def test_every_mistake_in_plant_yaml_comes_with_its_line(tmp_path: Path) -> None:
@@ -68,6 +61,12 @@ def test_every_mistake_in_plant_yaml_comes_with_its_line(tmp_path: Path) -> None
     with pytest.raises(ConfigError) as error:
         load_plant(file)
     assert [re.sub(r".*yaml:(\d+):.*", r"\1", problem) for problem in error.value.problems] == ["2", "4"]
+
+
+def test_an_address_that_is_no_database_of_postgresql_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plant.yaml").write_text("database: postgresql://me:sec/ret@nowhere/x\n")
+    with pytest.raises(ConfigError, match="expected postgresql://USER@HOST:PORT/DATABASE"):
+        load_plant(tmp_path / "plant.yaml")
 
 
 def test_the_page_names_every_key_of_plant_yaml() -> None:
@@ -110,9 +109,9 @@ def test_two_lines_with_one_key_or_a_line_with_the_hubs_are_a_mistake(tmp_path: 
     assert "plant.yaml:6:17: is that of http_token too" in second
 
 
-def test_the_schema_is_made_once_and_a_newer_one_is_refused(server: Server) -> None:
-    engine = open_database(server.url("twice"))
-    assert [make_schema(engine), make_schema(engine)] == [len(UPGRADES)] * 2
+def test_the_schema_is_made_once_and_a_newer_one_is_refused(postgresql: Server) -> None:
+    engine = open_database(postgresql.url("twice"))
+    assert [make_schema(engine), make_schema(engine)] == [SCHEMA_VERSION] * 2
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE schema_version SET version = 99")
     with pytest.raises(StartError, match="has schema 99"):
@@ -120,8 +119,8 @@ def test_the_schema_is_made_once_and_a_newer_one_is_refused(server: Server) -> N
     engine.dispose()
 
 
-def test_a_database_that_cannot_hold_every_text_is_refused_in_words(server: Server, tmp_path: Path) -> None:
-    address = make_url(server.url("template"))
+def test_a_database_that_cannot_hold_every_text_is_refused_in_words(postgresql: Server, tmp_path: Path) -> None:
+    address = make_url(postgresql.url("template"))
     admin = create_engine(address, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         for encoding in ("SQL_ASCII", "LATIN1"):
@@ -138,8 +137,8 @@ def test_a_database_that_cannot_hold_every_text_is_refused_in_words(server: Serv
     admin.dispose()
 
 
-def test_a_lines_role_cannot_put_a_table_of_its_own_before_the_hubs(server: Server) -> None:
-    hub = HubDatabase(server, "roles")
+def test_a_lines_role_cannot_put_a_table_of_its_own_before_the_hubs(postgresql: Server) -> None:
+    hub = HubDatabase(postgresql, "roles")
     with psycopg.connect(hub.conninfo, autocommit=True) as connection:
         connection.execute("CREATE ROLE a_line")
         connection.execute("SET ROLE a_line")
@@ -158,8 +157,8 @@ class _Removed:
         self.digests.append(sha256)
 
 
-def test_upkeep_makes_days_ahead_and_forgets_by_line(server: Server) -> None:
-    hub = HubDatabase(server, "upkeep")
+def test_upkeep_makes_days_ahead_and_forgets_by_line(postgresql: Server) -> None:
+    hub = HubDatabase(postgresql, "upkeep")
     now = datetime.now(UTC)
     for line in ("line-1", "line-2"):
         line_row = (
@@ -202,10 +201,15 @@ def test_upkeep_makes_days_ahead_and_forgets_by_line(server: Server) -> None:
     hub.engine.dispose()
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "The hub deletes none of the newest releases that `retention.releases` keeps, and no file of one; a pull "
+    "that reads meanwhile ends well, a push is refused at worst",
+)
 def test_a_release_that_is_pushed_while_old_ones_are_deleted_stays(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub, store = HubDatabase(server, "prune"), Store(tmp_path)
+    store = Store(tmp_path)
 
     def push(number: int, name: str = "line") -> None:
         data = a_manifest(name=name, number=number, rules=None).encoded()
@@ -220,42 +224,40 @@ def test_a_release_that_is_pushed_while_old_ones_are_deleted_stays(
         push(number)
     whole = store.prune
     monkeypatch.setattr(Store, "prune", lambda _, *asked: prune(*asked))
-    settings = HubSettings(database=hub.url, releases=tmp_path, retention=Retention(releases=1))
-    prune_releases(hub.engine, settings, 0.0)
+    settings = HubSettings(database="postgresql:///none", releases=tmp_path, retention=Retention(releases=1))
+    prune_releases(settings, 0.0)
     assert {name: store.numbers(name) for name in store.names()} == {"line": [3, 4], "new": [1]}
-    hub.engine.dispose()
 
 
-def test_times_that_are_far_off_lie_apart(server: Server) -> None:
-    hub = HubDatabase(server, "far")
+def test_times_that_are_far_off_lie_apart(postgresql: Server) -> None:
+    hub = HubDatabase(postgresql, "far")
     for day in ("2099-01-01", "1999-01-01"):
         hub.ask("SELECT ensure_day(%s::date)", day)
     assert hub.value("SELECT count(*) FROM partitions") == 0
     hub.engine.dispose()
 
 
-def test_the_hub_waits_for_its_database_and_its_commands_say_what_is_wrong(tmp_path: Path) -> None:
-    with a_server() as server:
-        port = free_port()
-        file = tmp_path / "plant.yaml"
-        file.write_text(f"database: {server.url('run')}\nhttp: http://127.0.0.1:{port}\n")
-        server.stop()
-        checked = CliRunner().invoke(app, ["plant", "check", str(file)])
-        assert checked.exit_code == 1
-        assert "secret" not in checked.output
-        command = [sys.executable, "-m", "tools", "plant", "run", str(file)]
-        with subprocess.Popen(command, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            assert process.stdout is not None
-            assert b"ready at" in process.stdout.readline()
-            assert _health(port)[0] == 503
-            server.start()
-            until(lambda: _health(port) == (200, "ok"))
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
-        checked = CliRunner().invoke(app, ["plant", "check", str(file), "--json"])
-        assert (checked.exit_code, '"schema": true' in checked.output) == (0, True)
-        accepted = CliRunner().invoke(app, ["plant", "accept", str(file), "line-9"])
-        assert accepted.exit_code == 1
+def test_the_hub_waits_for_its_database_and_its_commands_say_what_is_wrong(postgresql: Server, tmp_path: Path) -> None:
+    port = free_port()
+    file = tmp_path / "plant.yaml"
+    file.write_text(f"database: {postgresql.url('run')}\nhttp: http://127.0.0.1:{port}\n")
+    postgresql.stop()
+    checked = CliRunner().invoke(app, ["plant", "check", str(file)])
+    assert checked.exit_code == 1
+    assert "secret" not in checked.output
+    command = [sys.executable, "-m", "tools", "plant", "run", str(file)]
+    with subprocess.Popen(command, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert b"ready at" in process.stdout.readline()
+        assert _health(port)[0] == 503
+        postgresql.start()
+        until(lambda: _health(port) == (200, "ok"))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    checked = CliRunner().invoke(app, ["plant", "check", str(file), "--json"])
+    assert (checked.exit_code, '"schema": true' in checked.output) == (0, True)
+    accepted = CliRunner().invoke(app, ["plant", "accept", str(file), "line-9"])
+    assert accepted.exit_code == 1
     assert CliRunner().invoke(app, ["plant", "run", str(tmp_path / "absent.yaml")]).exit_code == 2
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi")
-pytest.importorskip("uvicorn")
 from daemon.dashboard.site import server
 from daemon.dashboard.site.live import LiveTopics
 from daemon.plant.hub import make_app
@@ -65,6 +63,7 @@ def test_a_picture_that_is_sent_slowly_arrives_and_a_sender_who_stops_is_cut_off
     assert FolderPictures(tmp_path / "pictures").get(SHA256) == CONTENT
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("path", [f"/pictures/{SHA256}", f"/objects/{SHA256}"])
 def test_a_file_that_is_read_slowly_comes_whole(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_UNREAD_S", 1.0)

@@ -35,13 +35,6 @@ def test_each_executor_gets_an_equal_share_of_its_device_and_the_gpus_come_first
     assert {share.device for share in shares} == {"cpu", "cuda:0", "ram"}
 
 
-def test_samba_has_one_executor_with_all_of_its_device_and_batches_of_one():
-    pools = [a_pool("cpu", 100), a_pool("cuda:0", 91)]
-    shares, used = partition(pools, executors_on("cpu", "cuda:0", "cuda:0"), PRESETS["samba"])
-    assert [(share.pool, share.budget_bytes, share.max_batch) for share in shares] == [("cuda:0", 91, 1)]
-    assert [each.executor for each in used] == ["cuda:0/1"]
-
-
 def test_round_robin_passes_over_an_executor_that_can_never_have_the_expert():
     pools = [a_pool("cuda:0/0", 100), a_pool("cuda:0/1", 5), a_pool("cuda:0/2", 100)]
     parts = some_parts(EXPERTS, pools, "coserve-none")
@@ -87,14 +80,6 @@ def test_requests_move_when_their_executor_can_no_longer_have_their_expert():
     assert parts.waiting("cuda:0/0") == []
     assert sorted(parts.waiting("cuda:0/1")) == ["a", "b"]
     assert parts.add("c") == ["cuda:0/1"]
-
-
-def test_requests_have_moved_before_any_pool_is_asked_what_it_wants():
-    parts = some_parts(EXPERTS, [a_pool("cuda:0/0", 30), a_pool("cuda:0/1", 30)])
-    assert parts.add("a") == ["cuda:0/0"]
-    parts.residency.targets_bytes[parts.residency.executors[ExecutorId("cuda:0/0")].pool] = 5
-    parts.residency.room_changed()
-    assert parts.wants("cuda:0/1") == ["a"]
 
 
 @dataclass

@@ -31,22 +31,6 @@ def test_a_preliminary_in_another_executors_memory_does_not_count():
     assert parts.victims("cuda:0/1")[0] == "d"
 
 
-def test_queued_images_keep_no_expert_in_the_pool():
-    """The paper's words, and a weakness that `coserve-plus` does not have."""
-    parts = some_parts(CHAINS, ONE)
-    parts.hold("cpu", "c", "d")
-    parts.add("d", "d", "d")
-    assert parts.victims("cpu")[0] == "d"
-
-
-def test_other_facts_change_which_experts_are_preliminary():
-    parts = some_parts(CHAINS, ONE)
-    parts.hold("cpu", "a", "d", "e")
-    parts.residency.set_facts([an_expert("a", 10, 0.5, then=[("e", 0.9)]), *CHAINS[1:]])
-    parts.queues.rebuild()
-    assert parts.victims("cpu")[0] == "d"
-
-
 def test_the_least_recently_used_goes_first_and_a_load_is_a_use():
     parts = some_parts(CHAINS, ONE, "samba")
     parts.hold("cpu", "a", "b", "c")

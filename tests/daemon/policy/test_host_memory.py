@@ -64,14 +64,6 @@ def test_an_expert_that_only_waits_for_ones_in_host_memory_makes_place_for_them(
     assert max(line.started_s.values()) < 5.0, "before anybody is due"
 
 
-def test_a_group_that_waits_in_the_ram_tier_becomes_urgent_as_any_other():
-    line = a_machine(a_pool("cuda:0", 10), a_ram(10), experts="ab")
-    line.arrive(a_request(1, "a"), a_request(2, "b"))
-    line.arrive(*(a_request(100 + n, "a", arrived_s=0.15 * n) for n in range(600)))
-    line.run()
-    assert line.started_s[2] < 40.0
-
-
 def test_an_idle_gpu_copies_what_the_cpu_has_rather_than_reading_it():
     line = a_machine(a_pool("cuda:0", 20), a_pool("cpu", 20, 4), executors=("cuda:0", "cpu"))
     scheduler = line.scheduler
@@ -158,13 +150,6 @@ def test_a_cpu_with_nothing_to_do_helps_with_the_gpus_longest_queue():
     line.run()
     assert {run.executor for run in line.runs()} == {"cuda:0/0", "cpu/1"}
     assert len(line.ran) == 60
-
-
-def test_a_short_queue_is_left_to_the_gpu():
-    line = a_machine(a_pool("cuda:0", 10), a_pool("cpu", 10, 4), experts="a", executors=("cuda:0", "cpu"))
-    line.arrive(*(a_request(n, "a") for n in range(6)))
-    line.run()
-    assert {load.pool for load in line.loads()} == {GPU}
 
 
 def test_where_the_disk_binds_small_groups_are_finished_first_so_that_memory_is_freed():

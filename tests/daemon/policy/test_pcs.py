@@ -96,12 +96,3 @@ def test_only_pools_whose_pc_has_changed_are_asked_again() -> None:
     assert scheduler.pools_to_ask(POOLS, 1.1) == [PC2]
     scheduler.arrive(a_request(99, "a", 2.0, deadline_s=60.0), 2.0)
     assert scheduler.pools_to_ask(POOLS, 2.0) == POOLS
-
-
-def test_a_line_of_one_pc_is_asked_for_every_pool() -> None:
-    names = [PoolId("cuda:0"), CPU]
-    scheduler = a_scheduler([an_expert("a")], [a_pool(name, 10) for name in names], executors_on(*names))
-    for _ in range(2):
-        assert scheduler.pools_to_ask(names, 1.0) == names
-        for pool in names:
-            scheduler.next_load(pool, 1.0)

@@ -74,7 +74,3 @@ def test_the_purity_test_sees_what_it_forbids():
     )
     assert imported(tree) == ["time", "os"]
     assert sorted(set_iterations(tree)) == [3, 5, 7]
-
-
-def test_there_is_a_policy_to_look_at():
-    assert any(file.name == "scheduler.py" for file in policy_files())

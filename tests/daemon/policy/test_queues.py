@@ -1,7 +1,7 @@
 """Requests bound to executors: arranging and splitting (CoServe §4.2), and what operators and failures do to them."""
 
 from daemon.policy.actions import Load
-from daemon.policy.request import ExecutorId, PoolFacts, PoolId
+from daemon.policy.request import PoolFacts, PoolId
 from experts.spec import ExpertId
 from tests.daemon.policy.line import Clockwork, a_pool, a_request, a_scheduler, an_expert, executors_on
 from tests.daemon.policy.queue_parts import a_row, some_parts
@@ -33,15 +33,6 @@ def test_without_arranging_only_neighbours_share_a_batch():
     assert [parts.run("cpu") for _ in range(5)] == [[1, 2], [3], [4, 5, 6], [7], [8]]
 
 
-def test_a_group_whose_last_requests_run_is_queued_no_more():
-    parts = some_parts(EXPERTS, ONE)
-    parts.hold("cpu", "a", "b")
-    parts.add("a", "b")
-    parts.run("cpu")
-    parts.add("a")
-    assert parts.waiting("cpu") == ["b", "a"]
-
-
 def test_a_batch_keeps_to_the_profile_and_to_the_memory_for_intermediate_results():
     pool = PoolFacts(PoolId("cpu"), "cpu", 1000, 8, activation_bytes=50)
     parts = some_parts(EXPERTS, [pool], matrix=[a_row("cpu", max_batch=6, activation_bytes=10)])
@@ -61,18 +52,6 @@ def test_a_request_that_leaves_the_queue_is_in_no_batch_and_may_come_back():
     parts.queues.check()
     assert [request.request_id for request in parts.queues.requests_of(ExpertId("a"))] == [2, 5, 3]
     assert parts.take("cpu") == [2, 5, 3]
-
-
-def test_a_long_group_gives_back_what_has_run():
-    parts = some_parts(EXPERTS, ONE)
-    parts.hold("cpu", "a")
-    parts.add(*"a" * 900)
-    for _ in range(250):
-        parts.run("cpu")
-    group = parts.queues._queues[ExecutorId("cpu")].head
-    assert group is not None
-    assert group.size == 150
-    assert len(group.requests) < 450
 
 
 def test_nothing_is_loaded_ahead_and_nothing_while_the_executor_runs():

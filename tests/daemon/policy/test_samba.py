@@ -1,7 +1,5 @@
 """The baselines (docs/how-it-schedules.md): first come, first served, batches of one, a chain's next step at once."""
 
-import pytest
-
 from tests.daemon.policy.line import Clockwork, a_pool, a_request, a_scheduler, an_expert, executors_on
 
 EXPERTS = [an_expert("a", then=[("d", 0.9)]), an_expert("b"), an_expert("c"), an_expert("d")]
@@ -39,34 +37,6 @@ def test_nothing_is_loaded_before_the_head_of_the_queue_needs_it():
     assert line.started_s == {1: 1.0, 2: 2.2}
 
 
-def test_an_arrival_while_a_classifier_runs_loads_nothing_yet():
-    line = a_samba(budget_bytes=40)
-    line.arrive(a_request(1, "a"), a_request(2, "b"), a_request(3, "c", 1.1))
-    line.run()
-    assert line.started_s == pytest.approx({1: 1.0, 2: 2.2, 3: 3.4})
-
-
-def test_the_least_recently_used_expert_is_evicted():
-    line = a_samba(budget_bytes=20)
-    line.arrive(*(a_request(n, "abac"[n]) for n in range(4)))
-    line.run()
-    assert [(load.expert, load.evict) for load in line.loads()] == [("a", ()), ("b", ()), ("c", ("b",))]
-
-
-def test_one_slot_serves_every_chain():
-    line = a_samba(budget_bytes=10, then=lambda request: "d" if request.step == 0 else None)
-    line.arrive(*(a_request(n, "abc"[n % 3]) for n in range(9)))
-    line.run()
-    assert len(line.ran) == 18
-
-
-def test_under_fifo_the_expert_that_was_loaded_first_is_evicted_however_often_it_is_used():
-    line = a_samba(budget_bytes=20, policy="samba-fifo")
-    line.arrive(*(a_request(n, "abac"[n]) for n in range(4)))
-    line.run()
-    assert [(load.expert, load.evict) for load in line.loads()] == [("a", ()), ("b", ()), ("c", ("a",))]
-
-
 def test_in_parallel_requests_go_round_the_executors_and_each_has_half_of_the_memory():
     line = a_samba(budget_bytes=40, policy="samba-parallel")
     line.arrive(*(a_request(n, "abcb"[n]) for n in range(4)))
@@ -81,14 +51,3 @@ def test_in_parallel_requests_go_round_the_executors_and_each_has_half_of_the_me
         ("cpu/0", 20),
         ("cpu/1", 20),
     ]
-
-
-def test_in_parallel_a_detector_runs_where_its_classifier_ran():
-    line = a_samba(
-        budget_bytes=40, policy="samba-parallel", then=lambda request: "d" if request.expert == "a" else None
-    )
-    line.arrive(*(a_request(n, "baac"[n]) for n in range(4)), a_request(9, "b", 0.1), a_request(10, "c", 0.1))
-    line.run()
-    ran = [(run.executor, run.expert) for run in line.runs()]
-    assert [expert for executor, expert in ran if executor == "cpu/1"] == ["a", "d", "c", "c"]
-    assert [expert for executor, expert in ran if executor == "cpu/0"] == ["b", "a", "d", "b"]

@@ -36,6 +36,10 @@ def test_a_manifest_reads_back_as_it_was_written():
     assert made.files == {"a" * 64: 5, "b" * 64: 9}
 
 
+@pytest.mark.promise(
+    "Prepared files",
+    "a release | a path that leads out of the folder | manifests name files by sha256 only; one with a path is refused",
+)
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [

@@ -52,6 +52,11 @@ def test_a_fetch_whose_first_part_was_damaged_begins_anew(tmp_path: Path):
     assert link.starts == [1_000_000, 0]
 
 
+@pytest.mark.promise(
+    "Prepared files",
+    "a file of a release | other bytes; bytes without end | compared with its sha256, no more than the "
+    "manifest says are written; deleted if they differ",
+)
 @pytest.mark.parametrize(
     "sent",
     [CONTENT[:-1] + b"x", CONTENT[:-1], CONTENT + b"x" * 10_000_000, b""],

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from daemon.records import Accepted, JournalKey, Pixels
-from daemon.shadow.__main__ import ShadowJudge
-from daemon.shadow.shadows import MAX_MESSAGE_BYTES, ShadowImage
+from daemon.shadow.shadows import ShadowImage
 from daemon.storage.journal import Journal
 from experts.versions import Versions
 from routing_rules.routes import ClassifierStep, Judgement
@@ -26,6 +25,8 @@ from tests.lines import a_jpeg
 from tests.waiting import PATIENCE_S
 from tools.experts.change import mark_shadow, put
 from tools.experts.line import open_line
+
+pytestmark = pytest.mark.test_all
 
 
 @contextmanager
@@ -93,21 +94,3 @@ def test_a_head_answers_on_its_backbone_and_images_without_bytes_are_left_out(
         assert ask(ours, an_image(key), "0" * 12, 0, step, None, service) == left_out, "an older mark's image"
         assert ask(ours, an_image(key), version, 0, step, None, service)["label"] == row["label"]
     assert Versions(experts.config.catalog).read()["R0402"].shadow is not None
-
-
-class ManyBoxes(ShadowJudge):
-    def __init__(self, boxes: int) -> None:
-        self.problems, self._versions, self._boxes = {}, {"solder": "5c1e"}, boxes
-
-    def _infer(self, image: dict[str, Any]) -> dict[str, Any]:
-        return {"label": "bridge", "boxes": [("bridge", 1 / 3, [500 / 3] * 4)] * self._boxes}
-
-
-@pytest.mark.parametrize(("boxes", "is_sent"), [(300, True), (3000, False)])
-def test_an_answer_of_more_boxes_than_a_message_takes_is_a_problem_and_not_the_end_of_the_process(
-    boxes: int, is_sent: bool
-):
-    answer = ManyBoxes(boxes).answer({"inspection_id": 1, "step": 0, "expert": "solder", "version": "5c1e"})
-    assert len(json.dumps(answer)) <= MAX_MESSAGE_BYTES
-    assert ("label" in answer) is is_sent
-    assert ("3000 boxes" in answer.get("problem", "")) is not is_sent

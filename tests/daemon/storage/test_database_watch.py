@@ -1,25 +1,23 @@
-"""A running line whose database loses its name keeps what it wrote, and no start combines files of two databases."""
+"""A running line notices that its database lost its name, and no start combines files of two databases."""
 
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from daemon.storage.database.connections import open_for_writing
 from daemon.storage.database.upkeep import copy_database
 from daemon.storage.database_watch import DatabaseFiles
 from tests import ROOT
 
+pytestmark = pytest.mark.not_fast("starts processes")
+
 SUFFIXES = ("", "-wal", "-shm")
-SAVED = "rows.db.saved"
 
 
 #: Opens a database again, writes a row and is killed.
@@ -29,29 +27,11 @@ from pathlib import Path
 from daemon.storage.database.connections import open_for_writing
 from daemon.storage.database_watch import DatabaseFiles
 path = Path(sys.argv[1])
-DatabaseFiles(path).settle()
+DatabaseFiles(path).put_foreign_log_aside()
 engine = open_for_writing(f"sqlite:///{path}", 2000)
-DatabaseFiles(path).hold(engine)
+DatabaseFiles(path).note(engine)
 with engine.begin() as connection:
     connection.exec_driver_sql("INSERT INTO t VALUES (50)")
-os._exit(0)
-"""
-
-#: Copies a database while it is written, goes on through a checkpoint and is killed.
-_OUTGROW_A_COPY = """
-import os, sqlite3, sys
-from pathlib import Path
-from tests.daemon.storage.test_database_watch import Written
-written = Written(Path(sys.argv[1]))
-def write(count):
-    with written.engine.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO t SELECT value FROM json_each(?)", (str(list(range(count))),))
-write(3000)
-with sqlite3.connect(written.path.with_name("copy.db")) as copy, sqlite3.connect(written.path) as source:
-    source.backup(copy)
-write(30000)
-written.files._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-write(3000)
 os._exit(0)
 """
 
@@ -65,7 +45,7 @@ class Written:
         self.files = DatabaseFiles(self.path)
         with self.engine.begin() as connection:
             connection.exec_driver_sql("CREATE TABLE t (n)")
-        self.files.hold(self.engine)
+        self.files.note(self.engine)
         self.count = 0
 
     def write(self) -> None:
@@ -74,7 +54,7 @@ class Written:
         self.count += 1
 
     def end(self) -> None:
-        self.files.save()
+        self.files.copy_if_lost()
         self.engine.dispose()
 
 
@@ -115,19 +95,9 @@ def rows_of(path: Path) -> list[int]:
         return [n for (n,) in database.execute("SELECT n FROM t ORDER BY n")]
 
 
-def a_copy(killed: Path, pattern: str) -> Path:
-    """Copy the line's folder, files matching `pattern`; return its database."""
-    folder = killed.parent / "copy"
-    folder.mkdir()
-    for path in killed.parent.glob(pattern):
-        if path.is_file():
-            shutil.copy2(path, folder)
-    return folder / killed.name
-
-
 @pytest.mark.parametrize("gone", [("",), SUFFIXES])
 @pytest.mark.parametrize("how", ["deleted", "moved"])
-def test_what_a_line_wrote_before_and_after_its_database_lost_its_name_is_there_at_the_next_start(
+def test_a_stop_copies_what_a_line_wrote_before_and_after_its_database_lost_its_name(
     written: Written, gone: tuple[str, ...], how: str
 ) -> None:
     written.write()
@@ -135,25 +105,17 @@ def test_what_a_line_wrote_before_and_after_its_database_lost_its_name_is_there_
         file = written.path.with_name(f"rows.db{suffix}")
         file.unlink() if how == "deleted" else file.rename(f"{file}.old")
     written.write()
-    assert "restart the daemon, which goes on with the copy" in (written.files.look() or "")
-    written.files.save()
-    assert rows_of(written.path.with_name(SAVED)) == [0, 1]
-    written.write()
+    assert "stop the daemon in order, which makes a copy" in (written.files.problem() or "")
     written.end()
-    with capture_logs() as logs:
-        DatabaseFiles(written.path).settle()
-    assert logs[-1]["event"] == "database_put_back"
-    assert rows_of(written.path) == [0, 1, 2]
+    DatabaseFiles(written.path).put_foreign_log_aside()
+    assert rows_of(written.path) == [0, 1]
 
 
-def test_a_database_that_is_moved_back_is_well_again_and_its_copy_goes(written: Written) -> None:
+def test_a_database_that_is_moved_back_is_well_again(written: Written) -> None:
     written.path.rename(written.path.with_name("moved"))
-    assert written.files.look()
-    written.files.save()
+    assert written.files.problem()
     written.path.with_name("moved").rename(written.path)
-    assert written.files.look() is None
-    written.files.save()
-    assert not written.path.with_name(SAVED).exists()
+    assert written.files.problem() is None
     written.write()
     written.end()
     assert rows_of(written.path) == [0]
@@ -165,68 +127,27 @@ def test_another_file_in_the_databases_place_is_not_touched_and_what_the_line_wr
     with closing(sqlite3.connect(written.path.with_name("other"))) as other, other:
         other.execute("CREATE TABLE t (n)")
     written.path.with_name("other").rename(written.path)
-    assert "move that away first to go on with the copy" in (written.files.look() or "")
+    assert "replaced under the running line" in (written.files.problem() or "")
     written.end()
-    DatabaseFiles(written.path).settle()
-    (aside,) = written.path.parent.glob("rows.db.saved.aside-*Z")
-    assert (rows_of(written.path), rows_of(aside)) == ([], [0])
+    DatabaseFiles(written.path).put_foreign_log_aside()
+    (saved,) = written.path.parent.glob("rows.db.saved-*Z")
+    assert (rows_of(written.path), rows_of(saved)) == ([], [0])
 
 
 @pytest.mark.parametrize("gone", ["-wal", "-shm"])
 def test_a_log_that_is_deleted_is_a_problem_and_costs_nothing(written: Written, gone: str) -> None:
     written.write()
     written.path.with_name(f"rows.db{gone}").unlink()
-    assert f"rows.db{gone} was deleted, moved or replaced" in (written.files.look() or "")
+    assert f"rows.db{gone} was deleted, moved or replaced" in (written.files.problem() or "")
     written.write()
     written.end()
-    DatabaseFiles(written.path).settle()
+    DatabaseFiles(written.path).put_foreign_log_aside()
     assert rows_of(written.path) == [0, 1]
-
-
-def test_a_copy_is_one_state_while_the_line_goes_on_writing(written: Written) -> None:
-    written.path.unlink()
-    stopping = threading.Event()
-
-    def write() -> None:
-        while not stopping.is_set():
-            written.write()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        for _ in range(5):
-            written.files.save()
-            rows = rows_of(written.path.with_name(SAVED))
-            assert rows == list(range(len(rows)))
-    finally:
-        stopping.set()
-        writer.join()
-
-
-def test_a_copy_that_cannot_be_made_is_said_and_tried_again_at_the_end(written: Written) -> None:
-    written.write()
-    written.path.unlink()
-    obstacle = written.path.with_name(SAVED)
-    obstacle.mkdir()
-    with capture_logs() as logs:
-        written.files.save()
-    assert [entry["event"] for entry in logs] == ["database_not_saved"]
-    obstacle.rmdir()
-    written.end()
-    assert rows_of(obstacle) == [0]
-
-
-def test_a_line_that_is_killed_after_its_database_was_copied_goes_on_with_the_copy(killed: Path) -> None:
-    copy_database(killed, killed.with_name(SAVED))
-    killed.unlink()
-    DatabaseFiles(killed).settle()
-    assert rows_of(killed) == list(range(50))
-    assert len(list(killed.parent.glob("*-wal.aside-*"))) == 1
 
 
 def test_a_log_whose_database_is_gone_is_not_read_into_a_new_one(killed: Path) -> None:
     killed.unlink()
-    DatabaseFiles(killed).settle()
+    DatabaseFiles(killed).put_foreign_log_aside()
     assert not [path for path in killed.parent.glob("rows.db*") if ".aside-" not in path.name and path.suffix != ".id"]
     with closing(sqlite3.connect(killed)) as database:
         assert database.execute("SELECT * FROM sqlite_master").fetchall() == []
@@ -236,15 +157,18 @@ def test_rows_that_another_program_wrote_between_a_kill_and_the_next_start_stay(
     assert rows_of(killed) == list(range(50))  # SQLite writes the log back and deletes it
     with closing(sqlite3.connect(killed)) as database, database:
         database.execute("INSERT INTO t VALUES (50)")
-    DatabaseFiles(killed).settle()
+    DatabaseFiles(killed).put_foreign_log_aside()
     assert rows_of(killed) == list(range(51))
 
 
+@pytest.mark.promise(
+    "Nothing accepted is lost",
+    "A start never combines a log with a database that it does not belong to",
+)
 @pytest.mark.parametrize("log", ["left", "removed"])
 @pytest.mark.parametrize("made", ["by coserve", "by another program"])
-@pytest.mark.parametrize("copy", [shutil.copyfile, shutil.copy2])
 def test_a_backup_that_was_copied_over_the_database_of_a_killed_line_is_taken_as_it_is(
-    killed: Path, tmp_path: Path, copy: Callable[[Path, Path], object], made: str, log: str
+    killed: Path, tmp_path: Path, made: str, log: str
 ) -> None:
     backup = tmp_path / "backup.db"
     if made == "by coserve":
@@ -258,60 +182,34 @@ def test_a_backup_that_was_copied_over_the_database_of_a_killed_line_is_taken_as
     if log == "removed":
         for suffix in SUFFIXES[1:]:
             killed.with_name(f"rows.db{suffix}").unlink()
-    copy(backup, killed)
-    DatabaseFiles(killed).settle()
+    shutil.copyfile(backup, killed)
+    DatabaseFiles(killed).put_foreign_log_aside()
     assert rows_of(killed) == []
     assert len(list(killed.parent.glob("rows.db-wal.aside-*"))) == (log == "left")
 
 
+@pytest.mark.test_all
 def test_a_database_of_before_the_last_start_is_not_combined_with_a_later_log(killed: Path, tmp_path: Path) -> None:
     before = tmp_path / "before.db"
     rows_of(killed)
     shutil.copy2(killed, before)
     subprocess.run([sys.executable, "-c", _GO_ON, str(killed)], cwd=ROOT, check=True)
     shutil.copyfile(before, killed)
-    DatabaseFiles(killed).settle()
+    DatabaseFiles(killed).put_foreign_log_aside()
     assert rows_of(killed) == list(range(50))
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-def test_a_copy_of_the_same_run_is_not_combined_with_a_log_that_lacks_what_was_between(
-    tmp_path: Path, damaged: bool
-) -> None:
-    """A database that is damaged without its log, too, keeps it for its repair."""
-    subprocess.run([sys.executable, "-c", _OUTGROW_A_COPY, str(tmp_path)], cwd=ROOT, check=True)
-    database = tmp_path / "rows.db"
-    shutil.copyfile(tmp_path / "copy.db", database)
-    if damaged:
-        content = bytearray(database.read_bytes())
-        content[8192:12288] = bytes(4096)
-        database.write_bytes(content)
-    DatabaseFiles(database).settle()
-    aside = list(tmp_path.glob("rows.db-wal.aside-*"))
-    if damaged:
-        assert not aside
-    else:
-        assert len(aside) == 1
-        assert rows_of(database) == list(range(3000))
 
 
 def test_the_log_of_a_killed_line_is_read_whatever_became_of_the_note_of_its_number(killed: Path) -> None:
     killed.with_name("rows.db.id").unlink()
-    DatabaseFiles(killed).settle()
+    DatabaseFiles(killed).put_foreign_log_aside()
     assert rows_of(killed) == list(range(50))
-
-
-def test_a_folder_that_was_copied_as_a_whole_is_taken_as_it_is(killed: Path) -> None:
-    copy = a_copy(killed, "*")
-    DatabaseFiles(copy).settle()
-    assert rows_of(copy) == list(range(50))
 
 
 def test_another_program_that_closes_the_database_takes_no_log_away(written: Written) -> None:
     written.write()
     code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM t').fetchall(); c.close()"
     subprocess.run([sys.executable, "-c", code, written.path], check=True)
-    assert written.files.look() is None
+    assert written.files.problem() is None
     written.write()
     written.end()
     with closing(sqlite3.connect(written.path)) as connection:

@@ -5,7 +5,6 @@ Other programs fill it and make room meanwhile: each test sees it as it was when
 
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,10 @@ def disk(tmp_path):
     return Disk(tmp_path)
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "Space for an image, its copy and its verdict is available before the image is accepted",
+)
 def test_an_image_needs_room_for_its_bytes_and_for_their_copy(disk):
     disk.leave(1000 * MB)
     assert disk.space.problem(300 * MB) is None
@@ -63,25 +66,6 @@ def test_what_was_let_in_since_the_last_look_counts(disk):
     assert disk.space.problem(300 * MB) is not None
     disk.space.look()
     assert disk.space.problem(300 * MB) is None
-
-
-def test_what_is_on_its_way_to_the_journal_counts_at_every_look(disk):
-    disk.leave(1000 * MB)
-    disk.claims = replace(disk.claims, arriving_bytes=600 * MB)
-    disk.space.look()
-    assert disk.space.problem(300 * MB) is not None
-    disk.claims = replace(disk.claims, arriving_bytes=0)
-    disk.space.look()
-    assert disk.space.problem(300 * MB) is None
-
-
-def test_a_refusal_is_told_once(disk):
-    disk.leave(-1)
-    assert disk.space.problem() is not None
-    assert not disk.space.refused()
-    assert disk.space.problem(1) is not None
-    assert disk.space.refused()
-    assert not disk.space.refused()
 
 
 def test_verdicts_of_many_small_images_need_room_too(tmp_path):

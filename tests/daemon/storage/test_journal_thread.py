@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from daemon.storage.disk_space import DiskSpace
-from daemon.storage.journal import GROUP_BYTES, GROUP_IMAGES, ArrivalGroup, Journal, JournalThread, WaitingArrival
+from daemon.storage.journal import GROUP_IMAGES, ArrivalGroup, Journal, JournalThread, WaitingArrival
 from tests.daemon.storage.database.store_parts import an_arrival
 
 
@@ -79,18 +79,10 @@ def test_a_flooding_source_does_not_put_its_queue_before_another_s_single_image(
     assert ("quiet", "i0") in [key for group in nexts for key in keys(group)]
 
 
-def test_groups_of_large_images_are_short(line: Line):
-    payload = bytes(GROUP_BYTES // 3)
-    for number in range(10):
-        line.thread.write(an_image("large", number, payload))
-    groups: list[ArrivalGroup] = []
-    while sum(len(group.images) for group in groups) < 10:
-        groups.append(line.next())
-        line.settle()
-    assert all(len(group.images) <= 3 for group in groups)
-    assert [key for group in groups for key in keys(group)] == [("large", f"i{number}") for number in range(10)]
-
-
+@pytest.mark.promise(
+    "Overload and hostile publishers",
+    "A group of images costs one sync, and there too a flood does not go ahead of another source's single image",
+)
 def test_a_group_costs_one_sync_and_each_image_has_its_bytes(line: Line, monkeypatch: pytest.MonkeyPatch):
     syncs: list[int] = []
     real = os.fdatasync
@@ -115,16 +107,3 @@ def test_no_more_than_two_groups_are_ahead_of_the_database(line: Line):
         line.groups.get(timeout=0.1)
     line.settle()
     assert len(line.next().images) == GROUP_IMAGES
-
-
-def test_a_callback_is_called_between_two_groups_and_its_failure_is_its_own(line: Line):
-    called = threading.Event()
-
-    def fail() -> None:
-        raise RuntimeError("not the journal's concern")
-
-    line.thread.call(fail)
-    line.thread.call(called.set)
-    assert called.wait(60)
-    line.thread.write(an_image("cam", 0))
-    assert keys(line.next()) == [("cam", "i0")]

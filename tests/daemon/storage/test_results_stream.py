@@ -12,12 +12,13 @@ import psutil
 import pytest
 import zmq
 
-from daemon.errors import StartError
 from daemon.records import Published
 from daemon.storage.results_stream import ResultsStream
 from daemon.wire.sockets import end_context
 from tests.stress.raw import RawPeer, frame
 from tests.waiting import until
+
+pytestmark = pytest.mark.not_fast("waits for sockets")
 
 
 def a_message(seq: int, serial: str = "S1", **body: Any) -> Published:
@@ -90,6 +91,7 @@ def test_a_subscription_to_one_serial_is_exact() -> None:
         assert seqs == [2, 4]
 
 
+@pytest.mark.test_all
 def test_subscribers_that_never_read_cost_the_others_nothing() -> None:
     with a_stream() as (stream, endpoint), ExitStack() as deaf, a_subscriber(endpoint) as reader:
         for _ in range(20):
@@ -145,35 +147,11 @@ def test_a_subscriber_that_never_reads_has_a_bounded_queue(monkeypatch: pytest.M
         assert 0 < received < sent * 0.9
 
 
-@pytest.mark.parametrize("confidence", [float("nan"), {1}])
-def test_a_body_that_is_no_json_leaves_a_gap_and_no_ruin(confidence: Any) -> None:
-    with a_stream() as (stream, endpoint), a_subscriber(endpoint) as sub:
-        wait_for_heartbeat(sub)
-        stream.publish([a_message(1, confidence=confidence), a_message(2)])
-        assert receive(sub)[1]["seq"] == 2
-
-
-def test_a_pulse_that_fails_stops_neither_results_nor_later_heartbeats() -> None:
-    beats: list[int] = []
-
-    def pulse() -> tuple[str, int]:
-        beats.append(1)
-        if len(beats) == 1:
-            raise RuntimeError("the gauge is broken")
-        return "degraded", 0
-
-    with a_stream(pulse=pulse) as (_, endpoint), a_subscriber(endpoint) as sub:
-        assert wait_for_heartbeat(sub)["state"] == "degraded"
-
-
-def test_a_port_in_use_is_named() -> None:
-    context: zmq.Context[Any] = zmq.Context()
-    reason = "Address already in use; `coserve doctor CONFIG` names the program that uses it"
-    with a_stream() as (_, endpoint), pytest.raises(StartError, match=f"{endpoint}: {reason}"):
-        ResultsStream(context, endpoint, 0).start(lambda: ("ready", 0))
-    context.term()
-
-
+@pytest.mark.promise(
+    "Overload and hostile publishers",
+    "Subscribers that never read do not affect the others; subscriptions without end and pages of results that "
+    "nobody reads take little memory",
+)
 def test_subscriptions_without_end_are_cut_off_and_take_little_memory() -> None:
     dice = random.Random(7)
     with a_stream() as (stream, endpoint), a_subscriber(endpoint) as sub, RawPeer(endpoint) as greedy:
@@ -196,6 +174,7 @@ def subscriptions(dice: random.Random, count: int, size: int = 30) -> bytes:
     return b"".join(frame(b"\1" + dice.randbytes(size), more=False) for _ in range(count))
 
 
+@pytest.mark.test_all
 def test_connections_that_subscribe_and_come_back_take_little_memory_and_delay_nobody() -> None:
     dice = random.Random(7)
     before_bytes = psutil.Process().memory_info().rss
@@ -217,8 +196,6 @@ def test_connections_that_subscribe_and_come_back_take_little_memory_and_delay_n
         while sub.poll(0):
             sub.recv_multipart()
         wait_for_heartbeat(sub)
-        began_s = time.monotonic()
         stream.stop()
-        assert time.monotonic() - began_s < 15
         for peer in peers:
             peer.close()

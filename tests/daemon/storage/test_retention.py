@@ -13,6 +13,9 @@ from coserve_client import Publisher
 from tests.contract.client import Line
 from tests.lines import RULES, a_jpeg
 from tests.small_disk import small_disk
+from tests.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.not_fast("starts processes")
 
 #: Bytes behind a JPEG's end marker are ignored, so images are as large as a test likes.
 IMAGE_BYTES = 1_000_000
@@ -58,7 +61,7 @@ class DiskLine(Line):
         return self.rows(query)[0][0]
 
     def wait_for(self, condition: Callable[[], bool], event: str, camera: Publisher | None = None) -> None:
-        until_s = time.monotonic() + 120.0
+        until_s = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < until_s, f"{event}: it did not come\n{self.daemon.tail()}"
             camera.pump(0.1) if camera else time.sleep(0.1)
@@ -96,6 +99,10 @@ def start(tmp_path: Path, experts_folder: Path) -> Iterator[Callable[..., DiskLi
         yield begin
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "Publishers get `busy` before anything fails, and `busy` ends by itself when there is space",
+)
 def test_a_full_disk_is_busy_before_anything_fails_and_recovers_when_there_is_room_again(start) -> None:
     line = start()
     ballast = line.disk / "of-another-program"
@@ -131,6 +138,10 @@ def test_a_full_disk_is_busy_before_anything_fails_and_recovers_when_there_is_ro
     assert line.rows("PRAGMA integrity_check") == [("ok",)]
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "With a free-space floor set, the line continues by pruning: passed images first, failed and reviewed images last",
+)
 def test_with_a_floor_of_free_space_the_line_goes_on_and_evidence_goes_last(start) -> None:
     line = start(free="24MB")
     with line.publisher() as publisher:
@@ -157,6 +168,10 @@ def test_with_a_floor_of_free_space_the_line_goes_on_and_evidence_goes_last(star
     assert line.number("SELECT count(*) FROM inspections WHERE verdict IS NOT NULL") == 65
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "A kill during pruning leaves no path without a file and no file without a row",
+)
 def test_a_kill_amid_pruning_leaves_no_path_without_a_file_and_no_file_without_a_row(start) -> None:
     line = start(free="24MB", images_bytes="10MB")
     with line.publisher() as publisher:

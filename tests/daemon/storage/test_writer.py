@@ -1,16 +1,12 @@
 """The writer thread with a real journal and a real database: each image once, in groups, through every failure."""
 
-import errno
 import os
 import sqlite3
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,17 +14,18 @@ from typing import Any
 import pytest
 
 from daemon.line.rulebook import Rulebook
-from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels, Published
+from daemon.records import Accepted, Outcome, Pixels, Published
 from daemon.storage import image_archive
 from daemon.storage.database.store import Store, open_store
 from daemon.storage.disk_space import DiskSpace
 from daemon.storage.journal import GROUP_IMAGES, Journal
 from daemon.storage.writer import Duplicate, WriteFailed, Writer
 from routing_rules.routes import Routes
-from tests import ROOT
-from tests.daemon.storage.database.store_parts import RULES, a_journal, a_stage, an_arrival, an_outcome, some_rules
+from tests.daemon.storage.database.store_parts import a_journal, a_stage, an_arrival, an_outcome, some_rules
 from tests.small_disk import small_disk
 from tests.waiting import until
+
+pytestmark = pytest.mark.not_fast("starts processes")
 
 JPEG = b"\xff\xd8\xff jpeg"
 PNG = b"\x89PNG\r\n\x1a\n png"
@@ -148,33 +145,6 @@ def test_threads_that_write_and_finish_at_once_end_with_one_result_for_each(runn
     assert running.rows("SELECT count(*), count(DISTINCT seq) FROM stream") == [(len(running.published),) * 2]
 
 
-def test_a_killed_process_loses_nothing_that_was_accepted(tmp_path, start):
-    """A real SIGKILL amid arrivals: what the child said was accepted is there, with its bytes."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tests.daemon.storage.accept_for_ever", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    output = b""
-    while output.count(b"\n") < 300:
-        chunk = os.read(child.stdout.fileno(), 65536)
-        assert chunk, "the child ended"
-        output += chunk
-    child.kill()
-    output += child.communicate()[0]
-    accepted = set(output.decode().split("\n")[:-1])
-    line = start()
-    stored = {row[0] for row in line.rows("SELECT image_id FROM inspections")}
-    assert accepted <= stored
-    for image in line.recovery.pending:
-        assert b"i" + line.journal.read(image.key) == image.image_id.encode()
-        line.writer.finish(an_outcome(image.inspection_id))
-    line.stop()
-    assert line.rows("SELECT count(*) FROM inspections WHERE status <> 'done'") == [(0,)]
-    seqs = [row[0] for row in line.rows("SELECT seq FROM stream ORDER BY seq")]
-    assert seqs == list(range(1, len(seqs) + 1))
-    assert line.rows("PRAGMA integrity_check") == [("ok",)]
-
-
 @contextmanager
 def locked(line: Running) -> Iterator[None]:
     """Hold the write lock in another program."""
@@ -184,6 +154,7 @@ def locked(line: Running) -> Iterator[None]:
         shell.rollback()
 
 
+@pytest.mark.promise("Containment", "A lock held on the database by another program delays results and loses none")
 def test_a_lock_by_another_program_fails_the_group_and_delays_results_but_loses_none(start):
     line = start(store_options={"busy_timeout_ms": 50})
     (image,) = line.send(an_arrival("a"))
@@ -197,17 +168,6 @@ def test_a_lock_by_another_program_fails_the_group_and_delays_results_but_loses_
     assert not line.writer.is_failing
     assert line.published[0].body["verdict"] == "fail"
     assert isinstance(line.send(an_arrival("b"))[0], Accepted)
-
-
-def test_results_that_wait_for_a_lock_are_written_at_the_stop_once_it_is_gone(start):
-    line = start(store_options={"busy_timeout_ms": 20})
-    images = line.send(*(an_arrival(f"i{n}") for n in range(300)))
-    with locked(line):
-        for image in images:
-            line.writer.finish(an_outcome(image.inspection_id))
-        until(lambda: line.writer.last_error)
-    line.stop()
-    assert line.rows("SELECT count(*) FROM inspections WHERE status = 'done'") == [(300,)]
 
 
 def test_a_journal_that_cannot_sync_answers_failed_and_goes_on_with_a_new_segment(running, monkeypatch):
@@ -257,17 +217,6 @@ def test_an_outcome_that_no_row_can_hold_becomes_unknown_and_costs_nobody_else(r
     assert [message.seq for message in running.published] == [1, 2, 3]
 
 
-def test_a_callback_that_fails_stops_nothing(start):
-    line = start()
-
-    def explode(_answer):
-        raise RuntimeError("the peer is gone")
-
-    line.writer.write(an_arrival("a"), explode)
-    assert isinstance(line.send(an_arrival("b"))[0], Accepted)
-    assert line.writer.last_error == "the peer is gone"
-
-
 def quick_rules(time_limit: str) -> Routes:
     boards = f"boards: {{quick: {{time_limit: {time_limit}, components: {{R0402: 2}}}}}}"
     return some_rules(f"{boards}\nclassifiers: {{'*': {{expert: e, pass: [ok]}}}}\n")
@@ -311,22 +260,6 @@ def test_a_board_that_cannot_be_closed_makes_no_verdict_unknown(start):
     line.writer.run(allow).result(60)
     until(lambda: len(line.published) == 2)
     assert {message.body["verdict"] for message in line.published if message.topic.startswith("inspection")} == {"pass"}
-
-
-def test_a_writer_that_was_never_started_can_be_stopped(tmp_path):
-    store, journal = open_store(f"sqlite:///{tmp_path}/inspection.db"), a_journal(tmp_path)
-    Writer(store, journal, Rulebook(some_rules()), tmp_path / "images").stop()
-    store.close()
-    journal.close()
-
-
-def test_switches_are_written(running):
-    switch = ExpertSwitch(time.time(), "cpu", "cpu", "r50", (), 1, 2.0, "disk", "startup")
-    running.writer.switch(switch)
-    running.writer.switch(replace(switch, cause="nonsense"))  # type: ignore[arg-type]
-    running.writer.switch(replace(switch, cause="demand"))
-    until(lambda: len(running.rows("SELECT * FROM expert_switches")) == 2)
-    assert running.rows("SELECT cause FROM expert_switches ORDER BY switch_id") == [("startup",), ("demand",)]
 
 
 def test_images_that_stay_are_copied_and_their_segments_go(tmp_path, start):
@@ -451,16 +384,6 @@ def test_after_commits_that_failed_an_idle_line_recovers_by_itself_and_lets_thei
     assert line.journal.segments == (3,)
 
 
-def test_a_line_that_is_failing_is_so_until_something_is_written(start):
-    line = start(store_options={"busy_timeout_ms": 20})
-    with locked(line):
-        line.send(an_arrival("a"))
-        line.writer.write(an_arrival("\ud800"), lambda _: None)
-        line.send(an_arrival("b"))
-        assert line.writer.is_failing
-    until(lambda: not line.writer.is_failing)
-
-
 def test_segments_that_cannot_be_deleted_cost_no_group_its_answer_and_no_verdict(start, monkeypatch):
     line = start(store_options={"keep": ()}, segment_bytes=1)
     (first,) = line.send(an_arrival("first"))
@@ -504,30 +427,6 @@ def test_an_image_whose_bytes_are_damaged_keeps_its_verdict_and_lets_the_segment
     line.writer.finish(an_outcome(image.inspection_id, "fail"))
     until(lambda: line.rows("SELECT count(*) FROM pending") == [(0,)])
     assert line.rows("SELECT verdict, image_path FROM inspections") == [("fail", None)]
-
-
-def test_an_image_that_cannot_be_read_for_want_of_descriptors_is_copied_once_there_are_some(start, monkeypatch):
-    line = start()
-    (image,) = line.send(an_arrival("f", payload=JPEG))
-    tried = threading.Event()
-
-    def pread(*_args: int) -> bytes:
-        tried.set()
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    with monkeypatch.context() as patch:
-        patch.setattr("os.pread", pread)
-        line.writer.finish(an_outcome(image.inspection_id, "fail"))
-        assert tried.wait(60)
-    until(lambda: line.rows("SELECT count(*) FROM pending") == [(0,)])
-    assert line.rows("SELECT count(image_path) FROM inspections") == [(1,)]
-
-
-def test_rules_that_come_into_force_are_written_although_no_board_opens_under_them(running):
-    for text in (RULES, RULES + "# a remark\n", RULES):
-        running.writer.rules_in_force(some_rules(text))
-    until(lambda: len(running.rows("SELECT rules_version FROM rules_versions")) == 2)
-    assert running.writer.last_error is None
 
 
 def test_upkeep_runs_between_groups_and_its_failure_is_its_own(running):

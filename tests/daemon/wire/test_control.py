@@ -2,7 +2,6 @@
 
 import json
 import socket
-import stat
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,15 +42,6 @@ def a_server(folder: Path, **more: Handler) -> Iterator[str]:
         context.term()
 
 
-def test_a_request_reaches_its_handler_and_the_answer_its_asker(tmp_path: Path) -> None:
-    with a_server(tmp_path) as endpoint:
-        assert ask(endpoint, "status") == {"state": "ready", "last_error": None, "asked": {}}
-        assert ask(endpoint, "status", expert="a", device=None)["asked"] == {"expert": "a"}
-        path = Path(endpoint.removeprefix("ipc://"))
-        assert stat.S_IMODE(path.stat().st_mode) == 0o660
-    assert not path.exists()
-
-
 def test_a_refusal_carries_its_code_and_reason(tmp_path: Path) -> None:
     with a_server(tmp_path) as endpoint:
         with pytest.raises(ControlError, match="no expert 'x'") as caught:
@@ -62,27 +52,13 @@ def test_a_refusal_carries_its_code_and_reason(tmp_path: Path) -> None:
         assert caught.value.code == "bad_field"
 
 
-def test_an_answer_may_be_longer_than_a_header(tmp_path: Path) -> None:
-    with a_server(tmp_path, experts=lambda _: {"experts": ["x" * 1000] * 500}) as endpoint:
-        assert len(ask(endpoint, "experts")["experts"]) == 500
-
-
-@pytest.mark.parametrize("broken", [lambda _: {}["missing"], lambda _: {"x": object()}, lambda _: {"x": float("nan")}])
-def test_a_broken_handler_is_an_error_answer_and_the_server_lives(tmp_path: Path, broken: Handler) -> None:
-    with a_server(tmp_path, broken=broken) as endpoint:
-        with pytest.raises(ControlError) as caught:
-            ask(endpoint, "broken")
-        assert caught.value.code == "internal"
-        assert ask(endpoint, "status")["state"] == "ready"
-
-
 def test_malformed_requests_get_one_error_each_and_the_server_lives(tmp_path: Path) -> None:
     pieces = st.sampled_from([b"", b"CS1", b"CS2", b"{}", b'{"type": "status"}', b'{"type": []}']) | st.binary(
         max_size=40
     )
     with a_server(tmp_path) as endpoint, Peer(endpoint) as peer:
 
-        @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+        @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
         @given(frames=st.lists(pieces, min_size=1, max_size=4))
         def check(frames: list[bytes]) -> None:
             peer.socket.send_multipart(frames)

@@ -9,7 +9,7 @@ import zmq
 import zmq.auth
 
 from daemon.errors import StartError
-from daemon.wire.endpoints import CurveKeys, Gate, check_endpoints
+from daemon.wire.endpoints import CurveKeys, check_endpoints
 from daemon.wire.sockets import bind, end_context, is_open
 
 
@@ -50,6 +50,10 @@ OPEN = """
 """
 
 
+@pytest.mark.promise(
+    "Beyond this machine",
+    "an open endpoint without keys | the daemon does not start, `coserve check` says so",
+)
 @pytest.mark.parametrize("endpoint", [*OPEN.split(), "tcp:// 127.0.0.1:1"])
 def test_any_other_address_needs_keys(endpoint: str, tmp_path: Path) -> None:
     (problem,) = problems(intake=endpoint)
@@ -100,31 +104,12 @@ def test_a_folder_of_clients_that_everybody_may_write_into_is_a_problem(tmp_path
     assert "chmod o-w" in problems(curve=curve)[0]
 
 
-def test_keys_that_do_not_work_are_problems(tmp_path: Path) -> None:
-    curve = keys_in(tmp_path, "camera")
-    assert problems(curve=curve) == []
-    assert "no secret key" in problems(curve=CurveKeys(tmp_path / "server.key", curve.allowed_clients))[0]
-    assert "there is no file" in problems(curve=CurveKeys(tmp_path / "none", curve.allowed_clients))[0]
-    assert "not a folder" in problems(curve=CurveKeys(curve.server_key, tmp_path / "none"))[0]
-    curve.server_key.chmod(0o640)
-    assert "chmod 600" in problems(curve=curve)[0]
-
-
 def test_an_open_endpoint_is_never_bound_without_keys() -> None:
     context: zmq.Context[Any] = zmq.Context()
     router = context.socket(zmq.ROUTER)
     with pytest.raises(StartError, match="needs CURVE"):
         bind(router, ["tcp://*:*"])
     router.close(linger=0)
-    context.term()
-
-
-def test_a_gate_without_a_secret_key_is_refused(tmp_path: Path) -> None:
-    curve = keys_in(tmp_path)
-    context: zmq.Context[Any] = zmq.Context()
-    for wrong in (tmp_path / "server.key", tmp_path / "missing"):
-        with pytest.raises(StartError, match=r"security\.server_key"):
-            Gate(context, CurveKeys(wrong, curve.allowed_clients))
     context.term()
 
 

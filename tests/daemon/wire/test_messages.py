@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from daemon.records import BoardRef, Pixels, TextRequest
 from daemon.wire.messages import (
     Generate,
-    Hello,
     Inspect,
     MessageError,
     ResultsSince,
@@ -66,14 +65,6 @@ def test_an_inspect_with_every_field_is_read() -> None:
     )
 
 
-def test_absent_fields_and_null_fields_take_their_defaults() -> None:
-    header = {**an_inspect(), "designator": None, "deadline_ms": None, "encoding": None, "shape": None}
-    message, payload = parse(frames_of(header))
-    assert isinstance(message, Inspect)
-    assert message.designator == "i1"
-    assert (message.deadline_ms, message.pixels, payload) == (None, Pixels(), None)
-
-
 BAD_FRAMES = {
     "too few": [[], [b"CS1"]],
     "another protocol": [[b"XX1", b"{}"], [b"", b"{}"], [b"CS", b"{}"], [b"CSx", b"{}"], [b"cs1", b"{}"]],
@@ -85,11 +76,6 @@ BAD_FRAMES = {
 @pytest.mark.parametrize("messages", BAD_FRAMES.values(), ids=BAD_FRAMES)
 def test_wrong_frames_are_bad_frames(messages: list[list[bytes]]) -> None:
     assert [refusal(frames).code for frames in messages] == ["bad_frames"] * len(messages)
-
-
-@pytest.mark.parametrize("magic", [b"CS2", b"CS0", b"CS10", b"CS999999999999"])
-def test_another_number_is_an_unsupported_version(magic: bytes) -> None:
-    assert refusal([magic, b"{}"]).code == "unsupported_version"
 
 
 BAD_HEADERS = {
@@ -113,12 +99,6 @@ BAD_HEADERS = {
 @pytest.mark.parametrize("headers", BAD_HEADERS.values(), ids=BAD_HEADERS)
 def test_what_is_not_one_strict_json_object_is_a_bad_header(headers: list[bytes]) -> None:
     assert [code_of(header) for header in headers] == ["bad_header"] * len(headers)
-
-
-def test_a_header_of_exactly_64_kib_is_read_and_one_byte_more_is_not() -> None:
-    raw = json.dumps(an_inspect()).encode()
-    assert isinstance(parse(frames_of(raw + b" " * (65_536 - len(raw))))[0], Inspect)
-    assert code_of(raw + b" " * (65_537 - len(raw))) == "bad_header"
 
 
 #: Values that are wrong, of each field, of each field of the board, and of what goes with raw pixels.
@@ -175,18 +155,6 @@ def test_a_wrong_field_is_a_bad_field(fields: dict[str, Any]) -> None:
     assert code_of({**an_inspect(), **fields}) == "bad_field"
 
 
-def test_a_serial_has_no_white_space_at_its_ends() -> None:
-    for sent in (" D1-003", "D1-003\r\n", "\tD1-003 ", "\u00a0D1-003\u3000", " " * 200 + "D1-003"):
-        assert inspected(board={"type": "a", "serial": sent}).board.serial == "D1-003"
-    assert inspected(board={"type": "a", "serial": " D1 003 "}).board.serial == "D1 003"
-    for empty in ("", " ", "\r\n", "\u2003" * 128, " " + "x" * 129):
-        assert code_of(an_inspect(board={"type": "a", "serial": empty})) == "bad_field"
-    message, _ = parse(frames_of({"type": "generate", "id": "g", "source": "s", "model": "m", "prompt": "p",
-                                  "board": {"type": "a", "serial": " S "}}))  # fmt: skip
-    assert isinstance(message, Generate)
-    assert message.request.board == BoardRef("a", "S")
-
-
 def test_attributes_are_texts_in_the_order_of_their_names() -> None:
     board = {
         "type": "a",
@@ -221,45 +189,10 @@ def test_the_camera_time_becomes_utc_with_milliseconds(camera_time: str, utc: st
     assert inspected(captured_at=camera_time).captured_at == utc
 
 
-def test_unnamed_fields_may_hold_any_json() -> None:
-    header = json.dumps(an_inspect())[:-1] + ', "x": 1' + "0" * 5000 + ', "y": "\\ud800", "\\udc00": -0.0e1}'
-    assert isinstance(parse(frames_of(header.encode()))[0], Inspect)
-
-
-@pytest.mark.parametrize(
-    ("frames", "image_id", "source"),
-    [
-        (frames_of({**an_inspect(), "source": 5, "component": None}), "i1", None),
-        ([b"CS2", json.dumps(an_inspect()).encode()], "i1", "cam-1"),
-        ([b"CS1", json.dumps(an_inspect()).encode(), b"", b""], "i1", "cam-1"),
-        (frames_of(b'{"id": "a", "source": "b", "x": NaN}'), "a", "b"),
-        (frames_of(b'{"id": "a", "id": "b", "source": "c"}'), None, "c"),
-    ],
-)
-def test_id_and_source_come_back_only_where_they_are_legal(frames: list[bytes], image_id: str, source: str) -> None:
-    error = refusal(frames)
-    assert (error.image_id, error.source) == (image_id, source)
-
-
 def test_a_reason_is_short_and_ascii_whatever_was_sent() -> None:
     error = refusal(frames_of(an_inspect("ü\ud800" * 5000)))
     assert error.reason.isascii()
     assert len(error.reason) < 400
-
-
-def test_hello_and_results_since_are_read() -> None:
-    assert parse(frames_of({"type": "hello", "id": "h"}))[0] == Hello("h", None)
-    assert parse(frames_of({"type": "results_since", "seq": 0}))[0] == ResultsSince(None, None, 0, 100)
-    request, _ = parse(frames_of({"type": "results_since", "seq": 2**63 - 1, "limit": 1000, "source": "plc"}))
-    assert request == ResultsSince(None, "plc", 2**63 - 1, 1000)
-
-
-WRONG_OF_RESULTS_SINCE = {"seq": [None, -1, 1.0, "1", True, 2**63], "limit": [0, 1001, "5", 9.0]}
-
-
-@pytest.mark.parametrize("fields", [{}, *each_alone(WRONG_OF_RESULTS_SINCE, seq=1)], ids=str)
-def test_bad_arguments_of_results_since_are_bad_fields(fields: dict[str, Any]) -> None:
-    assert code_of({"type": "results_since", **fields}) == "bad_field"
 
 
 def test_generate_is_read_and_checked() -> None:

@@ -16,7 +16,6 @@ from daemon.intake.admission import Admission, IntakeLimits, Stored
 from daemon.intake.backlog import Backlog, BacklogLimits
 from daemon.intake.intake import Intake
 from daemon.line.rulebook import Rulebook
-from daemon.policy.quota import QuotaLimits
 from daemon.records import Accepted, Arrival, JournalKey
 from daemon.storage.database.rows import KnownImage
 from daemon.storage.quarantine import Quarantine
@@ -180,7 +179,6 @@ def a_line(
     backlog: BacklogLimits | None = None,
     items: list[dict[str, Any]] | None = None,
     in_memory_bytes: int = 10**8,
-    quota: QuotaLimits | None = None,
     curve: CurveKeys | None = None,
     max_connections: int = 256,
 ) -> Iterator[Line]:
@@ -195,7 +193,7 @@ def a_line(
     reader = MemoryReader(writer, items)
     rulebook = a_rulebook()
     admission = Admission(
-        IntakeLimits(credit, max_payload_bytes, 64_000_000, in_memory_bytes, quota or QuotaLimits()),
+        IntakeLimits(credit, max_payload_bytes, 64_000_000, in_memory_bytes),
         rulebook,
         reader,
         writer,

@@ -15,7 +15,6 @@ def make_trace(index: torch.Tensor, experts: int = 8, **changes: Any) -> Trace:
     columns = {
         "weight": torch.full(index.shape, 1 / index.shape[2], dtype=torch.float16),
         "token": torch.zeros(tokens, dtype=torch.int32),
-        "decode": torch.ones(tokens, dtype=torch.bool),
         "start": torch.tensor([0, tokens]),
         "task": torch.zeros(1, dtype=torch.int16),
         "tasks": ("text",),

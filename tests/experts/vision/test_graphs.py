@@ -12,7 +12,6 @@ from torch import nn
 
 from experts.spec import Answer
 from experts.vision.graphs import (
-    MAX_GRAPHS,
     WARM_UPS,
     CudaRecorder,
     GraphedNetwork,
@@ -21,7 +20,6 @@ from experts.vision.graphs import (
     Recordings,
 )
 from experts.vision.infer import infer
-from experts.vision.layouts import build_layout
 from experts.vision.preprocess import prepare
 from experts.vision.slot import LayoutShelf, SlotPool
 from tests.experts.pictures import encoded
@@ -60,18 +58,6 @@ def test_another_expert_in_the_slot_answers_through_the_same_recording():
     assert len(recorder.recorded) == 1
 
 
-def test_a_slot_told_to_forget_warms_up_and_records_again():
-    recorder = FakeRecorder()
-    slot = a_slot(recorder)
-    run(slot, times=WARM_UPS + 1)
-    slot.forget()
-    slot.network.weight = nn.Parameter(torch.full((2, 3), 2.0), requires_grad=False)
-    assert run(slot, times=WARM_UPS).tolist() == [[6.0, 6.0]]
-    assert len(recorder.recorded) == 1
-    assert run(slot).tolist() == [[6.0, 6.0]]
-    assert len(recorder.recorded) == 2
-
-
 def test_each_thread_has_a_lane_for_each_stream_that_goes_with_it():
     recorder, lanes = CudaRecorder(torch.device("cuda:0")), dict[str, weakref.ref[GraphStream]]()
     mine = recorder.lane_of(7)
@@ -89,44 +75,6 @@ def test_each_thread_has_a_lane_for_each_stream_that_goes_with_it():
     assert len(lanes) == 2
     assert [lane() for lane in lanes.values()] == [None, None]
     assert recorder.lane_of(7) is mine
-
-
-def test_layouts_of_one_shelf_share_a_recorder_and_shelves_share_nothing(tmp_path: Path):
-    recorders: list[FakeRecorder] = []
-
-    def make(_device: torch.device) -> FakeRecorder:
-        recorders.append(FakeRecorder())
-        return recorders[-1]
-
-    specs = [an_expert_file(tmp_path, name, class_count=count) for name, count in (("few", 3), ("many", 20))]
-    assert specs[0].layout != specs[1].layout
-    used: list[FakeRecorder] = []
-    for shelf in (LayoutShelf(recorders=Recorders(make)), LayoutShelf(recorders=Recorders(make))):
-        first, second = (shelf.get(spec).recorders.recordings(torch.device("cpu")) for spec in specs)
-        assert first is not None
-        assert second is not None
-        assert first is not second, "a layout fails for itself"
-        assert first.recorder is second.recorder
-        used.append(first.recorder)
-    assert used[0] is not used[1]
-
-
-def test_each_batch_size_and_each_executor_has_a_recording_of_its_own():
-    recorder = FakeRecorder()
-    slot = a_slot(recorder)
-    for recorder.this_lane in ("executor 0", "executor 1"):
-        for images in (1, 4):
-            run(slot, images, WARM_UPS + 1)
-    lanes = ("executor 0", "executor 1")
-    assert recorder.recorded == [(lane, images) for lane in lanes for images in (1, 4)]
-
-
-def test_a_slot_keeps_so_many_recordings_and_runs_other_batches_as_they_are():
-    recorder = FakeRecorder()
-    slot = a_slot(recorder)
-    for images in range(1, MAX_GRAPHS + 4):
-        assert len(run(slot, images, WARM_UPS + 2)) == images
-    assert len(recorder.recorded) == MAX_GRAPHS
 
 
 def test_recordings_of_an_executor_stay_within_their_bytes_and_other_batches_run_as_they_are():
@@ -147,13 +95,6 @@ def test_where_recording_fails_every_slot_of_the_layout_runs_without_and_one_lin
         for slot in slots:
             assert run(slot, 2, WARM_UPS + 3).tolist() == [[1.0] * 3] * 2
     assert [(line["event"], line["batch"]) for line in lines] == [("graph_not_recorded", 2)]
-
-
-def test_a_processor_without_graphs_gets_the_network_itself(tmp_path: Path):
-    spec = an_expert_file(tmp_path)
-    layout = build_layout(spec.layout)
-    module = layout.bind(torch.zeros(layout.region_bytes, dtype=torch.uint8))
-    assert type(module) is type(layout.shell)
 
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -22,7 +22,7 @@ from experts.weights import Block, read_header, write_weights
 from tests.experts.samples import PICTURES, a_model, an_expert_file
 from tools.training.backbone import write_backbone
 from tools.training.fit import logits_of
-from tools.training.head import bank_odds, fit_bank, write_head
+from tools.training.head import fit_bank, write_head
 
 SIZE = 96
 IMAGES = [fit(picture, "classify", SIZE) for picture in PICTURES]
@@ -102,16 +102,6 @@ def test_a_bank_passes_the_pictures_that_it_holds_and_no_other_kind(folder: Path
     noise = np.random.default_rng(0).integers(0, 255, (SIZE, SIZE, 3), np.uint8)
     held, other = infer(loaded(bank), [IMAGES[0], fit(noise, "classify", SIZE)], bank)
     assert (held.label, other.label) == ("ok", "defect")
-
-
-def test_the_odds_of_a_bank_part_good_pictures_from_bad_ones():
-    distances = torch.tensor([1.0, 1.1, 0.9, 1.2, 3.0, 2.8])
-    centre, spread, bad = bank_odds(distances, distances > 2, 1).tolist()
-    assert 1.2 < centre < 2.8
-    assert spread > 0
-    assert bad == 1
-    alone, _, _ = bank_odds(distances[:4], torch.zeros(4, dtype=torch.bool), 1).tolist()
-    assert alone > 1.2, "without bad pictures every good one passes"
 
 
 def test_a_damaged_head_costs_its_own_images_only(folder: Path):
@@ -226,17 +216,6 @@ def test_two_heads_that_disagree_about_their_backbone_are_a_mistake(folder: Path
     assert len(problems) == 2
     assert all("normalisation: another head of line@" in each for each in problems)
     assert len({spec.resident.expert for spec in catalog.values() if spec.backbone}) == 1
-
-
-def test_copies_of_a_backbone_are_one_family(folder: Path):
-    document = yaml.safe_load((folder / "catalog.yaml").read_text(encoding="utf-8"))
-    backbone = document["experts"]["CE6"]["backbone"]
-    shutil.copy(folder / backbone["file"], folder / "copy.safetensors")
-    backbone["file"] = "copy.safetensors"
-    (folder / "catalog.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
-    catalog, problems = read(folder)
-    assert problems == []
-    assert len({spec.resident for spec in catalog.values() if spec.backbone}) == 1
 
 
 def test_a_head_of_another_kind_of_numbers_or_an_impossible_calibration_is_refused(folder: Path):

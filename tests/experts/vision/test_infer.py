@@ -12,7 +12,7 @@ from torch import nn
 from experts.errors import ExpertError
 from experts.spec import ExpertSpec
 from experts.vision.frameworks import ultralytics
-from experts.vision.infer import classify_answers, infer, select_detections
+from experts.vision.infer import infer, select_detections
 from experts.vision.networks import select_head
 from experts.vision.preprocess import prepare
 from experts.vision.slot import SlotPool
@@ -88,11 +88,6 @@ def test_a_detector_answers_as_ultralytics_does(tmp_path: Path, architecture: st
         assert (answer.label, answer.confidence) == (answer.detections[0].label, answer.detections[0].confidence)
 
 
-def test_a_detector_that_finds_nothing_answers_without_a_label(tmp_path: Path):
-    spec = an_expert_file(tmp_path, "d", "yolov8n", 2, confidence_floor=1.0)
-    assert all((answer.label, answer.confidence, answer.detections) == (None, None, ()) for answer in our_answers(spec))
-
-
 def test_a_batch_answers_as_its_images_alone(tmp_path: Path):
     spec = an_expert_file(tmp_path, "d", "yolo11n", 3, input_size=96)
     pool = SlotPool("cpu", spec.weights_bytes)
@@ -114,15 +109,6 @@ def test_an_expert_that_computes_nonsense_fails_instead_of_answering(tmp_path: P
     list(slot.module.parameters())[parameter].fill_(float("nan"))
     with pytest.raises(ExpertError, match="not finite"):
         infer(slot, [prepare(encoded(PICTURES[0]), "image", None, spec)])
-
-
-def test_padding_rows_of_the_head_never_win(tmp_path: Path):
-    spec = an_expert_file(tmp_path, class_count=3)
-    logits = torch.full((1, 16), -50.0)
-    logits[0, 3:] = 90.0
-    (answer,) = classify_answers(logits, spec)
-    assert answer.label in spec.classes
-    assert answer.confidence == pytest.approx(1 / 3, abs=1e-3)
 
 
 @settings(max_examples=40, deadline=None)

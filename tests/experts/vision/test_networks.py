@@ -30,13 +30,6 @@ def test_a_convolution_and_its_activation_are_what_they_were_apart(dtype: torch.
         torch.testing.assert_close(added, relu(plain(images) + shortcut), **close)
 
 
-def test_the_parameters_are_those_of_the_convolution():
-    plain = a_convolution()
-    fused = FusedConvolution(plain, "relu")
-    assert fused.weight is plain.weight
-    assert [name for name, _ in fused.named_parameters()] == ["weight", "bias"]
-
-
 @pytest.mark.parametrize(("architecture", "names"), [("resnet18", 2), ("resnet50", 3)])
 def test_blocks_of_a_slot_are_fused_and_their_tensors_keep_name_and_order(architecture: str, names: int):
     network = ARCHITECTURES[architecture]

@@ -2,13 +2,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
-from daemon.config.settings import Device
-from daemon.dispatch.torch_devices import TorchDevices
-from daemon.policy.request import PoolFacts, PoolId
 from experts.spec import ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.networks import FusedConvolution, runs_fused
@@ -70,52 +66,6 @@ def test_weights_are_packed_at_the_third_batch_since_a_load_and_plain_ones_make_
         assert int(slot.buffer.count_nonzero()) < 0.1 * slot.size_bytes, "pages that were given back read zeros"
 
 
-def test_executors_that_pack_in_turn_keep_no_memory_of_weights_that_left(tmp_path: Path):
-    spec = an_expert_file(tmp_path, architecture="resnet50")
-    pool, resident_bytes = a_packing_pool(spec.weights_bytes), list[int]()
-    executors = [ThreadPoolExecutor(1) for _ in range(6)]  # glibc keeps what a thread freed for that thread
-    for executor in executors:
-        pool.load(spec, pool.resident())
-        for _ in range(BATCHES_BEFORE + 1):
-            executor.submit(answers, pool, spec).result()
-        assert packed_bytes(pool.slot(spec.expert)) > 0
-        resident_bytes.append(psutil.Process().memory_info().rss)
-    for executor in executors:
-        executor.shutdown()
-    assert resident_bytes[-1] - resident_bytes[1] < 2 * spec.weights_bytes
-
-
-def test_a_slot_serves_one_expert_after_another_also_after_it_gave_its_memory_back(tmp_path: Path):
-    specs = [
-        an_expert_file(tmp_path, f"{name}-{seed}", name, seed=seed)
-        for seed in (1, 2)
-        for name in ("resnet18", "yolo11n")
-    ]
-    plain = {spec.expert: plain_answers(spec) for spec in specs}
-    pool = a_packing_pool(max(spec.weights_bytes for spec in specs))  # room for one: layouts take turns
-    for spec in specs * 2:
-        pool.load(spec, pool.resident())
-        pool.check()
-        for _ in range(BATCHES_BEFORE + 2):
-            assert answers(pool, spec) == plain[spec.expert]
-    slot = pool.slot(specs[-1].expert)
-    pool.unload(specs[-1].expert)
-    pool.resize(0)
-    assert packed_bytes(slot) == 0
-
-
-def test_executors_that_share_a_slot_agree_while_it_is_packed_again_and_again(tmp_path: Path):
-    specs = [an_expert_file(tmp_path, f"e{seed}", "yolo11n", seed=seed) for seed in (1, 2)]
-    plain = {spec.expert: plain_answers(spec) for spec in specs}
-    pool = a_packing_pool(specs[0].weights_bytes)
-    with ThreadPoolExecutor(3) as executors:
-        for spec in specs * 4:
-            pool.load(spec, pool.resident())
-            given = executors.map(lambda _, spec=spec: answers(pool, spec), range(9))
-            assert all(answer == plain[spec.expert] for answer in given)
-            assert packed_bytes(pool.slot(spec.expert)) > 0
-
-
 def test_a_pool_that_others_may_copy_from_packs_nothing(tmp_path: Path):
     spec = an_expert_file(tmp_path)
     pool, host = SlotPool("cpu", BUDGET_BYTES), SlotPool("ram", BUDGET_BYTES, LayoutShelf(packs=True))
@@ -127,17 +77,6 @@ def test_a_pool_that_others_may_copy_from_packs_nothing(tmp_path: Path):
     copy = SlotPool("cpu", BUDGET_BYTES)
     assert copy.load(spec, source=host).tier == "ram"
     assert answers(copy, spec) == plain_answers(spec)
-
-
-@pytest.mark.parametrize("names", [("cpu",), ("cpu", "cuda:0")])
-def test_the_daemon_packs_where_no_gpu_copies_from_the_cpu(tmp_path: Path, names: tuple[str, ...]):
-    spec = an_expert_file(tmp_path)
-    devices = TorchDevices({name: Device(expert_memory=BUDGET_BYTES) for name in names})
-    pool = devices.pool(PoolFacts(PoolId("cpu"), "cpu", BUDGET_BYTES, 8))
-    pool.load(spec)
-    for _ in range(BATCHES_BEFORE + 1):
-        answers(pool, spec)
-    assert (packed_bytes(pool.slot(spec.expert)) > 0) == (len(names) == 1)
 
 
 @pytest.mark.parametrize("batches_before", [0, 1])

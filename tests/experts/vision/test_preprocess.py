@@ -1,11 +1,10 @@
 import numpy as np
-import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from experts.vision.frameworks import ultralytics
-from experts.vision.preprocess import fit, place, to_square
+from experts.vision.preprocess import place, to_square
 from tests.experts.pictures import a_picture
 
 SIDES = st.integers(1, 300)
@@ -43,16 +42,3 @@ def test_a_classifier_image_fills_the_square_and_shrinks_by_averaging():
     assert square.shape == (50, 50, 3)
     assert np.ptp(square) <= 1
     assert to_square(a_picture(20, 200), "classify", 64).shape == (64, 64, 3)
-
-
-def test_an_image_of_the_right_size_is_not_changed():
-    picture = a_picture(64, 64)
-    np.testing.assert_array_equal(to_square(picture, "classify", 64), picture)
-    np.testing.assert_array_equal(to_square(picture, "detect", 64), picture)
-
-
-@pytest.mark.parametrize("task", ["classify", "detect"])
-def test_boxes_are_cut_at_the_edges_of_the_stored_image(task: str):
-    prepared = fit(a_picture(120, 40), task, 64)
-    assert prepared.pixels.shape == (64, 64, 3)
-    assert prepared.placement.to_stored((-10, -10, 500, 500)) == (0, 0, 120, 40)

@@ -26,9 +26,7 @@ from experts.vision.layouts import Layout
 from experts.vision.preprocess import fit
 from experts.vision.slot import LayoutShelf, Slot, SlotPool
 from experts.weights import read_header
-from tests.experts.direct import DirectReader
 from tests.experts.lanes import LateLane
-from tests.experts.paced import PacedReader
 from tests.experts.pictures import a_picture
 from tests.experts.recorder import FakeRecorder
 from tests.experts.samples import an_expert_file
@@ -132,7 +130,14 @@ def switch(pool: SlotPool, spec: ExpertSpec, source: SlotPool | None = None) -> 
     pool.load(spec, tuple(evict), source)
 
 
-@pytest.mark.parametrize(("device", "tier"), [("cpu", "disk"), ("cpu", "ram"), ("ram", "disk"), ("staged", "disk")])
+@pytest.mark.parametrize(
+    ("device", "tier"),
+    [
+        ("cpu", "disk"),
+        *(pytest.param(*each, marks=pytest.mark.test_all) for each in (("cpu", "ram"), ("ram", "disk"))),
+        pytest.param("staged", "disk", marks=pytest.mark.test_all),
+    ],
+)
 def test_five_hundred_switches_among_layouts_make_no_module_tensor_or_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, tier: str
 ):
@@ -226,15 +231,6 @@ def test_the_ram_tier_keeps_bytes_and_runs_nothing(tmp_path: Path):
         slot.module(torch.zeros(1))
 
 
-def test_a_source_without_the_expert_is_the_callers_mistake(tmp_path: Path):
-    spec = an_expert_file(tmp_path)
-    pool = a_pool()
-    with pytest.raises(ExpertError, match="not resident on ram"):
-        pool.load(spec, source=SlotPool("ram", spec.weights_bytes))
-    assert pool.resident() == ()
-    pool.load(spec)
-
-
 def test_weights_replaced_since_the_source_was_filled_come_from_the_file(tmp_path: Path):
     old = an_expert_file(tmp_path, "e", seed=1)
     ram, pool = SlotPool("ram", old.weights_bytes), a_pool()
@@ -290,16 +286,6 @@ def test_weights_are_checked_tensor_by_tensor_up_to_the_first_bad_one_which_is_n
     assert checks.asked == sizes[:1]
 
 
-def test_a_device_without_memory_to_check_in_fails_the_expert(tmp_path: Path):
-    spec = an_expert_file(tmp_path)
-    pool = a_pool(spec.weights_bytes)
-    with Checks(fails_at=2), pytest.raises(ExpertError, match="no memory left to check weights in"):
-        pool.load(spec)
-    pool.check()
-    assert pool.resident() == ()
-    pool.load(spec)
-
-
 def test_an_expert_that_leaves_a_gpu_can_stay_in_host_memory_and_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -313,28 +299,6 @@ def test_an_expert_that_leaves_a_gpu_can_stay_in_host_memory_and_come_back(
     assert gpu.load(spec, source=ram).tier == "ram"
     monkeypatch.undo()
     assert answers(gpu, spec) == fresh_answers(spec)
-
-
-@pytest.mark.usefixtures("staged")
-def test_gpus_copy_from_each_other_only_by_way_of_host_memory(tmp_path: Path):
-    spec = an_expert_file(tmp_path)
-    first, second = SlotPool("cuda:0", spec.weights_bytes), SlotPool("cuda:1", spec.weights_bytes)
-    first.load(spec)
-    with pytest.raises(ExpertError, match="only by way of ram"):
-        second.load(spec, source=first)
-    second.load(spec)
-
-
-@pytest.mark.parametrize("make", [DirectReader, lambda: PacedReader(DirectReader(), 5e8)])
-def test_slots_are_filled_by_the_reader_the_pool_was_given(tmp_path: Path, make):
-    spec = an_expert_file(tmp_path)
-    pool = SlotPool("cpu", spec.weights_bytes, reader=make())
-    for _ in range(2):  # the first load checks the whole file, the second only reads
-        report = pool.load(spec)
-        assert answers(pool, spec) == fresh_answers(spec)
-        if make is not DirectReader:
-            assert report.load_ms >= spec.weights_bytes / 5e8 * 1e3
-        pool.unload(spec.expert)
 
 
 def test_pools_that_share_a_shelf_check_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -376,23 +340,6 @@ def test_a_damaged_file_fails_its_expert_and_leaves_the_pool_usable(tmp_path: Pa
     assert answers(pool, good)
 
 
-def test_a_failed_load_has_evicted_what_it_was_told_to(tmp_path: Path):
-    good, bad = an_expert_file(tmp_path, "good", seed=1), an_expert_file(tmp_path, "bad", seed=2)
-    pool = a_pool(good.weights_bytes, good)
-    for spec in (replace(bad, file=tmp_path / "none"), replace(bad, layout="unreadable")):
-        with pytest.raises(ExpertError):
-            pool.load(spec, evict=(good.expert,))
-        assert pool.resident() == ()
-        pool.load(good)
-
-
-def test_a_file_of_another_layout_is_refused(tmp_path: Path):
-    spec = an_expert_file(tmp_path, "small", class_count=3)
-    other = an_expert_file(tmp_path, "large", class_count=20)
-    with pytest.raises(ExpertError, match="reload the catalog"):
-        a_pool().load(replace(spec, layout=other.layout))
-
-
 def test_an_expert_replaced_on_disk_is_checked_again(tmp_path: Path):
     spec = an_expert_file(tmp_path, "r18", seed=1)
     pool = a_pool(100 << 20, spec)
@@ -406,15 +353,6 @@ def test_an_expert_that_does_not_fit_says_how_many_bytes_are_missing(tmp_path: P
     spec = an_expert_file(tmp_path)
     with pytest.raises(ExpertError, match=rf"needs {spec.weights_bytes} bytes on cpu, where 1000 are free"):
         a_pool(1000).load(spec)
-
-
-def test_an_expert_is_not_loaded_twice(tmp_path: Path):
-    spec = an_expert_file(tmp_path)
-    pool = a_pool(100 << 20, spec)
-    with pytest.raises(ExpertError, match="already in the pool"):
-        pool.load(spec)
-    with pytest.raises(ExpertError, match="not resident"):
-        pool.slot(ExpertId("nobody"))
 
 
 @pytest.mark.parametrize("method", ["allocate", "occupy"])
@@ -473,19 +411,6 @@ def test_loads_and_answers_go_on_in_threads_at_once(tmp_path: Path):
         list(threads.map(work, specs))
     assert wrong == []
     pool.check()
-
-
-def test_two_threads_may_compute_in_one_slot(tmp_path: Path):
-    spec = an_expert_file(tmp_path, "e", "yolo11n", 2)
-    pool = a_pool(100 << 20, spec)
-    expected = answers(pool, spec)
-
-    def is_right(_turn: int) -> bool:
-        torch.set_num_threads(1)
-        return answers(pool, spec) == expected
-
-    with ThreadPoolExecutor(2) as threads:
-        assert all(threads.map(is_right, range(16)))
 
 
 def test_reduced_precision_experts_run_and_nearly_agree(tmp_path: Path):

@@ -6,19 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from tests.lines import a_jpeg
 from tests.ports import free_port
 from tests.tools.client.scripted_daemon import ScriptedDaemon
-from tools.camera.render import board_types, render_board
-from tools.camera.rendered import FIRST_SEED, board_plan, images_of, rendered_images
+from tools.camera.rendered import rendered_images
 from tools.cli import camera as camera_command
 from tools.cli.demo import demo
 from tools.cli.main import app
-from tools.demo import measure
 
 
 def camera(*words: object) -> tuple[int, str, str]:
@@ -122,15 +119,6 @@ def test_wrong_use_is_status_2_with_what_to_do(tmp_path: Path) -> None:
         assert (status, message in errors) == (2, True), errors
 
 
-def test_every_board_of_a_plan_has_a_serial_and_a_seed_of_its_own() -> None:
-    plan = board_plan(10, 7, "D1")
-    assert [serial for serial, _, _ in plan] == [f"D1-{n:03d}" for n in range(1, 11)]
-    assert {kind for _, kind, _ in plan} == set(board_types())
-    seeds = [seed for _, _, seed in (*plan, *board_plan(10, 8, "D2"))]
-    assert len(set(seeds)) == len(seeds)
-    assert min(seeds) >= FIRST_SEED > measure.FIRST_SEED + 10_000 * len(measure.RATES), "measuring saw none of them"
-
-
 def test_the_command_draws_other_boards_than_the_demo_unless_a_seed_says_which() -> None:
     seed = inspect.signature(demo).parameters["seed"].default
     images = list(rendered_images(1, seed, "D1", None))
@@ -140,17 +128,6 @@ def test_the_command_draws_other_boards_than_the_demo_unless_a_seed_says_which()
     assert same.order == [image.image_id for image in images]
     assert list(same.payloads.values()) == [image.payload for image in images]
     assert account["accepted"] == len(images)
-
-
-@pytest.mark.parametrize("lot", [None, "L1"])
-def test_a_published_crop_is_the_rendered_one_pixel_by_pixel(lot: str | None) -> None:
-    board = render_board("sensor-node", 1, 0.1)
-    for placement, image in zip(board.placements, images_of(board, "S1", lot), strict=True):
-        pixels = cv2.imdecode(np.frombuffer(image.payload, np.uint8), cv2.IMREAD_COLOR_RGB)
-        assert pixels is not None
-        assert np.array_equal(pixels, placement.pixels)
-        assert (image.image_id, image.component) == (f"S1/{placement.designator}", placement.component)
-        assert image.board == {"type": "sensor-node", "serial": "S1"} | ({"lot": lot} if lot else {})
 
 
 def test_a_person_hears_early_that_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

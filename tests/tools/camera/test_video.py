@@ -17,15 +17,14 @@ from typing import Any, cast
 import cv2
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from coserve_client import SpoolingPublisher
 from daemon.errors import ConfigError
 from tests import ROOT
-from tests.tools.client.scripted_daemon import ScriptedDaemon, silent_endpoint
+from tests.tools.client.scripted_daemon import ScriptedDaemon
 from tests.waiting import PATIENCE_S, until
 from tools.camera.frame_source import CameraDevice, SourceError, VideoFile, v4l2
-from tools.camera.layout import BoardLayout, LayoutPart, PictureError, cut, load_layout
+from tools.camera.layout import BoardLayout, LayoutPart, load_layout
 from tools.camera.render import render_board
 from tools.camera.rendered import DEFECT_RATE, VIDEO_PICTURES, board_plan, write_video
 from tools.camera.station import (
@@ -34,7 +33,6 @@ from tools.camera.station import (
     StationCounts,
     counted_serials,
     every_nth,
-    interval,
     listed_serials,
 )
 
@@ -96,13 +94,6 @@ def test_every_nth_picture_is_a_board_whose_serial_counts_up_and_goes_on_after_a
         counted_serials("A", counter)
 
 
-def test_an_interval_is_on_the_recordings_own_clock(tmp_path: Path) -> None:
-    video = a_video(tmp_path / "v.avi", [10, 20, 30, 40, 50, 60, 70, 80])
-    station = run(tmp_path, VideoFile(video), interval(0.3), repeat("S1"), lot="L1")
-    assert station.boards == [("S1", 10), ("S1", 40), ("S1", 70)]
-    assert {header["board"]["lot"] for header in station.daemon.headers.values()} == {"L1"}
-
-
 def test_serials_from_a_file_end_with_it_and_a_line_that_is_none_is_said(tmp_path: Path) -> None:
     video = a_video(tmp_path / "v.avi", [10, 20, 30, 40])
     listed = tmp_path / "serials.txt"
@@ -140,27 +131,6 @@ def test_a_video_that_is_cut_off_says_where_after_what_it_had(tmp_path: Path) ->
         VideoFile(tmp_path / "none.avi")
 
 
-def test_a_picture_of_another_size_ends_the_station_by_name(tmp_path: Path) -> None:
-    video = a_video(tmp_path / "v.avi", [10], size=(128, 96))
-    station = run(tmp_path, VideoFile(video), every_nth(1), repeat("S1"))
-    assert "has 128 × 96 pixels, the layout of b is for 64 × 48" in station.error
-
-
-def test_a_full_spool_leaves_boards_out_by_name_and_the_station_goes_on(tmp_path: Path) -> None:
-    source = VideoFile(a_video(tmp_path / "v.avi", [10] * 6))
-    messages: list[str] = []
-    serials = counted_serials("A", tmp_path / "n.json")
-    with SpoolingPublisher(silent_endpoint(), "cam", tmp_path / "spool", spool_bytes=1000) as publisher:
-        station = Station(source, LAYOUT, every_nth(1), serials, publisher, messages.append)
-        station.run()
-        account = publisher.close(0.0)
-    assert station.counts.boards == account.published == account.spooled
-    assert station.counts.boards + station.counts.failed == 6
-    assert station.counts.failed == account.refused == len(messages) > 0
-    assert messages[0].startswith("board A-00000")
-    assert "is incomplete: image" in messages[0]
-
-
 class Cameras:
     """Videos that `open` returns in turn, each of which ends as an unplugged camera does, or None: no camera."""
 
@@ -176,6 +146,11 @@ class Cameras:
         return cv2.VideoCapture(str(video), cv2.CAP_FFMPEG) if video else cv2.VideoCapture()
 
 
+@pytest.mark.promise(
+    "Cameras",
+    "After an unplugged camera returns, serials scanned meanwhile are not applied to another board; a "
+    "truncated video is reported",
+)
 def test_a_camera_that_is_unplugged_is_opened_again_until_it_is_back(tmp_path: Path) -> None:
     videos = [a_video(tmp_path / f"{shade}.avi", [shade] * 3) for shade in (10, 50)]
     cameras = Cameras(videos[0], None, videos[1], None)
@@ -216,12 +191,6 @@ def test_scans_made_while_the_camera_was_away_are_dropped_aloud(tmp_path: Path) 
     assert station.messages == ["2 lines were read while the camera was away: scan those boards again"]
 
 
-def test_a_camera_that_does_not_open_is_said_with_what_to_do() -> None:
-    with pytest.raises(SourceError, match="is it plugged in, used by nothing else, and are you in the group `video`"):
-        CameraDevice(cv2.VideoCapture, "/dev/video0", print, threading.Event())
-    assert not v4l2("/dev/video987", (640, 480), 30.0)().isOpened()
-
-
 def test_a_real_camera_delivers_pictures() -> None:
     devices = sorted(Path("/dev").glob("video*"))
     if not devices:
@@ -256,17 +225,6 @@ def test_mistakes_in_a_layout_come_with_their_line(tmp_path: Path, text: str) ->
     assert MISTAKES[text] in str(error.value)
 
 
-def test_parts_are_cut_and_turned_as_the_layout_says() -> None:
-    picture: NDArray[np.uint8] = np.arange(64 * 48 * 3, dtype=np.uint32).astype(np.uint8).reshape(48, 64, 3)
-    parts = {f"R{turn}": {"component": "R", "box": [4, 8, 20, 18], "turn": turn} for turn in (0, 90, 180, 270)}
-    for part in cut(picture, BoardLayout.model_validate({"board": "b", "size": (64, 48), "parts": parts})):
-        pixels = cv2.imdecode(np.frombuffer(part.png, np.uint8), cv2.IMREAD_COLOR)
-        assert pixels is not None
-        assert np.array_equal(pixels, np.rot90(picture[8:18, 4:20], -int(part.designator[1:]) // 90))
-    with pytest.raises(PictureError):
-        cut(picture[:40], LAYOUT)
-
-
 @pytest.mark.parametrize("suffix", ["avi", "mp4"])
 def test_boards_pass_in_a_rendered_video_and_every_part_is_where_its_layout_says(tmp_path: Path, suffix: str) -> None:
     video = tmp_path / f"belt.{suffix}"
@@ -291,13 +249,6 @@ def test_boards_pass_in_a_rendered_video_and_every_part_is_where_its_layout_says
         assert min(shift) < 12, header["designator"]  # the crops drift by two pixels, and the video is compressed
     with pytest.raises(ValueError, match=r"ends with \.avi or \.mp4"):
         write_video(tmp_path / "belt.gif", 1, 11, "B")
-
-
-def test_ids_differ_although_a_board_is_seen_again(tmp_path: Path) -> None:
-    video = a_video(tmp_path / "v.avi", [10, 10])
-    station = run(tmp_path, VideoFile(video), every_nth(1), repeat("S 1/ü"))
-    assert len(station.boards) == 2
-    assert all(image.startswith("S-1-/") for image in station.daemon.seen)
 
 
 def test_the_picture_of_a_scanned_line_is_one_that_was_taken_after_it(tmp_path: Path) -> None:

@@ -1,23 +1,20 @@
 import json
-import os
 import re
-import socket
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner, Result
 
-from daemon.storage.database.store import open_store
 from daemon.wire.control import ask
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tests.simulated import a_service
 from tests.tools.run_commands import start_coserve
+from tools.cli.main import app
 
 LIGHT = (
     "check",
@@ -26,7 +23,6 @@ LIGHT = (
     "experts",
     "experts list",
     "queues",
-    "top",
     "reload",
     "drain",
     "results",
@@ -36,8 +32,8 @@ LIGHT = (
 )
 
 
-def coserve(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
-    return start_coserve(*arguments, cwd=cwd, env={**os.environ, **environ})
+def coserve(*arguments: str, **environ: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env=environ)
 
 
 def test_the_command_starts_light_and_commands_that_need_no_torch_do_not_import_it() -> None:
@@ -66,35 +62,9 @@ def _arguments(command: str) -> list[str]:
     }.get(command, ["--config", example])
 
 
-def test_wrong_use_is_status_2() -> None:
-    assert coserve("status", "--config", "nowhere.yaml").returncode == 2
-    assert coserve("run", "nowhere.yaml").returncode == 2
-    assert coserve("camera", "nowhere.yaml").returncode == 2
-    assert coserve("nonsense").returncode == 2
-
-
-def test_a_path_that_the_system_refuses_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for words, reason in (
-        (("check", "x" * 300), "File name too long"),
-        (("results", "--config", "x" * 300), "File name too long"),
-        (("demo", "--dir", str(tmp_path / "file")), "File exists"),
-    ):
-        done = coserve(*words)
-        assert (done.returncode, done.stderr) == (1, f"coserve: {words[-1]}: {reason}\n")
-
-
-def test_a_daemon_that_does_not_run_is_status_1_with_what_to_do(tmp_path: Path) -> None:
-    config = tmp_path / "coserve.yaml"
-    config.write_text("rules: r.yaml\ncatalog: c.yaml\ndevices: {cpu: {expert_memory: 1MB}}\n", encoding="utf-8")
-    done = coserve("status", "--config", str(config))
-    assert done.returncode == 1
-    assert "coserve run" in done.stderr
-
-
 def test_check_names_every_mistake_of_every_file(tmp_path: Path, experts_folder: Path) -> None:
     config = a_line(tmp_path, experts_folder)
-    assert coserve("check", str(config)).returncode == 0
+    assert coserve("check", str(config)).exit_code == 0
     rules = tmp_path / "rules.yaml"
     rules.write_text(
         rules.read_text(encoding="utf-8")
@@ -103,7 +73,7 @@ def test_check_names_every_mistake_of_every_file(tmp_path: Path, experts_folder:
         encoding="utf-8",
     )
     done = coserve("check", str(config), "--json")
-    assert done.returncode == 1
+    assert done.exit_code == 1
     report = json.loads(done.stdout)
     text = "\n".join(report["problems"])
     assert "rules.yaml:9:" in text
@@ -113,9 +83,7 @@ def test_check_names_every_mistake_of_every_file(tmp_path: Path, experts_folder:
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("COSERVE_DATABASE", "mysql://nobody:secret@nowhere/x", "cannot use mysql://: expected sqlite:"),
-        ("COSERVE_DATABASE", "PostgreSQL://me:secret@nowhere/x", "inspection.db, not 'PostgreSQL'"),
-        ("COSERVE_DATABASE", "postgresql://me:sec/ret@nowhere/x", "expected postgresql://USER@HOST:PORT/DATABASE"),
+        ("COSERVE_DATABASE", "postgresql://me:sec/ret@nowhere/x", "a line keeps its results in a SQLite file"),
         ("COSERVE_DATABASE", "sqlite:////proc/x/inspection.db", "database: nothing can be written in /proc"),
         ("COSERVE_JOURNAL", "/proc/journal", "journal: nothing can be written in /proc"),
         ("COSERVE_IMAGES", "{file}/images", "is a file, where a folder is needed"),
@@ -128,25 +96,10 @@ def test_check_refuses_places_where_a_start_would_fail(
 ) -> None:
     config = a_line(tmp_path / "line", experts_folder)
     done = coserve("check", str(config), **{key: value.format(file=config)})
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert expected in done.stdout
     assert len(done.stdout.splitlines()) == 1
     assert "sec" not in done.stdout
-
-
-def test_check_refuses_the_database_of_a_newer_version(tmp_path: Path, experts_folder: Path) -> None:
-    config = a_line(tmp_path / "line", experts_folder)
-    database = tmp_path / "line" / "inspection.db"
-    open_store(f"sqlite:///{database}").close()
-    assert coserve("check", str(config)).returncode == 0
-    with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-        connection.execute("PRAGMA user_version = 99000000")
-    before = database.read_bytes()
-    done = coserve("check", str(config))
-    assert done.returncode == 1
-    assert f"sqlite:///{database} was written by a newer version of CoServe (schema 9999" in done.stdout
-    assert database.read_bytes() == before
 
 
 def test_check_reads_every_weights_file(tmp_path: Path, experts_folder: Path) -> None:
@@ -158,18 +111,18 @@ def test_check_reads_every_weights_file(tmp_path: Path, experts_folder: Path) ->
     weights.unlink()
     weights.write_bytes(data)
     done = coserve("check", str(config))
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "C0603.safetensors" in done.stdout
     assert "sha256" in done.stdout
     assert "catalog.yaml:" in done.stdout
 
 
 def test_rules_check_exits_with_1_for_mistakes_and_0_without(tmp_path: Path) -> None:
-    assert coserve("rules", "check", str(ROOT / "routing_rules/examples/mainboard.yaml")).returncode == 0
+    assert coserve("rules", "check", str(ROOT / "routing_rules/examples/mainboard.yaml")).exit_code == 0
     wrong = tmp_path / "rules.yaml"
     wrong.write_text("boards: {}\nclassifier: {}\n", encoding="utf-8")
     done = coserve("rules", "check", str(wrong))
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert f"{wrong}:2:1" in done.stdout
     assert "classifiers" in done.stdout
 
@@ -183,7 +136,7 @@ def test_results_are_printed_as_json(tmp_path: Path, experts_folder: Path) -> No
     (folder / "R9.R0402.png").write_bytes(b"no image")
     with a_service(config, tmp_path / "daemon.log"):
         done = coserve("camera", str(config), str(tmp_path / "pictures"), "--json")
-        assert done.returncode == 1, done.stderr
+        assert done.exit_code == 1, done.stderr
         account = json.loads(done.stdout)
         assert (account["accepted"], account["rejected bad_image"]) == (3, 1)
         while ask(f"ipc://{tmp_path}/run/control.sock", "status")["backlog"]:
@@ -214,21 +167,10 @@ def test_ctrl_c_while_a_command_is_still_importing_ends_it_as_later(
     assert done.stderr == ("coserve: stopped by Ctrl-C\n" if status else "")
 
 
-def test_a_benchmark_whose_line_does_not_start_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setenv("COSERVE_ENDPOINTS_HTTP", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        done = coserve("bench", "fairness", "--rounds", "1", "--kind", "junk")
-    assert done.returncode == 1
-    last_lines = done.stderr.removeprefix("runs\n")  # of the progress
-    assert last_lines.startswith("coserve: `coserve run ")
-    assert "Address already in use" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_a_line_that_cannot_start_says_so_in_one_line(tmp_path: Path, experts_folder: Path) -> None:
     config = a_line(tmp_path, experts_folder, policy="lru")
     checked = coserve("check", str(config))
-    assert (checked.returncode, "samba" in checked.stdout) == (1, True)
+    assert (checked.exit_code, "samba" in checked.stdout) == (1, True)
     settings = yaml.safe_load(config.read_text(encoding="utf-8"))
     for changes, named in (
         ({}, "samba"),
@@ -236,7 +178,7 @@ def test_a_line_that_cannot_start_says_so_in_one_line(tmp_path: Path, experts_fo
         ({"policy": "samba", "record": "nowhere/trace.jsonl"}, "nowhere/trace.jsonl"),
     ):
         config.write_text(yaml.safe_dump(settings | changes), encoding="utf-8")
-        done = coserve("run", str(config))
+        done = start_coserve("run", str(config))
         assert (done.returncode, len(done.stderr.strip().splitlines()), named in done.stderr) == (2, 1, True), (
             done.stderr
         )

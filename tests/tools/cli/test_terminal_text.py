@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rich.progress import Progress, TextColumn
 
 from tests import ROOT
 from tests.tools.backup.test_backup import a_folder
 from tools.backup.archive import write_backup
-from tools.terminal.console import errors, print_json
+from tools.terminal.console import print_json
 
 #: Sets the window's title, and colours all that follows; as C1 characters too. Brackets look like rich's markup.
 NASTY = "\x1b]0;pwned\x07\x1b[31m\x9b31m\u202e[/red]"
@@ -59,34 +58,11 @@ def rules(folder: Path) -> str:
     return coserve("rules", "check", "rules.yaml", folder=folder)
 
 
-def settings(folder: Path) -> str:
-    (folder / "coserve.yaml").write_text(yaml.safe_dump({"rules": NASTY, "devices": {NASTY: 1}, NASTY: 2}))
-    return coserve("check", "coserve.yaml", folder=folder)
-
-
-def doctor(folder: Path) -> str:
-    (folder / "coserve.yaml").write_text(yaml.safe_dump({"rules": NASTY, "devices": {NASTY: 1}, NASTY: 2}))
-    return coserve("doctor", "coserve.yaml", folder=folder)
-
-
 def start(folder: Path) -> str:
     (folder / "coserve.yaml").write_text(
         yaml.safe_dump({"rules": NASTY, "catalog": NASTY, "devices": {"cpu": {"expert_memory": "1MB"}}})
     )
     return coserve("run", "coserve.yaml", folder=folder)
-
-
-def training(folder: Path) -> str:
-    for label in (NASTY.replace("/", ""), "ok"):
-        (folder / "images" / label).mkdir(parents=True)
-        (folder / "images" / label / f"{NASTY.replace('/', '')}.png").write_bytes(b"no picture")
-    return coserve("train", "classifier", "images", "--id", "R0402", "--out", "experts", folder=folder)
-
-
-def importing(folder: Path) -> str:
-    name = f"{NASTY.replace('/', '')}.safetensors"
-    (folder / name).write_bytes(b"no weights")
-    return coserve("import", name, "--id", "R", "--architecture", "resnet18", "--out", "experts", folder=folder)
 
 
 def restored(folder: Path) -> str:
@@ -102,16 +78,6 @@ def restored(folder: Path) -> str:
     return coserve("restore", "bad.tar", f"to{NASTY.replace('/', '')}", folder=folder)
 
 
-def backed_up(folder: Path) -> str:
-    config = a_folder(folder / "line")
-    name = f"{NASTY.replace('/', '')}.safetensors"
-    catalog = yaml.safe_load((folder / "line" / "experts" / "catalog.yaml").read_text())
-    for expert in catalog["experts"].values():
-        expert["file"] = name
-    (folder / "line" / "experts" / "catalog.yaml").write_text(yaml.safe_dump(catalog))
-    return coserve("backup", config, f"{NASTY.replace('/', '')}.tar", folder=folder)
-
-
 def unreadable_names(folder: Path) -> str:
     name = os.fsdecode(b"caf\xe9-\x1b]0;x\x07")
     (folder / name).mkdir()
@@ -119,9 +85,14 @@ def unreadable_names(folder: Path) -> str:
     return coserve("rules", "check", f"{name}/rules.yaml", folder=folder)
 
 
-@pytest.mark.parametrize(
-    "show", [rules, settings, doctor, start, training, importing, restored, backed_up, unreadable_names]
+@pytest.mark.promise(
+    "Prepared files",
+    "names in rules, settings, folders, archives, weights, rows and log events | escape sequences, bidi marks, "
+    "rich's markup | all commands print through one console, which shows such characters as `�` and no markup; "
+    "JSON has them as `\\u001b`; the daemon's messages and log events on a terminal do the same. Settings, "
+    "rules and catalog with such a character are refused",
 )
+@pytest.mark.parametrize("show", [rules, start, restored, unreadable_names])
 def test_no_name_from_outside_steers_the_terminal(tmp_path: Path, show: Callable[[Path], str]) -> None:
     text = show(tmp_path)
     assert "�" in text or r"without \x1b" in text
@@ -134,12 +105,6 @@ def test_json_is_exact_and_steers_nothing(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(text) == value
     assert "gelötet 部品" in text
     assert text.replace("\n", "").isprintable()
-
-
-def test_a_bar_shows_a_name_with_brackets_as_it_is() -> None:
-    with Progress(TextColumn("{task.description}", markup=False), console=errors, disable=True) as bar:
-        bar.update(bar.add_task(""), description=NASTY)
-        errors.print(bar.get_renderable())
 
 
 def test_all_that_a_person_reads_goes_through_one_printer() -> None:

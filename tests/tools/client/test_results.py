@@ -140,14 +140,6 @@ def test_results_come_once_and_in_order_through_gaps_and_repetitions(folder: Pat
         assert len(line.questions) == questions, "the live stream was complete"
 
 
-def test_without_a_position_new_results_come_with_their_kind_and_topic(folder: Path) -> None:
-    with a_scripted_line(folder, 1, 2, 3) as line, a_reader(folder) as results:
-        until(lambda: line.serve() or (results.take(0.01) is None and results.seq == 3))
-        line.publish(4)
-        result = until(lambda: line.serve() or results.take(0.01))
-        assert result == {"kind": "inspection", "topic": TOPIC, "seq": 4}
-
-
 def test_a_result_whose_processing_failed_comes_again_and_no_other_does(folder: Path) -> None:
     position = folder / "state" / "mes.position"
     with a_scripted_line(folder, 1, 2, 3, 4) as line:

@@ -14,7 +14,6 @@ import zmq.auth
 
 from coserve_client import CoserveError, CurveClient, NoRoomError, PublishError, SpoolError, SpoolingPublisher, spooling
 from coserve_client.spool import Spool
-from tests import ROOT
 from tests.small_disk import small_disk
 from tests.tools.client.scripted_daemon import BOARD, Answer, ScriptedDaemon, accept, silent_endpoint
 from tests.waiting import PATIENCE_S, until
@@ -77,6 +76,10 @@ def test_what_the_daemon_takes_never_touches_the_disk_and_is_accounted(tmp_path:
     assert entries(tmp_path) == []
 
 
+@pytest.mark.promise(
+    "Cameras",
+    "A Python publisher never blocks its camera, even if the daemon is away or the disk hangs",
+)
 def test_publish_returns_while_nobody_answers_and_while_the_disk_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +102,11 @@ def test_publish_returns_while_nobody_answers_and_while_the_disk_hangs(
     assert publisher.close(0.0).spooled == 99
 
 
+@pytest.mark.promise(
+    "Cameras",
+    "Images that the daemon does not accept wait on the camera's disk and are sent first and in order, even "
+    "after a kill of the camera's process and whatever the clock says",
+)
 @pytest.mark.usefixtures("short_silence")
 def test_what_waited_on_the_disk_comes_first_and_in_order_when_the_daemon_is_there(tmp_path: Path) -> None:
     endpoint = silent_endpoint()
@@ -150,13 +158,6 @@ def test_what_was_spooled_survives_the_kill_of_its_process(tmp_path: Path) -> No
         assert publisher.account.as_dict() == {"published": 1, "found in the spool": 25, "accepted": 26}
 
 
-def test_nothing_of_the_client_reads_the_clock_on_the_wall() -> None:
-    for file in (ROOT / "tools/client/coserve_client").glob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        assert "time.time(" not in text, file
-        assert "datetime" not in text, file
-
-
 def fill_spool(folder: Path, count: int) -> str:
     """Leave images in a spool, and return the endpoint that they are for."""
     endpoint = silent_endpoint()
@@ -166,6 +167,11 @@ def fill_spool(folder: Path, count: int) -> str:
     return endpoint
 
 
+@pytest.mark.promise(
+    "Cameras",
+    "A damaged spool entry is named and set aside, the others are sent; a spool of another source, or of a "
+    "running process, is refused",
+)
 def test_entries_that_are_not_what_was_written_are_set_aside_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,6 +196,10 @@ def test_entries_that_are_not_what_was_written_are_set_aside_by_name(
         assert publisher.wait(PATIENCE_S)
 
 
+@pytest.mark.promise(
+    "Cameras",
+    "If the spool, the disk or the memory is full, an exception refuses the image; nothing already taken is lost",
+)
 def test_a_full_spool_refuses_by_an_exception_and_loses_nothing_that_it_took(tmp_path: Path) -> None:
     endpoint = silent_endpoint()
     with a_camera(endpoint, tmp_path, spool_bytes=20_000) as publisher:
@@ -208,6 +218,7 @@ def test_a_full_spool_refuses_by_an_exception_and_loses_nothing_that_it_took(tmp
     assert publisher.account.accepted == len(taken) + 1
 
 
+@pytest.mark.test_all
 def test_memory_is_bounded_while_the_disk_refuses_and_all_of_it_is_sent_when_there_is_room(tmp_path: Path) -> None:
     endpoint = silent_endpoint()
     with small_disk(tmp_path / "disk", size="1m") as disk:
@@ -326,16 +337,6 @@ def test_refusals_of_the_daemon_are_counted_logged_and_reported(
     assert "i1: unknown_board: the rules name no board type 'b'" in account.refusals
     assert sum("image_not_taken" in line for line in caplog.messages) == 3
     assert sum("on_answer_failed" in line for line in caplog.messages) == 4
-
-
-def test_an_id_that_is_on_its_way_waits_for_its_first_answer(tmp_path: Path) -> None:
-    def second_is_a_duplicate(_header: Answer, times: int) -> Answer:
-        return {"type": "accepted"} if times == 1 else {"type": "duplicate", "differs": False}
-
-    with ScriptedDaemon(second_is_a_duplicate) as daemon, a_camera(daemon.endpoint, tmp_path) as publisher:
-        publish(publisher, 1, 1, 2)
-        assert publisher.wait(PATIENCE_S)
-        assert (publisher.account.accepted, publisher.account.duplicate) == (2, 1)
 
 
 def test_what_could_never_be_accounted_or_comes_after_the_end_is_refused_at_once(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from tests.simulated import a_service
 from tests.waiting import PATIENCE_S
 from tools.release.bundle import client_wheel
 
+pytestmark = pytest.mark.test_all
+
 OTHER_PACKAGES = """
 import importlib.util, pkgutil, site
 print(sorted(module.name for module in pkgutil.iter_modules(site.getsitepackages())))

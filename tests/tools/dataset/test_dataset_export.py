@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
-from xml.etree import ElementTree as ET
 
-import cv2
 import pytest
 from pycocotools.coco import COCO
 
@@ -19,8 +16,7 @@ from experts.vision import frameworks
 from tests.contract.client import ANY, Line
 from tests.lines import a_jpeg
 from tests.tools.run_commands import coserve
-from tools.training.labelled import board_of
-from tools.training.photographs import read_yolo_data
+from tools.training.labelled import board_of, read_yolo_data
 
 #: Of the same board S1: images that the detector has failed, and where a person drew boxes.
 DRAWN = [("void", 4.0, 5.0, 20.0, 30.0), ("bridge", -3.0, 50.0, 90.0, 58.0)]
@@ -123,7 +119,7 @@ def test_only_chosen_pictures_are_exported_and_too_many_are_refused_with_their_n
 
 
 def test_serials_that_climb_stay_in_the_folder_and_an_unreadable_picture_is_counted(line: Line, tmp_path: Path) -> None:
-    for form in ("folders", "cvat", "yolo"):
+    for form in ("folders", "yolo"):
         out = tmp_path / form / "out"
         report = export(line, out, form)
         assert sorted(path.name for path in out.parent.iterdir()) == ["out"]
@@ -132,15 +128,10 @@ def test_serials_that_climb_stay_in_the_folder_and_an_unreadable_picture_is_coun
         assert form == "yolo" or report["left_out"] == {reasons: 1}
 
 
-def test_pictures_of_raw_pixels_become_png(line: Line, tmp_path: Path) -> None:
-    (number,) = numbers(line.folder, "designator = 'raw'")
-    export(line, tmp_path / "out", "folders", "--component", "DM")
-    pixels = cv2.imread(str(tmp_path / "out" / "unsorted" / "DM" / f"{number}-S1.png"))
-    assert pixels is not None
-    assert pixels.shape == (60, 80, 3)
-    assert not pixels.any()
-
-
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "A data set that leaves the line is complete or not there, and never outside its folder",
+)
 def test_an_export_is_complete_or_not_there(line: Line, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").touch()
@@ -201,54 +192,6 @@ def test_coco_is_read_by_pycocotools_with_scores_of_proposals_and_none_of_drawn_
     for number in (passed, reversed_):
         wanted = [(kind, score, x1, y1, x2 - x1, y2 - y1) for kind, score, x1, y1, x2, y2 in detected(line, number)]
         assert boxes(number) == wanted != []
-
-
-def test_label_studio_has_drawn_boxes_as_annotations_and_the_detectors_as_predictions_in_percent(
-    line: Line, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    export(line, out, "label-studio", "--component", "DF")
-    failed, passed, _ = numbers(line.folder, "component = 'DF'")
-    tasks = {Path(task["data"]["image"]).name: task for task in json.loads((out / "tasks.json").read_bytes())}
-    drawn, proposed = tasks[f"{failed}-S1.jpg"], tasks[f"{passed}-S1.jpg"]
-    prefix, _, file = drawn["data"]["image"].partition("?d=")
-    assert prefix == "/data/local-files/"
-    assert (out / unquote(file)).is_file()
-    void, bridge = drawn["annotations"][0]["result"]
-    size = {"original_width": 80, "original_height": 60}
-    assert void == {"from_name": "box", "to_name": "image", "type": "rectanglelabels", **size} | {
-        "value": {"x": 5, "y": pytest.approx(25 / 3), "width": 20, "height": pytest.approx(125 / 3), "rotation": 0}
-        | {"rectanglelabels": ["void"]}
-    }
-    assert bridge["value"]["width"] == 100
-    assert drawn["predictions"] == []
-    (prediction,) = proposed["predictions"]
-    assert [region["score"] for region in prediction["result"]] == [row[1] for row in detected(line, passed)]
-    assert proposed["annotations"][0]["result"] == [
-        {"from_name": "label", "to_name": "image", "type": "choices", "value": {"choices": [answered(line, passed)]}}
-    ]
-
-
-def test_cvat_has_tags_and_boxes_in_pixels_with_their_source(line: Line, tmp_path: Path) -> None:
-    export(line, tmp_path / "out", "cvat", "--component", "DF", "--component", "DU")
-    root = ET.parse(tmp_path / "out" / "annotations.xml").getroot()  # noqa: S314
-    failed, passed, _ = numbers(line.folder, "component = 'DF'")
-    assert root.findtext("version") == "1.1"
-    images = {image.attrib["name"]: image for image in root.iterfind("image")}
-    drawn = images[f"DF/{failed}-S1.jpg"]
-    assert (drawn.attrib["width"], drawn.attrib["height"]) == ("80", "60")
-    assert drawn.find("tag") is None, "the fail is of a defect that a later step judges"
-    confirmed = [tag.attrib for tag in images[f"DF/{passed}-S1.jpg"].iterfind("tag")]
-    assert confirmed == [{"label": answered(line, passed), "source": "manual"}]
-    corners = {"xtl": "4.00", "ytl": "5.00", "xbr": "20.00", "ybr": "30.00"}
-    assert drawn.findall("box")[0].attrib == {"label": "void", "source": "manual", "occluded": "0", **corners}
-    automatic = images[f"DF/{passed}-S1.jpg"].findall("box")
-    assert {box.attrib["source"] for box in automatic} == {"auto"}
-    assert len(automatic) == len(detected(line, passed))
-    (number, *_) = numbers(line.folder, "component = 'DU'")
-    assert images[f"DU/{number}-S1.jpg"].find("tag") is None, "nobody has decided"
-    known = {name.text for name in root.iterfind("./meta/task/labels/label/name")}
-    assert {shape.attrib["label"] for image in images.values() for shape in image} <= known
 
 
 def test_a_share_of_passes_is_kept_by_the_daemon_and_leaves_as_a_data_set(tmp_path: Path, experts_folder: Path) -> None:

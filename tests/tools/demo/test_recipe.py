@@ -12,8 +12,9 @@ from experts.weights import file_sha256
 from routing_rules.compile import ExpertLabels, compile_rules
 from routing_rules.load import read_yaml
 from tools.camera.render import board_types, part_types
-from tools.demo.export import Observed, choose_thresholds, divide, read_catalog, read_thresholds
-from tools.demo.files import SOLDER_DETECTORS, Thresholds, write_rules
+from tools.camera.rendered import DEFECT_RATE
+from tools.demo.export import Observed, choose_thresholds, divide, read_catalog
+from tools.demo.files import SOLDER_DETECTORS, Thresholds, read_thresholds, write_rules
 from tools.demo.measure import Figures, JudgedPart
 from tools.demo.pictures import read_files, render_missing
 from tools.demo.recipe import Recipe, train
@@ -155,4 +156,4 @@ def test_a_thousandth_of_the_recipe_makes_experts_that_judge_boards(tmp_path: Pa
     provenance = json.loads((out / "provenance.json").read_text("utf-8"))
     assert all(file_sha256(out / name) == file["sha256"] for name, file in provenance["files"].items())
     assert sum(file["bytes"] for file in provenance["files"].values()) < 20e6
-    assert [figures["rate"] for figures in provenance["figures"]] == [0.02, 0.2]
+    assert [figures["rate"] for figures in provenance["figures"]] == [DEFECT_RATE, 0.2]

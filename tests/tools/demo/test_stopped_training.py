@@ -10,10 +10,10 @@ from tests.waiting import PATIENCE_S, until
 
 _TRAINS = """
 import time
-from tools.demo.prepare import _two_processes
+from tools.demo.recipe import two_processes
 from tools.query.formats import clean_up_on_sigterm
 clean_up_on_sigterm()
-with _two_processes() as pool:
+with two_processes() as pool:
     for job in [pool.submit(time.sleep, 3600) for _ in range(2)]:
         job.result()
 """

@@ -49,11 +49,6 @@ def put(line: Line, folder: Path) -> str:
     return run(line, "put", "P", str(folder))["version"]
 
 
-def test_without_a_daemon_residency_is_an_error_and_the_rest_goes_on(line: Line):
-    assert "no daemon answers" in run(line, status=1)
-    assert run(line, "list")
-
-
 def test_a_running_line_serves_the_new_version_and_every_command_knows(line: Line, version_folders: tuple[Path, Path]):
     first = entry(line).sha256[:12]
     control = line.folder / "run" / "control.sock"
@@ -84,6 +79,8 @@ def test_a_running_line_serves_the_new_version_and_every_command_knows(line: Lin
     assert run(line, "list")[0]["verdicts"] == 3
 
 
+@pytest.mark.promise("Versions of experts", "A recalibration is promoted and rolled back as other weights are")
+@pytest.mark.test_all
 def test_a_recalibration_goes_in_and_back_out_like_weights(line: Line, tmp_path: Path):
     present = entry(line).model_dump(mode="json", exclude_defaults=True)
     present |= {"temperature": 4.0, "file": str(line.folder / "experts" / entry(line).file)}
@@ -120,24 +117,6 @@ def test_a_recalibration_goes_in_and_back_out_like_weights(line: Line, tmp_path:
     assert run(line, "verify", "--forward", "P")["ok"]
 
 
-def test_list_needs_no_daemon_and_no_database(line: Line):
-    rows = run(line, "list")
-    assert [row["expert"] for row in rows] == ["P", "Q"]
-    assert rows[0] == {
-        "expert": "P",
-        "architecture": "resnet18",
-        "network": "resnet18",
-        "classes": ["ok", "bad"],
-        "bytes": rows[0]["bytes"],
-        "version": entry(line).sha256[:12],
-        "settings": rows[0]["settings"],
-        "kept": [],
-        "first_used_at": None,
-        "verdicts": 0,
-    }
-    assert entry(line).sha256[:12] in output_of(line, "list")
-
-
 def test_a_version_goes_in_and_back_out_with_nobody_running(line: Line, version_folders: tuple[Path, Path]):
     first = entry(line).sha256[:12]
     second = put(line, version_folders[1])
@@ -158,6 +137,7 @@ def test_a_version_goes_in_and_back_out_with_nobody_running(line: Line, version_
     assert use["judges"] == "passes ok"
 
 
+@pytest.mark.promise("Versions of experts", "A change that the daemon refuses is undone")
 def test_what_a_daemon_refuses_is_taken_back(line: Line, version_folders: tuple[Path, Path]):
     before = (line.folder / "experts" / "catalog.yaml").read_bytes()
     second = put(line, version_folders[1])
@@ -226,6 +206,10 @@ def a_pickle(folder: Path, source: Path) -> None:
     (folder / "P.safetensors").write_bytes(pickle.dumps({"os": os.system}))
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "A version that does not fit the rules or the memory is refused and leaves nothing behind",
+)
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -248,46 +232,6 @@ def test_a_version_that_the_line_cannot_use_is_refused_and_leaves_nothing(
     assert not (line.folder / "experts" / "versions").exists()
 
 
-def test_a_thin_version_goes_in_and_its_figures_are_shown(line: Line, tmp_path: Path):
-    thin = tmp_path / "thin"
-    thin.mkdir()
-    another(thin, "resnet18", "ok", "bad", store="int8")
-    version = put(line, thin)
-    run(line, "promote", "P", version)
-    stored = run(line, "show", "P")["entry"]["stored"]
-    assert (stored["form"], stored["images"], stored["on"]) == ("int8", 1, "pictures")
-    assert stored["slot_bytes"] > 3.5 * stored["bytes"]
-    shown = " ".join(output_of(line, "show", "P").split())
-    assert "stored as int8: 11.2 MB on the disk, 44.7 MB in memory; at import the same labels as the original" in shown
-    assert f"of 1 pictures, confidence within {stored['confidence']:.1e}" in shown
-    assert run(line, "verify", "P", "--forward")["ok"]
-    run(line, "rollback", "P")
-    assert run(line, "show", "P")["entry"]["stored"] is None
-
-
-def test_put_names_the_next_commands_in_one_way(line: Line, version_folders: tuple[Path, Path]):
-    shown = coserve("experts", "put", "P", version_folders[1], "--config", line.config).stdout
-    version = shown.split()[1]
-    assert f"rejudge --expert P={version} --config {line.config}\n" in shown
-    assert f"experts promote P {version} --config {line.config}\n" in shown
-
-
-def test_promoting_twice_or_what_is_not_there_is_refused(line: Line, version_folders: tuple[Path, Path]):
-    first, second = entry(line).sha256[:12], put(line, version_folders[1])
-    assert "has version" in run(line, "put", "P", str(version_folders[1]), status=1)
-    assert "is in force already" in run(line, "promote", "P", first, status=1)
-    assert "is none of them" in run(line, "promote", "P", "0123456789ab", status=1)
-    run(line, "promote", "P", second)
-    assert "is in force already" in run(line, "promote", "P", second, status=1)
-    assert "there is no expert R" in run(line, "promote", "R", second, status=1)
-
-
-def test_rules_that_need_the_old_classes_by_now_refuse_a_rollback(line: Line, version_folders: tuple[Path, Path]):
-    run(line, "promote", "P", put(line, version_folders[1]))
-    line.write_rules(RULES.replace("pass: [ok]", "pass: [ok, fine]"))
-    assert "has no label `fine`" in run(line, "rollback", "P", status=1)
-
-
 def test_a_weights_file_brings_the_entry_that_lies_beside_it_or_what_its_header_says(
     tmp_path: Path, line: Line, version_folders: tuple[Path, Path]
 ):
@@ -301,6 +245,7 @@ def test_a_weights_file_brings_the_entry_that_lies_beside_it_or_what_its_header_
     assert {**entry(line).model_dump(mode="json", exclude_defaults=True), "file": "P.safetensors"} == beside
 
 
+@pytest.mark.test_all
 def test_prune_keeps_what_is_in_force_what_one_goes_back_to_and_candidates(
     line: Line, version_folders: tuple[Path, Path]
 ):

@@ -118,15 +118,6 @@ def test_the_output_names_the_line_to_write_and_draws_the_curve(answers: Answers
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_entry_that_other_experts_share_is_not_to_be_changed_for_one(answers: Answers) -> None:
-    rules = RULES.replace("R0402: 1", "R0402: 1, C0603: 1").replace(
-        '"R*": {expert: R0402', '"*": {expert: "{component}"'
-    )
-    answers.line.write_rules(rules)
-    answers.add([*GOOD_SHOWN, *BAD_SHOWN], "review")
-    assert "* (other experts too: give R0402 an entry of its own before it): review_below: 0.6" in run(answers)
-
-
 def test_what_passed_and_was_looked_at_by_chance_says_nothing_about_escapes(answers: Answers) -> None:
     answers.add([*GOOD_SHOWN, *BAD_SHOWN], "review")
     answers.add([(0.95, 200, None), (0.85, 20, None)], "pass")
@@ -138,13 +129,6 @@ def test_what_passed_and_was_looked_at_by_chance_says_nothing_about_escapes(answ
     assert result["best"] == 0.6, "all defects that people found are below"
     assert (result["cost"], result["cost_in_force"]) == (0.0, pytest.approx(80 * 1000 / 326))
     assert "100 more passed images, all those of boards chosen at random" in run(answers).replace("\n", " ")
-
-
-def test_decided_images_stand_for_those_that_nobody_decided(answers: Answers) -> None:
-    answers.add([(0.70, 40, "pass"), (0.70, 60, None), (0.50, 20, "fail"), (0.50, 30, None)], "review")
-    result = run(answers, "--json")
-    assert result["best"] == 0.7
-    assert result["cost_in_force"] == pytest.approx(40 * (150 / 60) * 1000 / 150)
 
 
 def test_too_few_decisions_say_how_many_more_of_which_kind(answers: Answers) -> None:
@@ -201,8 +185,3 @@ def test_pictures_stand_for_the_images_and_decisions_for_the_share_of_defects(
         assert cost == pytest.approx((100 * escapes + false_calls) * 10)
     output = run(answers, "--pictures", pictures, expert="P").replace("\n", " ")
     assert "the share of defective ones (5.00%) from decisions" in output
-
-
-@pytest.mark.parametrize("cost", ["inf", "1e300"])
-def test_costs_that_nothing_can_be_added_to_are_refused(answers: Answers, cost: str) -> None:
-    assert "expected numbers from 0 to 1e+12" in run(answers, "--false-call-cost", cost, status=2)

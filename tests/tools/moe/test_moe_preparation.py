@@ -1,6 +1,5 @@
-"""The fixture, its text, its traces and its measurements, made very small."""
+"""Text, traces and measurements of language models, on a fixture made very small."""
 
-import json
 import shutil
 from contextlib import closing
 from dataclasses import replace
@@ -13,83 +12,62 @@ from typer.testing import CliRunner
 
 from experts.moe.errors import ModelError
 from experts.moe.trace import load_popularity, load_trace
-from experts.moe.weights.prepared import HELD_OUT, TRAIN, PreparedFiles
+from experts.moe.weights.prepared import TRAIN, PreparedFiles
 
 pytest.importorskip("transformers", reason="needs the extra `moe`")
 
 from experts.moe.library import transformers
-from tests.experts.moe.tiny import write_tiny
-from tests.moe.bench import BenchCell, draw_times
-from tests.moe.evaluate import decode_timing, held_out_prompts, perplexity
+from tests.moe.corpus import DOMAINS, CorpusDocument, collect
+from tests.moe.evaluate import held_out_prompts, perplexity
 from tests.moe.fixture import FixtureRecipe, make_fixture
 from tests.moe.side import SideJob, measure
 from tools.cli.main import app
 from tools.moe.checkpoint import open_runtime
-from tools.moe.corpus import DOMAINS, CorpusDocument, collect
-from tools.moe.text import encode, load_text, read_tokenizer
-from tools.moe.trace import take_traces
+from tools.moe.text import encode, read_tokenizer
 
-SMALL = replace(
-    FixtureRecipe(),
-    layers=2,
-    width=32,
-    experts=4,
-    vocabulary=320,
-    characters=40_000,
-    window=32,
-    windows_of_domain=1,
-    steps=4,
-)
+SMALL = replace(FixtureRecipe(), layers=2, width=32, experts=4, vocabulary=320, window=32, windows_of_domain=1, steps=4)
 
 
 @pytest.fixture(scope="module")
-def documents() -> list[CorpusDocument]:
-    return collect(SMALL.characters)
-
-
-@pytest.fixture(scope="module")
-def small(documents: list[CorpusDocument], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    documents = [
+        CorpusDocument(domain, f"{domain}-{number}.txt", f"{domain} is free as in {number}. " * 40)
+        for domain in DOMAINS
+        for number in range(20)
+    ]
     out = tmp_path_factory.mktemp("moe") / "fixture"
     assert make_fixture(out, SMALL, documents)
     return out
 
 
-def test_an_existing_fixture_is_not_made_again(small: Path):
-    assert not make_fixture(small, SMALL)
-    assert not small.with_name("fixture.part").exists()
+def moe(*words: object):
+    return CliRunner().invoke(app, ["moe", *map(str, words)])
 
 
-def test_no_file_is_on_both_sides(small: Path):
-    rows = json.loads((small / "coserve/text/corpus.json").read_text())
-    assert {row["domain"] for row in rows} == set(DOMAINS)
-    sides: dict[str, set[bool]] = {}
-    for row in rows:
-        sides.setdefault(row["source"], set()).add(row["held_out"])
-    assert all(len(side) == 1 for side in sides.values())
-    assert {True, False} == set.union(*sides.values())
+@pytest.mark.test_all
+def test_every_machine_has_a_corpus_whose_files_are_on_one_side_each():
+    documents = collect(20_000)
+    assert {document.domain for document in documents} == set(DOMAINS)
+    assert {document.held_out for document in documents} == {True, False}
 
 
 def test_text_ends_each_file_and_pieces_do_not_overlap(small: Path):
     tokenizer = transformers().AutoTokenizer.from_pretrained(small)
-    documents = [
-        CorpusDocument("licence", f"{name}.txt", f"free as in {name} " * 40) for name in ("air", "beer", "speech")
-    ]
-    text = encode([each for each in documents if not each.held_out], tokenizer, held_out=False)
-    ends = (text.start["licence"][1:] - 1).tolist()
-    assert ends
-    assert all(text.ids["licence"][end] == tokenizer.eos_token_id for end in ends)
+    files = [f"free as in {name} " * 40 for name in ("air", "beer", "speech")]
+    text = encode({"licence": files, "python": []}, tokenizer)
+    assert int((text.ids["licence"] == tokenizer.eos_token_id).sum()) == 3
     pieces = text.windows("licence", 16, 5)
     assert len({tuple(piece.tolist()) for piece in pieces}) > 1
     assert text.windows("python", 16, 5).shape == (0, 16)
 
 
-def test_traces_hold_the_choices_of_the_unmodified_models_gates(small: Path):
-    take_traces(small, prompts=2, length=16)
+def test_a_trace_holds_the_choices_of_the_unmodified_models_gates(small: Path):
+    done = moe("trace", small, "--prompts", 2, "--length", 16)
+    assert done.exit_code == 0, done.output
     prepared = PreparedFiles(small)
     trace = load_trace(prepared, TRAIN)
     assert trace.tasks == DOMAINS
     assert (trace.prompts, len(trace.token)) == (10, 160)
-    assert trace.decode[trace.span(3)].tolist() == [False] * 8 + [True] * 8
     model = transformers().AutoModelForCausalLM.from_pretrained(small).eval()
     ids = trace.token[trace.span(3)].long()[None]
     with torch.no_grad():
@@ -99,57 +77,43 @@ def test_traces_hold_the_choices_of_the_unmodified_models_gates(small: Path):
         assert torch.equal(trace.index[trace.span(3), layer].long(), index)
         expected = (weight / weight.sum(-1, keepdim=True)).to(torch.float16)
         assert torch.allclose(trace.weight[trace.span(3), layer], expected, atol=1e-3)
-    assert load_trace(prepared, HELD_OUT).prompts == 5
     overall, of_task = load_popularity(prepared)
     assert overall.sum(-1).tolist() == pytest.approx([1.0, 1.0])
     assert tuple(of_task) == DOMAINS
 
 
-def test_perplexity_is_that_of_the_unmodified_model_whole_or_token_by_token(small: Path):
-    prompts = held_out_prompts(small, of_domain=1, length=24)
-    model = transformers().AutoModelForCausalLM.from_pretrained(small).eval()
-    with torch.no_grad():
-        losses = [model(each.ids[None], labels=each.ids[None]).loss for each in prompts]
-    expected = torch.stack(losses).mean().exp().item()
-    with closing(open_runtime(small, "ondemand", share=0.5)) as runtime:
-        whole = perplexity(runtime, prompts)
-        decoded = perplexity(runtime, prompts, decoded=8)
-    assert whole.perplexity == pytest.approx(expected, rel=1e-4)
-    assert decoded.perplexity == pytest.approx(expected, rel=1e-4)
-    assert set(whole.of_domain) <= set(DOMAINS)
-    assert whole.counts.fetches > 0
+def test_tasks_are_the_folders_of_ones_own_texts_and_without_any_there_is_pythons_manual(small: Path, tmp_path: Path):
+    texts = tmp_path / "texts"
+    for name in ("report/one.txt", "report/deeper/two.txt", "chat/three.txt"):
+        (texts / name).parent.mkdir(parents=True, exist_ok=True)
+        (texts / name).write_text("of the board and its parts " * 40)
+    traced = {}
+    for options in (("--texts", texts), ()):
+        model = tmp_path / f"model-{len(options)}"
+        shutil.copytree(small, model, ignore=shutil.ignore_patterns("coserve"))
+        done = moe("trace", model, *options, "--prompts", 2, "--length", 16)
+        assert done.exit_code == 0, done.output
+        traced[options] = load_trace(PreparedFiles(model), TRAIN)
+    assert [trace.tasks for trace in traced.values()] == [("chat", "report"), ("text",)]
+    assert all(trace.prompts == 2 * len(trace.tasks) for trace in traced.values())
+    again = moe("trace", tmp_path / "model-2", "--texts", texts)
+    assert again.exit_code == 1
+    assert "delete this folder" in again.output.replace("\n", " ")
 
 
-def test_timing_counts_a_first_token_for_each_prompt_and_the_others_between(small: Path):
-    prompts = held_out_prompts(small, of_domain=1, length=12)
-    with closing(open_runtime(small, "ondemand", share=0.5)) as runtime:
-        timing = decode_timing(runtime, prompts, new_tokens=3)
-    assert (len(timing.first_s), len(timing.between_s)) == (len(prompts), 2 * len(prompts))
-    assert timing.decode.served < timing.counts.served
-    assert load_text(PreparedFiles(small), "text/heldout").ids["python"].numel() > 0
-
-
-def a_job(checkpoint: Path, side: str, links_ms: tuple[float, ...] = (0.0,), **changes: Any) -> SideJob:
-    fields = {"share": 0.5, "device": "cpu", "prompts": 1, "prompt_tokens": 12, "new_tokens": 3, "judged": 0} | changes
-    return SideJob(checkpoint=checkpoint, side=side, links_ms=links_ms, **fields)
-
-
-def test_a_side_reports_times_fetches_memory_and_perplexity(small: Path):
-    report = measure(a_job(small, "ondemand", (0.0, 1.0), judged=1))
-    assert report.error is None
-    plain, slowed = report.runs
-    assert (plain.link_ms, slowed.link_ms) == (0.0, 1.0)
-    figures = plain.figures
-    positive = ("ttft_p50_ms", "tpot_p95_ms", "tokens_per_s", "blocking_per_token", "moved_mb_per_token", "perplexity")
-    assert all((figures[name] or 0) > 0 for name in positive)
-    assert figures["overlapped_per_token"] == 0
-    assert figures["all_predicted"] is None
-
-
-def test_a_side_that_lacks_a_part_says_which_command_makes_it(small: Path):
-    report = measure(a_job(small, "brownout", options={"way": 2}))
-    assert report.error is not None
-    assert "coserve moe unite" in report.error
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(None, "has no files"), (b"\xff\xfe\xfa", "cannot be read as text"), (b"short", "no prompt of")],
+)
+def test_texts_that_are_none_are_named(small: Path, tmp_path: Path, content: bytes | None, problem: str):
+    model, texts = tmp_path / "model", tmp_path / "texts"
+    shutil.copytree(small, model, ignore=shutil.ignore_patterns("coserve"))
+    texts.mkdir()
+    if content is not None:
+        (texts / "one.txt").write_bytes(content)
+    done = moe("trace", model, "--texts", texts)
+    assert done.exit_code == 1
+    assert problem in done.output.replace("\n", " ")
 
 
 def test_a_tokenizer_that_cannot_be_read_is_named(small: Path, tmp_path: Path):
@@ -159,27 +123,35 @@ def test_a_tokenizer_that_cannot_be_read_is_named(small: Path, tmp_path: Path):
         read_tokenizer(tmp_path)
 
 
-def test_the_times_of_every_mode_that_was_measured_are_drawn(tmp_path: Path):
-    figures: dict[str, float | None] = {"tpot_p50_ms": 4.0, "tpot_p95_ms": 6.0}
-    cells = [BenchCell(side, 0.5, link_ms, {}, figures) for side in ("lookahead", "duoserve") for link_ms in (0.0, 2.0)]
-    failed = BenchCell("emoe", 0.5, 0.0, error="not made yet")
-    file = draw_times([*cells, failed], tmp_path)
-    assert file is not None
-    assert file.read_bytes().startswith(b"\x89PNG")
-    assert draw_times([failed], tmp_path) is None
+def test_perplexity_is_that_of_the_unmodified_model_whole_or_token_by_token(small: Path):
+    prompts = held_out_prompts(small, of_domain=1, length=24)
+    model = transformers().AutoModelForCausalLM.from_pretrained(small).eval()
+    with torch.no_grad():
+        losses = [model(each.ids[None], labels=each.ids[None]).loss for each in prompts]
+    expected = torch.stack(losses).mean().exp().item()
+    with closing(open_runtime(small, "ondemand", share=0.5)) as runtime:
+        for decoded in (0, 8):
+            assert perplexity(runtime, prompts, decoded=decoded).perplexity == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_bench_without_text_or_of_an_unknown_side_says_what_to_do(small: Path, tmp_path: Path):
-    copy = tmp_path / "copy"
-    shutil.copytree(small, copy, ignore=shutil.ignore_patterns("coserve"))
-    for arguments, reason in (([str(copy)], "coserve moe"), ([str(small), "--side", "fast"], "sides are resident")):
-        done = CliRunner().invoke(app, ["moe", "bench", *arguments])
-        assert done.exit_code
-        assert reason in done.stderr
-        assert "Traceback" not in done.stderr
+def a_job(checkpoint: Path, side: str, **changes: Any) -> SideJob:
+    fields = {"share": 0.5, "device": "cpu", "prompts": 1, "prompt_tokens": 12, "new_tokens": 3, "judged": 0}
+    return SideJob(checkpoint=checkpoint, side=side, **{**fields, "links_ms": (0.0,), **changes})
 
 
-def test_an_encoder_with_a_decoder_has_no_traces_and_is_named(tmp_path: Path):
-    write_tiny(tmp_path, "switch_transformers")
-    with pytest.raises(ModelError, match="switch_transformers has an encoder"):
-        take_traces(tmp_path, prompts=1, length=8)
+def test_a_side_of_the_benchmark_reports_times_fetches_memory_and_perplexity(small: Path):
+    report = measure(a_job(small, "ondemand", links_ms=(0.0, 1.0), judged=1))
+    assert report.error is None
+    plain, slowed = report.runs
+    assert (plain.link_ms, slowed.link_ms) == (0.0, 1.0)
+    positive = ("ttft_p50_ms", "tpot_p95_ms", "tokens_per_s", "blocking_per_token", "moved_mb_per_token", "perplexity")
+    assert all((plain.figures[name] or 0) > 0 for name in positive)
+    assert plain.figures["overlapped_per_token"] == 0
+    lacking = measure(a_job(small, "brownout", options={"way": 2}))
+    assert "coserve moe unite" in (lacking.error or "")
+
+
+def test_an_unknown_side_of_the_benchmark_is_named(small: Path):
+    done = moe("bench", small, "--side", "fast")
+    assert done.exit_code == 2
+    assert "sides are resident" in done.stderr

@@ -1,14 +1,11 @@
 """A real line profiled in seconds: what is written is what the daemon reads, and costs are by layout."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -20,19 +17,15 @@ from daemon.policy.request import ExpertFacts
 from experts.spec import ArchitectureId, ExpertId
 from experts.vision.graphs import WARM_UPS, Recorders
 from experts.vision.slot import LayoutShelf, SlotPool
-from tests.daemon.storage.database.store_parts import a_line as a_store
-from tests.daemon.storage.database.store_parts import a_stage, an_arrival, an_outcome
 from tests.experts.recorder import FakeRecorder
 from tests.lines import a_jpeg, a_line
 from tests.ports import free_port
 from tools.cli.main import app
 from tools.profile import measure
-from tools.profile.executors import Pair, best, pairs, try_pairs
-from tools.profile.measure import Bench, ProfileEffort
-from tools.profile.run import ProfileError, Wish, memory_to_divide, profile_line
-from tools.profile.samples import Samples, read_samples
+from tools.profile.measure import Bench, Pair, ProfileEffort, best, pairs, try_pairs
+from tools.profile.run import ProfileError, Wish, profile_line
+from tools.profile.samples import Samples
 from tools.profile.split import Plan, sample_images, search_split, simulated_images_per_s
-from tools.profile.usage import UsageError, usage_of
 from tools.simulate.fit import fit_line
 
 HASTY = ProfileEffort(max_batch=2, rounds=1, loads=1, pair_rounds=1, seconds=0.01)
@@ -95,41 +88,9 @@ def test_the_command_writes_a_profile_that_the_daemon_reads(tmp_path: Path, expe
     recommended = profile.devices["cpu"]
     assert recommended.expert_memory is not None
     assert recommended.expert_memory + (recommended.activation_memory or 0) == 150_000_000
-    assert profile.usage == {}
     search = figures["devices"]["cpu"]["search"]
     assert search["limited"] <= search["experts"] <= search["most"] <= len(catalog)
     assert search["images_per_s"][str(search["experts"])] == max(search["images_per_s"].values())
-    assert 1 <= search["paper"]["experts"] <= search["most"]
-
-
-def test_the_command_prints_what_it_keeps_beside_the_papers_choice(tmp_path: Path, experts: Path):
-    done = command(str(a_line(tmp_path / "line", experts)), "--quick", "--max-batch", "1")
-    assert done.exit_code == 0, done.output
-    said = " ".join(done.stdout.split())
-    assert re.search(r"for experts \(the \d most used\)", said)
-    assert re.search(r"full batches first \(\d experts\) [\d.]+, .* by the paper's rule \(\d\) [\d.]+", said)
-
-
-def test_two_hundred_experts_of_one_layout_cost_what_one_costs(tmp_path: Path, experts: Path, loads: list[str]):
-
-    config = a_line(tmp_path / "line", experts)
-    file = config.parent / "experts" / "catalog.yaml"
-    few = yaml.safe_load(file.read_text(encoding="utf-8"))
-    many = {**few["experts"], **{f"more{number}": few["experts"]["QFP64"] for number in range(200)}}
-    counts: list[int] = []
-    shares: list[float] = []
-    for entries in (few["experts"], many):
-        file.write_text(yaml.safe_dump({"experts": entries}), encoding="utf-8")
-        loads.clear()
-        shares.clear()
-        measured = profile_line(load_line(config), a_wish(), lambda _what, share: shares.append(share))
-        assert len(measured.devices[0].costs) == 2
-        counts.append(len(loads))
-    # Which pairs of executors and threads are tried depends on the clock, by a load or two; 200 experts would show.
-    assert 0 < counts[0] <= counts[1] + 20
-    assert counts[1] <= counts[0] + 20
-    assert shares == sorted(shares)
-    assert shares[-1] == pytest.approx(1.0)
 
 
 def test_memory_that_holds_no_expert_is_refused_with_what_is_needed(tmp_path: Path, experts: Path):
@@ -178,38 +139,6 @@ def test_what_cannot_be_profiled_is_a_sentence(
     assert message in done.stderr
 
 
-def test_a_folder_without_images_is_refused(tmp_path: Path):
-    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
-    with pytest.raises(ValueError, match="no image that can be decoded"):
-        read_samples(tmp_path)
-
-
-def test_a_configured_budget_is_what_is_divided_and_without_one_most_of_what_is_free(tmp_path: Path, experts: Path):
-    device = load_line(a_line(tmp_path / "line", experts)).config.devices["cpu"]
-    assert memory_to_divide("cpu", device.model_copy(update={"activation_memory": 5})) == 150_000_005
-    free_bytes = memory_to_divide("cpu", device.model_copy(update={"expert_memory": 0}))
-    assert 0 < free_bytes < this_machine().memory_bytes
-
-
-def test_memory_is_asked_for_before_anything_is_measured(
-    tmp_path: Path, experts: Path, loads: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    loads_before: list[int] = []
-
-    def memory() -> SimpleNamespace:
-        loads_before.append(len(loads))
-        return SimpleNamespace(available=1_000_000_000)
-
-    monkeypatch.setattr("tools.profile.run.psutil", SimpleNamespace(virtual_memory=memory))
-    line = load_line(a_line(tmp_path / "line", experts))
-    device = line.config.devices["cpu"].model_copy(update={"expert_memory": 0})
-    line = replace(line, config=line.config.model_copy(update={"devices": {"cpu": device}}))
-    measured = profile_line(line, a_wish(), quiet).devices[0]
-    assert measured.expert_bytes + measured.batches_bytes == 800_000_000
-    assert loads_before == [0]
-    assert loads
-
-
 def test_batches_are_timed_only_after_they_were_recorded(tmp_path: Path, experts: Path):
     spec = next(iter(load_line(a_line(tmp_path / "line", experts)).catalog.values()))
     recorder = FakeRecorder()
@@ -241,47 +170,6 @@ def test_a_device_without_memory_for_one_image_is_refused_with_what_to_do(
         try_pairs("cpu", spec, SAMPLES, HASTY, shelf, core_count=1)
 
 
-# Usage
-
-
-def test_usage_from_the_rules_is_left_to_the_rules(tmp_path: Path, experts: Path):
-    assert usage_of("rules", load_line(a_line(tmp_path / "line", experts)), "cpu", LayoutShelf()) == {}
-
-
-def test_usage_from_the_database_counts_stages_per_finished_image(tmp_path: Path, experts: Path):
-    store = a_store(tmp_path)
-    images = store.accept(*(an_arrival(f"i{number}", serial=f"S{number}") for number in range(5)))
-    for image in images[:4]:
-        more = (a_stage("yolo-solder"),) if image is images[0] else ()
-        store.judge(an_outcome(image.inspection_id, stages=(a_stage("R0402"), *more)))
-    store.store.close()
-    line = load_line(a_line(tmp_path / "line", experts, database=store.url))
-    usage = usage_of("database", line, "cpu", LayoutShelf())
-    assert usage == {"R0402": 1.0, "yolo-solder": 0.25, "C0603": 0.0, "QFP64": 0.0}
-    assert next(iter(usage)) == "R0402"
-
-
-def test_an_empty_or_missing_database_is_a_sentence(tmp_path: Path, experts: Path):
-    line = load_line(a_line(tmp_path / "line", experts, database=f"sqlite:///{tmp_path}/inspection.db"))
-    with pytest.raises(UsageError, match="there is no database"):
-        usage_of("database", line, "cpu", LayoutShelf())
-    a_store(tmp_path).store.close()
-    with pytest.raises(UsageError, match="no finished inspection"):
-        usage_of("database", line, "cpu", LayoutShelf())
-
-
-def test_usage_of_a_sample_is_what_the_rules_route_with_real_answers(tmp_path: Path, experts: Path):
-    line = load_line(a_line(tmp_path / "line", experts))
-    board = tmp_path / "photos" / "mainboard-a" / "S1"
-    board.mkdir(parents=True)
-    for number, name in enumerate(("R1.R0402", "R2.R0402", "R3.R0402", "C1.C0603", "X1.UNKNOWN")):
-        (board / f"{name}.jpg").write_bytes(a_jpeg(number))
-    usage = usage_of(str(tmp_path / "photos"), line, "cpu", LayoutShelf())
-    assert usage == {"yolo-solder": 1.0, "R0402": 0.75, "C0603": 0.25, "QFP64": 0.0}
-    with pytest.raises(UsageError, match="BOARD_TYPE/SERIAL"):
-        usage_of(str(board), line, "cpu", LayoutShelf())
-
-
 # Executors
 
 
@@ -307,33 +195,10 @@ def a_plan(experts: int = 30, **fields) -> Plan:
     return Plan(**{**values, "policy": "coserve-plus", **fields})
 
 
-def test_a_limited_processor_gives_its_largest_batch_memory_and_experts_the_rest():
-    plan = a_plan()
-    assert plan.division(plan.limited_experts()) == (184_000_000, 16_000_000)
-
-
-def test_however_little_memory_there_is_the_largest_expert_fits():
-    plan = a_plan(memory_bytes=15_000_000)
-    assert plan.division(plan.limited_experts()) == (10_000_000, 5_000_000)
-
-
-def test_experts_get_what_full_batches_leave_where_all_fit():
-    plan = a_plan(memory_bytes=900_000_000)
-    assert plan.division(30) == plan.division(plan.limited_experts()) == (884_000_000, 16_000_000)
-
-
-def test_more_memory_for_experts_pays_until_all_are_resident():
-    plan = a_plan()
-    images = sample_images(plan, 600)
-    few, some, most = (simulated_images_per_s(plan, plan.budget_bytes(count), images) for count in (2, 8, 18))
-    assert 0 < few < some < most
-
-
 def test_the_search_stays_between_full_batches_and_what_memory_and_catalog_hold():
     split = search_split(a_plan())
     assert (split.limited, split.most) == (18, 19)
     assert split.images_per_s.keys() == {18, 19}
-    assert list(split.paper.tried) == [15, 19]
     assert search_split(a_plan(experts=3)).experts == 3
     assert a_plan(memory_bytes=5_000_000).max_experts() == 0
 
@@ -341,13 +206,6 @@ def test_the_search_stays_between_full_batches_and_what_memory_and_catalog_hold(
 def contended(activation_bytes: int = 20_000_000, **fields) -> Plan:
     """The contention of figure 11: experts take what batches need."""
     return a_plan(rows=(replace(a_plan().rows[0], activation_bytes=activation_bytes, b_s=0.05),), **fields)
-
-
-def test_a_batch_without_memory_for_more_than_one_image_is_slower():
-    plan = contended(memory_bytes=400_000_000)
-    images = sample_images(plan, 600)
-    crowded, shared = (simulated_images_per_s(plan, plan.budget_bytes(count), images) for count in (36, 12))
-    assert crowded < shared
 
 
 @settings(max_examples=12, deadline=None)
@@ -368,23 +226,3 @@ def test_the_simulated_line_is_never_slower_than_with_full_batches_first_or_with
     )
     assert kept == split.images_per_s[split.experts] >= max(limited, most)
     assert sum(plan.division(split.experts)) == memory_bytes
-
-
-def test_eighty_gigabytes_for_what_needs_fifty_keep_every_expert():
-    """The paper's rule kept 48 of 360 here, and half of the throughput."""
-    row = Performance("cuda:0", ArchitectureId("r101"), 0.03, 0.024, 8, activation_bytes=267_000_000, disk_s=0.37)
-    facts = tuple(ExpertFacts(ExpertId(f"e{n}"), row.architecture, 178_000_000, 0.965**n) for n in range(280))
-    plan = Plan("cuda:0", 80_000_000_000, 3, (row,), facts, "coserve-plus")
-    split = search_split(plan)
-    assert split.experts == split.limited == split.most == 280
-    assert split.paper.experts < 100
-    assert split.images_per_s[280] > 1.2 * split.paper.images_per_s
-
-
-def test_chains_of_the_sample_follow_the_rules_shares():
-    plan = a_plan(experts=2)
-    first, second = plan.experts
-    plan = replace(plan, experts=(replace(first, usage=1.0, then=((second.expert, 0.5),)), replace(second, usage=0.5)))
-    images = sample_images(plan, 1000)
-    assert {image.chain[0] for image in images} == {first.expert}
-    assert 400 < sum(len(image.chain) == 2 for image in images) < 600

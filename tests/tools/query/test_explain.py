@@ -4,7 +4,6 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from sqlalchemy import create_engine
 
 from daemon.storage.database.connections import open_for_reading
 from tests.contract.client import Line
-from tests.tools.query.judged_line import SERIALS
 from tests.tools.run_commands import coserve
 from tools.query.reading import InspectionName, InspectionRecord, UnknownInspectionError, read_inspection
 from tools.query.retrace import StoredRules, retrace
@@ -50,6 +48,11 @@ def change(folder: Path, sql: str, *values: Any) -> None:
         database.commit()
 
 
+@pytest.mark.promise(
+    "Queries and exports",
+    "An explanation matches its verdict: judging the stored answers again gives every verdict of a line, and a "
+    "changed row is reported as a contradiction",
+)
 def test_every_verdict_of_a_line_is_what_the_rules_give_once_more(judged: Line) -> None:
     stored = judged.rows("SELECT inspection_id, verdict, defect, reason FROM inspections")
     assert {verdict for _, verdict, _, _ in stored} == {"pass", "fail", "review", "unknown"}
@@ -74,17 +77,6 @@ def test_a_chain_is_told_step_by_step_with_the_line_of_each_rule(judged: Line) -
     assert "F-0, type F, failed (D301)" in words
     assert 'Verdict: fail D301, decided at step 2 by detectors: "solder"' in words
     assert "judged once more from the stored answers by those rules: the same" in words
-
-
-def test_the_attributes_of_the_board_are_told(copy: Path) -> None:
-    change(copy, "UPDATE boards SET attributes = ? WHERE serial = 'S1'", '{"order":"4711","panel":"P-17"}')
-    assert "\n  order: 4711, panel: P-17\n" in explain(copy, "S1", "F-0")
-    assert as_json(copy, "S1", "F-0")["board"]["attributes"] == '{"order":"4711","panel":"P-17"}'
-
-
-def test_a_serial_alone_is_said_to_be_a_board(judged: Line) -> None:
-    text = explain(judged.folder, "S1", status=1)
-    assert "S1 is a board, not an image: name the part too, such as `coserve explain S1 R1`" in text
 
 
 def test_thresholds_are_held_against_the_answer(judged: Line) -> None:
@@ -147,12 +139,6 @@ def test_what_is_not_there_is_status_1_with_the_ways_to_ask(judged: Line, name: 
         record_of(judged, name)
 
 
-def test_serials_of_any_kind_are_values(judged: Line) -> None:
-    for serial in SERIALS:
-        assert record_of(judged, serial, "F1").board["serial"] == serial
-    assert "SERIAL DESIGNATOR" in explain(judged.folder, "nobody", "R1", status=1)
-
-
 def test_reviews_after_it_and_the_final_verdict_are_told(copy: Path) -> None:
     ((number,),) = sqlite3.connect(copy / "inspection.db").execute(
         "SELECT inspection_id FROM inspections WHERE designator = 'F-0'"
@@ -174,15 +160,6 @@ def test_a_row_that_was_changed_contradicts_the_rules_and_is_status_1(copy: Path
     assert "CONTRADICTION: the rules give fail D301; stored is pass" in text
     change(copy, "UPDATE stages SET expert = 'C0603' WHERE step = 1")
     assert "answered by C0603: the rules name the expert yolo-solder" in explain(copy, "S1", "F-1", status=1)
-
-
-def test_rules_that_were_changed_or_are_gone_are_named(judged: Line) -> None:
-    record = record_of(judged, "S1", "F-0")
-    assert record.rules is not None
-    gone = replace(record, rules=None)
-    assert "no longer in the database" in (retrace(gone, StoredRules.of_record(gone), None).gap or "")
-    changed = replace(record, rules={**record.rules, "text": record.rules["text"] + "# "})
-    assert "its sha256 differs" in (retrace(changed, StoredRules.of_record(changed), None).gap or "")
 
 
 def test_an_expert_that_is_gone_from_the_catalog_is_said_and_changes_nothing(copy: Path) -> None:

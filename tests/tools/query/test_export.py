@@ -53,9 +53,8 @@ def lines(package: Path, table: str) -> list[dict[str, Any]]:
 def package(judged: Line, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package of lot L1, made by the command; no test changes it."""
     out = tmp_path_factory.mktemp("packages") / "L1"
-    done = start_coserve("export", "--lot", "L1", "--out", out, "--with-weights", "--config", judged.config)
-    assert done.returncode == 0, done.stderr
-    assert f"coserve export --verify {out}" in done.stdout
+    done = coserve("export", "--lot", "L1", "--out", out, "--with-weights", "--config", judged.config)
+    assert f"export --verify {out}" in done.stdout
     return out
 
 
@@ -83,7 +82,6 @@ def test_the_package_of_a_lot_has_all_of_its_rows(judged: Line, package: Path) -
     for table in ("inspections", "stages", "detections", "reviews", "final_verdicts"):
         ((count,),) = judged.rows(f"SELECT count(*) FROM {table} WHERE {mine}")  # noqa: S608
         assert len(lines(package, table)) == manifest["rows"][table] == count
-        assert len((package / "rows" / f"{table}.csv").read_text(encoding="utf-8").splitlines()) == count + 1
     sql = f"SELECT verdict, defect, latency_ms, image_id FROM inspections WHERE {mine} ORDER BY inspection_id"  # noqa: S608
     names = ("verdict", "defect", "latency_ms", "image_id")
     assert [tuple(row[name] for name in names) for row in lines(package, "inspections")] == judged.rows(sql)
@@ -106,13 +104,6 @@ def test_boxes_that_people_drew_are_in_the_package_of_their_board_alone(line: Pa
     assert "no mistakes found" in coserve("db", "check", "--config", line / "coserve.yaml").stdout
 
 
-def test_parquet_lies_beside_where_it_can_be_written(package: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = parquet.read_table(package / "rows" / "inspections.parquet")
-    assert table.num_rows == len(lines(package, "inspections"))
-    assert str(table.schema.field("completed_at").type) == "timestamp[ms, tz=UTC]"
-
-
 def test_sha256sum_accepts_it_and_so_do_we(package: Path) -> None:
     subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=package, check=True)
     check = verified(package)
@@ -133,12 +124,16 @@ def _replace_by_link(path: Path) -> None:
     path.symlink_to(path.parent.parent / "elsewhere")
 
 
+@pytest.mark.promise(
+    "Queries and exports",
+    "Changed, removed or added files in a package are detected; the package lists what it lacks",
+)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda p: (p / "rows/boards.csv").write_text("x", encoding="utf-8"), "changed: rows/boards.csv"),
+        (lambda p: (p / "rows/boards.jsonl").write_text("x", encoding="utf-8"), "changed: rows/boards.jsonl"),
         (lambda p: (p / "README.txt").unlink(), "missing: README.txt"),
-        (lambda p: (p / "rows/more.csv").write_text("x", encoding="utf-8"), "added: rows/more.csv"),
+        (lambda p: (p / "rows/more.jsonl").write_text("x", encoding="utf-8"), "added: rows/more.jsonl"),
         (lambda p: (p / "more").symlink_to("/etc/passwd"), "added: more (a link)"),
         (lambda p: _replace_by_link(p / "manifest.json"), "changed: manifest.json (a link)"),
         (lambda p: _replace_by_link(p / "rows"), "added: rows (a link)"),
@@ -149,19 +144,6 @@ def _replace_by_link(path: Path) -> None:
 def test_what_was_changed_taken_away_or_added_is_found(copy: Path, change: Callable[[Path], Any], message: str) -> None:
     change(copy)
     assert message in coserve("export", "--verify", copy, status=1).stdout
-
-
-def test_a_program_gets_all_differences_at_once(package: Path, copy: Path) -> None:
-    _replace_by_link(copy / "README.txt")
-    (copy / os.fsdecode(b"\xff.csv")).touch()
-    sums = copy / "SHA256SUMS"
-    rows = sums.read_text(encoding="utf-8").splitlines(keepends=True)
-    sums.write_text("".join(row for row in rows if not row.endswith("  rows/boards.csv\n")), encoding="utf-8")
-    check = verified(copy, status=1)
-    assert (check["is_whole"], check["changed"], check["missing"]) == (False, ["README.txt"], [])
-    assert check["added"] == ["\\xff.csv", "rows/boards.csv"]
-    assert check["links"] == ["README.txt"]
-    assert check["fingerprint"] != verified(package)["fingerprint"]
 
 
 @pytest.mark.parametrize(
@@ -195,59 +177,11 @@ def _forge(path: Path, data: bytes) -> None:
     sums.write_text(sums.read_text().replace(before, hashlib.sha256(data).hexdigest()))
 
 
-def _edit(name: str, before: str, after: str) -> Callable[[Path], None]:
-    def edit(package: Path) -> None:
-        content = (package / name).read_text(encoding="utf-8")
-        assert before in content, (name, before)
-        _forge_row(package, name, content.replace(before, after, 1).encode())
-
-    return edit
-
-
 def _forge_row(package: Path, name: str, data: bytes) -> None:
     before = hashlib.sha256((package / name).read_bytes()).hexdigest()
     (package / name).write_bytes(data)
     sums = package / "SHA256SUMS"
     sums.write_text(sums.read_text().replace(f"{before}  {name}", f"{hashlib.sha256(data).hexdigest()}  {name}"))
-
-
-def _cut_last_row(name: str) -> Callable[[Path], None]:
-    return lambda package: _forge_row(
-        package, name, b"".join((package / name).read_bytes().splitlines(keepends=True)[:-1])
-    )
-
-
-def _edit_parquet(package: Path) -> None:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    path = package / "rows/inspections.parquet"
-    rows = parquet.read_table(path)
-    forged = rows.to_pylist()
-    forged[1]["verdict"] = "forged"
-    parquet.write_table(arrow.Table.from_pylist(forged, schema=rows.schema), package / "forged")
-    _forge_row(package, "rows/inspections.parquet", (package / "forged").read_bytes())
-    (package / "forged").unlink()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (_edit("rows/inspections.jsonl", '"verdict": "pass"', '"verdict": "fail"'), "verdict: pass in rows/inspect"),
-        (_edit("rows/inspections.csv", ",pass,", ",fail,"), "verdict: fail in rows/inspections.csv"),
-        (_edit("rows/stages.jsonl", '"confidence": 0.9', '"confidence": 0.8'), "confidence: 0.9"),
-        (_edit_parquet, "row 2 (2), verdict: forged in rows/inspections.parquet"),
-        (_cut_last_row("rows/boards.csv"), "is only in rows/boards.jsonl"),
-        (_cut_last_row("rows/boards.jsonl"), "rows, the manifest says"),
-        (_edit("rows/boards.jsonl", "{", ""), "rows cannot be compared: "),
-        (_edit("manifest.json", '"inspections": ', '"inspections": 1'), "the manifest says 1"),
-    ],
-)  # fmt: skip
-def test_a_value_that_was_changed_with_its_checksum_is_found_in_the_other_formats(
-    copy: Path, change: Callable[[Path], None], message: str
-) -> None:
-    change(copy)
-    check = verified(copy, status=1)
-    assert check["changed"] == []
-    assert message in " ".join(check["problems"])
 
 
 def test_pictures_are_what_the_cameras_sent_under_names_that_harm_nobody(judged: Line, package: Path) -> None:
@@ -334,22 +268,7 @@ def test_nothing_chosen_or_no_place_to_go_is_refused(judged: Line, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_ours_to_fill_stays_as_it_is(judged: Line, tmp_path: Path) -> None:
-    full, part = tmp_path / "full", tmp_path / "out.part"
-    for folder in (full, part):
-        folder.mkdir()
-        (folder / "mine").write_text("keep", encoding="utf-8")
-    for out in (full, tmp_path / "out"):
-        with pytest.raises(PackageFolderError):
-            export(judged.folder, out, lots=("L1",))
-    assert [(full / "mine").read_text(), (part / "mine").read_text()] == ["keep", "keep"]
-    coserve("export", "--lot", "L1", "--out", str(tmp_path / "made/for/it"), "--config", str(judged.config))
-    assert verify_package(tmp_path / "made/for/it").is_whole
-    (tmp_path / "empty").mkdir()
-    export(judged.folder, tmp_path / "empty", lots=("L1",))
-    assert verify_package(tmp_path / "empty").is_whole
-
-
+@pytest.mark.promise("Queries and exports", "A package is complete or absent after a full disk, SIGTERM or SIGKILL")
 def test_a_full_disk_is_named_and_leaves_nothing(judged: Line, tmp_path: Path) -> None:
     for size in ("100k", "1m"):
         with small_disk(tmp_path / size, size=size) as disk:
@@ -382,6 +301,7 @@ def test_every_folder_of_a_package_is_synced_after_its_last_file(judged: Line, t
 BEFORE_SUMS = "from tools.query.package import write; write._write_sums = stop"
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_one_that_is_ended_leaves_no_package_and_the_next_one_is_whole(
     judged: Line, tmp_path: Path, end: signal.Signals
@@ -399,6 +319,11 @@ def test_one_that_is_ended_leaves_no_package_and_the_next_one_is_whole(
     assert not (tmp_path / "L1.part").exists()
 
 
+@pytest.mark.promise(
+    "Queries and exports",
+    "An audit package is one consistent state of the database while the line writes; no transaction is open "
+    "while images are copied",
+)
 def test_rows_are_one_state_while_the_line_writes(line: Path, tmp_path: Path) -> None:
     """Each transaction adds an image with its answer: no package has one without the other."""
     stop = threading.Event()

@@ -17,10 +17,6 @@ import yaml
 from tests.contract.client import Line
 from tests.lines import COSERVE_RUN, a_jpeg
 from tests.tools.run_commands import coserve
-from tools.query import rejudge as rejudge_command
-from tools.query.reading import StoredImage
-from tools.query.rejudge import _change, write_csv
-from tools.query.rejudge_run import RejudgedImage
 
 RULES = """\
 boards:
@@ -90,6 +86,10 @@ def swapped(version_folders: tuple[Path, Path]) -> tuple[str, str]:
     return "--expert", f"P={version_folders[1]}"
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "Judging stored images again writes nothing, and reports no change if nothing changed",
+)
 def test_nothing_changed_means_that_nothing_would_change(line: Line, gave_way: list[str]):
     report = rejudge(line)
     assert (report["rejudged"], report["unchanged"], report["changed"]) == (PICTURES + 1, PICTURES + 1, 0)
@@ -105,13 +105,6 @@ def test_another_version_is_tried_only_on_what_it_would_judge(line: Line, versio
     assert {(row["from"], row["to"]) for row in report["changes"]} <= {("pass", "fail"), ("fail", "pass")}
     assert sum(row["images"] for row in report["changes"]) == len(mine)
     assert report["experts"].keys() == {"P"}
-
-
-def test_a_version_that_was_put_in_is_named_by_its_letters(line: Line, version_folders: tuple[Path, Path]):
-    put = coserve("experts", "put", "P", version_folders[1], "--config", line.config, "--json")
-    version = json.loads(put.stdout)["version"]
-    assert rejudge(line, "--expert", f"P={version[:6]}", status=1)["changed"] == 10
-    assert "is none of them" in rejudge(line, "--expert", "P=0123456789ab", status=2)
 
 
 REVIEW = "INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES (?, '2026-11-22', 'ines', ?)"
@@ -156,16 +149,6 @@ def test_filters_choose_images(line: Line):
     assert "expected a day" in rejudge(line, "--since", "soon", status=2)
 
 
-def test_all_images_are_judged_however_many_there_are(
-    line: Line, version_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(rejudge_command, "_GROUP", 4)
-    report = rejudge(line, *swapped(version_folders), status=1)
-    assert (report["rejudged"], report["changed"], report["sample"]) == (10, 10, None)
-    ids = [row["inspection_id"] for row in report["list"]]
-    assert ids == sorted(ids, reverse=True)
-
-
 def test_a_sample_is_drawn_at_random_the_same_each_time_and_said_in_every_output(
     line: Line, version_folders: tuple[Path, Path], tmp_path: Path
 ):
@@ -205,34 +188,12 @@ def test_pictures_that_are_gone_altered_or_outside_are_told_and_never_a_change(
     assert any("3 pictures could not be judged again" in note for note in report["notes"])
 
 
-def test_a_table_of_all_changes_is_written_and_the_answer_is_for_people_too(
-    line: Line, tmp_path: Path, version_folders: tuple[Path, Path]
-):
-    words = (*swapped(version_folders), "--csv", tmp_path / "changes.csv")
-    done = coserve("rejudge", line.config, *words, status=1)
-    assert "10 would change" in done.stdout
-    assert "MB of memory" in done.stderr
-    with (tmp_path / "changes.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 10
-    assert {row["would_be"] for row in rows} <= {"pass", "fail"}
-
-
 def test_wrong_use_is_told_apart_from_changes(line: Line, tmp_path: Path):
     assert "expected NAME=VERSION" in rejudge(line, "--expert", "P", status=2)
     assert "there is no expert R" in rejudge(line, "--expert", "R=abcd", status=2)
     assert "there is no folder" in rejudge(line, "--csv", str(tmp_path / "none" / "x.csv"), status=2)
     (line.folder / "inspection.db").unlink()
     assert "nothing was judged" in coserve("rejudge", line.config, status=2).stderr
-
-
-def test_what_a_publisher_named_is_no_formula_in_the_file_of_changes(tmp_path: Path):
-    serial = "=HYPERLINK()"
-    image = StoredImage(7, "free", serial, "P", "R1", "pass", None, "v1", "images/a.jpg", "0" * 64, None, None)
-    write_csv(tmp_path / "changes.csv", [_change(RejudgedImage(image, "fail", "D1"))])
-    with (tmp_path / "changes.csv").open(encoding="utf-8", newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert (row["serial"], row["would_be_defect"]) == (f"'{serial}", "D1")
 
 
 def test_what_is_different_from_then_is_named_rules_version_and_settings(

@@ -5,11 +5,10 @@ import io
 import json
 import re
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, time
 from functools import partial
@@ -17,26 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from daemon.config.plant_time import PlantTime
-from daemon.errors import install_with
 from daemon.storage.database.connections import open_for_reading
 from daemon.units import wall_seconds
 from tests import ROOT
 from tests.small_disk import small_disk
 from tests.tools.cli.test_terminal_text import on_a_terminal
 from tests.tools.query.sample_results import CONFIG, NEW, OLD, RULES, make
-from tests.tools.run_commands import coserve, paused_coserve
-from tools.cli.main import app
+from tests.tools.run_commands import coserve
 from tools.query import reading
-from tools.query.reading import BATCH_ROWS, ResultsQuery, read_batches
+from tools.query.reading import ResultsQuery, read_batches
 from tools.query.rows import BOARDS, IMAGES, STAGES, RowFilters
 from tools.terminal.option_values import moment, shift_span
 
 NASTY = ("=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "<b>x</b>", "[/red]", "'; DROP TABLE boards; --", "a\x1b[31mb")
-SERIAL = "S0000051"
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +137,10 @@ def test_boards_and_stages_are_rows_too(line: Path, results: Callable[..., Resul
     assert {(row["step"], row["expert_version"]) for row in stages} == {(1, OLD)}
 
 
+@pytest.mark.promise(
+    "Queries and exports",
+    "A filter is a value, whatever it contains; no serial can control a terminal, a spreadsheet or a file system",
+)
 def test_a_filter_is_a_value_whatever_stands_in_it(line: Path, results: Callable[..., Result]) -> None:
     for number, serial in enumerate(NASTY, 1):
         counts = by_hand(line, "SELECT count(*) FROM inspections WHERE board_id = ?", number)
@@ -185,40 +184,6 @@ def test_nothing_found_is_status_0_and_an_empty_answer_of_each_kind(results: Cal
     assert "patterns are not understood: values are compared whole" in results("--lot", "L*").stdout
 
 
-def test_the_newest_fifty_are_shown_and_files_have_all(line: Path, results: Callable[..., Result]) -> None:
-    (count,) = by_hand(line, "SELECT count(*) FROM inspections")
-    assert count > BATCH_ROWS
-    assert len(json.loads(results("--json").stdout)) == 50
-    seqs = [row["seq"] for row in rows(results)]
-    assert len(seqs) == count
-    assert seqs == sorted(seqs, reverse=True)
-    assert len(json.loads(results("--json", "--limit", "7000").stdout)) == 7000
-
-
-def test_other_orders_put_nulls_last(results: Callable[..., Result]) -> None:
-    slowest = [row["latency_ms"] for row in rows(results, "--order", "latency_ms:desc", "--limit", "30")]
-    assert slowest == sorted(slowest, reverse=True)
-    assert slowest[0] > 1000
-    assert rows(results, "--order", "defect", "--limit", "1")[0]["defect"] == "bridge"
-
-
-def test_rows_say_what_else_is_known_of_a_board(line: Path, results: Callable[..., Result]) -> None:
-    with closing(sqlite3.connect(line / "inspection.db")) as database, database:
-        database.execute("UPDATE boards SET attributes = ? WHERE board_id = 20", ('{"panel":"P-17"}',))
-    boards = rows(results, "--boards", "--columns", "board_id,attributes,failed,review,unknown,missing")
-    assert {row["board_id"]: row["attributes"] for row in boards}[20] == '{"panel":"P-17"}'
-    assert all(isinstance(json.loads(row["failed"] or "[]"), list) for row in boards)
-    images = rows(results, "--columns", "inspection_id,board_id,decided_by,decided_at,note")
-    assert [row["board_id"] for row in images] == by_hand(line, "SELECT board_id FROM inspections ORDER BY seq DESC")
-    decided = [row["decided_at"] is not None for row in images]
-    assert decided == [row["decided_by"] != "daemon" for row in images]
-
-
-def test_columns_are_those_that_are_named(results: Callable[..., Result]) -> None:
-    named = rows(results, "--columns", "serial, verdict", "--limit", "2")
-    assert [list(row) for row in named] == [["serial", "verdict"]] * 2
-
-
 def test_csv_runs_nothing_in_a_spreadsheet_and_json_is_exact(results: Callable[..., Result]) -> None:
     for serial in NASTY:
         options = [f"--serial={serial}", "--limit", "1"]
@@ -226,16 +191,6 @@ def test_csv_runs_nothing_in_a_spreadsheet_and_json_is_exact(results: Callable[.
         assert row["serial"] == (f"'{serial}" if serial[0] in "=+-@" else serial.replace("; --", ";' --"))
         assert float(row["latency_ms"]) > 0
         assert rows(results, *options)[0]["serial"] == serial
-
-
-@pytest.mark.parametrize("width", [40, 80, 120, 200])
-def test_the_table_fits_the_terminal(results: Callable[..., Result], width: int) -> None:
-    shown = results("--limit", "200", COLUMNS=str(width)).stdout
-    table = [text for text in shown.splitlines() if text[:1] in "┏┃┡│└"]
-    assert len(table) > 200
-    assert max(map(len, table)) <= width
-    assert ("latency_ms" in table[1]) == (width >= 200)
-    assert table[1].startswith("┃ inspection_id ")
 
 
 def test_no_serial_steers_the_terminal(results: Callable[..., Result]) -> None:
@@ -269,39 +224,6 @@ def test_a_full_disk_is_named_and_leaves_nothing(line: Path, tmp_path: Path) -> 
         assert list(disk.iterdir()) == []
 
 
-#: The command waits behind its first rows.
-HALF_WAY = """
-from tools.query import reading
-read_batches = reading.read_batches
-def first_batch(*arguments):
-    yield next(read_batches(*arguments))
-    stop()
-reading.read_batches = first_batch
-"""
-
-
-def test_sigterm_ends_it_and_leaves_nothing(line: Path, tmp_path: Path) -> None:
-    words = ("results", "--csv", "--out", tmp_path / "all.csv", "--config", line / "coserve.yaml")
-    with paused_coserve(HALF_WAY, *words) as running:
-        assert (tmp_path / ".all.csv.part").stat().st_size > 0
-        running.send_signal(signal.SIGTERM)
-        _, message = running.communicate(timeout=120)
-    assert (running.returncode, "stopped by SIGTERM" in message) == (1, True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_reader_that_has_seen_enough_ends_it_quietly(line: Path) -> None:
-    with subprocess.Popen(
-        process(line, "--jsonl"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline().startswith('{"seq"')
-        running.stdout.close()
-        assert running.stderr is not None
-        assert running.stderr.read() == ""
-    assert running.returncode == 0
-
-
 def test_parquet_has_real_types(results: Callable[..., Result], tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     target = tmp_path / "lot.parquet"
@@ -316,13 +238,6 @@ def test_parquet_has_real_types(results: Callable[..., Result], tmp_path: Path) 
     assert written[0]["completed_at"] == datetime.fromisoformat(expected[0]["completed_at"])
     results("--serial", "nobody", "--parquet", str(target))
     assert parquet.read_table(target).num_rows == 0
-
-
-def test_without_pyarrow_the_extra_is_named(line: Path, tmp_path: Path) -> None:
-    code = "import sys; sys.modules['pyarrow'] = None; from tools.cli.main import app; app()"
-    done = finished(process(line, "--parquet", tmp_path / "x.parquet", code=code))
-    assert (done.returncode, install_with("export") in done.stderr) == (2, True)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -345,6 +260,10 @@ def test_batches_and_windows_lose_nothing_and_repeat_nothing(
     assert seqs == sorted(seqs, reverse=order == "newest")
 
 
+@pytest.mark.promise(
+    "Queries and exports",
+    "A slow reader of many rows holds no transaction, and its memory does not grow with them",
+)
 def test_the_log_can_be_brought_into_the_database_while_rows_are_read(line: Path, tmp_path: Path) -> None:
     """No read transaction stays open between batches, however slow the reader of the answer is."""
     path = tmp_path / "inspection.db"
@@ -438,12 +357,6 @@ def test_a_shift_is_the_newest_or_that_of_a_day(text: str, day: str, since: str)
     assert (shift.day.isoformat(), shift.since) == (day, since)
 
 
-@pytest.mark.parametrize("text", ["eraly", "early@soon", "early@2026-02-30", "@today", "day", ""])
-def test_a_text_that_is_not_a_shift_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no shift|expected a day|day is out of range"):
-        shift_span(text, NOW, BERLIN)
-
-
 @pytest.fixture(scope="module")
 def tokyo(line: Path) -> Path:
     config = line / "tokyo.yaml"
@@ -477,13 +390,6 @@ def test_days_and_shifts_of_a_command_are_those_of_coserve_yaml(line: Path, toky
     )
 
 
-def test_every_command_with_a_time_takes_a_shift(line: Path, tokyo: Path, tmp_path: Path) -> None:
-    assert "Changes" in coserve("changes", "--config", tokyo, "--shift", "early@2026-01-01").stdout
-    nothing = coserve("export", "--config", tokyo, "--shift", "early@1999-01-01", "--out", tmp_path / "out", status=1)
-    assert "no board" in nothing.output.lower()
-    assert "no shift" in coserve("rejudge", tokyo, "--shift", "night", status=2).stderr
-
-
 def test_the_cookbook_groups_by_the_plants_shifts(line: Path, tokyo: Path) -> None:
     page = (ROOT / "docs/sql-cookbook.md").read_text(encoding="utf-8")
     (query,) = re.findall(r"^```\n(SELECT p\.day.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
@@ -501,62 +407,3 @@ def test_the_cookbook_groups_by_the_plants_shifts(line: Path, tokyo: Path) -> No
 def test_a_text_that_is_not_a_moment_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected a day"):
         moment(text, NOW, "begin")
-
-
-@pytest.fixture
-def statements() -> Iterator[list[tuple[str, Any]]]:
-    """Every statement that is sent to a database during the test, with its values."""
-    sent: list[tuple[str, Any]] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, values: Any, _context: Any, _is_many: bool) -> None:
-        sent.append((statement, values))
-
-    event.listen(Engine, "before_cursor_execute", note)
-    yield sent
-    event.remove(Engine, "before_cursor_execute", note)
-
-
-@pytest.fixture(scope="module")
-def old_line(line: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the line with ten thousand older boards before it."""
-    folder = Path(shutil.copytree(line, tmp_path_factory.mktemp("old") / "line"))
-    with closing(sqlite3.connect(folder / "inspection.db")) as database, database:
-        database.execute(
-            "WITH RECURSIVE n(i) AS (SELECT 1000 UNION ALL SELECT i + 1 FROM n WHERE i < 11000) INSERT INTO boards"
-            " (board_id, board_type, serial, attempt, lot, first_seen_at, completed_at, expected, verdict, reason,"
-            " rules_version, seq) SELECT i, 'old', 'OLD-' || i, 1, 'L0', '2025', '2025', 1, 'pass', 'complete', '0',"
-            " 10000000 + i FROM n"
-        )
-        database.execute("ANALYZE")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("command", "answer"),
-    [
-        (("results", "--serial", SERIAL, "--count"), "42"),
-        (("results", "--serial", SERIAL, "--serial", "S0000052", "--csv"), SERIAL),
-        (("results", "--serial", SERIAL, "--stages", "--csv"), SERIAL),
-        (("results", "--serial", SERIAL, "--boards", "--csv"), SERIAL),
-        (("results", "--serial", SERIAL, "--boards", "--order", "attempt", "--limit", "5", "--csv"), SERIAL),
-        (("explain", SERIAL), "is a board, not an image"),
-        (("explain", SERIAL, "R1"), f"board {SERIAL}"),
-        (("report", SERIAL), f"Board {SERIAL}"),
-        (("export", "--serial", SERIAL, "--out", "OUT"), "1 board"),
-    ],
-)
-def test_no_command_walks_through_all_boards_for_a_serial(
-    old_line: Path, tmp_path: Path, statements: list[tuple[str, Any]], command: tuple[str, ...], answer: str
-) -> None:
-    words = [str(tmp_path / "out") if word == "OUT" else word for word in command]
-    done = CliRunner().invoke(app, [*words, "--config", str(old_line / "coserve.yaml")])
-    assert answer in done.output
-    with closing(sqlite3.connect(old_line / "inspection.db")) as database:
-        plans = [
-            row[3]
-            for statement, values in statements
-            if "boards" in statement
-            for row in database.execute(f"EXPLAIN QUERY PLAN {statement}", values)
-        ]
-    assert any("INDEX ix_boards_serial (<expr>=?" in step for step in plans), plans
-    assert not any(step.startswith("SCAN boards") for step in plans), plans

@@ -1,6 +1,5 @@
 """`coserve review`: through the daemon while one runs, in its place while none does, and never both."""
 
-import getpass
 import json
 import sqlite3
 import subprocess
@@ -49,12 +48,6 @@ def test_without_a_daemon_the_command_writes_itself(line: Path) -> None:
     assert rows(line.parent) == [(1, "pass", None, "Eva", "a shadow")]
 
 
-def test_to_agree_with_the_line_needs_no_code_and_the_terminals_user_no_name(line: Path) -> None:
-    answer = json.loads(review(line, 1, "fail", "--json").stdout)
-    assert (answer["verdict"], answer["defect"], answer["reviewer"]) == ("fail", "D207", getpass.getuser())
-    assert json.loads(review(line, 2, "fail", "--json").stdout)["defect"] is None
-
-
 def test_a_decision_that_stands_is_overruled_only_by_who_names_it(line: Path) -> None:
     assert review(line, 1, "pass", "--reviewer", "Eva").exit_code == 0
     refused = review(line, 1, "fail", "--reviewer", "Ben")
@@ -83,14 +76,6 @@ def test_a_whole_board_is_released_and_that_is_undone(line: Path) -> None:
     assert (gone.exit_code, "there is no board 7: it never existed, or was pruned" in gone.stderr) == (1, True)
 
 
-def test_the_list_shows_whole_columns_as_many_as_fit(line: Path) -> None:
-    lines = review(line, "--list").stdout.splitlines()
-    assert all(len(text) <= 80 for text in lines)
-    (row,) = [text for text in lines if "A1 #1" in text]
-    assert "D207" in row
-    assert "…" not in row
-
-
 def test_a_defect_is_named_by_label_or_code_and_an_unknown_code_is_refused(line: Path) -> None:
     rules = "boards: {}\ndefects: {tombstone: D105, wrong_part: D106}\n"
     with closing(sqlite3.connect(line.parent / "inspection.db")) as database, database:
@@ -110,13 +95,6 @@ def test_a_defect_is_named_by_label_or_code_and_an_unknown_code_is_refused(line:
     assert refused.exit_code == 2
     assert "expected one of tombstone (D105), wrong part (D106); a new code goes with --new-code" in refused.stderr
     assert stored("D999", "--new-code") == stored("D999") == "D999"
-
-
-def test_without_codes_in_the_rules_a_mistyped_defect_is_refused_too(line: Path) -> None:
-    refused = review(line, 1, "fail", "--defect", "tombston")
-    assert refused.exit_code == 2
-    assert "no result has it; a new code goes with --new-code" in refused.stderr
-    assert review(line, 1, "fail", "--defect", "tombston", "--new-code").exit_code == 0
 
 
 def test_a_board_is_named_by_its_serial(line: Path) -> None:
@@ -150,18 +128,6 @@ def test_what_waits_is_listed_and_undoing_makes_it_wait_again(line: Path) -> Non
     assert json.loads(review(line, "--list", "--json").stdout)[0]["serial"] == "A1"
     assert review(line, "--undo", 1).exit_code == 1
     assert "nothing to undo" in review(line, "--undo", 1).stderr
-
-
-def test_what_waits_again_is_decided_as_it_is_listed_and_by_one_person(line: Path) -> None:
-    review(line, 1, "unknown")
-    review(line, "--undo", 1)
-    assert review(line, 1, "pass", "--reviewer", "Eva").exit_code == 0
-    assert "nothing waits" in review(line, "--list").stdout
-    refused = review(line, 1, "unknown", "--reviewer", "Ben")
-    assert (refused.exit_code, len(rows(line.parent))) == (1, 3)
-    assert "Eva decided pass" in refused.stderr
-    assert review(line, 1, "review", "--reviewer", "Ben", "--after", 3).exit_code == 0  # wants another look
-    assert review(line, 1, "fail", "--reviewer", "Eva").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -201,14 +167,6 @@ def test_a_line_that_somebody_holds_without_answering_is_left_alone(line: Path) 
     assert refused.exit_code == 1
     assert "in use by another daemon" in refused.stderr
     assert rows(line.parent) == []
-
-
-def test_a_line_that_never_ran_says_so(line: Path) -> None:
-    (line.parent / "inspection.db").unlink()
-    for arguments in ((1, "pass"), ("--list",), ("--undo", 1)):
-        refused = review(line, *arguments)
-        assert refused.exit_code == 1
-        assert "there is no database" in refused.stderr
 
 
 def test_while_a_daemon_runs_it_is_the_one_that_writes(tmp_path: Path, experts_folder: Path) -> None:

@@ -4,7 +4,6 @@ import base64
 import json
 import shutil
 import sqlite3
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -52,16 +51,6 @@ def verify(package: Path, *words: object, status: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_pair_is_made_once_and_its_secret_is_for_its_owner_alone(keys: Path) -> None:
-    assert stat.S_IMODE((keys / "quality.sign_secret").stat().st_mode) == 0o600
-    assert (keys / "quality.sign").read_text().startswith("-----BEGIN PUBLIC KEY-----\n")
-    again = coserve("keys", "new", "quality", "--sign", "--dir", keys, status=1)
-    assert "quality.sign exists already: name another key" in again.stderr
-    made = json.loads(coserve("keys", "new", "third", "--sign", "--dir", keys, "--json").stdout)
-    assert Path(made["secret"]).read_text() not in json.dumps(made)
-    assert len(made["fingerprint"]) == 19
-
-
 def test_a_signed_package_says_by_whom_when_and_on_which_line(signed: Path, keys: Path, judged: Line) -> None:
     assert "not checked: add --key" in verify(signed)
     words = verify(signed, "--key", keys / "quality.sign")
@@ -80,6 +69,10 @@ def _swap_sums(package: Path) -> None:
     _forge_row(package, "README.txt", b"other words")
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "A signed package shows any later change of its rows, in the package or in the database ([drill](audit.md))",
+)
 @pytest.mark.parametrize(
     ("change", "key", "message"),
     [
@@ -90,7 +83,7 @@ def _swap_sums(package: Path) -> None:
         (lambda p: (p / "SIGNATURE").write_text(base64.b64encode(bytes(64)).decode()), "quality.sign",
          "SHA256SUMS or SIGNATURE was changed after signing"),
         (_swap_sums, "quality.sign", "SHA256SUMS or SIGNATURE was changed after signing"),
-        (lambda p: (p / "rows/boards.csv").write_text("board_id"), "quality.sign", "changed: rows/boards.csv"),
+        (lambda p: (p / "rows/boards.jsonl").write_text("board_id"), "quality.sign", "changed: rows/boards.jsonl"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_the_signature_is_named(

@@ -20,6 +20,8 @@ import coserve_client
 from tests.lines import a_line
 from tools.release.bundle import EXTRAS, client_wheel, own_wheel, write_bundle
 
+pytestmark = pytest.mark.test_all
+
 CLIENT = Path(coserve_client.__file__).parent
 SITE = sysconfig.get_path("purelib")
 
@@ -73,6 +75,7 @@ def coserve(prefix: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environ, cwd=prefix, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.promise("A service of systemd", "The bundle installs without a network")
 def test_the_bundle_installs_into_an_empty_prefix_and_what_it_installed_works(
     bundle: Path, tmp_path: Path, experts_folder: Path
 ) -> None:
@@ -100,7 +103,7 @@ def test_the_bundle_installs_into_an_empty_prefix_and_what_it_installed_works(
     again = install(bundle, prefix, str(config))
     assert again.returncode == 0, again.stdout + again.stderr
     assert "wrote" not in again.stdout
-    assert coserve(prefix, "uninstall-service", "--prefix", str(prefix)).returncode == 0
+    assert coserve(prefix, "install-service", "--remove", "--prefix", str(prefix)).returncode == 0
 
 
 def test_both_wheels_of_a_bundle_bring_the_client_once(bundle: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 from tests import ROOT
 from tools.release.licences import licences, main, missing, run_time_names
 
+pytestmark = pytest.mark.test_all
+
 TOOL = Path(sys.executable).with_name("cyclonedx-py")
 
 
@@ -26,10 +28,11 @@ def sbom(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.promise("Access, pages and reviews", "Every distribution is listed with version and licence")
 def test_the_sbom_names_every_distribution_of_the_daemon_with_version_and_licence(sbom: Path) -> None:
     run_time = run_time_names()
     assert {"coserve", "torch", "pyzmq", "ultralytics", "sqlalchemy", "pydantic-core"} <= run_time
-    assert {"fastapi", "uvicorn", "jinja2", "pyarrow", "aiomqtt"} <= run_time
+    assert {"fastapi", "uvicorn", "jinja2", "pyarrow", "paho-mqtt"} <= run_time
     assert "pytest" not in run_time
     document = json.loads(sbom.read_text())
     assert (document["bomFormat"], document["metadata"]["component"]["name"]) == ("CycloneDX", "coserve")

@@ -25,7 +25,7 @@ BARE = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", 
 
 #: The pages' program with its templates, Parquet and MQTT, out of what was installed.
 EXTRAS_WORK = """
-import aiomqtt, psycopg, pyarrow.parquet
+import paho.mqtt, psycopg, pyarrow.parquet
 import daemon.dashboard.app
 from importlib.resources import files
 assert files("daemon.dashboard").joinpath("templates", "base.html").is_file()

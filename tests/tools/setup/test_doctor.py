@@ -4,14 +4,11 @@ import json
 import os
 import re
 import resource
-import signal
 import socket
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +16,15 @@ import psutil
 import pynvml
 import pytest
 import yaml
-from sqlalchemy import Connection
 
-from daemon.storage.database.connections import open_for_writing
-from daemon.storage.database.migrate import migrate
-from tests.contract.client import Line
 from tests.lines import a_line
 from tests.small_disk import small_disk
 from tests.tools.client.scripted_daemon import HOST
-from tests.tools.run_commands import start_coserve
-from tools.cli import doctor as command
-from tools.setup.doctor import context as context_module
-from tools.setup.doctor import disks, doors, line, machine
-from tools.setup.doctor.context import DoctorContext, examine_line
-from tools.setup.doctor.gpu import Driver, Gpu, find_driver
-from tools.setup.service_files import Places, unit
+from tests.tools.run_commands import coserve, start_coserve
+from tools.setup import doctor as checks
+from tools.setup.doctor import Machine, machine_of
+from tools.setup.gpu import Driver, Gpu, find_driver
 
-doctor = partial(start_coserve, "doctor")
 NOBODY = "nobody"
 SMALL_GPU = Driver("550.1", (12, 4), (Gpu("a card", 16 * 10**9, 15 * 10**9, (8, 6)),))
 
@@ -57,119 +46,74 @@ def wrongs(findings: Any, grade: str = "wrong") -> dict[str, str]:
 
 
 def test_a_sound_line_has_nothing_wrong_and_the_answer_is_for_programs_too(config: Path) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = doctor(str(config), "--json")
-    report = json.loads(done.stdout)
-    assert (done.returncode, report["ok"]) == (0, True), report
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 30, "so long on a processor of its own"
+    report = json.loads(coserve("doctor", config, "--json").stdout)
+    assert report["ok"], report
     assert {finding["check"] for finding in report["findings"]} >= {
-        *("configuration", "daemon", "libraries", "gpu", "packages", "memory", "swap", "processors", "limits"),
-        *("file system", "disk space", "disk speed", "database", "permissions", "ports", "service", "clock"),
+        *("configuration", "libraries", "gpu", "memory", "limits", "file system", "disk space", "disk speed"),
+        *("permissions", "ports", "clock"),
     }
     assert all((finding["do"] is None) == (finding["grade"] == "ok") for finding in report["findings"])
     assert not list(config.parent.glob("**/.coserve-doctor-*"))
 
 
-def test_a_running_line_is_left_as_it_was_and_one_that_is_stuck_is_named(
-    tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = Line(tmp_path / "line", experts_folder)
-    with shown.service() as service:
-        shown.send()
-        shown.idle()
-        before = shown.status()
-        done = doctor(str(shown.config))
-        assert done.returncode == 0, done.stdout
-        assert "the line is ready" in done.stdout
-        assert "their ports are the line’s" in done.stdout
-        assert shown.status()["accepted"] == before["accepted"]
-        assert shown.result(shown.send())["verdict"] == "pass"
-        assert service.process is not None
-        service.process.send_signal(signal.SIGSTOP)
-        os.waitpid(service.process.pid, os.WUNTRACED)  # a thread of it may answer for a moment longer
-        monkeypatch.setattr(context_module, "_ANSWER_S", 0.5)
-        try:
-            problems = wrongs(line.daemon(examine_line(shown.config)))
-        finally:
-            service.process.send_signal(signal.SIGCONT)
-        assert f"process {service.process.pid} has the line and does not answer" in problems["daemon"]
-
-
 def test_without_a_line_it_looks_at_the_machine_alone(tmp_path: Path) -> None:
-    problems = list(command.run_checks(examine_line(None)))
+    problems = list(checks.examine(machine_of(None)))
     report = wrongs(problems, "warn")["configuration"]
     assert re.fullmatch(r"no line is named and none is here → \S*coserve init, or name its coserve.yaml", report), (
         report
     )
     assert not wrongs(problems)
-    done = doctor("nothing.yaml", cwd=tmp_path)
-    assert (done.returncode, "coserve init" in done.stderr) == (2, True)
+    assert "coserve init" in coserve("doctor", tmp_path / "nothing.yaml", status=2).stderr
 
 
 def test_a_mistake_in_the_line_is_named_with_what_to_do(config: Path) -> None:
+    def mistake() -> str:
+        return wrongs(checks.configuration(machine_of(config)))["configuration"]
+
     rules = config.with_name("rules.yaml").read_text()
     config.with_name("rules.yaml").write_text("boards: {a: {components: {R9: 1}}}\n")
-    done = doctor(str(config))
-    assert done.returncode == 1
-    assert "✗ configuration" in done.stdout
-    assert re.search(r"→ correct it, then: \S*coserve check ", done.stdout)
+    assert re.search(r"→ correct it, then: \S*coserve check ", mistake())
     config.with_name("rules.yaml").write_text(rules)
     (config.parent / "experts" / "R0402.safetensors").unlink()
-    assert "there is no such weights file" in doctor(str(config)).stdout
+    assert "there is no such weights file" in mistake()
     config.write_text("rules: [\n")
-    assert "configuration" in wrongs(line.configuration(examine_line(config)))
+    shown = coserve("doctor", config, status=1).stdout
+    assert "✗ configuration" in shown
+    assert "1 wrong" in shown
 
 
 def test_a_full_disk_is_wrong_and_a_disk_in_memory_too(config: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        context = examine_line(
-            changed(config, journal=str(disk / "journal"), database=f"sqlite:///{disk}/inspection.db")
-        )
-        assert "which is memory" in wrongs(disks.disks(context))["file system"]
-        assert "disk space" not in wrongs(disks.disks(context))
+        context = machine_of(changed(config, journal=str(disk / "journal"), database=f"sqlite:///{disk}/inspection.db"))
+        assert "which is memory" in wrongs(checks.disks(context))["file system"]
+        assert "disk space" not in wrongs(checks.disks(context))
         (disk / "ballast").write_bytes(bytes(60 * 2**20))
-        problems = wrongs(disks.disks(context))
+        problems = wrongs(checks.disks(context))
         assert "MB free" in problems["disk space"]
         assert "free some room" in problems["disk space"]
-        assert "too little room to measure" in wrongs(disks.disks(context), "warn")["disk speed"]
-
-
-def test_a_disk_without_inodes_is_wrong(config: Path, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "64m,nr_inodes=500") as disk:
-        context = examine_line(changed(config, journal=str(disk / "journal")))
-        assert "files can still be made" in wrongs(disks.disks(context))["inodes"]
+        assert "too little room to measure" in wrongs(checks.disks(context), "warn")["disk speed"]
 
 
 def test_a_taken_port_is_named_with_who_has_it(config: Path) -> None:
     with closing(socket.create_server((HOST, 0))) as taken:
         port = taken.getsockname()[1]
         endpoints = yaml.safe_load(config.read_text())["endpoints"] | {"http": f"http://{HOST}:{port}"}
-        problems = wrongs(doors.ports(examine_line(changed(config, endpoints=endpoints))))
+        machine = machine_of(changed(config, endpoints=endpoints))
+        problems = wrongs(checks.ports(machine))
         assert f"port {port} is taken by {psutil.Process().name()}, process {os.getpid()}" in problems["ports"]
-    assert "ports" not in wrongs(doors.ports(examine_line(config)))
+        (finding,) = checks.ports(replace(machine, daemon_pid=os.getpid()))
+        assert finding.so.endswith("their ports are the line’s")
+    assert "ports" not in wrongs(checks.ports(machine_of(config)))
 
 
 def test_a_token_that_everybody_can_read_is_wrong(config: Path) -> None:
     token = config.with_name("token")
     token.write_text("0123456789abcdef" * 4)
     token.chmod(0o644)
-    context = examine_line(changed(config, security={"http_token": "token"}))
-    assert f"{token} can be read by everybody → chmod 600 {token}" in wrongs(doors.secrets(context))["secrets"]
+    context = machine_of(changed(config, security={"http_token": "token"}))
+    assert f"{token} can be read by everybody → chmod 600 {token}" in wrongs(checks.permissions(context))["secrets"]
     token.chmod(0o600)
-    assert not wrongs(doors.secrets(context))
-
-
-def test_a_broker_that_is_not_there_is_a_warning_and_its_open_password_is_wrong(config: Path) -> None:
-    with closing(socket.create_server((HOST, 0))) as broker:
-        port = broker.getsockname()[1]
-        config.with_name("password").write_text("secret")
-        config.with_name("password").chmod(0o640)
-        plant = {"kind": "mqtt", "host": HOST, "port": port, "user": "line", "password": "password"}
-        context = examine_line(changed(config, consumers={"plant": plant}))
-        assert "takes connections" in wrongs(doors.brokers(context), "ok")["consumers"]
-    assert "nothing is lost" in wrongs(doors.brokers(context), "warn")["consumers"]
-    assert "consumers.plant.password" in wrongs(doors.secrets(context))["secrets"]
+    assert not wrongs(checks.permissions(context))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to look with the rights of another user")
@@ -177,87 +121,46 @@ def test_folders_of_another_user_are_named_with_what_gives_the_right(config: Pat
     (config.parent / "journal").mkdir(mode=0o750)
     for folder in (config.parent, *config.parent.parents[:-1]):  # pytest's own folders are for root alone
         folder.chmod(folder.stat().st_mode | 0o005)
-    problems = [
-        finding.so for finding in doors.permissions(examine_line(config, user=NOBODY)) if finding.grade == "wrong"
-    ]
-    assert any(f"journal: {NOBODY} cannot write to {config.parent}/journal" in finding for finding in problems), (
-        problems
-    )
-    assert not wrongs(doors.permissions(examine_line(config)))
+    findings = list(checks.permissions(machine_of(config, user=NOBODY)))
+    assert any(f"journal: {NOBODY} cannot write to {config.parent}/journal" in each.so for each in findings), findings
+    problems = wrongs(findings)
+    assert not wrongs(checks.permissions(machine_of(config)))
     assert os.geteuid() == 0
-    done = doctor(str(config), "--user", NOBODY)
-    assert (done.returncode, "chown or chmod it" in done.stdout) == (1, True), done.stdout
-    assert doctor(str(config), "--user", "no-such-user").returncode == 2
+    assert "chown or chmod it" in problems["permissions"]
+    coserve("doctor", config, "--user", "no-such-user", status=2)
 
 
 @pytest.mark.parametrize(
     ("settings", "check", "message"),
     [
-        ({"endpoints": {"results": "tcp://192.0.2.7:5571"}}, doors.ports,
+        ({"endpoints": {"results": "tcp://192.0.2.7:5571"}}, checks.ports,
          "no network card of this machine has the address 192.0.2.7"),
-        ({"devices": {"cpu": {"expert_memory": psutil.virtual_memory().total}}}, machine.memory, "lower expert_memory"),
+        ({"devices": {"cpu": {"expert_memory": psutil.virtual_memory().total}}}, checks.memory, "lower expert_memory"),
         ({"devices": {"cpu": {"expert_memory": 1, "executors": 500, "threads": 4}}},
-         machine.processors, "2000 threads"),
-        ({"devices": {"cuda:7": {"expert_memory": "1GB"}}}, machine.libraries,
+         checks.memory, "2000 threads"),
+        ({"devices": {"cuda:7": {"expert_memory": "1GB"}}}, checks.libraries,
          "no NVIDIA driver answers" if find_driver() is None else "cuda:7"),
         ({"devices": {"cuda:0": {"expert_memory": "20GB"}}},
-         lambda context: machine.gpu_memory(replace(context, driver=SMALL_GPU), "cuda:0"),
+         lambda context: checks.gpu_memory(replace(context, driver=SMALL_GPU), "cuda:0"),
          "lower devices.cuda:0.expert_memory"),
         ({"devices": {"cpu": {"expert_memory": psutil.virtual_memory().total},
                       "cuda:0": {"expert_memory": "20GB", "memory": "shared"}}},
-         machine.memory, "lower devices.cpu.expert_memory, which the GPUs share"),
+         checks.memory, "lower devices.cpu.expert_memory, which the GPUs share"),
     ],
 )  # fmt: skip
 def test_settings_that_this_pc_cannot_serve_are_named(
-    config: Path, settings: dict[str, Any], check: Callable[[DoctorContext], Any], message: str
+    config: Path, settings: dict[str, Any], check: Callable[[Machine], Any], message: str
 ) -> None:
     if "endpoints" in settings:
         settings = {"endpoints": yaml.safe_load(config.read_text())["endpoints"] | settings["endpoints"]}
-    findings = list(check(examine_line(changed(config, **settings))))
+    findings = list(check(machine_of(changed(config, **settings))))
     assert any(message in f"{finding.so} → {finding.do}" for finding in findings if finding.grade != "ok"), findings
 
 
 def test_a_clock_that_was_set_back_shows_in_what_is_written(config: Path) -> None:
     later_s = time.time() + 86400
     os.utime(config, (later_s, later_s))
-    assert "still to come" in wrongs(machine.clock(examine_line(config)))["clock"]
-
-
-def test_a_clock_that_was_set_back_shows_in_the_database(config: Path) -> None:
-    with a_database(config) as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO boards (board_id, board_type, serial, attempt, first_seen_at, expected, inspected,"
-            " rules_version) VALUES (1, 'a', 'b', 1, '2026-01-01T00:00:00.000Z', 1, 0, 'r')"
-        )
-        connection.exec_driver_sql(
-            "INSERT INTO inspections (inspection_id, source, image_id, board_id, component, designator, accepted_at,"
-            " image_bytes, status, rules_version, image_sha256) VALUES (1, 's', 'i', 1, 'R', 'R1',"
-            " '2999-01-01T00:00:00.000Z', 1, 'accepted', 'r', 'x')"
-        )
-    assert "the newest image in the database is from 2999" in wrongs(machine.clock(examine_line(config)))["clock"]
-
-
-@contextmanager
-def a_database(config: Path) -> Iterator[Connection]:
-    """The line's database, made, and open for one transaction."""
-    engine = open_for_writing(f"sqlite:///{config.with_name('inspection.db')}", 1000)
-    migrate(engine)
-    with engine.begin() as connection:
-        yield connection
-    engine.dispose()
-
-
-def test_a_damaged_database_is_wrong(config: Path) -> None:
-    path = config.with_name("inspection.db")
-    with a_database(config):
-        pass
-    assert not wrongs(line.database(examine_line(config)))
-    content = bytearray(path.read_bytes())
-    content[4096:8192] = os.urandom(4096)
-    path.write_bytes(content)
-    assert "restore the last backup" in wrongs(line.database(examine_line(config)))["database"]
-    path.write_bytes(b"this is not a database" * 1000)
-    assert "database" in wrongs(line.database(examine_line(config)))
+    assert "still to come" in wrongs(checks.clock(machine_of(config)))["clock"]
 
 
 def test_limits_of_the_shell_are_named(config: Path) -> None:
@@ -265,7 +168,7 @@ def test_limits_of_the_shell_are_named(config: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
         resource.setrlimit(resource.RLIMIT_FSIZE, (10**9, 10**9))
 
-    done = doctor(str(config), preexec_fn=narrow)
+    done = start_coserve("doctor", config, preexec_fn=narrow)
     assert "this shell limits file size" in done.stdout
     assert "allows 400 open files" in done.stdout
     assert done.returncode == 1
@@ -275,11 +178,11 @@ def test_driver_and_torch_that_do_not_fit_are_named() -> None:
     """The driver's answers as values: no machine has them all."""
     built = {"torch": "2.9", "cuda": "13.0", "available": True, "architectures": ["sm_80", "sm_90", "compute_90"]}
     old, new = (12, 4), (13, 1)
-    assert machine.build_problem(new, built) is None
-    assert "update the driver" in (machine.build_problem(old, built) or ("", ""))[1]
-    assert "processors only" in (machine.build_problem(new, built | {"cuda": None}) or ("",))[0]
-    assert "finds no GPU" in (machine.build_problem(new, built | {"available": False}) or ("",))[0]
-    assert [machine.serves(capability, built["architectures"]) for capability in ((7, 5), (8, 6), (9, 0), (10, 0))] == [
+    assert checks.build_problem(new, built) is None
+    assert "update the driver" in (checks.build_problem(old, built) or ("", ""))[1]
+    assert "processors only" in (checks.build_problem(new, built | {"cuda": None}) or ("",))[0]
+    assert "finds no GPU" in (checks.build_problem(new, built | {"available": False}) or ("",))[0]
+    assert [checks.serves(capability, built["architectures"]) for capability in ((7, 5), (8, 6), (9, 0), (10, 0))] == [
         *(False, True, True, True)
     ]
 
@@ -288,10 +191,10 @@ def test_a_gpu_that_shares_the_hosts_memory_is_measured_against_ram(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = {"expert_memory": "20GB", "activation_memory": "30GB", "memory": "shared"}
-    context = examine_line(changed(config, devices={"cpu": {"expert_memory": "25GB"}, "cuda:0": shared}))
-    (finding,) = machine.gpu_memory(replace(context, driver=SMALL_GPU), "cuda:0")
+    context = machine_of(changed(config, devices={"cpu": {"expert_memory": "25GB"}, "cuda:0": shared}))
+    (finding,) = checks.gpu_memory(replace(context, driver=SMALL_GPU), "cuda:0")
     assert (finding.grade, finding.do) == ("ok", None), "NVML's figure is not what it has"
-    (finding, _) = machine.memory(context)
+    (finding, *_) = checks.memory(context)
     assert "the line may take 56.5 GB" in finding.so
 
     def not_supported(handle: object) -> None:
@@ -308,27 +211,3 @@ def test_a_gpu_that_shares_the_hosts_memory_is_measured_against_ram(
     driver = find_driver()
     assert driver is not None
     assert driver.gpus[0].total_bytes == psutil.virtual_memory().total
-
-
-def test_a_service_whose_program_is_gone_is_wrong(config: Path, tmp_path: Path) -> None:
-    places = Places(tmp_path / "root")
-    context = examine_line(config, root=places.root)
-    assert wrongs(line.service(context), "ok")["service"].startswith("not installed")
-    assert context.config is not None
-    places.unit.parent.mkdir(parents=True)
-    places.unit.write_text(unit(context.config, config, places))
-    installed = examine_line(config, root=places.root)
-    assert installed.is_service
-    assert not wrongs(line.service(installed))
-    places.unit.write_text(places.unit.read_text().replace(str(Path(sys.executable).parent), "/opt/gone"))
-    assert "which is not there" in wrongs(line.service(installed))["service"]
-
-
-def test_a_check_that_fails_itself_is_a_finding_and_the_others_go_on(config: Path) -> None:
-    """A context whose journal is a name that no file system takes."""
-    context = examine_line(config)
-    assert context.config is not None
-    broken = replace(context, config=context.config.model_copy(update={"journal": Path("/\0")}))
-    problems = list(command.run_checks(broken))
-    assert any("could not be looked at" in finding.so for finding in problems)
-    assert problems[-1].check == "clock"

@@ -1,12 +1,8 @@
 """`coserve init`: five answers, by options or typed, make a line that `coserve check` reads."""
 
-import json
-import os
 import re
-import shutil
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -20,10 +16,8 @@ from routing_rules.compile import compile_rules
 from tests.lines import a_jpeg
 from tests.tools.run_commands import start_coserve
 
+
 #: What the console script of the package does.
-STARTED = "import sys; sys.argv = sys.argv[1:]; from tools.cli.main import main; main()"
-
-
 def init(*words: str, cwd: Path, typed: str = "") -> subprocess.CompletedProcess[str]:
     return start_coserve("init", *words, cwd=cwd, input=typed)
 
@@ -45,25 +39,6 @@ def test_without_a_question_a_line_is_made_whose_only_lack_is_its_experts(tmp_pa
     assert (config.journal, config.endpoints.http) == (tmp_path / "line/data/journal", "http://127.0.0.1:9470")
     assert config.journal.is_dir()
     assert "#" in (tmp_path / "line/coserve.yaml").read_text()
-
-
-def test_designators_are_those_that_the_rules_take(tmp_path: Path) -> None:
-    done = init("line", "--board", "a U=GND,null,1e3,~,Ü/α R0402=MARK", "--yes", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    text = (tmp_path / "line/rules.yaml").read_text(encoding="utf-8")
-    written = yaml.safe_load(text)["boards"]["a"]["components"]
-    assert written == {"U": ["GND", "null", "1e3", "~", "Ü/α"], "R0402": ["MARK"]}
-    assert set(compile_rules(text, "rules").experts) == {"U", "R0402"}
-
-
-def test_with_experts_in_the_folder_the_line_is_complete(tmp_path: Path, experts_folder: Path) -> None:
-    shutil.copytree(experts_folder, tmp_path / "line/experts")
-    catalog = (tmp_path / "line/experts/catalog.yaml").read_text()
-    done = init("line", "--board", "a R0402=2 C0603=1 QFP64=U1", "--yes", "--json", cwd=tmp_path)
-    output = json.loads(done.stdout)
-    assert (output["missing_experts"], output["problems"]) == ([], [])
-    assert check_line(tmp_path / "line/coserve.yaml")[0] == []
-    assert (tmp_path / "line/experts/catalog.yaml").read_text() == catalog
 
 
 def test_what_is_typed_is_asked_again_until_it_can_be_used(tmp_path: Path) -> None:
@@ -110,25 +85,6 @@ def test_more_memory_than_this_pc_has_is_written_with_a_warning(tmp_path: Path) 
     ram = psutil.virtual_memory().total / 1e9
     assert re.search(rf"expert_memory is 60000GB, and \S+ of this PC has {ram:.1f}".removesuffix(".0"), done.stdout)
     assert "of this PC has" not in init("other", "--memory", "10MB", "--yes", cwd=tmp_path).stdout
-
-
-def test_the_commands_that_are_printed_can_be_pasted(tmp_path: Path) -> None:
-    (tmp_path / ".venv/bin").mkdir(parents=True)
-    command = tmp_path / ".venv/bin/coserve"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -c \'{STARTED}\' "$0" "$@"\n')
-    command.chmod(0o755)
-
-    def printed(folder: str, path: str) -> str:
-        done = subprocess.run(
-            [".venv/bin/coserve", "init", folder, "--board", "a U=1", "--yes"],
-            cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
-        return done.stdout
-
-    output = printed("line", "/usr/bin:/bin")
-    assert "\n  .venv/bin/coserve train all training --out line/experts\n" in output
-    assert "\n  .venv/bin/coserve check line/coserve.yaml\n" in output
-    assert "\n  coserve check other/coserve.yaml\n" in printed("other", f"{command.parent}:/usr/bin:/bin")
 
 
 def test_board_types_are_read_from_sample_images(tmp_path: Path) -> None:

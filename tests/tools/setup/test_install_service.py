@@ -8,8 +8,7 @@ import yaml
 from daemon.config.settings import load_config
 from tests.systemd.sandbox import settings
 from tests.tools.run_commands import coserve
-from tools.setup.service_files import Places, exec_words, hidden, started_config, unreadable_secrets
-from tools.terminal.console import default_config
+from tools.setup.service_files import Places, exec_words, started_config, unreadable_secrets
 
 
 def a_config(folder: Path, **changed: Any) -> Path:
@@ -52,6 +51,7 @@ def test_a_first_install_begins_a_configuration_whose_data_lie_under_var_lib(tmp
     assert f"coserve check {tmp_path}/etc/coserve/coserve.yaml" in output
 
 
+@pytest.mark.promise("A service of systemd", "A second installation changes nothing, and a person's changes stay")
 def test_a_second_install_changes_nothing_and_what_a_person_changed_stays(tmp_path: Path) -> None:
     coserve("install-service", "--prefix", tmp_path)
     places = Places(tmp_path)
@@ -86,21 +86,6 @@ def test_the_unit_follows_the_configuration(tmp_path: Path) -> None:
     assert [path.name for path in Places(tmp_path).drop_ins.iterdir()] == ["nvidia.conf"]
 
 
-@pytest.mark.parametrize(
-    ("database", "is_elsewhere"),
-    [
-        ("postgresql://coserve@db.plant/line", True),
-        ("postgresql://coserve@/line?host=10.0.0.7", True),
-        ("postgresql://coserve@127.0.0.1:5432/line", False),
-        ("postgresql://coserve@/line?host=/run/postgresql", False),
-    ],
-)
-def test_a_database_on_another_machine_may_be_reached(tmp_path: Path, database: str, is_elsewhere: bool) -> None:
-    config = a_config(tmp_path / "line", database=database)
-    coserve("install-service", config, "--prefix", tmp_path)
-    assert (Places(tmp_path).drop_ins / "network.conf").exists() == is_elsewhere
-
-
 def test_cameras_on_the_network_get_a_drop_in_that_goes_again_unless_it_was_changed(tmp_path: Path) -> None:
     keys = {"server_key": "keys/server.key_secret", "allowed_clients": "clients"}
     endpoints = {"intake": ["tcp://192.168.7.1:5570"], "control": "ipc://run/control.sock"}
@@ -114,7 +99,7 @@ def test_cameras_on_the_network_get_a_drop_in_that_goes_again_unless_it_was_chan
     a_config(tmp_path / "line", endpoints=endpoints, security=keys)
     drop_in.write_text("[Service]\nIPAddressAllow=192.168.7.0/24\n", encoding="utf-8")
     assert f"kept       {drop_in}" in coserve("install-service", config, "--prefix", tmp_path).output
-    assert f"kept       {drop_in}" in coserve("uninstall-service", "--prefix", tmp_path).output
+    assert f"kept       {drop_in}" in coserve("install-service", "--remove", "--prefix", tmp_path).output
     assert drop_in.exists()
 
 
@@ -127,16 +112,10 @@ def test_a_configuration_that_is_missing_or_has_mistakes_is_refused_before_anyth
     assert everything(tmp_path / "prefix") == {}
 
 
-@pytest.mark.parametrize("place", ["/home/anna/line", "/root/line", "/tmp/line"])  # noqa: S108 - not used
-def test_a_line_that_the_sandbox_hides_is_noticed(tmp_path: Path, place: str) -> None:
-    config = load_config(a_config(tmp_path, journal=f"{place}/journal"), {})
-    assert Path(f"{place}/journal") in hidden(config, Path("/etc/coserve/coserve.yaml"))
-
-
 def test_uninstalling_leaves_what_is_the_users_and_says_where(tmp_path: Path) -> None:
     coserve("install-service", "--prefix", tmp_path)
     (tmp_path / "var/lib/coserve/inspection.db").write_text("results", encoding="utf-8")
-    output = coserve("uninstall-service", "--prefix", tmp_path).output
+    output = coserve("install-service", "--remove", "--prefix", tmp_path).output
     assert sorted(path.relative_to(tmp_path) for path in everything(tmp_path)) == [
         Path("etc/coserve/coserve.yaml"),
         Path("etc/coserve/rules.yaml"),
@@ -144,16 +123,7 @@ def test_uninstalling_leaves_what_is_the_users_and_says_where(tmp_path: Path) ->
     ]
     assert f"left       {tmp_path}/etc/coserve/coserve.yaml" in output
     assert f"left       {tmp_path}/var/lib/coserve" in output
-    assert "no service is installed" in coserve("uninstall-service", "--prefix", tmp_path, status=1).output
-
-
-def test_commands_mean_the_services_configuration_where_there_is_none_here(tmp_path: Path) -> None:
-    own, service = tmp_path / "coserve.yaml", tmp_path / "etc.yaml"
-    assert default_config(own, service) == own
-    service.touch()
-    assert default_config(own, service) == service
-    own.touch()
-    assert default_config(own, service) == own
+    assert "no service is installed" in coserve("install-service", "--remove", "--prefix", tmp_path, status=1).output
 
 
 def test_a_token_that_the_service_could_not_read_is_known_and_a_credential_is_not_asked_for(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from tests import ROOT
 from tests.contract.client import RULES, Line, running
 
 FILES = ROOT / "systemd" / "monitoring"
-PAGE = ROOT / "docs" / "monitoring.md"
 #: What a line has that has neither sensors, nor children, nor consumers: the family is told, without a series.
 NAME = re.compile(r"\b(coserve_[a-z0-9_]+|process_[a-z0-9_]+)\b")
 SUFFIXES = ("_bucket", "_count", "_sum")
@@ -71,32 +70,6 @@ def test_promtool_finds_nothing_to_say_about_a_real_scrape(scrape: str) -> None:
     assert promtool("check", "metrics", stdin=scrape) == (0, "")
 
 
-def test_every_metric_is_ours_by_name_and_has_a_help_a_type_and_a_base_unit(scrape: str) -> None:
-    helps = dict(re.findall(r"^# HELP (\S+) (.+)$", scrape, re.MULTILINE))
-    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", scrape, re.MULTILINE):
-        assert name.startswith(("coserve_", "process_")), name
-        assert helps[name].strip(), name
-        assert (kind == "counter") == name.endswith("_total"), name
-        assert not re.search(r"(_ms|_milliseconds|_mb|_kb|_percent|_created)(_|$)", name), name
-        if kind == "histogram":
-            assert name.endswith(("_seconds", "_images")), name
-
-
-def test_labels_are_few_and_never_name_an_expert_a_serial_a_source_or_a_board(line: Line, scrape: str) -> None:
-    labels = set(re.findall(r'[{,]([a-z_]+)="', scrape))
-    allowed = {"le", "type", "code", "verdict", "reason", "step", "architecture", "device", "tier", "cause"}
-    allowed |= {"version", "policy", "rules_version", "state", "executor", "place", "child", "consumer", "sensor"}
-    assert labels <= allowed
-    values = set(re.findall(r'="((?:[^"\\]|\\.)*)"', scrape))
-    assert not values & {"R0402", "C0603", "QFP64", "yolo-solder", "P", "V", "F", "free", "named", "quick", "cam-1"}
-    assert not any(re.fullmatch(r"S\d+|cam-\d+", value) for value in values)
-    before = scrape.count("\n")
-    for number in range(30):
-        line.send(board={"type": "free", "serial": f"more-{number}"}, source=f"another-{number}")
-    line.idle()
-    assert line.control("metrics")["text"].count("\n") <= before + 3 * 18  # nothing new but perhaps a load's histogram
-
-
 def test_the_numbers_are_those_of_what_was_sent(scrape: str) -> None:
     def value(series: str) -> float:
         match = re.search(rf"^{re.escape(series)} (\S+)$", scrape, re.MULTILINE)
@@ -131,6 +104,7 @@ def test_the_example_configuration_and_the_rules_are_as_promtool_wants_them() ->
     assert "FAILED" not in output
 
 
+@pytest.mark.promise("Access, pages and reviews", "Each alert is raised by its cause and by nothing else")
 def test_each_alert_is_raised_by_what_it_is_for_and_by_nothing_else() -> None:
     status, output = promtool("test", "rules", str(FILES / "coserve.rules.test.yaml"))
     assert status == 0, output
@@ -142,15 +116,6 @@ def test_each_alert_is_raised_by_what_it_is_for_and_by_nothing_else() -> None:
 def alerts() -> list[dict[str, Any]]:
     groups = yaml.safe_load((FILES / "coserve.rules.yaml").read_text(encoding="utf-8"))["groups"]
     return [rule for group in groups for rule in group["rules"]]
-
-
-def test_each_alert_says_what_to_do_and_the_page_does(families: dict[str, str]) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    for alert in alerts():
-        assert set(NAME.findall(alert["expr"])) <= set(families), alert["alert"]
-        assert alert["labels"]["severity"] in ("page", "ticket")
-        assert alert["annotations"]["do"].startswith(f"docs/monitoring.md, {alert['alert']}")
-        assert f"\n### {alert['alert']}\n" in page
 
 
 def dashboard() -> dict[str, Any]:
@@ -180,37 +145,3 @@ def test_every_expression_of_the_grafana_dashboard_is_one_and_asks_for_what_ther
         names = set(NAME.findall(text))
         assert names, title
         assert names <= set(families), title
-
-
-def test_the_grafana_dashboard_shows_every_metric_and_every_panel_has_a_place_of_its_own(
-    families: dict[str, str],
-) -> None:
-    shown = {name for _, text in expressions() for name in NAME.findall(text)}
-    shown |= {name.removesuffix(suffix) for name in shown for suffix in SUFFIXES}
-    missing = {name for name, kind in families.items() if name.startswith("coserve_") and not name.endswith(SUFFIXES)}
-    assert missing - shown == set()
-    taken: set[tuple[int, int]] = set()
-    for panel in dashboard()["panels"]:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert at["x"] + at["w"] <= 24
-        assert not cells & taken, panel["title"]
-        taken |= cells
-    ids = [panel["id"] for panel in dashboard()["panels"]]
-    assert len(ids) == len(set(ids))
-
-
-def test_the_page_lists_every_metric_and_no_other(families: dict[str, str]) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    listed = set(re.findall(r"^\| `(coserve_[a-z0-9_]+)", page, re.MULTILINE))
-    assert listed == {name for name in families if name.startswith("coserve_") and not name.endswith(SUFFIXES)}
-
-
-def test_an_installed_coserve_has_the_files_where_the_page_says() -> None:
-    data = re.search(r'"share/coserve/systemd/monitoring" = \[(.+)\]', (ROOT / "pyproject.toml").read_text())
-    assert data is not None
-    assert data[1] == '"systemd/monitoring/*"'
-    page = PAGE.read_text(encoding="utf-8")
-    assert "share/coserve/systemd/monitoring" in page
-    for file in FILES.iterdir():
-        assert f"`{file.name}`" in page

@@ -12,12 +12,6 @@ def test_k_and_b_are_those_of_an_exact_line():
     assert (line.k_s, line.b_s, line.residual) == (pytest.approx(0.02), pytest.approx(0.05), pytest.approx(0, abs=1e-9))
 
 
-def test_the_residual_is_the_largest_relative_error():
-    line = fit_line([(1, 0.1), (2, 0.2), (4, 0.44)])
-    errors = [abs((line.k_s * images + line.b_s) / seconds - 1) for images, seconds in ((1, 0.1), (2, 0.2), (4, 0.44))]
-    assert line.residual == pytest.approx(max(errors))
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(1e-5, 10)), min_size=1, max_size=8))
 def test_no_constant_is_negative_whatever_was_measured(batches: list[tuple[int, float]]):
@@ -32,21 +26,3 @@ def test_batches_stop_where_the_average_flattens():
     most = largest_useful_batch(line, 16)
     assert line.average_s(most) <= 1.03 * line.average_s(16) < line.average_s(most - 1)
     assert largest_useful_batch(fit_line([(1, 0.1), (2, 0.2), (4, 0.4)]), 4) == 1
-
-
-def test_with_one_size_the_known_proportion_is_scaled():
-    line = fit_line([(3, 1.6), (3, 1.6)], (0.2, 0.2))
-    assert (line.k_s, line.b_s) == pytest.approx((0.4, 0.4))
-    line = fit_line([(4, 0.8)])
-    assert (line.k_s, line.b_s) == pytest.approx((0.2, 0.0))
-
-
-def test_a_batch_of_one_weighs_as_much_as_a_large_one():
-    """Seconds of a large batch vary by more than a small one takes; unweighted, B here would be below nothing."""
-    line = fit_line([(1, 0.1), (1, 0.1), (32, 1.5), (32, 1.8)])
-    assert line.average_s(1) == pytest.approx(0.1, rel=0.05)
-
-
-def test_no_batch_at_all_is_refused():
-    with pytest.raises(ValueError, match="at least one batch"):
-        fit_line([])

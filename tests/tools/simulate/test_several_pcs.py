@@ -31,14 +31,6 @@ def a_run(
     return Simulation(machine, task, policy, backlog=200, prefilled=prefilled).run(), task_bound(machine, task).seconds
 
 
-def test_eight_pcs_give_seven_times_one_where_images_are_independent() -> None:
-    processors = {"gpu": a_processor(memory_bytes=60 * SIZE)}
-    one, _ = a_run(1600, processors=processors)
-    eight, bound_s = a_run(1600, processors=processors, pcs=8, network=a_network(image_bytes=20_000))
-    assert one.makespan_s / eight.makespan_s >= 7
-    assert eight.makespan_s >= bound_s
-
-
 def test_eight_pcs_give_seven_times_one_from_empty_caches_too() -> None:
     # The line's disk reads every expert once: that takes its time whatever the number of PCs.
     channels = {"disk": {"bytes_per_s": 1e11, "fixed_s": 0.0}}
@@ -50,13 +42,6 @@ def test_eight_pcs_give_seven_times_one_from_empty_caches_too() -> None:
     one, _ = a_run(1600, **empty)
     eight, _ = a_run(1600, pcs=8, network=a_network(image_bytes=20_000, gbit_per_s=100), **empty)
     assert one.makespan_s / eight.makespan_s >= 7
-
-
-def test_an_expert_that_left_memory_comes_back_to_the_pc_whose_disk_has_it() -> None:
-    processors = {"gpu": a_processor(memory_bytes=8 * SIZE)}
-    eight, _ = a_run(1500, 100, processors=processors, pcs=8, network=a_network(image_bytes=0))
-    assert eight.disk_loads > 100
-    assert eight.network_loads <= 100
 
 
 def test_a_slow_uplink_is_the_bound_and_the_output_says_so(tmp_path: Path) -> None:
@@ -90,24 +75,10 @@ def test_an_expert_crosses_the_network_once_and_then_comes_from_the_pcs_own_disk
     assert warm.network_bytes == 0
 
 
-def test_every_pc_reads_from_its_own_disk() -> None:
-    processors = {"gpu": a_processor(memory_bytes=8 * SIZE, architectures={"small": {"k_s": 1e-4, "b_s": 1e-4}})}
-    one, _ = a_run(500, 60, processors=processors)
-    two, _ = a_run(500, 60, processors=processors, pcs=2, network=a_network(image_bytes=0, prefetched=True))
-    assert two.makespan_s < 0.6 * one.makespan_s
-
-
 @pytest.mark.parametrize("policy", ["samba", "samba-parallel", "coserve"])
 def test_the_papers_policies_finish_on_several_pcs(policy: str) -> None:
     outcome, _ = a_run(policy=policy, pcs=3, network=a_network())
     assert outcome.answered == 400
-
-
-def test_another_pc_may_have_other_devices() -> None:
-    hosts = {"pc2": {"processors": {"cpu": a_processor(executors=2)}}}
-    outcome, _ = a_run(hosts=hosts, network=a_network())
-    assert outcome.busy_s["pc2-cpu"] > 0
-    assert "pc2-gpu" not in outcome.busy_s
 
 
 @pytest.mark.parametrize(
@@ -129,27 +100,3 @@ def test_a_mistake_in_the_network_is_named(tmp_path: Path, fields: dict[str, Any
     with pytest.raises(FileError) as refused:
         read_device(path)
     assert message in str(refused.value)
-
-
-def test_the_benchmark_prints_a_row_for_each_number_of_pcs(tmp_path: Path) -> None:
-    out = tmp_path / "network.json"
-    command = [
-        "bench",
-        "network",
-        "--images",
-        "300",
-        "--pcs",
-        "1,2",
-        "--gbit",
-        "1",
-        "--expert-mb",
-        "8",
-        "--json",
-        str(out),
-    ]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
-    assert [run["pcs"] for run in json.loads(out.read_text())] == [1, 2]
-    refused = CliRunner().invoke(app, ["bench", "network", "--pcs", "one"])
-    assert refused.exit_code == 2
-    assert "expected numbers above 0" in refused.stderr

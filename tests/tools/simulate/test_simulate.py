@@ -5,7 +5,6 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from typer.testing import CliRunner
 from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS, WITHOUT
 from experts.spec import ArchitectureId
-from tests.bench.simulated_arrivals import arriving, at_once
+from tests.bench.ablation import arriving, at_once
 from tools.cli.main import app
 from tools.simulate.bound import Use, bound_of, task_bound
-from tools.simulate.engine import Simulation, simulate
+from tools.simulate.engine import simulate
 from tools.simulate.files import DeviceFile, FileError, TaskFile, read_device, read_task
 from tools.simulate.world import machine_of, task_of, with_deadlines
 
@@ -117,14 +116,6 @@ def test_the_bound_divides_the_work_so_that_both_processors_end_together():
     assert task_bound(machine, task).compute_s == pytest.approx(steps / (1 / gpu_s + 1 / cpu_s))
 
 
-def test_the_bound_counts_the_bytes_that_must_move():
-    machine, task = a_world(images=60, experts=60)
-    moved_s = (61 * SIZE - machine.memory_bytes) / 5e8
-    assert task_bound(machine, task).seconds == pytest.approx(moved_s)
-    spread = replace(task, images=(*task.images[:-1], replace(task.images[-1], arrived_s=500.0)))
-    assert task_bound(machine, spread).seconds == 500.0
-
-
 def test_the_bound_counts_a_batch_for_every_expert_however_few_its_images():
     """Nine images of two experts, four to a batch: two batches and one, not nine quarters."""
     row = Performance("cpu", ArchitectureId("small"), k_s=0.01, b_s=0.1, max_batch=4)
@@ -196,15 +187,6 @@ def test_policies_can_be_chosen_and_a_timeline_drawn(tmp_path: Path):
         assert (tmp_path / f"line-{policy}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_spans_cover_every_load_and_batch():
-    machine, task = a_world()
-    simulation = Simulation(machine, task, "coserve-plus", keep_spans=True)
-    outcome = simulation.run()
-    batches = [span for span in outcome.spans if span.kind == "batch"]
-    assert sum(span.images for span in batches) == sum(len(image.chain) for image in task.images)
-    assert {span.lane for span in batches} == {"cuda:0/0", "cuda:0/1", "cpu/0"}
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -230,17 +212,6 @@ def test_a_broken_file_and_an_unknown_policy_are_wrong_use(tmp_path: Path):
     with pytest.raises(FileError):
         read_device(tmp_path / "absent.json")
     assert CliRunner().invoke(app, ["simulate"]).exit_code == 2
-
-
-def test_an_architecture_that_the_device_does_not_know_is_named(tmp_path: Path):
-    document = a_task()
-    document["experts"][0]["architecture"] = "giant"
-    (tmp_path / "device.json").write_text(json.dumps(a_device()))
-    (tmp_path / "task.json").write_text(json.dumps(document))
-    paths = ["--device", str(tmp_path / "device.json"), "--task", str(tmp_path / "task.json")]
-    done = CliRunner().invoke(app, ["simulate", *paths])
-    assert done.exit_code == 2
-    assert "giant" in done.stderr
 
 
 def test_what_if_classifiers_became_heads_of_one_backbone(tmp_path: Path):

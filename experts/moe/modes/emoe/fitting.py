@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import nn
 
-from experts.moe.model.mode import FitInputs, FitTable
+from experts.moe.model.mode import FitInputs
 from experts.moe.model.runtime import MoeRuntime, read_model
 from experts.moe.modes.emoe import sensitivity
 from experts.moe.modes.emoe.predictor import ExpertPredictor, spreads
@@ -34,8 +34,8 @@ class EmoeRecipe:
     seed: int = 6
 
 
-def fit(inputs: FitInputs) -> Sequence[FitTable]:
-    """Train the predictor, and measure the sensitivity of tasks on training text; return the sensitivity."""
+def fit(inputs: FitInputs) -> None:
+    """Train the predictor, and measure the sensitivity of tasks on training text."""
     prepared, recipe = inputs.prepared, EmoeRecipe()
     trace = load_trace(prepared, TRAIN)
     if prepared.is_made(PART, provenance(trace, recipe)):
@@ -46,30 +46,18 @@ def fit(inputs: FitInputs) -> Sequence[FitTable]:
             inputs.progress(PART, step, recipe.steps, f", loss {loss:.3f}")
 
         save_predictor(prepared, fit_predictor(trace, recipe, report), trace, recipe)
-    return [_sensitivity_table(_measure_sensitivity(inputs))]
+    _measure_sensitivity(inputs)
 
 
-def _measure_sensitivity(inputs: FitInputs) -> sensitivity.Shares:
+def _measure_sensitivity(inputs: FitInputs) -> None:
     _, arch, _ = read_model(inputs.prepared.checkpoint)
     windows = inputs.training_windows(_WINDOW_TOKENS, _WINDOWS)
     mode = sensitivity.WrongRouting()
     budget_bytes = len(arch.expert_keys) * arch.expert_bytes
     with closing(MoeRuntime.open(inputs.prepared.checkpoint, mode, budget_bytes)) as runtime:
-        return sensitivity.measure(
+        sensitivity.measure(
             runtime, mode, windows, inputs.prepared, lambda done, total: inputs.progress(sensitivity.PART, done, total)
         )
-
-
-def _sensitivity_table(shares: sensitivity.Shares) -> FitTable:
-    matters = sensitivity.sensitive(shares)
-    layers = len(next(iter(shares.values())))
-    rows = [
-        (task, *(f"{share:.2f}{'' if wrong else ' *'}" for share, wrong in zip(row, matters[task], strict=True)))
-        for task, row in shares.items()
-    ]
-    title = "accuracy kept with this layer and all more tolerant ones routed wrongly"
-    title = f"{title} (* insensitive: {sensitivity.THRESHOLD} or more)"
-    return FitTable(title, ("task", *map(str, range(layers))), tuple(rows))
 
 
 def prompts_of(trace: Trace) -> list[list[int]]:

@@ -125,9 +125,6 @@ class Emoe(Mode):
     def route(self, routing: Routing) -> Routing:
         if self.step.phase == "prefill":
             self._routed[routing.layer] = routing.index
-        predictions = self.cache.metrics.predictions
-        predictions.predict(routing.layer, torch.tensor(self._chosen[routing.layer], device=routing.index.device))
-        predictions.check(routing)
         allowed = self._allowed[routing.layer].to(routing.logits.device)
         return mask_gate(routing, allowed, renormalise=self.arch.renormalise)
 
@@ -218,7 +215,5 @@ def _one_more_token(generation: Generation) -> Generation:
 
 
 def _of_row(index: torch.Tensor, step: ForwardStep, number: int) -> torch.Tensor:
-    """Return one row's part, (t, k), of a layer's (T, k). An encoder has other lengths than the step says."""
-    if len(index) != step.tokens:
-        return index.chunk(len(step.rows))[number]
+    """Return one row's part, (t, k), of a layer's (T, k)."""
     return index.split([row.tokens for row in step.rows])[number]

@@ -12,8 +12,6 @@ from experts.moe.model.runtime import MoeRuntime
 from experts.moe.weights.prepared import PreparedFiles
 
 PART = "emoe/sensitivity"
-#: A layer is insensitive for a task that keeps at least this share of its accuracy under wrong routing (§3.4).
-THRESHOLD = 0.85
 #: Weight of a layer that costs no accuracy.
 _MIN_WEIGHT = 0.01
 
@@ -29,11 +27,6 @@ def load_shares(prepared: PreparedFiles) -> Shares:
         return {task: shares_of(accuracy, layers) for task, accuracy in stored["accuracy"].items()}
     except KeyError as error:
         raise ModelError(prepared.path(PART, ".json"), "is not complete; go on with `coserve moe fit`") from error
-
-
-def sensitive(shares: Shares, threshold: float = THRESHOLD) -> dict[str, tuple[bool, ...]]:
-    """Return True for each task and layer that must be routed correctly."""
-    return {task: tuple(share < threshold for share in row) for task, row in shares.items()}
 
 
 def sensitivity_weights(shares: Shares) -> dict[str | None, tuple[float, ...]]:

@@ -31,7 +31,6 @@ from tests.daemon.consumers.plant.test_plant_consumer import (
     hasty,
     hub,
     materialised,
-    server,
     until,
 )
 from tests.daemon.consumers.plant.test_plant_pictures import key, serving, stored
@@ -40,8 +39,8 @@ from tests.daemon.storage.database.postgresql_server import WANTED, Server, prog
 from tests.ports import free_port
 
 pytest.importorskip("psycopg", reason=WANTED)
-pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
-__all__ = ["hasty", "hub", "key", "server"]
+pytestmark = [pytest.mark.skipif(programs() is None, reason=WANTED), pytest.mark.test_all]
+__all__ = ["hasty", "hub", "key"]
 
 _LOCK = 4711
 #: Of the load: two batches, the second of them on another day too.
@@ -88,9 +87,19 @@ async def kill(server: Server) -> None:
     await asyncio.to_thread(server.start)
 
 
+@pytest.mark.promise(
+    "The hub killed in each phase",
+    "when the position has moved; within or after the images; while they are counted; within the boards or the "
+    "reviews; in the commit | rows, counts and position are one transaction: all of it is undone, and sent "
+    "again",
+)
+@pytest.mark.promise(
+    "The hub killed in each phase",
+    "before the transaction, while a day's partition is made | the partition is made again, then its rows come",
+)
 @pytest.mark.parametrize("phase", PHASES)
 def test_postgresql_killed_in_each_phase_of_a_batch_loses_nothing_and_counts_nothing_twice(
-    server: Server, hub: HubDatabase, database: ResultsDatabase, phase: str
+    postgresql: Server, hub: HubDatabase, database: ResultsDatabase, phase: str
 ) -> None:
     async def run() -> None:
         last, rows = _load(database)
@@ -98,21 +107,26 @@ def test_postgresql_killed_in_each_phase_of_a_batch_loses_nothing_and_counts_not
         with holding(hub, PHASES[phase], second_batch) as is_held:
             async with sending(hub, database) as runner:
                 await until(is_held)
-                await kill(server)
+                await kill(postgresql)
                 await until(lambda: runner.position == last)
         _must_be_whole(hub, last, rows)
 
     asyncio.run(run())
 
 
+@pytest.mark.promise(
+    "The hub killed in each phase",
+    "after the commit, before the line has stored its position | the hub's own position counts: what it has is "
+    "not stored again",
+)
 def test_postgresql_killed_after_a_commit_whose_position_the_line_did_not_store(
-    server: Server, hub: HubDatabase, database: ResultsDatabase
+    postgresql: Server, hub: HubDatabase, database: ResultsDatabase
 ) -> None:
     async def run() -> None:
         last, rows = _load(database)
         async with sending(hub, database):
             await until(lambda: hub.ask("SELECT line FROM lines WHERE last_seq >= 1000"))
-            await kill(server)
+            await kill(postgresql)
         shutil.rmtree(database.file.parent / "consumers-pc-1")
         async with sending(hub, database) as runner:
             await until(lambda: runner.position == last)
@@ -138,8 +152,13 @@ def _must_be_whole(hub: HubDatabase, last: int, rows: tuple[int, int, int]) -> N
     assert hub.value("SELECT count(*) FROM inspections_other") == 0
 
 
+@pytest.mark.promise(
+    "The hub killed in each phase",
+    "between a decision at the hub and the line's answer | the decision is handed over again; the line knows "
+    "it and answers as before",
+)
 def test_postgresql_killed_between_a_decision_of_the_hub_and_its_answer_decides_once(
-    server: Server, hub: HubDatabase, database: ResultsDatabase
+    postgresql: Server, hub: HubDatabase, database: ResultsDatabase
 ) -> None:
     class Deciding(LineSide):
         def review(self, fields: Any) -> None:
@@ -158,7 +177,7 @@ def test_postgresql_killed_between_a_decision_of_the_hub_and_its_answer_decides_
                     " SELECT 'line-1', epoch, 1, 'fail', 'D9', 'Eva' FROM lines"
                 )
                 await until(is_held)
-                await kill(server)
+                await kill(postgresql)
                 await until(lambda: hub.value("SELECT state FROM review_requests") == "accepted")
                 await until(lambda: counts(hub) == (2, 1, 1))
         assert len(side.decisions) == 2  # asked again, for its answer was lost
@@ -167,8 +186,12 @@ def test_postgresql_killed_between_a_decision_of_the_hub_and_its_answer_decides_
     asyncio.run(run())
 
 
+@pytest.mark.promise(
+    "The hub killed in each phase",
+    "while a picture that has arrived is noted | it is sent again under the same sha256",
+)
 def test_postgresql_killed_while_it_notes_a_picture_has_each_picture_once(
-    server: Server, hub: HubDatabase, database: ResultsDatabase, key: Path, tmp_path: Path
+    postgresql: Server, hub: HubDatabase, database: ResultsDatabase, key: Path, tmp_path: Path
 ) -> None:
     async def run() -> None:
         database.grow(4)
@@ -181,7 +204,7 @@ def test_postgresql_killed_while_it_notes_a_picture_has_each_picture_once(
         with serving(hub, key, store) as url, holding(hub, trigger, "NEW.seq > 1") as is_held:
             async with sending(hub, database, side=side, pictures="failed", hub=url, key=key):
                 await until(is_held)
-                await kill(server)
+                await kill(postgresql)
                 await until(lambda: len(stored(hub)) == 3)
         digests = {image: hashlib.sha256(content).hexdigest() for image, content in pictures.items()}
         assert stored(hub) == [(image, digest, "stored") for image, digest in digests.items()]
@@ -190,13 +213,18 @@ def test_postgresql_killed_while_it_notes_a_picture_has_each_picture_once(
     asyncio.run(run())
 
 
+@pytest.mark.promise(
+    "The hub killed in each phase",
+    "during upkeep: days ahead, rows or pictures that are too old | upkeep begins again by itself; nothing "
+    "younger is deleted",
+)
 @pytest.mark.parametrize(
     "trigger",
     ["BEFORE INSERT ON partitions FOR EACH ROW", "AFTER DELETE ON inspections FOR EACH STATEMENT",
      "AFTER UPDATE ON pictures FOR EACH STATEMENT"],
 )  # fmt: skip
 def test_postgresql_killed_during_upkeep_deletes_what_is_old_and_no_more(
-    server: Server, hub: HubDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trigger: str
+    postgresql: Server, hub: HubDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trigger: str
 ) -> None:
     monkeypatch.setattr("daemon.plant.upkeep._RETRY_S", 0.1)
     store = open_pictures(Pictures(folder=tmp_path / "pictures"))
@@ -208,7 +236,7 @@ def test_postgresql_killed_during_upkeep_deletes_what_is_old_and_no_more(
     with holding(hub, f"TRIGGER held {trigger}") as is_held:
         upkeep.start()
         asyncio.run(until(is_held))
-        asyncio.run(kill(server))
+        asyncio.run(kill(postgresql))
         asyncio.run(until(lambda: upkeep.problem is None))
     upkeep.stop()
     assert [row["seq"] for row in hub.ask("SELECT seq FROM inspections ORDER BY seq")] == [2]
@@ -240,6 +268,11 @@ def _old_and_new(hub: HubDatabase) -> dict[str, bytes]:
     return {hashlib.sha256(content).hexdigest(): content for content in contents}
 
 
+@pytest.mark.promise(
+    "The hub killed in each phase",
+    "`coserve plant run`, in the middle of a picture | no part of it is kept; rows go on; after the start the "
+    "whole picture is sent again",
+)
 def test_the_hubs_process_killed_while_it_takes_a_picture_gets_it_whole_after_its_start(
     hub: HubDatabase, database: ResultsDatabase, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

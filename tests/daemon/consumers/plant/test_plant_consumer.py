@@ -19,7 +19,7 @@ from daemon.storage.database.reviews import ReviewDecision
 from daemon.storage.database.store import open_store
 from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, sending
 from tests.daemon.delivery.results_database import ResultsDatabase
-from tests.daemon.storage.database.postgresql_server import WANTED, Server, a_server, programs
+from tests.daemon.storage.database.postgresql_server import WANTED, Server, programs
 from tests.small_disk import small_disk
 from tests.waiting import in_a_loop
 
@@ -27,15 +27,9 @@ pytest.importorskip("psycopg", reason=WANTED)
 pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with a_server() as server:
-        yield server
-
-
 @pytest.fixture
-def hub(server: Server, request: pytest.FixtureRequest) -> Iterator[HubDatabase]:
-    hub = HubDatabase(server, f"hub_{abs(hash(request.node.name))}")
+def hub(postgresql: Server, request: pytest.FixtureRequest) -> Iterator[HubDatabase]:
+    hub = HubDatabase(postgresql, f"hub_{abs(hash(request.node.name))}")
     yield hub
     hub.engine.dispose()
 
@@ -75,6 +69,11 @@ def fail(database: ResultsDatabase, inspection_id: int) -> None:
         rows.execute("UPDATE inspections SET verdict = 'fail', defect = 'D1' WHERE inspection_id = ?", (inspection_id,))
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "Every result of a line is at the plant's hub once and is counted once, even if the hub is "
+    "[killed](#the-hub-killed-in-each-phase) in any phase of a transfer",
+)
 @in_a_loop
 async def test_every_row_and_every_count_arrives_once_also_by_day_and_after_a_restart(
     hub: HubDatabase, database: ResultsDatabase
@@ -129,6 +128,10 @@ async def test_reviews_change_the_boards_final_verdict_and_the_yield_in_the_boar
     ]
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A line that was restored from a backup is reported at the hub and has a new epoch; it overwrites nothing",
+)
 @in_a_loop
 async def test_a_line_put_back_from_a_backup_is_told_and_overwrites_nothing(
     hub: HubDatabase, database: ResultsDatabase, tmp_path: Path
@@ -178,6 +181,10 @@ async def test_an_older_copy_with_the_same_epoch_is_refused_with_what_to_do(
     assert hub.value("SELECT count(*) FROM events WHERE kind = 'older_copy'") == 1
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "Of two lines with one name the second is refused, until a person accepts it",
+)
 @in_a_loop
 async def test_the_second_line_of_a_name_is_refused_until_a_person_accepts_it(
     hub: HubDatabase, database: ResultsDatabase, tmp_path: Path
@@ -217,6 +224,7 @@ async def test_a_hub_that_was_put_back_gets_again_what_it_lost(hub: HubDatabase,
         await until(lambda: counts(hub) == (200, 100, 0))
 
 
+@pytest.mark.promise("Delivery to the plant", "A full disk at the hub loses nothing")
 @in_a_loop
 async def test_a_full_disk_at_the_hub_is_said_and_delivery_goes_on_when_there_is_room(
     hub: HubDatabase, database: ResultsDatabase
@@ -289,11 +297,11 @@ async def test_decisions_at_the_hub_reach_the_line_and_its_answer_comes_back(
 
 @in_a_loop
 async def test_a_database_that_is_no_hub_or_lets_nobody_in_is_refused(
-    server: Server, hub: HubDatabase, database: ResultsDatabase
+    postgresql: Server, hub: HubDatabase, database: ResultsDatabase
 ) -> None:
     database.grow(1)
     page = SharedStatusPage.make("test")
-    url, hub.url = hub.url, server.url("no_hub")
+    url, hub.url = hub.url, postgresql.url("no_hub")
     async with sending(hub, database, status_page=page):
         await until(lambda: "coserve plant run" in str(page.read().get("last_error")))
     hub.url = url.replace("/hub_", "/absent_")

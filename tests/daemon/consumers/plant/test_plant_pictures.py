@@ -23,7 +23,6 @@ from tests.daemon.consumers.plant.test_plant_consumer import (
     hasty,
     hub,
     materialised,
-    server,
     until,
 )
 from tests.daemon.delivery.results_database import ResultsDatabase
@@ -31,7 +30,7 @@ from tests.daemon.storage.database.postgresql_server import WANTED, programs
 from tests.waiting import PATIENCE_S, in_a_loop
 
 pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
-__all__ = ["database", "hasty", "hub", "server"]
+__all__ = ["database", "hasty", "hub"]
 
 
 @pytest.fixture
@@ -109,6 +108,10 @@ async def test_pictures_go_on_after_any_failure_of_the_line(
             await until(lambda: [row[::2] for row in stored(hub)] == [(1, "stored")])
 
 
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "Pictures never hold back rows, however slow the link; a missing picture is noted",
+)
 @in_a_loop
 async def test_many_pictures_behind_a_slow_link_or_a_hub_that_is_away_hold_no_row_back(
     hub: HubDatabase, database: ResultsDatabase, key: Path, tmp_path: Path

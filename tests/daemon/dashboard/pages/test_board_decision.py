@@ -16,8 +16,6 @@ from daemon.storage.review_requests import write_review
 from daemon.wire.control import ControlServer
 from tests.daemon.dashboard.web import EVIL, Web
 
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
 EVA, BEN = "coserve_reviewer=Eva", "coserve_reviewer=Ben"
 
 

@@ -1,16 +1,10 @@
 """Experts and Machine in a real browser: memory, work of the executors, and the way to one expert by keys alone."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.daemon.dashboard.browser import Pages, ShownLine, let_time_stand, showing
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
-
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
 
 @pytest.fixture(scope="module")
@@ -34,24 +28,16 @@ SEEN = """() => {
     letters: map.querySelector("text").getBoundingClientRect().height,
   };
 }"""
-IN_TABLE = "name => [...document.querySelectorAll('#memory-table a')].some(a => a.textContent === name)"
 
 
-def open_live(open_page: Pages, url: str) -> "Page":
-    page = open_page(url)
-    page.locator("#live-state[data-state=on]").wait_for()
-    return page
-
-
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_memory_and_work_are_pictures_that_can_be_read_with_tables_queues_disks_and_versions(
-    open_page: Pages, line: ShownLine, width: int, dark: bool
+    open_page: Pages, line: ShownLine
 ) -> None:
-    page = open_page(line.url("/experts"), width=width, dark=dark)
+    page = open_page(line.url("/experts"), width=390, dark=True)
     page.locator(".memory svg.map:visible").wait_for()
     drawing = page.evaluate(SEEN)
     assert drawing["maps"] == 1
-    assert 0.7 * width < drawing["width"] <= width
+    assert 0.7 * 390 < drawing["width"] <= 390
     names = {expert["expert"] for pool in line.control("memory")["pools"] for expert in pool["experts"]}
     assert all(name in drawing["titles"] for name in names)
     assert drawing["pinned"] >= 1
@@ -78,21 +64,6 @@ def test_memory_and_work_are_pictures_that_can_be_read_with_tables_queues_disks_
     assert "dashboard" in text
 
 
-def test_the_picture_follows_the_memory_and_a_reader_keeps_table_and_keyboard(
-    open_page: Pages, line: ShownLine
-) -> None:
-    page = open_live(open_page, line.url("/experts"))
-    page.locator("#memory-summary").focus()
-    page.keyboard.press("Enter")
-    page.locator("[id='lies-cpu-yolo-solder']").focus()
-    line.control("unload", expert="C0603")
-    page.wait_for_function(f"() => !({IN_TABLE})('C0603')")
-    line.send(component="C0603", board={"type": "open-board", "serial": "again"}, designator="C1")
-    page.wait_for_function(f"() => ({IN_TABLE})('C0603')")
-    assert page.evaluate("document.activeElement.id") == "lies-cpu-yolo-solder"
-    assert page.locator("#memory-table[open]").count() == 1
-
-
 def test_an_expert_is_found_and_opened_with_the_keyboard_alone(open_page: Pages, line: ShownLine) -> None:
     page = open_page(line.url("/"))
     let_time_stand(page)
@@ -113,15 +84,3 @@ def test_an_expert_is_found_and_opened_with_the_keyboard_alone(open_page: Pages,
     page.locator("svg.bars:visible").wait_for()
     page.locator(".thumbs img").first.scroll_into_view_if_needed()
     page.wait_for_function("() => document.querySelector('.thumbs img').naturalWidth > 0")
-
-
-def test_the_timeline_moves_on_while_images_are_judged(open_page: Pages, line: ShownLine) -> None:
-    page = open_live(open_page, line.url("/machine?seconds=10"))
-    for number in range(5):
-        line.send(component="R0402", board={"type": "open-board", "serial": "later"}, designator=f"R{number}")
-    page.wait_for_function(
-        "() => [...document.querySelectorAll('svg.time.wide .batch title')]"
-        ".some(title => title.textContent.startsWith('R0402'))"
-    )
-    page.get_by_role("link", name="5 min").click()
-    page.wait_for_url("**/machine?seconds=300")

@@ -16,7 +16,6 @@ from tests.daemon.dashboard.web import a_token
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
 #: Finds text with less contrast to its background than 4.5, which WCAG requires of ordinary text.
 CONTRAST = """() => {
@@ -37,22 +36,6 @@ CONTRAST = """() => {
 TOKEN = "s" * 40
 #: Every page with a navigation; {board} is a board with findings.
 PAGES = ("/", "/?kiosk", "/boards", "/boards/{board}", "/defects", "/experts", "/experts/QFP64", "/machine", "/review")
-#: Records the states of a page's event stream.
-STATES = """() => {
-  const place = document.getElementById("live-state");
-  window.states = [];
-  new MutationObserver(() => window.states.push(place.dataset.state)).observe(place, { attributes: true });
-}"""
-
-
-#: The height of the verdict's capital letters in pixels.
-CAP_HEIGHT = """() => {
-  const word = document.querySelector(".andon-word span");
-  const pen = document.createElement("canvas").getContext("2d");
-  const style = getComputedStyle(word);
-  pen.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
-  return pen.measureText("H").actualBoundingBoxAscent;
-}"""
 #: Shows so many alarms, and nothing that comes after.
 ALARMS = """(count) => {
   stopListening();
@@ -74,7 +57,7 @@ MANY_EVENTS = """() => {
   window.setInterval = (...given) => { timers += 1; return real(...given); };
   for (const [name, text] of parts) show(name, text);
   const before = all();
-  for (let round = 0; round < 1000; round += 1)
+  for (let round = 0; round < 100; round += 1)
     for (const [name, text] of parts) show(name, text.replaceAll("W2", `W${round}`));
   for (const [name, text] of parts) show(name, text);
   return { before, after: all(), timers };
@@ -103,7 +86,7 @@ def board_of(line: ShownLine, serial: str) -> int:
     return int(board_id)
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1920, False), (1280, False), (1280, True), (390, False), (390, True)])
+@pytest.mark.parametrize(("width", "dark"), [(1920, False), (1280, True), (390, False)])
 def test_pages_fit_their_screen_are_named_and_can_be_read(
     shown_line: ShownLine, open_page: Pages, width: int, dark: bool
 ) -> None:
@@ -125,27 +108,12 @@ def test_pages_fit_their_screen_are_named_and_can_be_read(
             assert re.search(r"[A-Za-z]{2}", verdict), (path, "a word beside the colour and the sign")
 
 
-@pytest.mark.parametrize("width", [1920, 1280, 390])
-def test_the_last_boards_verdict_is_read_from_afar_by_word_shape_and_colour(
-    shown_line: ShownLine, open_page: Pages, width: int
-) -> None:
-    page = open_page(shown_line.url("/?kiosk"), width=width)
-    word = page.locator(".andon-word span")
-    assert word.inner_text().lower() in ("pass", "fail", "review", "unknown")
-    letters_px = page.evaluate(CAP_HEIGHT)
-    assert letters_px >= (0.12 * 1080 if width == 1920 else 0.1 * 800 if width == 1280 else 30)
-    assert page.locator(".andon-word svg.shape path").count() == 2
-    assert page.locator(".andon-serial").is_visible()
-    assert not page.locator(".bar nav").is_visible()
-    assert page.locator("table").filter(visible=True).count() == 0
-    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-
-
-@pytest.mark.parametrize("width", [1920, 1280])
 def test_a_kiosk_fits_its_screen_with_and_without_alarms_and_shows_that_it_runs(
-    shown_line: ShownLine, open_page: Pages, width: int
+    shown_line: ShownLine, open_page: Pages
 ) -> None:
-    page = open_page(shown_line.url("/?kiosk"), width=width)
+    page = open_page(shown_line.url("/?kiosk"), width=1920)
+    assert page.locator(".andon-word span").inner_text().lower() in ("pass", "fail", "review", "unknown")
+    assert page.locator(".andon-word svg.shape path").count() == 2, "a shape beside word and colour"
     page.locator(".yield-today", has_text="% today").wait_for()
     assert page.locator(".line-name").inner_text() == socket.gethostname()
     before = page.locator("#clock").inner_text()
@@ -156,21 +124,6 @@ def test_a_kiosk_fits_its_screen_with_and_without_alarms_and_shows_that_it_runs(
         for control in ("#sound", ".andon-controls a"):
             assert page.locator(control).evaluate("e => e.getBoundingClientRect().bottom <= innerHeight"), control
     page.wait_for_function("(before) => document.getElementById('clock').textContent !== before", arg=before)
-
-
-def test_a_boards_row_is_whole_on_a_desk_where_a_person_overruled_the_line(
-    shown_line: ShownLine, open_page: Pages
-) -> None:
-    board_id = board_of(shown_line, "B0002")
-    assert "code" not in shown_line.control(
-        "review", board_id=board_id, verdict="pass", reviewer="Benedikta Maier", newest=None
-    )
-    for path in ("/", "/boards"):
-        page = open_page(shown_line.url(path), width=1280)
-        page.locator("tr", has_text="by Benedikta Maier, line: fail").wait_for()
-        table = page.get_by_role("region", name="Boards").last
-        assert table.evaluate("table => table.scrollWidth <= table.clientWidth"), path
-        assert page.evaluate(CUT, "table.boards td") == [], path
 
 
 def test_boards_come_by_themselves_and_a_failed_image_changes_the_days_numbers(
@@ -198,20 +151,6 @@ def test_boards_come_by_themselves_and_a_failed_image_changes_the_days_numbers(
     page.locator("#announce", has_text="Alarm: The line is draining").wait_for(state="attached")
     line.control("drain", off=True)
     page.locator(".alarm", has_text="The line is draining").wait_for(state="detached")
-
-
-def test_a_page_says_that_it_is_not_live_any_more_and_comes_back_by_itself(
-    guarded_line: ShownLine, open_page: Pages
-) -> None:
-    open_page.forgive("ERR_|Failed to load resource")
-    page = log_in(open_page, guarded_line, "/")
-    page.locator('#live-state[data-state="on"]').wait_for()
-    page.evaluate(STATES)
-    (web,) = guarded_line.status()["children"]
-    os.kill(web["pid"], signal.SIGKILL)
-    page.wait_for_function("() => states.includes('off') && states.at(-1) === 'on'")
-    guarded_line.send_image(board={"type": "sensor-node", "serial": "BACK"}, component="R0402", designator="R1")
-    page.locator("tr", has_text="BACK").wait_for()
 
 
 def test_a_person_finds_a_board_and_its_findings_with_the_keyboard_alone(
@@ -302,6 +241,10 @@ def test_a_person_logs_in_and_out(guarded_line: ShownLine, open_page: Pages) -> 
     page.locator("#token").wait_for()
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "A page on a wall display takes no more memory after thousands of events, and says when it is cut off",
+)
 def test_a_display_on_a_wall_sounds_at_a_fail_grows_no_memory_and_says_when_it_is_cut_off(
     guarded_line: ShownLine, open_page: Pages
 ) -> None:

@@ -4,18 +4,12 @@ import csv
 import io
 import re
 from collections.abc import Iterator
-from datetime import date
 from html import unescape
 from urllib.parse import quote
 
 import pytest
-from sqlalchemy.dialects import postgresql
 
-from tests.daemon.dashboard.web import EVIL, SQL, Web
-
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
-from daemon.dashboard.pages import defects, review
+from tests.daemon.dashboard.web import EVIL, Web
 
 FORMULA = "=cmd|' /C calc'!A0"
 ALL = {"range": "own", "from": "2026-11-01", "to": "2026-11-30"}
@@ -136,18 +130,6 @@ def test_filters_choose_boards_and_time(web: Web) -> None:
         assert web.get(f"/defects?range={name}").status == 200
 
 
-def test_a_filter_is_only_ever_a_value(web: Web) -> None:
-    for value in SQL:
-        for name in ("lot", "station", "type", "component", "defect"):
-            assert listed(web, **{name: value}) == []
-            get(web, "/defects", **{name: value})
-    assert web.sql("SELECT count(*) FROM boards") == [(4,)]
-
-
-def test_the_calendar_may_end(web: Web) -> None:
-    assert web.get("/defects?range=own&from=0001-01-01&to=9999-12-31").status == 200
-
-
 def test_nothing_that_a_publisher_wrote_is_markup_and_no_cell_is_a_formula(web: Web) -> None:
     for text in (get(web, "/defects"), get(web, "/defects/images"), get(web, "/defects", lot=EVIL, trend="component")):
         assert "<script>alert" not in text
@@ -156,47 +138,3 @@ def test_nothing_that_a_publisher_wrote_is_markup_and_no_cell_is_a_formula(web: 
         assert not re.search(r"(^|,)\"?[=@]", line), line
     assert table(web, "/defects/images.csv", component=EVIL)[0]["defect"] == "'" + FORMULA
     assert quote("<script>") not in web.get("/defects/pareto.csv").headers["content-disposition"]
-
-
-def test_a_hundred_thousand_images_stay_few_rows_of_a_page(web: Web) -> None:
-    at = "strftime('%Y-%m-%dT%H:%M:%S', '2025-01-01', '+' || b || ' minutes') || '.000Z'"
-    web.sql(
-        "WITH RECURSIVE c(b) AS (SELECT 1000 UNION ALL SELECT b + 1 FROM c WHERE b < 3499) INSERT INTO boards"  # noqa: S608
-        " (board_id, board_type, serial, attempt, lot, first_seen_at, completed_at, expected, verdict, reason,"
-        f" rules_version) SELECT b, 'big', b, 1, 'L' || b, {at}, {at}, 40, 'fail', 'complete', '0123456789ab' FROM c"
-    )
-    web.sql(
-        "WITH RECURSIVE c(i) AS (SELECT 100000 UNION ALL SELECT i + 1 FROM c WHERE i < 199999) INSERT INTO inspections"
-        " (inspection_id, source, image_id, board_id, component, designator, accepted_at, completed_at, image_bytes,"
-        " status, verdict, defect, rules_version, image_sha256) SELECT i, 'big', i, 1000 + (i - 100000) / 40,"
-        " 'C' || (i % 9), 'D' || (i % 40), '2025', '2025', 1, 'done', CASE WHEN i % 3 = 0 THEN 'fail' ELSE 'pass' END,"
-        " CASE WHEN i % 3 = 0 THEN 'D' || (i % 700) END, '0123456789ab', '' FROM c"
-    )
-    big = {"from": "2025-01-01", "to": "2025-12-31"}
-    page = get(web, "/defects", trend="lot", **big)
-    assert "100\u202f000" in page
-    assert len(page) < 600_000
-    assert page.count("more: the CSV has them all") == 2
-    assert len(listed(web, **big)) == 100
-    assert "Older" in get(web, "/defects/images", **big)
-    too_many = web.get("/defects/images.csv", query=ALL | big)
-    assert (too_many.status, "coserve export" in too_many.text) == (503, True)
-
-
-def test_postgresql_understands_the_questions() -> None:
-    span = defects.DefectSpan(date(2026, 11, 1), date(2026, 11, 2), "type", "lot", "-")
-    only = defects.ImageFilter("fail", "c", "-", "2026-11-01", "escape")
-    questions = [
-        *(defects.not_passed_question(span), defects.by_board_question(span), defects.by_component_question(span)),
-        *(defects.images_question(span, only, 7), *defects.choices_questions().values()),
-        *(review.image_question(1), review.experts_question(), review.done_question("a", "b")),
-        *review.good_part_questions("c"),
-    ]
-    texts = [str(question.compile(dialect=postgresql.dialect())) for question in questions]
-    assert "GROUP BY substr(boards.completed_at, 1, 10)" in texts[0].replace("\n", " ")
-
-
-def test_a_span_without_images_has_no_causes_and_no_rate() -> None:
-    assert defects.pareto([], "both") == []
-    tally = defects.DefectTally("none")
-    assert (tally.fail_rate, set(tally.final.values())) == (None, {0})

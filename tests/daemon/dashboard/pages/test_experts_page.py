@@ -11,13 +11,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
 from daemon.config.settings import load_config
 from daemon.dashboard.pages.drawings import NARROW, WIDE, memory_map
 from daemon.dashboard.pages.experts import ExpertOverview, href
 from daemon.dashboard.pages.line import alarms
-from daemon.dashboard.site.database import CachedAnswer
 from daemon.dashboard.site.site import make_site
 from daemon.line.line import load_catalog
 from tests.daemon.dashboard.web import STATUS, Web, an_expert, answering_control
@@ -98,6 +95,7 @@ def escaped(text: str) -> str:
     return html.escape(text, quote=False).replace('"', "&#34;").replace("'", "&#39;")
 
 
+@pytest.mark.promise("Access, pages and reviews", "Names of experts are always shown as text, whatever they contain")
 def test_names_full_of_html_are_shown_as_they_are_and_each_link_leads_to_its_expert(web: Web) -> None:
     with answering_control(web, experts=experts(web, *NAMES)):
         listing = web.get("/experts")
@@ -183,15 +181,6 @@ def test_an_expert_that_sees_other_images_raises_a_notice_with_its_name_and_othe
     assert alarms({"state": "ready", "drifted": []}) == []
 
 
-def test_a_broken_weights_file_is_named(web: Web) -> None:
-    broken = an_expert("broken", failed=f"{WEIGHTS}: no header")
-    with answering_control(web, experts={"experts": [broken]}):
-        assert f"{WEIGHTS}: no header" in web.get("/experts").text
-        page = web.get("/experts/broken").text
-        assert "It cannot be loaded, and its images are unknown" in page
-        assert WEIGHTS in page
-
-
 def test_an_expert_that_left_the_catalog_still_has_its_page_and_one_that_never_was_has_none(web: Web) -> None:
     with answering_control(web):
         assert "no longer in the catalog" in web.get("/experts/old").text
@@ -206,13 +195,6 @@ def test_without_a_daemon_the_page_shows_the_catalog_and_says_what_is_missing(we
     assert "Where experts are: " in page.text
     assert set(rows(page.text)) == {*NAMES, "broken"}
     assert web.get("/experts/R0402").status == 200
-
-
-def test_loads_of_the_last_hour_are_counted_by_minute_and_device(web: Web) -> None:
-    with answering_control(web, experts=experts(web)):
-        text = web.get("/experts").text
-    assert text.count('aria-label="Loads to ') == 1 + 2, "one device, drawn in two widths"
-    assert '<h3>cpu <span class="muted">3 loads</span></h3>' in text
 
 
 def in_memory(name: str, size: int = 100, **more: Any) -> dict[str, Any]:
@@ -263,44 +245,6 @@ def test_a_picture_of_memory_is_as_large_as_the_memory_and_no_block_leaves_it(po
         assert drawn == pytest.approx(width * max(1, len(rows)), abs=2.1 * len(drawing.blocks) + 1)
     shown = {block.expert for block in drawing.blocks if block.expert}
     assert shown == {expert["expert"] for expert in pool["experts"]}
-
-
-def test_a_large_memory_with_one_expert_is_a_picture_of_few_rows() -> None:
-    drawing = memory_map(a_pool([44_700_000], free=12_600_000_000), WIDE)
-    assert len({block.y for block in drawing.blocks}) == 4
-
-
-def test_a_device_that_gave_up_its_memory_is_an_empty_picture() -> None:
-    assert memory_map(a_pool([]), WIDE).blocks == ()
-
-
-def test_an_answer_is_made_once_for_all_and_a_failure_is_told_to_all() -> None:
-    now, made = 0.0, 0
-
-    def make() -> int:
-        nonlocal made
-        made += 1
-        if made == 2:
-            raise RuntimeError("not now")
-        return made
-
-    cached = CachedAnswer(5.0, make, clock=lambda: now)
-    assert [cached.get(), cached.get()] == [1, 1]
-    now = 6.0
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="not now"):
-            cached.get()
-    now = 12.0
-    assert cached.get() == 3
-
-
-def test_nothing_on_these_pages_changes_the_line(web: Web) -> None:
-    with answering_control(web, experts=experts(web, "R0402")):
-        for path in ("/experts", "/experts/R0402"):
-            text = web.get(path).text
-            main = text[text.index("<main") : text.index("</main>")]
-            assert 'method="post"' not in main
-            assert web.post(path).status in (403, 405)
 
 
 def test_a_version_in_shadow_is_compared_on_the_page_of_its_expert_with_links_to_the_images(web: Web) -> None:

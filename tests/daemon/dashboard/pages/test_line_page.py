@@ -7,16 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.dashboard.web import STATUS, Web, an_expert, answering_control
-
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
 from daemon.config.plant_time import PlantTime, Span
 from daemon.config.settings import load_config
 from daemon.dashboard.pages.andon import VerdictCounter, fails_now, last_board, passed_by_review, silence, yield_charts
 from daemon.dashboard.pages.line import alarms
 from daemon.dashboard.site.site import Site, make_site
 from daemon.units import utc_text, wall_seconds
+from tests.daemon.dashboard.web import STATUS, Web, an_expert, answering_control
 
 NOW = "2026-11-25T09:40:20.000Z"
 NOW_S = wall_seconds(NOW)

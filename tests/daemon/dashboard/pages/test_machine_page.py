@@ -13,8 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
 from daemon.config.settings import Config, load_config
 from daemon.dashboard.pages import machine
 from daemon.dashboard.pages.drawings import NARROW, WIDE, work_chart
@@ -182,14 +180,3 @@ def test_a_disk_says_when_it_is_full_at_todays_rate_unless_retention_keeps_up(tm
     ):
         (disk,) = machine.disk_uses(settings_, files, holdings, now)
         assert (disk.full_in_s, disk.because) == (None, because)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        *((None, "–"), (5, "5 seconds"), (150, "2 minutes"), (7300, "2 hours")),
-        *((86400 * 3, "3 days"), (1e12, "more than 10 years")),
-    ],
-)
-def test_durations_are_for_people(seconds: float | None, text: str) -> None:
-    assert machine.duration(seconds) == text

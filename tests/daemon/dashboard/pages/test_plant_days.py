@@ -4,18 +4,12 @@ import csv
 import io
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 
 import pytest
-from sqlalchemy.dialects import postgresql
 
 from daemon.config.plant_time import PlantTime
 from daemon.units import utc_text, wall_seconds
 from tests.daemon.dashboard.web import Web
-
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
-from daemon.dashboard.pages import defects
 
 PLANT = PlantTime("Asia/Tokyo")
 MONTH = {"range": "own", "from": "2026-10-01", "to": "2026-10-31"}
@@ -62,10 +56,3 @@ def test_more_days_than_a_question_can_name_are_refused(web: Web) -> None:
     answer = web.get("/defects", query={"range": "own", "from": "1990-01-01", "to": "2026-11-30"})
     assert (answer.status, "choose at most 3,660 days" in answer.text) == (422, True)
     assert web.get("/defects", query={"range": "own", "from": "2020-01-01", "to": "2026-11-30"}).status == 200
-
-
-def test_postgresql_understands_the_plants_days() -> None:
-    day = PLANT.today(0.0)
-    span = defects.DefectSpan(day, day + timedelta(days=3), plant=PLANT)
-    text = str(defects.not_passed_question(span).compile(dialect=postgresql.dialect())).replace("\n", " ")
-    assert text.count("WHEN (boards.completed_at < '1970-01-02T15:00:00.000Z')") == 2  # in SELECT and in GROUP BY

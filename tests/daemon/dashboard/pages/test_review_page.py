@@ -16,10 +16,6 @@ import pytest
 from daemon.units import utc_text
 from tests.daemon.dashboard.web import EVIL, Web, a_picture, answering_control
 
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
-from daemon.dashboard.pages.review import ReviewOffers
-
 SEAT, OTHER = "0123456789abcdef", "fedcba9876543210"
 EVA = "coserve_reviewer=Eva"
 RULES = """
@@ -98,14 +94,6 @@ def test_what_a_browser_remembers_as_skipped_comes_last_for_its_reviewer_alone(w
 def test_a_name_that_no_row_could_hold_is_refused(web: Web, name: str) -> None:
     answer = web.post("/review/name", f"reviewer={quote(name)}", Origin=web.origin)
     assert (answer.status, "set-cookie" in answer.headers) == (422, False)
-
-
-@pytest.mark.parametrize("cookie", ["%ff%fe", "%00", "x" * 200, "%0d%0aSet-Cookie:a=b", "%20"])
-def test_a_cookie_that_was_made_up_is_not_a_name(web: Web, cookie: str) -> None:
-    cookie = f"coserve_reviewer={cookie}"
-    assert "Who decides?" in web.get("/review", Cookie=cookie).text
-    answer = web.post("/review/items/1", "verdict=pass", Origin=web.origin, Cookie=cookie)
-    assert (answer.status, answer.json["code"]) == (401, "no_name")
 
 
 def test_what_waits_comes_oldest_board_first_or_newest(web: Web) -> None:
@@ -211,22 +199,6 @@ def test_what_one_page_shows_is_offered_to_others_last(web: Web) -> None:
     assert ids(web, OTHER, tom, count=1, held="1") == [3]
     assert ids(web, third, ute) == [4, 1, 3]
     assert ids(web, third, ute, skipped="4")[-1] == 4
-
-
-def test_an_offer_is_soft_and_ends_when_its_page_holds_the_image_no_longer() -> None:
-    offers = ReviewOffers()
-    assert offers.choose("a", [1, 2, 3], [], [], 1) == [1]
-    assert offers.choose("b", [1, 2, 3], [], [], 2) == [2, 3]
-    assert offers.choose("c", [1, 2, 3], [], [], 3) == [1, 2, 3], "every image is offered already: the order stays"
-    assert offers.choose("a", [1, 2], [2], [1], 1) == [1], "skipped, but there is nothing else"
-    assert offers.choose("b", [1, 2, 3], [2], [], 0) == []
-    assert offers.choose("d", [1, 3], [], [], 1) == [3]
-
-
-def test_skipped_images_come_last_the_longest_ago_first() -> None:
-    offers = ReviewOffers()
-    assert offers.choose("a", [1, 2, 3, 4, 5], [], [3], 5) == [1, 2, 4, 5, 3]
-    assert offers.choose("b", [1, 2, 3, 4, 5], [5], [2, 1, 3, 4], 4) == [2, 1, 3, 4]
 
 
 def test_a_review_that_the_reviewer_undid_is_not_offered_to_be_undone_again(web: Web) -> None:

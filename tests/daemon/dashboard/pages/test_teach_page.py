@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-pytest.importorskip("fastapi", reason="needs the extra dashboard")
-
 from daemon.dashboard.pages.teach import href
 from daemon.storage.decided_pictures import learned_files
 from tests.daemon.dashboard.pages.test_experts_page import HOSTILE, write_catalog

@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 
 from tests.daemon.dashboard.browser import browser, open_page
 from tests.daemon.plant.page.plant_rows import PlantRows, a_plant_file, filled, some_weeks, utc_now
-from tests.daemon.storage.database.postgresql_server import WANTED, Server, a_server, programs
+from tests.daemon.storage.database.postgresql_server import Server
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until
 
@@ -63,15 +63,6 @@ class ShownHub:
             assert process.wait(PATIENCE_S) == 0, log.read_text()
 
 
-@pytest.fixture(scope="session")
-def postgresql() -> Iterator[Server]:
-    pytest.importorskip("psycopg", reason=WANTED)
-    if programs() is None:
-        pytest.skip(WANTED)
-    with a_server() as server:
-        yield server
-
-
 @contextmanager
 def a_hub(folder: Path, server: Server, **settings: Any) -> Iterator[ShownHub]:
     """A hub with three lines: one connected, one gone for three hours, one that has never been."""
@@ -87,7 +78,6 @@ def a_hub(folder: Path, server: Server, **settings: Any) -> Iterator[ShownHub]:
 
 @pytest.fixture(scope="module")
 def hub(postgresql: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownHub]:
-    pytest.importorskip("fastapi", reason="needs the extra plant")
     folder = tmp_path_factory.mktemp("hub")
     with a_hub(folder, postgresql) as hub:
         yield hub

@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy import insert, text
 
 from daemon.consumers.plant import tables
+from daemon.plant.page.questions import line_state
 from tests.daemon.dashboard.browser import HOSTILE_SERIAL, Pages
 from tests.daemon.dashboard.web import EVIL, SQL, a_picture
 from tests.daemon.plant.page.conftest import ShownHub, a_hub
@@ -23,11 +24,7 @@ from tests.daemon.plant.page.plant_rows import LINES, WALKER, Record
 from tests.daemon.storage.database.postgresql_server import Server
 from tests.waiting import PATIENCE_S, until
 
-pytest.importorskip("fastapi", reason="needs the extra plant")
-
-from daemon.plant.page.questions import line_state
-
-PAGES = ("/", "/boards", "/defects?range=30d", "/log", "/versions", f"/serial/mainboard-a/{WALKER}")
+PAGES = ("/", "/boards", "/defects?range=30d", f"/serial/mainboard-a/{WALKER}")
 
 
 def rows_of(page: str) -> dict[str, list[str]]:
@@ -116,52 +113,16 @@ def test_a_serial_that_is_typed_or_scanned_opens_its_way_through_all_lines(hub: 
     assert {cells[3] for cells in rows_of(hub.get("/boards", line="line-2")).values()} == {"line-2"}
 
 
-def test_versions_say_which_line_has_which_release_and_why_a_roll_out_stopped(hub: ShownHub, open_page: Pages) -> None:
-    plan = {"number": 2, "steps": [["line-1"], ["line-2", "line-3"]], "before": {}, "conditions": {}}
-    went_back = {"name": "old", "number": 1, "started_by": "Eva", "plan": plan, "step": 1, "state": "all_old"}
-    went_back |= {"direction": "back", "reason": f"line-2: 9 escapes {EVIL}".replace("\0", ""), "waits": None}
-    goes = went_back | {"name": "line", "number": 2, "step": 0, "state": "running", "direction": "forward"}
-    goes |= {"reason": None, "waits": "for line-1 to take it"}
-    has = {"line": "line-1", "name": "line", "number": 1, "since": hub.plant.now, "problem": None}
-    with hub.engine.begin() as connection:
-        connection.execute(insert(tables.rollouts), [went_back, goes])
-        refused = has | {"line": "line-2", "problem": "its signer anna.sign is revoked"}
-        connection.execute(insert(tables.line_releases), [has, refused])
-    page = open_page(hub.url("/versions"))
-    page.locator("#live-state[data-state=on]").wait_for()
-    page.get_by_text("→ goes on").wait_for()  # another test may have looked a moment ago
-    shown = page.locator("[aria-label=Roll-outs]").inner_text()
-    first, second = shown.splitlines()[-2:]
-    assert first.split("\t")[:5] == [
-        *("line/2", "→ goes on", "1 of 2", "line-1, then line-2 and line-3", "for line-1 to take it"),
-    ]
-    assert second.split("\t")[:3] == ["old/1", "✕ went back", "2 of 2"]
-    assert "line-2: 9 escapes <" in second
-    lines = page.locator("[aria-label=Lines]").inner_text().splitlines()[-2:]
-    assert lines[0].startswith("line-2\tline/1\t✕ its signer anna.sign is revoked")
-    assert lines[1].startswith("line-1\tline/1\t–")
-    with hub.engine.begin() as connection:
-        connection.execute(text("UPDATE rollouts SET state = 'all_new', waits = NULL WHERE name = 'line'"))
-    page.get_by_text("✓ on all lines").wait_for()
-    page.keyboard.press("j")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/boards?line=line-2")
-    page.keyboard.press("g")
-    page.keyboard.press("v")
-    page.wait_for_url("**/versions")
-
-
 def test_hostile_texts_are_shown_as_texts(hub: ShownHub) -> None:
     with hub.engine.begin() as connection:
         for kind in ("restored", "name_taken"):
             event = {"line": "line-1", "kind": kind, "text": EVIL.replace("\0", "")}
             connection.execute(insert(tables.events), event)
-    for page in (hub.get("/log"), hub.get("/boards", serial=HOSTILE_SERIAL), hub.get("/boards", line=EVIL)):
+    until(lambda: "name taken" in hub.get("/"))
+    for page in (hub.get("/"), hub.get("/boards", serial=HOSTILE_SERIAL), hub.get("/boards", line=EVIL)):
         assert "<script>alert" not in page
         assert "<b onload" not in page
     assert html.escape(HOSTILE_SERIAL, quote=False)[:20] in hub.get("/boards", serial=HOSTILE_SERIAL)
-    assert "restored" in hub.get("/log")
-    assert "name taken" in hub.get("/log")
 
 
 def test_sql_in_any_address_is_a_value_or_refused(hub: ShownHub) -> None:

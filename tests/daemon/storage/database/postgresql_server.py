@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Server:
             option for setting in ("listen_addresses=127.0.0.1", "fsync=off", *settings) for option in ("-c", setting)
         ]
         self._port = free_port()
+        self._databases = count(1)
         self._as: dict[str, Any] = {}
         if os.geteuid() == 0:
             shutil.chown(folder, _USER, _USER)
@@ -55,6 +57,7 @@ class Server:
         """A new database, behind the Unix socket or at `host`, which is loopback."""
         import psycopg
 
+        name = f"{name}_{next(self._databases)}"
         with psycopg.connect(self._conninfo("postgres"), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
         return f"postgresql+psycopg://coserve:secret@/{name}?host={host or self._folder}&port={self._port}"

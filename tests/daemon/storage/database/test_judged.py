@@ -12,7 +12,6 @@ from daemon.storage.database.reviews import (
     answered_settings,
     calls_by_version,
     calls_statement,
-    confidences_statement,
     recent_confidences,
 )
 from experts.spec import digest_of
@@ -120,18 +119,6 @@ def test_other_settings_of_the_same_weights_are_counted_apart(line: Line):
     assert ask(line, answered_settings) == {("r0402", USUAL): SETTINGS, ("r0402", digest_of(warmer)): warmer}
 
 
-def test_answers_from_before_settings_were_recorded_are_counted_by_version_and_repeated_with_null(line: Line):
-    image = judged(line, "fail", ("r0402", OLD))
-    line.review(image, "pass")
-    with closing(sqlite3.connect(line.folder / "inspection.db")) as database, database:
-        database.execute("UPDATE stages SET expert_settings = NULL")
-        database.execute("DELETE FROM expert_settings")
-    (calls,) = ask(line, calls_by_version)
-    assert (calls.expert_settings, calls.verdicts, calls.false_calls) == (None, 1, 1)
-    (item, *_) = line.reader().results_since(0)["items"]
-    assert item["stages"][0]["settings"] is None
-
-
 def test_settings_whose_text_was_changed_are_not_believed(line: Line):
     judged(line, "pass", ("r0402", OLD))
     with closing(sqlite3.connect(line.folder / "inspection.db")) as database, database:
@@ -145,13 +132,3 @@ def test_a_picture_that_came_again_is_no_more_evidence(line: Line):
     judged(line, "pass", ("r0402", NEW), picture=b"one")
     counts = {key: sum(map(sum, by_label.values())) for key, by_label in ask(line, recent_confidences).items()}
     assert counts == {("r0402", OLD, USUAL): 2, ("solder", OLD, USUAL): 2, ("r0402", NEW, USUAL): 1}
-
-
-def test_the_questions_are_plain_sql_that_postgresql_takes_too():
-    from sqlalchemy.dialects import postgresql
-
-    from daemon.storage.database.reviews import calls_statement
-
-    for statement in (calls_statement("r0402", 7), confidences_statement("r0402")):
-        sql = str(statement.compile(dialect=postgresql.dialect()))
-        assert sql.startswith("SELECT")

@@ -1,6 +1,6 @@
-"""The database across versions: made, migrated with a copy kept, refused if it is newer, and whole after any failure.
+"""The database across releases: brought to the next schema with a copy kept, refused if newer, whole after any failure.
 
-`newer` is this program with a made-up further revision.
+`newer` is this program with a made-up further step.
 """
 
 import os
@@ -16,37 +16,22 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
-from sqlalchemy import inspect
+from sqlalchemy import Connection
 
 from daemon.records import TextRequest
 from daemon.storage.database import migrate as migrating
 from daemon.storage.database.connections import StoreError, open_for_writing
 from daemon.storage.database.generations import accept_texts
-from daemon.storage.database.migrate import alembic_config, copies_of, migrate
+from daemon.storage.database.migrate import Step, migrate
 from daemon.storage.database.reviews import ReviewDecision
-from daemon.storage.database.schema import VIEWS, metadata
 from daemon.storage.database.store import open_store
 from daemon.storage.database.upkeep import copy_database
 from tests import ROOT
+from tests.daemon.storage.database.migrate_again import NEXT
 from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, an_arrival, an_outcome
 from tests.faults.shim import ShimError, shim_environment, switch_faults
 
-#: Makes the largest table anew, as SQLite must for most changes, and moves every row.
-NEXT_REVISION = """
-import sqlalchemy as sa
-from alembic import op
-
-revision, down_revision, branch_labels, depends_on = "9999", "0004", None, None
-
-
-def upgrade() -> None:
-    with op.batch_alter_table("inspections", recreate="always") as table:
-        table.add_column(sa.Column("camera", sa.Text(), nullable=False, server_default="first"))
-    op.execute("UPDATE inspections SET camera = source")
-    op.create_index("ix_inspections_camera", "inspections", ["camera"])
-"""
+pytestmark = pytest.mark.not_fast("starts processes")
 
 Rows = dict[str, list[tuple[object, ...]]]
 
@@ -63,7 +48,7 @@ def columns_of(path: Path, table: str) -> list[object]:
 def all_rows(path: Path, like: Rows | None = None) -> Rows:
     """Return every row of every table by its columns, or of the tables and columns of `like`."""
     named = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-    tables = [str(name) for (name,) in ask(path, named) if name != "alembic_version"]
+    tables = [str(name) for (name,) in ask(path, named)]
     keys = list(like) if like else [" ".join([table, *map(str, columns_of(path, table))]) for table in tables]
     rows: Rows = {}
     for key in keys:
@@ -78,11 +63,10 @@ def is_migrated(path: Path, before: Rows) -> bool:
     assert ask(path, "PRAGMA integrity_check") == [("ok",)]
     assert ask(path, "PRAGMA foreign_key_check") == []
     assert all_rows(path, like=before) == before
-    ((schema,),) = ask(path, "SELECT version_num FROM alembic_version")
-    assert ("camera" in columns_of(path, "inspections")) == (schema == "9999")
-    assert ask(path, "SELECT count(*) FROM sqlite_master WHERE name LIKE '_alembic%'") == [(0,)]
+    ((schema,),) = ask(path, "PRAGMA user_version")
+    assert ("camera" in columns_of(path, "inspections")) == (schema == 2000)
     assert len(ask(path, "SELECT * FROM final_verdicts")) == len(ask(path, "SELECT seq FROM inspections WHERE seq"))
-    return schema == "9999"
+    return schema == 2000
 
 
 def a_database(folder: Path) -> Path:
@@ -104,52 +88,36 @@ def old(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def migrations(tmp_path: Path) -> Path:
-    """This version's revisions and one more."""
-    folder = tmp_path / "migrations"
-    shutil.copytree(Path(migrating.__file__).with_name("migrations"), folder)
-    (folder / "versions" / "next.py").write_text(NEXT_REVISION, encoding="utf-8")
-    return folder
+def newer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This program, one step newer than it is."""
+    monkeypatch.setattr(migrating, "STEPS", (NEXT,))
 
 
-@pytest.fixture
-def newer(migrations: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This program, one revision newer than it is; returns the file of that revision."""
-    config = alembic_config()
-    config.set_main_option("script_location", str(migrations))
-    monkeypatch.setattr(migrating, "alembic_config", lambda: config)
-    return migrations / "versions" / "next.py"
+def copies_of(path: Path) -> list[Path]:
+    return sorted(path.parent.glob(f"{path.name}.before-*"))
 
 
-def migrated(path: Path, tell: Callable[[str], None] = lambda _: None) -> Path | None:
+def migrated(path: Path, tell: Callable[[str], None] = lambda _: None) -> None:
     engine = open_for_writing(f"sqlite:///{path}", 1000)
     try:
-        copy = migrate(engine, tell)
+        migrate(engine, tell)
         with engine.connect() as connection:
             assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
-        return copy
     finally:
         engine.dispose()
 
 
-@pytest.mark.filterwarnings("ignore:.*expression-based index")  # which Alembic cannot compare: test_serials.py does
-def test_a_new_database_is_what_the_models_say(tmp_path: Path) -> None:
-    engine = open_for_writing(f"sqlite:///{tmp_path}/inspection.db", 1000)
-    assert migrate(engine) is None
-    with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
-        assert compare_metadata(context, metadata) == []
-        assert sorted(inspect(connection).get_view_names()) == sorted(VIEWS)
-    engine.dispose()
-
-
 def test_opening_an_up_to_date_database_copies_nothing(old: Path) -> None:
-    assert migrated(old) is None
+    migrated(old)
     assert [path.name for path in old.parent.iterdir()] == ["inspection.db"]
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "A database of an older schema can be opened: every row stays, waiting images are judged, `seq` continues",
+)
 def test_a_due_migration_copies_the_old_file_aside_and_the_line_goes_on_where_it_stopped(
-    old: Path, newer: Path
+    old: Path, newer: None
 ) -> None:
     before = all_rows(old)
     store = open_store(f"sqlite:///{old}")
@@ -159,28 +127,29 @@ def test_a_due_migration_copies_the_old_file_aside_and_the_line_goes_on_where_it
     assert message.seq == recovery.last_seq + 1
     store.close()
     (copy,) = copies_of(old)
-    assert copy.name == "inspection.db.before-9999"
+    assert copy.name == "inspection.db.before-0.2.0"
     assert stat.S_IMODE(copy.stat().st_mode) == 0o640
     assert all_rows(copy) == before
     assert ask(old, "SELECT DISTINCT camera FROM inspections ORDER BY 1") == [("cam1",), ("cam:2",)]
 
 
-def test_a_table_that_others_point_at_can_be_made_anew(old: Path, newer: Path) -> None:
+def test_a_step_that_fails_half_way_leaves_the_old_database_as_it_was(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = all_rows(old)
-    migrated(old)
-    assert is_migrated(old, before)
 
+    def change(connection: Connection) -> None:
+        NEXT.change(connection)
+        connection.exec_driver_sql("DROP TABLE no_such_table")
 
-def test_a_migration_that_fails_half_way_leaves_the_old_database_as_it_was(old: Path, newer: Path) -> None:
-    before = all_rows(old)
-    newer.write_text(NEXT_REVISION + "    op.drop_table('no_such_table')\n", encoding="utf-8")
+    monkeypatch.setattr(migrating, "STEPS", (Step("0.2.0", change),))
     with pytest.raises(StoreError, match="no such table"):
         migrated(old)
     assert not is_migrated(old, before)
 
 
 def test_too_little_room_is_said_before_anything_is_copied(
-    old: Path, newer: Path, monkeypatch: pytest.MonkeyPatch
+    old: Path, newer: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(old.parent)._replace(free=100_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
@@ -189,16 +158,13 @@ def test_too_little_room_is_said_before_anything_is_copied(
     assert copies_of(old) == []
 
 
-def test_the_two_newest_copies_stay(old: Path, newer: Path) -> None:
-    for age, name in enumerate(["0007", "0006", "0005"], start=1):
-        copy = old.with_name(f"{old.name}.before-{name}")
-        shutil.copy(old, copy)
-        os.utime(copy, (10_000 - age, 10_000 - age))
+def test_the_copy_of_an_earlier_upgrade_goes(old: Path, newer: None) -> None:
+    shutil.copy(old, old.with_name(f"{old.name}.before-0.1.5"))
     migrated(old)
-    assert [copy.suffix for copy in copies_of(old)] == [".before-9999", ".before-0007"]
+    assert [copy.name for copy in copies_of(old)] == ["inspection.db.before-0.2.0"]
 
 
-def test_a_migration_of_a_large_database_reports_progress(old: Path, newer: Path) -> None:
+def test_a_migration_of_a_large_database_reports_progress(old: Path, newer: None) -> None:
     with closing(sqlite3.connect(old)) as database, database:
         database.executescript(
             "CREATE TEMP TABLE more AS WITH RECURSIVE numbers(n) AS"
@@ -216,15 +182,18 @@ def test_a_migration_of_a_large_database_reports_progress(old: Path, newer: Path
     }
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "For a database of a newer version, the message names the version to install or the copy to put back",
+)
 def test_a_database_of_a_newer_version_says_which_version_or_copy_to_go_back_to(
-    old: Path, newer: Path, monkeypatch: pytest.MonkeyPatch
+    old: Path, newer: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrating, "version", lambda _: "3.14.2rc1")
     migrated(old)
     monkeypatch.undo()
     before = old.read_bytes()
-    version = r"schema 9999; this one knows up to 0004\): install CoServe 3\.14\.2 or newer again, or put back the copy"
-    for copy in (f"{old}.before-9999, as docs/upgrading.md says", r"that it made, \*\.before-9999"):
+    version = r"schema 0\.2\.0; this one knows up to 0\.1\.0\): install CoServe 0\.2\.0 or newer again, or put back"
+    for copy in (f"{old}.before-0.2.0, as docs/upgrading.md says", r"the copy that it made, inspection\.db\.before-0"):
         with pytest.raises(StoreError, match=f"{version} {copy}"):
             migrated(old)
         for path in copies_of(old):
@@ -232,12 +201,11 @@ def test_a_database_of_a_newer_version_says_which_version_or_copy_to_go_back_to(
     assert old.read_bytes() == before
 
 
-def test_a_database_of_a_development_version_says_to_start_with_a_new_one(old: Path) -> None:
+def test_a_database_from_before_the_first_release_says_to_start_with_a_new_one(old: Path) -> None:
     with closing(sqlite3.connect(old)) as connection, connection:
-        connection.execute("UPDATE alembic_version SET version_num = '0005'")
+        connection.execute("CREATE TABLE alembic_version (version_num)")
     before = old.read_bytes()
-    advice = r"development version of CoServe \(schema 0005; .* cannot be upgraded: start with a new one"
-    with pytest.raises(StoreError, match=advice):
+    with pytest.raises(StoreError, match=r"from before 0\.1\.0, which cannot be upgraded: start with a new one"):
         migrated(old)
     assert old.read_bytes() == before
     assert "## Starting over" in (ROOT / "docs" / "retention.md").read_text(encoding="utf-8")
@@ -265,8 +233,12 @@ def the_way_back() -> str:
     return textwrap.dedent(block)
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "The documented downgrade works: the test runs the page's own commands",
+)
 def test_the_documented_way_back_gives_the_older_version_its_database(
-    old: Path, newer: Path, monkeypatch: pytest.MonkeyPatch
+    old: Path, newer: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = all_rows(old)
     store = open_store(f"sqlite:///{old}")
@@ -274,9 +246,9 @@ def test_the_documented_way_back_gives_the_older_version_its_database(
     store.write([an_outcome(waits.inspection_id)])
     store.close()
     monkeypatch.undo()
-    with pytest.raises(StoreError, match=r"put back the copy .*inspection\.db\.before-9999, as docs/upgrading"):
+    with pytest.raises(StoreError, match=r"put back .*inspection\.db\.before-0\.2\.0, as docs/upgrading"):
         open_store(f"sqlite:///{old}")
-    commands = the_way_back().replace("/var/lib/coserve", str(old.parent)).replace("before-0004", "before-9999")
+    commands = the_way_back().replace("/var/lib/coserve", str(old.parent))
     subprocess.run(["bash", "-euc", commands], check=True)
     assert all_rows(old) == before
     assert stat.S_IMODE(old.stat().st_mode) == 0o640
@@ -302,7 +274,7 @@ class Killed:
 
 
 @pytest.fixture
-def killed(tmp_path: Path, migrations: Path) -> Iterator[Killed]:
+def killed(tmp_path: Path) -> Iterator[Killed]:
     switch = tmp_path / "faults"
     switch.write_text("", encoding="utf-8")
     try:
@@ -311,7 +283,7 @@ def killed(tmp_path: Path, migrations: Path) -> Iterator[Killed]:
         pytest.skip(str(error))
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.daemon.storage.database.migrate_again", migrations],
+            [sys.executable, "-m", "tests.daemon.storage.database.migrate_again"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -326,6 +298,10 @@ def killed(tmp_path: Path, migrations: Path) -> Iterator[Killed]:
     assert process.returncode == 0
 
 
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "A change of the schema killed at any write, sync, rename or truncation starts again and completes",
+)
 @pytest.mark.parametrize("call", ["write:kill-short", "sync:kill-before", "rename:kill-after", "truncate:kill-before"])
 def test_a_migration_killed_at_any_call_starts_again_and_ends(old: Path, killed: Killed, call: str) -> None:
     """Each kill leaves its mess to the next start, which is killed one call later, until none is left to kill."""
@@ -344,7 +320,11 @@ def test_a_migration_killed_at_any_call_starts_again_and_ends(old: Path, killed:
     assert not list(old.parent.glob(".*.part"))
 
 
-@pytest.mark.parametrize("plan", ["write@.before-9999:enospc:3+", "sync@.before-9999:eio", "write@-wal:enospc:5+"])
+@pytest.mark.promise(
+    "Upgrades, ways back, backups",
+    "If the disk fails or is too small, the old database stays and the message says so",
+)
+@pytest.mark.parametrize("plan", ["write@.before-0.2.0:enospc:3+", "sync@.before-0.2.0:eio", "write@-wal:enospc:5+"])
 def test_a_disk_that_fails_during_a_migration_leaves_the_database_and_says_so(
     old: Path, killed: Killed, plan: str
 ) -> None:
@@ -358,6 +338,10 @@ def test_a_disk_that_fails_during_a_migration_leaves_the_database_and_says_so(
     assert is_migrated(old, before)
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "A copy of the database is one consistent state, even while the daemon writes",
+)
 def test_a_copy_is_one_state_although_another_program_writes_all_the_time(tmp_path: Path) -> None:
     """A writer between any two steps makes the copy neither begin anew nor mix two states."""
     path = tmp_path / "inspection.db"
@@ -377,37 +361,3 @@ def test_a_copy_is_one_state_although_another_program_writes_all_the_time(tmp_pa
     assert steps == sorted(steps)
     assert ask(tmp_path / "copy.db", "SELECT DISTINCT n FROM numbers") == [(0,)]
     assert ask(tmp_path / "copy.db", "PRAGMA integrity_check") == [("ok",)]
-
-
-def an_older_database(folder: Path, revision: str) -> Path:
-    """A database of `revision` with reviewed boards, one decision undone and one deleted."""
-    path = folder / "inspection.db"
-    with closing(sqlite3.connect(path)) as database:
-        database.executescript(Path(__file__).with_name("schema_0002.sql").read_text())
-        if revision == "0001":
-            for index in ("ix_inspections_board_id_surplus", "ix_inspections_kept_in_order"):
-                database.execute(f"DROP INDEX {index}")
-            database.execute("CREATE INDEX ix_inspections_board_id ON inspections (board_id)")
-            database.execute("DROP TABLE age_marks")
-            for (view,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchall():
-                database.execute(f"DROP VIEW {view}")
-            database.execute("ALTER TABLE inspections DROP COLUMN surplus")
-            database.execute("UPDATE alembic_version SET version_num = '0001'")
-        database.commit()
-    return path
-
-
-@pytest.mark.parametrize("revision", ["0001", "0002"])
-def test_a_database_of_an_older_schema_has_every_row_and_the_new_columns(tmp_path: Path, revision: str) -> None:
-    path = an_older_database(tmp_path, revision)
-    before = all_rows(path)
-    line = a_line(tmp_path)
-    assert [copy.name for copy in copies_of(path)] == ["inspection.db.before-0004"]
-    assert all_rows(path, like=before) == before
-    assert ask(path, "SELECT review_id, undo_of, seq FROM reviews") == [(1, None, None), (2, 1, None), (3, None, None)]
-    assert ask(path, "SELECT seq FROM sqlite_sequence WHERE name = 'reviews'") == [(4,)]
-    assert ask(path, "SELECT serial, verdict, decided_by, verdict_by_line FROM final_boards") == [
-        ("s", "fail", "daemon", "fail"),
-        ("s2", "pass", "eva", "fail"),
-    ]
-    line.store.close()

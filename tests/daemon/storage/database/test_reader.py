@@ -1,7 +1,5 @@
 """Catching up: every page of `results_since` is what was published, for any limit."""
 
-import threading
-
 import pytest
 from sqlalchemy import insert
 
@@ -88,33 +86,6 @@ def test_generations_share_the_stream(line, reader, published):
 )
 def test_topics_are_percent_encoded_and_end_with_a_slash(serial, encoded):
     assert topic("board", "main board", serial) == f"board/main%20board/{encoded}/"
-
-
-def test_readers_in_many_threads_see_only_whole_results_while_the_writer_writes(line, reader):
-    stop = threading.Event()
-    wrong: list[object] = []
-
-    def follow() -> None:
-        last_seq = 0
-        while not stop.is_set():
-            page = reader.results_since(last_seq, 7)
-            seqs = [item["seq"] for item in page["items"]]
-            if seqs != list(range(last_seq + 1, last_seq + 1 + len(seqs))):
-                wrong.append((last_seq, seqs))
-            if any(item["topic"].startswith("inspection/") and not item["stages"] for item in page["items"]):
-                wrong.append(page)
-            last_seq = page["last_seq"]
-
-    threads = [threading.Thread(target=follow) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for n in range(60):
-        images = line.accept(an_arrival(f"i{n}", serial=f"S{n}", type="tiny"))
-        line.judge(*(an_outcome(image.inspection_id) for image in images))
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 def test_the_rules_of_a_boards_newest_attempt_are_known_while_it_is_open(line, reader):

@@ -57,6 +57,11 @@ def kit(tmp_path):
     line.store.close()
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "A review is published once it is durable, and repeated identically after later reviews; one that was "
+    "stored before a kill comes after the restart",
+)
 def test_a_review_is_published_with_the_next_seq_and_repeated_identically_after_later_ones(kit):
     board = kit.board("fail", lot="L1", station="ST1")
     first = kit.decide("pass", image=1, note=HOSTILE)
@@ -97,14 +102,6 @@ def test_a_review_of_an_open_attempt_has_no_verdict_of_its_board_and_a_repeated_
     assert kit.stream()[1]["board_verdict"] is None
 
 
-def test_rows_of_older_versions_are_in_no_stream(kit):
-    kit.board("fail")
-    kit.line.review(1, "pass")
-    new = kit.decide("fail", image=1, after=1, by="Ben")
-    assert [item["seq"] for item in kit.stream()] == [1, 2, 3]
-    assert (new.review_id, new.seq) == (2, 3)
-
-
 def test_a_board_with_a_missing_image_is_released_and_that_is_undone(kit):
     board = kit.board("pass", "pass", "unknown")
     assert kit.final(board) == ("unknown", "daemon", "unknown")
@@ -125,6 +122,10 @@ def test_a_board_with_a_missing_image_is_released_and_that_is_undone(kit):
     assert kit.stream()[-4:] == [{"topic": message.topic, **message.body} for message in kit.published]
 
 
+@pytest.mark.promise(
+    "Access, pages and reviews",
+    "Of two people who decide on one board one wins, and the newest row counts however the clock was set",
+)
 def test_of_two_people_at_one_board_one_wins_and_the_other_is_told(kit):
     board = kit.board("fail")
     kit.decide("pass", board=board)

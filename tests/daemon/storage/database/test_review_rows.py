@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import create_engine
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError
 
 from daemon.storage.database.reviews import (
@@ -249,6 +248,7 @@ def test_what_waits_comes_board_after_board_and_can_be_chosen(kit):
         assert connection.execute(count_of(waiting(), 2)).scalar() == 2
 
 
+@pytest.mark.promise("Access, pages and reviews", "A decision that cannot be stored stays in the page and is retried")
 def test_a_full_disk_is_said_and_the_same_decision_is_stored_once_there_is_room(kit):
     def run(task) -> Future:
         done: Future = Future()
@@ -281,10 +281,3 @@ def test_a_full_disk_is_said_and_the_same_decision_is_stored_once_there_is_room(
     assert [review.review_id for review in kit.history(request["inspection_id"])[len(before) :]] == [
         written["review_id"]
     ]
-
-
-def test_the_question_is_one_that_postgresql_understands():
-    query = waiting(WaitingFilter("a", "b", "c", "d", "fail", "e", "f"), newest_first=True)
-    text = str(query.compile(dialect=postgresql.dialect()))
-    assert "FROM boards JOIN inspections" in text
-    assert "PRAGMA" not in text

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.schema import CreateIndex, CreateTable
 
 from daemon.dashboard.pages.board import BoardSearch, find_boards
 from daemon.dashboard.site.database import Database
@@ -96,18 +94,6 @@ def test_a_search_finds_what_begins_so_in_either_case(path: Path, database: Data
     assert [(board.board_id,) for board in find_boards(database, BoardSearch(serial=text))] == expected
 
 
-def test_a_search_goes_together_with_every_other_filter(path: Path, database: Database):
-    expected = ask(
-        path,
-        "SELECT board_id FROM boards WHERE serial LIKE 'SN-0005%' AND verdict = 'fail' AND board_type = 'type-0'"
-        " AND lot = 'L3' AND board_id < 5900 ORDER BY board_id DESC",
-    )
-    search = BoardSearch("sn-0005", "fail", "type-0", "L3", before=5900)
-    matches = find_boards(database, search)
-    assert [(board.board_id,) for board in matches] == expected
-    assert len(expected) > 1
-
-
 @pytest.mark.parametrize(
     "search",
     [
@@ -137,20 +123,3 @@ def test_a_serial_is_found_to_the_letter_by_the_index(path: Path, serials: Seque
     assert sorted(matches) == sorted(set(serials) - {"missing"})
     assert any("INDEX ix_boards_serial (<expr>=?" in step for step in plan), plan
     assert not any("SCAN" in step for step in plan), plan
-
-
-def test_postgresql_orders_and_folds_serials_as_sqlite_does():
-    """Its collation C: bytes, which are code points in UTF-8, and a case for A to Z alone."""
-    table = str(CreateTable(boards).compile(dialect=postgresql.dialect()))
-    assert 'serial TEXT COLLATE "C" NOT NULL' in table
-    (index,) = (index for index in boards.indexes if index.name == "ix_boards_serial")
-    assert str(CreateIndex(index).compile(dialect=postgresql.dialect())).endswith("ON boards (lower(serial))")
-    text = str(select(boards.c.board_id).where(has_serial("A", "b")).compile(dialect=postgresql.dialect()))
-    assert "lower(same.serial) IN" in text
-
-
-def test_a_migrated_database_has_the_index_that_the_models_name(path: Path):
-    """Alembic compares no index on an expression."""
-    (index,) = (index for index in boards.indexes if index.name == "ix_boards_serial")
-    statements = ask(path, "SELECT sql FROM sqlite_master WHERE name = 'ix_boards_serial'")
-    assert statements == [(str(CreateIndex(index).compile(dialect=sqlite.dialect())),)]

@@ -4,20 +4,17 @@ import json
 import os
 import sqlite3
 import stat
-from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 import structlog
 from sqlalchemy import update
-from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.records import ExpertSwitch, ExpertVersion, JournalKey, Outcome, Pixels
 from daemon.storage.database.connections import StoreError
-from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.schema import boards
-from daemon.storage.database.store import Store, open_store
+from daemon.storage.database.store import open_store
 from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, an_arrival, an_outcome, some_rules
 
 
@@ -154,12 +151,6 @@ def test_experts_are_noted_at_their_first_verdict_and_loads_as_they_come(tmp_pat
     line.store.close()
 
 
-def test_a_confidence_that_is_no_number_is_stored_and_published_as_none(line):
-    (image,) = line.accept(an_arrival("a"))
-    (message,) = line.judge(an_outcome(image.inspection_id, "unknown", stages=[a_stage(confidence=float("nan"))]))
-    assert message.body["stages"][0]["confidence"] is None
-
-
 def test_a_failed_transaction_leaves_memory_as_the_disk_is(line):
     images = line.accept(*(an_arrival(f"i{n}", "QFP64", f"U{n + 1}") for n in range(2)))
     line.inspect("R0402", "R1")
@@ -206,11 +197,6 @@ def test_a_reader_cannot_write_and_works_beside_the_writer_and_after_it(tmp_path
     alone.close()
 
 
-def test_a_reader_of_no_database_says_what_to_do(tmp_path):
-    with pytest.raises(StoreError, match=r"there is no database at .*check `database`"):
-        ResultsReader(f"sqlite:///{tmp_path}/none.db")
-
-
 def test_a_database_in_memory_is_refused():
     with pytest.raises(StoreError, match="expected a file"):
         open_store("sqlite://")
@@ -252,64 +238,6 @@ def test_rules_are_recorded_once_when_they_come_into_force(line):
     assert row["text"] == line.rulebook.current.text
 
 
-def many_attempts(line, attempts: int) -> None:
-    """Close one attempt at board NOREAD, and copy it until there are `attempts`, all of them with one image."""
-    line.inspect("R0402", "R1", type="tiny", serial="NOREAD")
-    for table, changed in (
-        ("boards", {"board_id": "n", "attempt": "n", "seq": "-n"}),
-        ("inspections", {"inspection_id": "n", "image_id": "'copy-' || n", "board_id": "n", "seq": "-n - 9e8"}),
-        ("stages", {"inspection_id": "n"}),
-    ):
-        columns = [row[1] for row in line.rows(f"PRAGMA table_info({table})")]
-        values = ", ".join(changed.get(name, name) for name in columns)
-        numbers = "WITH RECURSIVE numbers(n) AS (SELECT 2 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?)"
-        copies = f"INSERT INTO {table} SELECT {values} FROM numbers, {table} WHERE {columns[0]} = 1"  # noqa: S608
-        line.rows(f"{numbers} {copies}", attempts)
-    line.rows("UPDATE stream_position SET last_inspection_id = ?, last_board_id = ?", attempts, attempts)
-    line.reopen()
-
-
-def steps_of(store, work: Callable[[], object]) -> int:
-    """Return how many thousand instructions SQLite executes for `work`."""
-    steps = 0
-
-    def step() -> None:
-        nonlocal steps
-        steps += 1
-
-    with store.engine.connect() as connection:
-        driver = connection.connection.driver_connection
-    driver.set_progress_handler(step, 1000)
-    try:
-        work()
-    finally:
-        driver.set_progress_handler(None, 0)
-    return steps
-
-
-def test_a_serial_with_many_attempts_costs_the_writer_no_more_than_one_with_few(line):
-    many_attempts(line, 20_000)
-    images = []
-
-    def accept() -> None:
-        images.extend(line.accept(an_arrival(f"new-{len(images)}", type="tiny", serial="NOREAD")))
-
-    def fail() -> None:
-        line.rows("CREATE TRIGGER fault BEFORE INSERT ON pending BEGIN SELECT RAISE(ABORT, 'fault'); END")
-        with pytest.raises(SQLAlchemyError):
-            accept()
-        line.rows("DROP TRIGGER fault")
-
-    clock = line.clock.clock
-    assert steps_of(line.store, lambda: Store(line.store.engine, frozenset(), 0, lambda *_: None, clock)) <= 20
-    assert steps_of(line.store, line.store.recover) <= 100  # the newest 2000 results
-    assert steps_of(line.store, accept) <= 20
-    assert steps_of(line.store, fail) <= 20
-    assert steps_of(line.store, accept) <= 20
-    assert steps_of(line.store, lambda: line.judge(*(an_outcome(image.inspection_id) for image in images))) <= 20
-    assert rows(line, "SELECT max(attempt) AS newest FROM boards") == [{"newest": 20_001}]
-
-
 @pytest.mark.parametrize(("serial", "told"), [("NoRead", [20]), ("???", [20]), ("S1", [])])
 def test_a_serial_that_a_scanner_reports_for_nothing_is_told_once(line, serial, told):
     with structlog.testing.capture_logs() as logs:
@@ -318,30 +246,3 @@ def test_a_serial_that_a_scanner_reports_for_nothing_is_told_once(line, serial, 
     repeats = [log for log in logs if log["event"] == "serial_repeats"]
     assert [log["times"] for log in repeats] == told
     assert all((log["serial"], log["source"]) == (serial, "cam1") and "scanner" in log["advice"] for log in repeats)
-
-
-def test_any_serial_with_a_thousand_attempts_is_told(line):
-    many_attempts(line, 999)
-    line.rows("UPDATE boards SET serial = 'A1234'")
-    with structlog.testing.capture_logs() as logs:
-        for _ in range(3):
-            line.inspect("R0402", "R1", type="tiny", serial="A1234")
-    assert [log["times"] for log in logs if log["event"] == "serial_repeats"] == [1000]
-
-
-def test_attempts_that_left_memory_take_their_verdicts_and_late_images(line):
-    images = [line.accept(an_arrival(f"i{n}", type="tiny", serial="NOREAD", attempt=n))[0] for n in range(1, 700)]
-    messages = line.judge(*(an_outcome(image.inspection_id) for image in images))
-    closed = [message.body["board"]["attempt"] for message in messages if message.topic.startswith("board/")]
-    assert closed == list(range(1, 700))
-    line.accept(an_arrival("next", type="tiny", serial="NOREAD"))
-    assert rows(line, "SELECT max(attempt) AS newest FROM boards") == [{"newest": 700}]
-
-
-def test_after_the_largest_attempt_free_numbers_are_found_among_many(line):
-    many_attempts(line, 5000)
-    line.inspect("R0402", "R1", type="tiny", serial="NOREAD", attempt=2**63 - 1)
-    for _ in range(600):
-        line.inspect("R0402", "R1", type="tiny", serial="NOREAD")
-    expected = [{"attempt": 2**63 - 1}, *({"attempt": number} for number in range(5600, 4998, -1))]
-    assert rows(line, "SELECT attempt FROM boards ORDER BY attempt DESC LIMIT 603") == expected

@@ -46,6 +46,10 @@ def test_commits_leave_the_log_alone_and_a_checkpoint_beside_them_empties_it(lin
     assert checkpoints.checkpoint().pages < log.pages  # it restarted
 
 
+@pytest.mark.promise(
+    "A full disk, and years of results",
+    "The write-ahead log shrinks again, and free pages return to the disk in steps while others write",
+)
 def test_the_log_file_shrinks_after_it_was_long(line, checkpoints):
     with closing(sqlite3.connect(line.folder / "inspection.db", isolation_level=None)) as writer:
         writer.execute("PRAGMA wal_autocheckpoint = 0")

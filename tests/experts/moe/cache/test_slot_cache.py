@@ -10,13 +10,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
-from experts.moe.cache.metrics import PredictionCounts, Predictions
 from experts.moe.cache.slots import SlotCache
-from experts.moe.cache.weight_transfer import SlowLink, WeightTransfer
+from experts.moe.cache.weight_transfer import WeightTransfer
 from experts.moe.errors import ModelError
-from experts.moe.gating import ExpertKey, ForwardStep, Routing, StepRow
+from experts.moe.gating import ExpertKey, ForwardStep, StepRow
 from experts.moe.policy.eviction import EvictionPolicy, LayeredLru, MostPopular
 from experts.transfer import transfer_for
 from tests.experts.moe.cache.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
@@ -110,23 +108,6 @@ def test_a_resident_expert_is_not_read_again(tmp_path: Path):
         assert counts.bytes_moved == 3 * EXPERT_BYTES
 
 
-def test_a_layer_evicts_its_own_least_recently_used_expert(tmp_path: Path):
-    with a_cache(tmp_path, 6) as (cache, _, _):
-        for layer in range(3):
-            served(cache, layer, [0, 1])
-        served(cache, 1, [0])
-        served(cache, 1, [7])
-        assert [cache.resident(layer) for layer in range(3)] == [(0, 1), (0, 7), (0, 1)]
-
-
-def test_residents_that_a_layer_still_needs_outlive_the_misses_before_them(tmp_path: Path):
-    with a_cache(tmp_path, 3, arch=ShelfArch(layers=1)) as (cache, shelf, _):
-        served(cache, 0, [5, 6, 7])
-        shelf.order.clear()
-        assert served(cache, 0, [0, 1, 2, 6, 7]) == [0, 1, 2, 6, 7]
-        assert shelf.order == [(0, 0), (0, 1), (0, 2)]
-
-
 def test_an_expert_that_runs_is_never_evicted_for_a_prefetch(tmp_path: Path):
     with a_cache(tmp_path, 2, arch=ShelfArch(layers=1)) as (cache, _, _):
         served(cache, 0, [0, 1])
@@ -138,16 +119,6 @@ def test_an_expert_that_runs_is_never_evicted_for_a_prefetch(tmp_path: Path):
             assert cache.resident(0) == (0, 1)
         cache.quiesce()
         assert cache.resident(0) == (6, 7)
-
-
-def test_a_prefetch_is_used_without_waiting_and_counts_as_overlapped(tmp_path: Path):
-    with a_cache(tmp_path, 6) as (cache, _, _):
-        cache.prefetch(keys(1, 3, 4))
-        cache.quiesce()
-        served(cache, 1, [3, 4])
-        counts = cache.metrics.counts
-        assert (counts.fetches_prefetch, counts.overlapped, counts.blocking, counts.misses) == (2, 2, 0, 0)
-        assert counts.wait_s == 0
 
 
 def test_a_prefetch_that_is_waited_for_counts_as_blocking_with_its_time(tmp_path: Path):
@@ -193,14 +164,6 @@ def test_a_prefetch_after_a_layer_waits_until_that_layer_has_all_it_needs(tmp_pa
         assert shelf.order == [(0, 2), (0, 3), (1, 5)]
 
 
-def test_a_prefetch_takes_the_slot_of_the_expert_that_it_replaces(tmp_path: Path):
-    with a_cache(tmp_path, 4, arch=ShelfArch(layers=1)) as (cache, _, _):
-        cache.preload(keys(0, 0, 1, 2, 3))
-        cache.prefetch(keys(0, 6, 7), replace=keys(0, 2, 0))
-        cache.quiesce()
-        assert cache.resident(0) == (1, 3, 6, 7)
-
-
 def test_a_guarded_layer_keeps_what_it_has_until_it_was_served(tmp_path: Path):
     with a_cache(tmp_path, 2, arch=ShelfArch(layers=1)) as (cache, _, _):
         cache.preload(keys(0, 0, 1))
@@ -221,16 +184,6 @@ def test_a_prefetch_without_a_slot_is_dropped(tmp_path: Path):
         cache.quiesce()
         assert cache.resident(0) == (0, 1, 2)
         assert cache.pending() == ()
-
-
-def test_a_withdrawn_prefetch_is_not_loaded(tmp_path: Path):
-    with a_cache(tmp_path, 8, gated=True) as (cache, shelf, transfer):
-        cache.prefetch([*keys(0, 1), *keys(1, 1, 2)])
-        assert transfer.began.wait(60)
-        cache.cancel(1)
-        transfer.allow(10)
-        cache.quiesce()
-        assert shelf.order == [(0, 1)]
 
 
 def test_a_budget_without_room_for_one_expert_is_refused(tmp_path: Path):
@@ -388,25 +341,6 @@ def test_an_error_that_is_kept_does_not_hold_up_the_next_step(tmp_path: Path, wa
             assert [expert for expert, _ in experts] == [7]
 
 
-def test_a_link_is_one_serial_channel_that_no_transfer_leaves_early():
-    now, slept = [0.0], []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        now[0] += seconds
-
-    link = SlowLink(2.0, clock=lambda: now[0], sleep=sleep)
-    link.carry(lambda: None)
-    assert now[0] == pytest.approx(0.002)
-    link.carry(lambda: now.__setitem__(0, now[0] + 0.0015))  # part of the way is the disk's
-    assert now[0] == pytest.approx(0.004)
-    link.carry(lambda: now.__setitem__(0, now[0] + 0.005))  # a disk slower than the link stays slow
-    assert now[0] == pytest.approx(0.009)
-    assert slept == pytest.approx([0.002, 0.0005])
-    with pytest.raises(ValueError, match="more than 0"):
-        SlowLink(0)
-
-
 def test_counts_belong_to_the_phase_and_to_each_request_of_a_step(tmp_path: Path):
     def a_step(number: int, phase: str, *requests: str) -> ForwardStep:
         return ForwardStep(number, phase, tuple(StepRow(request, None, 1) for request in requests))
@@ -425,24 +359,3 @@ def test_counts_belong_to_the_phase_and_to_each_request_of_a_step(tmp_path: Path
         assert metrics.pop_request("a").misses == 3
         assert metrics.pop_request("b").misses == 1
         assert metrics.pop_request("b").misses == 0
-
-
-def a_routing(layer: int, index: list[list[int]], experts: int = 8) -> Routing:
-    chosen = torch.tensor(index)
-    logits = torch.zeros(len(index), experts)
-    return Routing(layer, torch.zeros(len(index), 4), logits, chosen, torch.ones(chosen.shape))
-
-
-def test_predictions_count_both_hit_and_at_least_one():
-    predictions = Predictions(2)
-    predictions.predict(1, torch.tensor([[0, 1], [2, 3], [4, 5], [0, 1]]))
-    predictions.check(a_routing(1, [[1, 0], [3, 7], [0, 1], [8, 8]]))  # the last token is masked
-    predictions.check(a_routing(0, [[1, 0]]))  # not predicted
-    total = predictions.total()
-    assert (total.tokens, total.all_hit, total.any_hit, total.chosen, total.predicted) == (3, 1, 2, 6, 3)
-    assert (total.all_rate, total.any_rate, total.recall) == (1 / 3, 2 / 3, 0.5)
-
-
-def test_one_prediction_may_stand_for_all_tokens():
-    hits = PredictionCounts().add(torch.tensor([1, 2, 2]), torch.tensor([[1, 2], [2, 5], [6, 7]]), 8)
-    assert (hits.tokens, hits.all_hit, hits.any_hit, hits.predicted) == (3, 1, 2, 3)

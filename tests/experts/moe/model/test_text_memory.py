@@ -15,24 +15,22 @@ from experts.moe.model.keys_values import KeyValues, TextMemory, bytes_per_token
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")
 from tests.experts.moe.model.batches import MODEL, Bench, Plain, alone
-from tests.experts.moe.tiny import CONTEXT, build_tiny
-
-DECODERS = ("mixtral", "qwen2_moe", "olmoe", "qwen3_moe")
+from tests.experts.moe.tiny import CONTEXT, EACH_FAMILY, build_tiny
 
 
 def seen(model: Any, tokens: Sequence[int]) -> Any:
     """The cache of a row that has seen `tokens`."""
-    cache = KeyValues(model.config).fresh()
+    cache = KeyValues().fresh()
     with torch.inference_mode():
         model(input_ids=torch.tensor([tokens]), past_key_values=cache, use_cache=True)
     return cache
 
 
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_takes_what_its_architecture_says(family: str, dtype: torch.dtype) -> None:
     model = build_tiny(family, dtype=dtype)
-    batch = KeyValues(model.config)
+    batch = KeyValues()
     assert batch.held_bytes == 0
     layers = model.config.num_hidden_layers
     # One layer more is counted: the copy of one while it grows.
@@ -47,7 +45,7 @@ def test_a_token_takes_what_its_architecture_says(family: str, dtype: torch.dtyp
 
 
 def test_a_row_that_cannot_join_leaves_the_others_as_they_were() -> None:
-    batch = KeyValues(MODEL.config)
+    batch = KeyValues()
     batch.join(seen(MODEL, [1, 2, 3]), 3)
     batch.join(seen(MODEL, [4, 5, 6, 7, 8]), 5)
     before = [(layer.keys.clone(), layer.values.clone()) for layer in batch._cache.layers]
@@ -151,6 +149,10 @@ TEXTS = st.tuples(
 )
 
 
+@pytest.mark.promise(
+    "Language models",
+    "Memory held by texts is counted, never exceeds `text_memory`, and is freed however they end",
+)
 @settings(max_examples=60, deadline=None)
 @given(
     texts=st.lists(TEXTS, min_size=1, max_size=8),
@@ -195,6 +197,11 @@ def logits_of(runtime: Plain, later: str | None) -> tuple[list[torch.Tensor], di
     return logits, bench.reasons()
 
 
+@pytest.mark.promise(
+    "Language models",
+    "A text that cannot be computed does not change any other text by a bit; the model is closed only if its "
+    "state is lost",
+)
 @pytest.mark.parametrize("kind", ["breaks", "no number"])
 def test_a_prefill_that_fails_leaves_the_texts_beside_it_bit_identical(kind: str) -> None:
     without, _ = logits_of(Plain(MODEL), None)

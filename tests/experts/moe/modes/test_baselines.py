@@ -1,4 +1,4 @@
-"""The baselines on a tiny model: their answers, their loads, and their predictions."""
+"""The baselines on a tiny model: their answers and their loads."""
 
 from pathlib import Path
 from typing import Any
@@ -86,25 +86,21 @@ class InTime(Lookahead):
         return super().route(routing)
 
 
-def test_lookahead_counts_its_predictions_and_prefetches_what_it_predicts(checkpoint: Path):
+def test_lookahead_prefetches_what_the_next_gate_will_choose(checkpoint: Path):
     runtime = a_runtime(checkpoint, InTime(), 4)
-    text = generate(runtime, tokens=9)
-    metrics = runtime.cache.metrics
-    total = metrics.predictions.total()
-    assert total.tokens == (LAYERS - 1) * (text.shape[1] - 1)  # the last token is not run
-    assert 0 < total.all_hit <= total.any_hit <= total.tokens
-    assert metrics.predictions.of_layer[0].tokens == 0
-    assert metrics.counts.fetches_prefetch > 0
+    generate(runtime, tokens=9)
+    counts = runtime.cache.metrics.counts
+    assert counts.fetches_prefetch > 0
+    assert counts.overlapped > 0
 
 
-def test_popularity_keeps_the_popular_experts_and_predicts_them_for_every_token(checkpoint: Path):
+def test_popularity_keeps_the_popular_experts(checkpoint: Path):
     runtime = a_runtime(checkpoint, "popularity", 3)
     before = [runtime.cache.resident(layer) for layer in range(LAYERS)]
     assert sum(len(experts) for experts in before) == 3 * LAYERS - 1  # one slot is for the others
     generate(runtime)
     after = [runtime.cache.resident(layer) for layer in range(LAYERS)]
     assert all(set(popular) <= set(now) for popular, now in zip(before, after, strict=True))
-    assert runtime.cache.metrics.predictions.total().tokens > 0
 
 
 def test_pruning_runs_with_the_popular_experts_only_and_never_loads(checkpoint: Path):

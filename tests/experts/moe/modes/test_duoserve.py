@@ -1,7 +1,6 @@
 """DuoServe: its decisions, its predictor, and the mode on tiny random models."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,24 +14,21 @@ from experts.moe.modes import open_mode
 from experts.moe.modes.baselines import Resident
 from experts.moe.modes.duoserve.fitting import (
     DuoServeRecipe,
-    accuracies,
     fit_layer,
     load_predictors,
     paths_of,
     save_layer,
     states_of,
 )
-from experts.moe.modes.duoserve.mode import DuoServe
-from experts.moe.modes.duoserve.predictor import LayerPredictor, Paths, StateConstructor, StateShape, known_layers
-from experts.moe.policy.duoserve import first_of_prefill, likeliest, plan_prefetch
-from experts.moe.trace import Trace, affinity, load_trace, popularity, save_popularity, save_trace
+from experts.moe.modes.duoserve.predictor import LayerPredictor, known_layers
+from experts.moe.policy.duoserve import likeliest, plan_prefetch
+from experts.moe.trace import Trace, load_trace, save_popularity, save_trace
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
 from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
 from tests.experts.moe.traces import make_trace, observe_gates, open_with_slots
 
 SMALL = DuoServeRecipe(widths=(64, 32), tokens=12_000, batch=128)
 QUICK = DuoServeRecipe(widths=(32, 16), tokens=800, batch=64)
-FAMILIES = ("mixtral", "qwen2_moe", "olmoe")
 
 
 def a_planned_trace(tokens: int = 2000, layers: int = 4, experts: int = 8, seed: int = 0) -> Trace:
@@ -59,55 +55,6 @@ def test_resident_predicted_experts_stay_and_the_others_are_fetched_as_far_as_a_
     assert plan_prefetch([[0.1, 0.9, 0.3, 0.2]], resident=(2,), slots=4, width=2) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    ("resident", "tokens", "first"), [((), 8, 1), ((1,), 8, 2), ((1, 2, 3), 8, None), ((), 1, None)]
-)
-def test_a_prefill_fetches_the_first_absent_expert_that_its_tokens_are_expected_to_need(
-    resident: tuple[int, ...], tokens: int, first: int | None
-):
-    assert first_of_prefill([0.0, 0.4, 0.3, 0.3], resident, tokens, top_k=2) == first
-
-
-def test_rows_of_the_affinity_matrix_are_distributions_over_the_next_layer():
-    trace = a_planned_trace()
-    for layer in (1, 2, 3):
-        assert torch.allclose(affinity(trace, layer - 1, layer).sum(-1), torch.ones(8))
-
-
-def test_a_state_has_both_paths_then_popularity_then_affinity_of_the_chosen_experts():
-    shape = StateShape(layers=2, experts=3, top_k=2)
-    states = StateConstructor(shape, 1, torch.tensor([0.5, 0.25, 0.25]), torch.eye(3))
-    sofar = Paths(torch.tensor([[[2, 0]], [[1, 3]]]), torch.tensor([[[0.75, 0.25]], [[1.0, 0.0]]]))  # 3: no expert
-    before = Paths(torch.tensor([[[0, 1], [2, 1]]] * 2), torch.tensor([[[0.5, 0.5], [0.75, 0.25]]] * 2))
-    state = states.build(sofar, before)
-    assert state.shape == (2, shape.size)
-    own, other, popular, affine = state.split([shape.path, shape.path, 3, 6], dim=1)
-    chosen, weight = own.view(2, 2, 2, 3).unbind(1)
-    assert chosen[0].tolist() == [[1, 0, 1], [0, 0, 0]]  # the second layer is not known yet
-    assert chosen[1].tolist() == [[0, 1, 0], [0, 0, 0]]
-    assert weight[0, 0].tolist() == [0.25, 0, 0.75]
-    assert other[0].tolist() == [1, 1, 0, 0, 1, 1, 0.5, 0.5, 0, 0, 0.25, 0.75]
-    assert popular[0].tolist() == [1.5, 0.75, 0.75]
-    assert affine.tolist() == [[0, 0, 3, 3, 0, 0], [0, 3, 0, 0, 0, 0]]
-
-
-def test_the_first_token_of_a_prompt_has_no_path_before_it():
-    trace = replace(a_planned_trace(tokens=6), start=torch.tensor([0, 2, 6]), task=torch.zeros(2, dtype=torch.int16))
-    own, before = paths_of(trace)
-    assert before.index[[0, 2]].unique().tolist() == [trace.experts]
-    assert torch.equal(before.index[[1, 3]], own.index[[0, 2]])
-
-
-def test_the_predictor_learns_paths_that_affinity_and_popularity_cannot_see():
-    train, held_out = a_planned_trace(), a_planned_trace(tokens=500, seed=1)
-    networks = {layer: fit_layer(train, layer, SMALL) for layer in (1, 2, 3)}
-    predictors = {layer: LayerPredictor.of(states_of(train, layer), each.folded()) for layer, each in networks.items()}
-    counts = accuracies(held_out, train, predictors)
-    assert counts["duoserve"].all_rate > counts["affinity"].all_rate + 0.1
-    assert counts["duoserve"].all_rate > 2 * counts["popularity"].all_rate
-    assert counts["duoserve"].any_rate > 0.9
-
-
 def test_a_folded_predictor_gives_what_its_network_gives_and_the_same_seed_the_same_network():
     trace = a_planned_trace(tokens=300)
     network, again = (fit_layer(trace, 2, SMALL) for _ in range(2))
@@ -127,9 +74,8 @@ def test_a_folded_predictor_gives_what_its_network_gives_and_the_same_seed_the_s
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("duoserve")
-    return {family: prepare(write_tiny(root / family, family)) for family in FAMILIES}
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(write_tiny(tmp_path_factory.mktemp("duoserve") / "mixtral"))
 
 
 def prepare(folder: Path) -> Path:
@@ -173,12 +119,9 @@ def assert_same_as_resident(folder: Path, run: Callable[[MoeRuntime], list[torch
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("slots", [1, 4, 8])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_and_text_are_those_of_the_unmodified_model(
-    folders: dict[str, Path], family: str, slots: int, overlap: bool
-):
-    expected = load_unmodified(folders[family])
-    runtime = duoserve(folders[family], slots, overlap=overlap)
+def test_logits_and_text_are_those_of_the_unmodified_model(checkpoint: Path, slots: int, overlap: bool):
+    expected = load_unmodified(checkpoint)
+    runtime = duoserve(checkpoint, slots, overlap=overlap)
     for batch in (1, 3):
         inputs = prompts(batch)
         with torch.inference_mode():
@@ -189,20 +132,20 @@ def test_logits_and_text_are_those_of_the_unmodified_model(
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_each_step_of_decoding_has_the_logits_of_resident(folders: dict[str, Path], batch: int):
-    assert_same_as_resident(folders["mixtral"], partial(decode, inputs=prompts(batch)))
+def test_each_step_of_decoding_has_the_logits_of_resident(checkpoint: Path, batch: int):
+    assert_same_as_resident(checkpoint, partial(decode, inputs=prompts(batch)))
 
 
-def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(folders: dict[str, Path]):
+def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(checkpoint: Path):
     def fail_and_decode(runtime: MoeRuntime) -> list[torch.Tensor]:
         fail_amid_each_layer(runtime, partial(decode, runtime, prompts(3)))
         return decode(runtime, prompts(1))
 
-    assert_same_as_resident(folders["mixtral"], fail_and_decode)
+    assert_same_as_resident(checkpoint, fail_and_decode)
 
 
-def test_a_prefill_with_two_slots_for_each_layer_fetches_no_expert_twice(folders: dict[str, Path]):
-    runtime = duoserve(folders["mixtral"], slots=2)
+def test_a_prefill_with_two_slots_for_each_layer_fetches_no_expert_twice(checkpoint: Path):
+    runtime = duoserve(checkpoint, slots=2)
     needed: list[int] = []
     runtime.observers.append(lambda _step, gate, _done: needed.extend(gate.distinct_experts()))
     with torch.inference_mode():
@@ -212,27 +155,25 @@ def test_a_prefill_with_two_slots_for_each_layer_fetches_no_expert_twice(folders
     assert counts.overlapped + counts.blocking + counts.unused <= counts.fetches
 
 
-def test_predicted_experts_are_resident_when_the_gate_has_spoken_in_all_layers_but_the_first(folders: dict[str, Path]):
-    """Serially, so that no clock decides: every correct prediction is a hit."""
-    runtime = duoserve(folders["mixtral"], slots=2, overlap=False)
+def test_predicted_experts_are_fetched_before_the_gate_speaks(checkpoint: Path):
+    """Serially, so that no clock decides."""
+    runtime = duoserve(checkpoint, slots=2, overlap=False)
     decode(runtime, prompts(1), steps=12)
-    predictions = runtime.cache.metrics.predictions
     decoded = runtime.cache.metrics.of_phase["decode"]
-    assert [counts.tokens for counts in predictions.of_layer] == [0, 11, 11]
-    assert predictions.total().predicted <= decoded.hits
     assert decoded.fetches_prefetch > 0
+    assert decoded.overlapped > 0
 
 
-def test_the_budget_changes_between_steps(folders: dict[str, Path]):
-    runtime = duoserve(folders["mixtral"], slots=4)
+def test_the_budget_changes_between_steps(checkpoint: Path):
+    runtime = duoserve(checkpoint, slots=4)
     whole = decode(runtime, prompts(1))
     runtime.mode.resize(runtime.cache.budget_bytes // 2)
     assert all(torch.equal(*pair) for pair in zip(whole, decode(runtime, prompts(1)), strict=True))
     runtime.cache.check()
 
 
-def test_saved_predictors_are_the_trained_ones_and_damaged_ones_are_refused(folders: dict[str, Path], tmp_path: Path):
-    prepared = PreparedFiles(folders["mixtral"])
+def test_saved_predictors_are_the_trained_ones_and_damaged_ones_are_refused(checkpoint: Path, tmp_path: Path):
+    prepared = PreparedFiles(checkpoint)
     trace = load_trace(prepared, TRAIN)
     own, before = paths_of(trace)
     fresh = LayerPredictor.of(states_of(trace, 2), fit_layer(trace, 2, QUICK).folded())
@@ -244,10 +185,3 @@ def test_saved_predictors_are_the_trained_ones_and_damaged_ones_are_refused(fold
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ModelError, match="layer-2"):
         duoserve(folder)
-
-
-def test_without_a_predictor_nothing_is_prefetched_in_decoding(folders: dict[str, Path]):
-    popular = popularity(load_trace(PreparedFiles(folders["mixtral"]), TRAIN)).tolist()
-    runtime = open_with_slots(folders["mixtral"], DuoServe({}, popular), slots=2)
-    decode(runtime, prompts(1))
-    assert runtime.cache.metrics.of_phase["decode"].fetches_prefetch == 0

@@ -1,7 +1,5 @@
 """eMoE on a tiny random model: loads between periods only, next-ranked experts for absent ones, and its fits."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 
@@ -12,27 +10,22 @@ from experts.moe.modes.baselines import Resident
 from experts.moe.modes.emoe.fitting import PART as PREDICTOR
 from experts.moe.modes.emoe.fitting import (
     EmoeRecipe,
-    PromptStream,
     fit_predictor,
     load_predictor,
     provenance,
     save_predictor,
 )
 from experts.moe.modes.emoe.mode import Emoe, load_knowledge
-from experts.moe.modes.emoe.predictor import ExpertPredictor, spreads
 from experts.moe.modes.emoe.sensitivity import (
     PART,
     WrongRouting,
     load_shares,
     measure,
-    sensitive,
     sensitivity_weights,
     shares_of,
 )
-from experts.moe.policy.schedule import Generation
-from experts.moe.trace import popularity_by_task
 from experts.moe.weights.prepared import PreparedFiles
-from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
+from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, write_tiny
 from tests.experts.moe.traces import make_trace, observe_gates
 
 SMALL = EmoeRecipe(history=3, ahead=2, width=16, blocks=1, steps=12, batch=8)
@@ -146,21 +139,6 @@ def test_decoding_loads_nothing_and_waits_for_nothing(fitted):
     assert spent.served > 0
 
 
-def test_lengths_of_answers_are_learned_from_decoding(fitted):
-    folder, _ = fitted
-    mode = emoe(folder, period=1)
-    runtime = open_runtime(folder, mode, slots=9)
-    with torch.inference_mode():
-        with runtime.step([StepRow("a", "even", 12)]):
-            past = runtime.model(a_text("even", 1), use_cache=True).past_key_values
-        for _ in range(5):
-            with runtime.step([StepRow("a", "even", 1)]):
-                runtime.model(torch.tensor([[4]]), past_key_values=past, use_cache=True)
-        with runtime.step([StepRow("b", "odd", 1)]):
-            runtime.model(torch.tensor([[4]]), past_key_values=past, use_cache=True)
-    assert mode.profiles.remaining(Generation("c", "even", 12, 100, 0.0)) == 5
-
-
 def test_the_budget_changes_between_steps_and_the_least_expected_experts_are_evicted(fitted):
     folder, _ = fitted
     runtime = open_runtime(folder, emoe(folder, period=3), slots=12)
@@ -182,35 +160,6 @@ def test_a_predictor_of_another_shape_is_refused(fitted, tmp_path):
         open_runtime(other, emoe(fitted[0]), slots=12)
 
 
-def test_an_untrained_predictor_gives_the_popularity_of_each_task(fitted):
-    _, trace = fitted
-    prior = torch.cat([popularity_by_task(trace), popularity_by_task(trace).mean(0, keepdim=True)])
-    predictor = ExpertPredictor(prior, history=3, width=16, blocks=1).eval()
-    predicted = predictor.predict([(0, prior[0])], [0, 1])
-    assert torch.allclose(
-        predicted, prior[:2].clamp_min(1e-4) / prior[:2].clamp_min(1e-4).sum(-1, keepdim=True), atol=1e-5
-    )
-
-
-def test_a_layer_sees_of_its_prompt_only_what_stands_before_it_in_the_order(fitted):
-    predictor, _ = load_predictor(PreparedFiles(fitted[0]))
-    past = torch.rand(1, 3, LAYERS, EXPERTS)
-    tasks, task = torch.tensor([[0, 1, -1]]), torch.tensor([1])
-    target = torch.softmax(torch.randn(1, LAYERS, EXPERTS), -1)
-    hidden = predictor.order([2, 0, 1], LAYERS)
-
-    def changes(layer):
-        other = target.clone()
-        other[0, layer] = torch.softmax(torch.randn(EXPERTS), -1)
-        with torch.no_grad():
-            differ = predictor(past, tasks, task, target, hidden) != predictor(past, tasks, task, other, hidden)
-        return differ[0].any(-1).tolist()
-
-    assert changes(2) == [True, True, False]
-    assert changes(0) == [False, True, False]
-    assert changes(1) == [False, False, False]
-
-
 def test_a_fit_is_saved_and_not_repeated(fitted):
     folder, trace = fitted
     prepared = PreparedFiles(folder)
@@ -222,23 +171,10 @@ def test_a_fit_is_saved_and_not_repeated(fitted):
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in predictor.state_dict().items())
 
 
-def test_a_stream_keeps_each_tasks_prompts_in_their_order():
-    stream = PromptStream([[0, 1, 2], [], [7, 8]], torch.Generator().manual_seed(1))
-    taken = [stream.take() for _ in range(40)]
-    assert {task for task, _ in taken} == {0, 2}
-    first = [number for task, number in taken if task == 0]
-    assert all((after - before) % 3 == 1 for before, after in pairwise(first))
-
-
-def test_spreads_leave_the_sentinel_out():
-    assert spreads([torch.tensor([[0, 1], [0, 4]])], 4).tolist() == [pytest.approx([2 / 3, 1 / 3, 0, 0])]
-
-
 def test_sensitivity_goes_from_the_most_tolerant_layer_to_the_least():
     accuracy = {"": 0.8, "0": 0.2, "1": 0.76, "2": 0.72, "1 2": 0.64, "0 1 2": 0.08}
     shares = {"a": shares_of(accuracy, 3)}
     assert shares["a"] == pytest.approx((0.1, 0.95, 0.8))
-    assert sensitive(shares) == {"a": (True, False, True)}
     assert sensitivity_weights(shares)["a"] == pytest.approx((0.7, 0.05, 0.15))
 
 
@@ -256,18 +192,3 @@ def test_measuring_goes_on_where_it_stopped(fitted):
     measure(runtime, mode, {task: torch.cat([a_text(task, 1), a_text(task, 2)]) for task in TASKS}, prepared)
     assert len(forwards) == 2 * LAYERS - 1
     assert prepared.load_json(PART) == whole
-
-
-def test_wrong_routing_keeps_padding_and_draws_distinct_experts(fitted):
-    mode = WrongRouting()
-    runtime = open_runtime(fitted[0], mode)
-    mode.restart(frozenset([1]))
-    seen = []
-    runtime.observers.append(lambda _step, gate, done: seen.append((gate, done)))
-    inputs = prompts(2)
-    with torch.no_grad():
-        runtime.model(**inputs)
-    for gate, done in seen:
-        assert torch.equal(gate.index, done.index) == (gate.layer != 1)
-        assert torch.equal(gate.index == EXPERTS, done.index == EXPERTS)
-        assert all(len(set(row)) == TOP_K or EXPERTS in row for row in done.index.tolist())

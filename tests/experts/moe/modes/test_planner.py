@@ -1,7 +1,6 @@
 """The planner gives memory to the layers that need it, keeps to memory and bandwidth, and goes on where it stopped."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from experts.moe.modes.swapmoe.planner import (
     MeasuredPlan,
     PlanLimits,
     even_counts,
-    fastest_period,
     load_preparation,
     plan_counts,
     random_counts,
@@ -25,7 +23,7 @@ pytest.importorskip("transformers", reason="language models need the extra `moe`
 from experts.moe.weights.prepared import PreparedFiles
 from tests.experts.moe.tiny import VOCABULARY, write_tiny
 from tools.moe.plan import Planner, PlanProfile
-from tools.moe.text import TRAIN, CorpusText, save_text
+from tools.moe.text import TRAIN, TaskText, save_text
 
 LAYERS, EXPERTS, FLOOR, SLOTS = 4, 16, 2, 32
 NEED = (6.0, 1.0, 0.5, 2.0)
@@ -50,27 +48,6 @@ def test_configurations_to_measure_take_no_more_than_the_budget_and_begin_with_t
     assert drawn == random_counts(LAYERS, EXPERTS, FLOOR, SLOTS, 40), "the same when it is asked again"
 
 
-def test_with_room_for_one_configuration_only_there_is_one():
-    assert random_counts(LAYERS, EXPERTS, FLOOR, LAYERS * FLOOR, 8) == ((2, 2, 2, 2),)
-
-
-def test_the_loss_model_orders_configurations_that_it_has_not_seen():
-    others = random_counts(LAYERS, EXPERTS, FLOOR, SLOTS, 80, seed=5)
-    predicted = dict(zip(others, LossModel(measured(), EXPERTS).predict(others), strict=True))
-    rng = random.Random(9)
-    pairs = [rng.sample(others, 2) for _ in range(300)]
-    right = sum((predicted[a] < predicted[b]) == (loss_of(a) < loss_of(b)) for a, b in pairs)
-    assert right / len(pairs) > 0.9
-
-
-def test_fitting_a_model_leaves_the_callers_random_numbers_alone():
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    LossModel(measured(8), EXPERTS, steps=5)
-    assert torch.equal(torch.rand(2), expected)
-
-
 def test_the_plan_loses_less_than_an_even_split_and_keeps_to_the_memory():
     rows = measured()
     best = plan_counts(
@@ -81,40 +58,11 @@ def test_the_plan_loses_less_than_an_even_split_and_keeps_to_the_memory():
     assert best[0] == max(best)
 
 
-def test_what_was_measured_is_not_proposed_again():
-    rows, limits = measured(), PlanLimits(SLOTS, 1.0, 100.0)
-    model = LossModel(rows, EXPERTS)
-    for _ in range(2):
-        best = plan_counts(model, rows, limits, experts=EXPERTS, floor=FLOOR, settings=SETTINGS)
-        assert best not in [counts.counts for counts in rows]
-        rows.append(MeasuredPlan(best, 1, loss_of(best), 1.0))
-
-
-def test_a_narrow_link_leaves_only_what_needs_few_swaps():
-    rows = measured(loads=4.0)
-    wide = PlanLimits(SLOTS, load_ms=1.0, step_ms=100.0)
-    narrow = PlanLimits(SLOTS, load_ms=1.0, step_ms=2.5)
-    model = LossModel(rows, EXPERTS)
-    sizes = {}
-    for name, limits in (("wide", wide), ("narrow", narrow)):
-        best = plan_counts(model, rows, limits, experts=EXPERTS, floor=FLOOR, settings=SETTINGS)
-        sizes[name] = sum(min(count, EXPERTS - count) for count in best)
-    assert sizes["narrow"] < sizes["wide"]
-
-
-def test_the_update_frequency_is_the_highest_that_the_link_keeps_up_with():
-    tried = [MeasuredPlan((8,) * LAYERS, period, 3.0, 8 / period) for period in (1, 2, 4, 8, 16)]
-    assert fastest_period(tried, PlanLimits(SLOTS, load_ms=1.0, step_ms=8.0)) == 1
-    assert fastest_period(tried, PlanLimits(SLOTS, load_ms=1.0, step_ms=3.0)) == 4
-    assert fastest_period(tried, PlanLimits(SLOTS, load_ms=100.0, step_ms=1.0)) == 16
-    assert fastest_period(tried, PlanLimits(SLOTS, load_ms=0.0, step_ms=1.0)) == 1
-
-
 def a_prepared_checkpoint(folder: Path) -> Path:
     checkpoint = write_tiny(folder / "mixtral")
     generator = torch.Generator().manual_seed(0)
     ids = {domain: torch.randint(2, VOCABULARY, (64,), generator=generator) for domain in ("letters", "code")}
-    save_text(PreparedFiles(checkpoint), TRAIN, CorpusText(ids, {domain: torch.tensor([0, 64]) for domain in ids}))
+    save_text(PreparedFiles(checkpoint), TRAIN, TaskText(ids))
     return checkpoint
 
 
@@ -122,7 +70,7 @@ def test_a_plan_is_made_from_measurements_that_are_kept_and_not_taken_twice(tmp_
     checkpoint = a_prepared_checkpoint(tmp_path)
     profile = PlanProfile(of_domain=1, length=8, chunk=4)
     quick = SearchSettings(generations=50)
-    planner = Planner(checkpoint, "50%", profile, None)
+    planner = Planner(checkpoint, "50%", profile)
     plan = planner.run(4, quick)
     assert sum(plan.counts) <= 12
     assert planner.measured(plan.counts, plan.period).loss <= planner.measured(planner.even, plan.period).loss
@@ -133,7 +81,7 @@ def test_a_plan_is_made_from_measurements_that_are_kept_and_not_taken_twice(tmp_
     first = json.loads(file.read_text())
     assert len(first["measured"]) >= 9, "six frequencies and the configurations"
     stamp_ns = file.stat().st_mtime_ns
-    assert Planner(checkpoint, "50%", profile, None).run(4, quick) == plan
+    assert Planner(checkpoint, "50%", profile).run(4, quick) == plan
     assert file.stat().st_mtime_ns == stamp_ns, "everything was there already"
 
 
@@ -142,9 +90,9 @@ def test_a_plan_is_made_from_measurements_that_are_kept_and_not_taken_twice(tmp_
 )
 def test_a_budget_that_is_none_is_refused(tmp_path: Path, budget: str, says: str):
     with pytest.raises(ModelError, match=says):
-        Planner(write_tiny(tmp_path / "mixtral"), budget, PlanProfile(), None)
+        Planner(write_tiny(tmp_path / "mixtral"), budget, PlanProfile())
 
 
 def test_without_text_the_command_that_makes_it_is_named(tmp_path: Path):
     with pytest.raises(ModelError, match="coserve moe"):
-        Planner(write_tiny(tmp_path / "mixtral"), "50%", PlanProfile(), None)
+        Planner(write_tiny(tmp_path / "mixtral"), "50%", PlanProfile())

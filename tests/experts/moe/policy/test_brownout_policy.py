@@ -21,20 +21,6 @@ def test_the_worked_example_sends_12_of_20_tokens_to_three_experts():
     assert partial.accesses == 5
 
 
-def test_an_expert_alone_in_its_group_runs_itself():
-    """Figure 5b: groups of three, and of E6, E7 only E6 is left."""
-    partial = split((5, 1, 2, 4, 1, 1, 2, 3), 0.6, groups_in_order(8, 3))
-    assert partial.originals == (0, 3, 6, 7)
-    assert partial.united == ((0, (1, 2)), (1, (4, 5)))
-
-
-def test_ties_go_to_the_lower_index_and_rounding_adds_no_expert():
-    assert busiest((2, 2, 2, 2), 0.5) == (0, 1)
-    assert 100 * 0.55 > 55
-    assert busiest((55, 45), 0.55) == (0,)
-    assert split((0, 0, 0, 0), 0.5, groups_in_order(4, 2)).accesses == 0
-
-
 @given(COUNTS)
 def test_at_threshold_1_every_expert_with_tokens_runs_itself(counts: list[int]):
     needed = tuple(expert for expert, count in enumerate(counts) if count)
@@ -68,11 +54,6 @@ def test_every_expert_with_tokens_is_somewhere_exactly_once(counts: list[int], t
     assert full.accesses <= partial.accesses <= len(needed)
 
 
-@pytest.mark.parametrize(("way", "groups"), [(2, (0, 0, 1, 1, 2)), (4, (0, 0, 0, 0, 1)), (8, (0, 0, 0, 0, 0))])
-def test_neighbours_by_index_are_united_and_the_last_group_may_be_small(way: int, groups: tuple[int, ...]):
-    assert groups_in_order(5, way) == groups
-
-
 RULE = SalcRule(slo_s=0.15, window_s=10.0, interval_s=1.0)
 
 
@@ -90,32 +71,6 @@ def test_above_the_slo_the_threshold_shrinks_once_per_interval():
     assert controller.check(1.0) == pytest.approx(0.8)
     assert controller.check(1.99) == pytest.approx(0.8)
     assert controller.check(2.0) == pytest.approx(0.64)
-
-
-def test_below_the_warning_line_it_rises_to_1_exactly_and_no_further():
-    controller = a_controller(0.1)
-    for second in range(1, 12):
-        controller.observe(0.119, float(second))
-        controller.check(float(second))
-    assert controller.threshold == 1.0
-
-
-def test_between_warning_line_and_slo_nothing_changes():
-    controller = a_controller(0.5)
-    controller.observe(0.12, 0.5)
-    assert controller.check(1.0) == 0.5
-    controller.observe(0.15, 1.5)
-    assert controller.check(2.0) == 0.5
-
-
-def test_one_late_token_of_ten_changes_nothing_and_two_do():
-    controller = a_controller()
-    for tenth in range(9):
-        controller.observe(0.13, tenth / 10)
-    controller.observe(9.0, 0.95)
-    assert controller.check(1.0) == 1.0
-    controller.observe(9.0, 1.5)
-    assert controller.check(2.0) == pytest.approx(0.8)
 
 
 def test_latencies_older_than_the_window_do_not_count_and_without_load_it_rises():

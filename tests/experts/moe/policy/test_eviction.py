@@ -1,15 +1,6 @@
 """Eviction policies as plain values."""
 
-import pytest
-
-from experts.moe.policy.eviction import LayeredLru, MostPopular, split_evenly
-
-
-@pytest.mark.parametrize(
-    ("total", "parts", "split"), [(12, 3, (4, 4, 4)), (11, 3, (4, 4, 3)), (2, 3, (1, 1, 0)), (0, 2, (0, 0))]
-)
-def test_an_even_split_gives_the_rest_to_the_first_parts(total: int, parts: int, split: tuple[int, ...]):
-    assert split_evenly(total, parts) == split
+from experts.moe.policy.eviction import LayeredLru, MostPopular
 
 
 def a_full_policy(layers: int = 2, slots: int = 4) -> LayeredLru:
@@ -53,14 +44,6 @@ def test_the_popular_stay_and_the_others_pass_through_the_remaining_slots():
     assert list(policy.victims((1, 3), 0, urgent=False)) == [(0, 2)]
 
 
-def test_an_empty_slot_is_for_the_popular_while_some_of_them_are_missing():
-    policy = MostPopular([[0, 1, 2, 3]], transit=1)
-    policy.resize(3)
-    policy.loaded((0, 3))
-    assert list(policy.victims((0, 2), 2, urgent=False)) == [(0, 3)]
-    assert list(policy.victims((0, 0), 2, urgent=False)) == []
-
-
 def test_with_fewer_slots_the_least_popular_is_evicted_first():
     policy = MostPopular([[0, 1, 2, 3]], transit=0)
     policy.resize(3)
@@ -68,9 +51,3 @@ def test_with_fewer_slots_the_least_popular_is_evicted_first():
         policy.loaded(key)
     policy.resize(2)
     assert next(iter(policy.victims(None, 0, urgent=True))) == (0, 2)
-
-
-def test_if_all_experts_fit_all_of_them_stay():
-    policy = MostPopular([[0, 1], [1, 0]], transit=1)
-    policy.resize(4)
-    assert len(policy.popular) == 4

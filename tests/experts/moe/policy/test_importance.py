@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from experts.moe.policy.importance import Importance, UpdateTurns, VirtualExperts, allot
+from experts.moe.policy.importance import Importance, UpdateTurns, VirtualExperts
 
 LAYERS, EXPERTS, FLOOR = 3, 8, 2
 
@@ -51,29 +51,12 @@ def test_before_the_first_token_the_prior_decides_and_a_strong_one_goes_on_decid
     assert weak.of(0)[5] > weak.of(0)[3]
 
 
-def test_a_window_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="give more than 0"):
-        an_importance(window=0)
-
-
 def test_a_layer_swaps_its_least_important_expert_for_the_most_important_absent_one():
     virtual = virtual_experts(9)
     assert virtual.present(1) == (0, 1, 2)
     virtual.importance.add(1, [3.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 9.0], 1)
     [swap] = virtual.plan(1, 9)
     assert (swap.load, swap.evict) == ((1, 7), (1, 1))
-
-
-def test_nothing_is_swapped_among_equals():
-    virtual = virtual_experts(9)
-    virtual.importance.add(1, [1.0] * EXPERTS, 1)
-    assert virtual.plan(1, 9) == ()
-
-
-def test_what_is_coming_already_is_not_planned_again():
-    virtual = virtual_experts(9)
-    virtual.importance.add(0, only(6, 7), 1)
-    assert {swap.load for swap in virtual.plan(0, 9, pending=[(0, 6)])} == {(0, 7)}
 
 
 def test_a_layer_at_its_floor_borrows_a_slot_and_gives_one_back():
@@ -94,12 +77,6 @@ def test_a_layer_at_its_floor_borrows_a_slot_and_gives_one_back():
     assert [len(virtual.present(layer)) for layer in range(LAYERS)] == [3, 2, 2]
 
 
-def test_with_floors_only_nothing_can_be_swapped_without_a_hole():
-    virtual = virtual_experts(FLOOR * LAYERS)
-    virtual.importance.add(1, only(6, 7), 1)
-    assert virtual.plan(1, FLOOR * LAYERS) == ()
-
-
 def test_random_importance_never_leaves_a_layer_below_its_floor_nor_the_slots_overfull():
     rng = random.Random(0)
     for slots in (7, 8, 11, 17):
@@ -115,27 +92,6 @@ def test_random_importance_never_leaves_a_layer_below_its_floor_nor_the_slots_ov
                 assert swap.load[1] not in virtual.present(swap.load[0])
                 virtual.loaded(swap.load)
             assert sum(len(virtual.present(number)) for number in range(LAYERS)) == slots
-
-
-def test_after_less_memory_the_least_important_beyond_a_layers_number_go():
-    virtual = virtual_experts(12)
-    virtual.importance.add(0, [4.0, 1.0, 3.0, 2.0, 0, 0, 0, 0], 1)
-    virtual.resize(9)
-    assert next(virtual.victims(None, 0, urgent=True)) == (0, 1)
-
-
-def test_a_plan_for_this_memory_is_carried_out_to_the_letter():
-    plan = (8, 2, 5)
-    assert allot(15, [count - FLOOR for count in plan], FLOOR, EXPERTS) == plan
-
-
-def test_a_plan_for_other_memory_gives_its_proportions_within_floor_and_ceiling():
-    shares = [6.0, 0.0, 3.0]
-    assert allot(6, shares, 2, 8) == (2, 2, 2)
-    assert allot(9, shares, 2, 8) == (4, 2, 3)
-    assert allot(21, shares, 2, 8) == (8, 5, 8)
-    assert allot(99, shares, 2, 8) == (8, 8, 8)
-    assert allot(4, shares, 2, 8) == (2, 1, 1)
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 4, 5, 7, 12])

@@ -25,11 +25,6 @@ def names(admitted):
     return [row.request for row in admitted]
 
 
-def test_first_come_first_served_holds_up_those_behind_the_first_without_room():
-    waiting = [a_request("a", tokens=60), a_request("b", tokens=900), a_request("c", tokens=60)]
-    assert names(FirstCome(BatchLimits(4, 200)).admit(waiting, [], 0.0)) == ["a"]
-
-
 def test_room_is_what_requests_may_come_to_hold_each_row_as_long_as_the_longest():
     limits = BatchLimits(rows=2, tokens=200)
     assert limits.fits([a_request(tokens=60)], a_request(tokens=60))
@@ -41,16 +36,6 @@ def test_room_is_what_requests_may_come_to_hold_each_row_as_long_as_the_longest(
 def test_the_least_slack_goes_first_whoever_came_first():
     waiting = [a_request("early", "long", slo_s=900.0), a_request("urgent", arrived_s=5.0, slo_s=12.0)]
     assert names(by_slack().admit(waiting, [], 5.0)) == ["urgent", "early"]
-
-
-def test_slack_counts_what_was_waited_and_what_is_to_come():
-    # 5 s have passed; prefill 2 s, four steps of row row 4.4 s.
-    assert by_slack().slack_s(a_request(slo_s=12.0), [], 5.0) == pytest.approx(12 - 5 - 2 - 4.4)
-
-
-def test_one_that_has_no_room_does_not_hold_up_those_behind_it():
-    waiting = [a_request("large", tokens=900, slo_s=20.0), a_request("small", tokens=50, slo_s=60.0)]
-    assert names(by_slack(tokens=200).admit(waiting, [], 0.0)) == ["small"]
 
 
 @pytest.mark.parametrize(("slo_s", "takes_s"), [(None, 5), (30.0, 5), (300.0, 100)])
@@ -90,11 +75,6 @@ def test_loading_experts_of_a_task_that_is_not_running_counts():
     assert names(scheduler.admit(waiting, beside, 0.0)) == ["other"]
 
 
-def test_a_running_request_whose_slo_is_lost_holds_nobody_up():
-    running = [a_request("lost", "long", generated=1, slo_s=2.0)]
-    assert names(by_slack().admit([a_request("next", slo_s=50.0)], running, 1.0)) == ["next"]
-
-
 def test_those_whose_slo_is_lost_wait_behind_those_who_can_make_theirs():
     waiting = [a_request("lost", slo_s=1.0), a_request("hopeful", slo_s=30.0)]
     assert names(by_slack(rows=1).admit(waiting, [], 5.0)) == ["hopeful"]
@@ -108,29 +88,6 @@ def test_who_waited_beyond_patience_goes_first_within_a_quarter_of_the_rows():
     assert "old2" not in admitted[:8]
     running = [a_request(f"run{number}", slo_s=1.0, generated=1, began_s=70.0) for number in range(2)]
     assert names(by_slack(rows=8, patience_s=60.0).admit(waiting, running, 100.0))[0] == "new0"
-
-
-def test_a_request_without_slo_has_until_patience():
-    waiting = [a_request("none"), a_request("soon", slo_s=50.0), a_request("late", slo_s=80.0)]
-    assert names(by_slack(patience_s=60.0).admit(waiting, [], 0.0)) == ["soon", "none", "late"]
-
-
-def test_a_request_that_outlives_its_profile_is_expected_to_take_a_twentieth_more():
-    profiles = TaskProfiles(PROFILES)
-    assert profiles.remaining(a_request(task="long")) == 20
-    assert profiles.remaining(a_request(task="long", generated=15)) == 5
-    assert profiles.remaining(a_request(task="long", generated=20)) == 1
-    assert profiles.remaining(a_request(task="long", generated=39, most=40)) == 1
-
-
-def test_profiles_follow_the_lengths_that_were_seen():
-    profiles = TaskProfiles()
-    assert profiles.remaining(a_request(task="new", most=40)) == 40
-    for generated in (10, 20, 30):
-        profiles.record_length(a_request(task="new", generated=generated))
-    assert profiles.remaining(a_request(task="new")) == 20
-    profiles.record_loading("new", 2.0)
-    assert profiles.loading_s("new") == 2.0
 
 
 requests = st.builds(
@@ -162,13 +119,3 @@ def test_limits_hold_and_an_idle_engine_always_gets_somebody(waiting, running, k
     if waiting and not running:
         assert admitted
     assert scheduler.admit(waiting, running, 100.0) == admitted
-
-
-def test_tasks_that_a_client_invents_push_out_only_what_nobody_asks_for():
-    profiles = TaskProfiles()
-    for number in range(5000):
-        profiles.record_loading("used", 2.0)
-        profiles.record_loading(f"invented-{number}", 1.0)
-    assert profiles.loading_s("used") == pytest.approx(2.0)
-    assert profiles.loading_s("invented-0") == 0.0
-    assert profiles.loading_s("invented-4999") == 1.0

@@ -17,7 +17,7 @@ from experts.moe.trace import (
     save_popularity,
     save_trace,
 )
-from experts.moe.weights.prepared import POPULARITY, TRAIN, PreparedFiles, stamp_of
+from experts.moe.weights.prepared import POPULARITY, TRAIN, PreparedFiles
 from tests.experts.moe.traces import make_trace
 
 
@@ -33,7 +33,7 @@ def a_trace(experts: tuple[int, ...], task: str = "licence", prompts: int = 2) -
     index = torch.tensor(experts * prompts)[:, None, None]
     tokens = torch.arange(len(index), dtype=torch.int32)
     start, tasks = torch.arange(prompts + 1) * len(experts), torch.zeros(prompts, dtype=torch.int16)
-    return make_trace(index, 4, token=tokens, decode=tokens % len(experts) > 0, start=start, task=tasks, tasks=(task,))
+    return make_trace(index, 4, token=tokens, start=start, task=tasks, tasks=(task,))
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path):
@@ -69,10 +69,6 @@ def test_parts_of_other_weights_are_refused(tmp_path: Path):
         second.load_json("plan")
 
 
-def test_a_copied_checkpoint_keeps_its_stamp(tmp_path: Path):
-    assert stamp_of(a_checkpoint(tmp_path / "a")) == stamp_of(a_checkpoint(tmp_path / "b"))
-
-
 def test_a_broken_part_says_what_to_do(tmp_path: Path):
     prepared = PreparedFiles(a_checkpoint(tmp_path))
     prepared.folder.mkdir()
@@ -85,18 +81,12 @@ def test_a_broken_part_says_what_to_do(tmp_path: Path):
         prepared.load_json("plan")
 
 
-def test_a_folder_without_weights_is_no_checkpoint(tmp_path: Path):
-    with pytest.raises(ModelError, match="not a checkpoint"):
-        PreparedFiles(tmp_path)
-
-
 def test_a_trace_comes_back_as_it_was(tmp_path: Path):
     prepared = PreparedFiles(a_checkpoint(tmp_path))
     trace = a_trace((0, 1, 2))
     save_trace(prepared, TRAIN, trace)
     back = load_trace(prepared, TRAIN)
     assert torch.equal(back.index, trace.index)
-    assert torch.equal(back.decode, trace.decode)
     assert (back.tasks, back.experts, back.prompts, back.layers) == (("licence",), 4, 2, 1)
     assert back.token[back.span(1)].tolist() == [3, 4, 5]
 

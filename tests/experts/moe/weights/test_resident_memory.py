@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests import ROOT
 from tests.experts.moe.tiny import write_tiny
 
@@ -31,6 +33,7 @@ print(resident("VmHWM") - before)
 """
 
 
+@pytest.mark.test_all
 def test_a_model_takes_its_slots_and_little_more_while_it_writes(tmp_path):
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_local_experts": 16}
     write_tiny(tmp_path, initializer_range=0.02, **shape)

@@ -4,7 +4,6 @@ from contextlib import closing
 
 import pytest
 import torch
-from safetensors import safe_open
 
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey
@@ -13,7 +12,7 @@ from experts.moe.modes import open_mode
 from experts.moe.weights.expert_store import CheckpointStore
 from experts.moe.weights.slot_file import SlotFileStore, slot_file, write_slot_file
 from experts.reading import CachedReader
-from tests.experts.moe.tiny import FAMILIES, prompts, write_tiny
+from tests.experts.moe.tiny import EACH_FAMILY, prompts, write_tiny
 
 
 class CountingReader(CachedReader):
@@ -64,18 +63,15 @@ def assert_same_experts(original, imported):
         assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
-LAYOUTS = [(family, layout) for family in FAMILIES for layout in ("single", "fused")]
-LAYOUTS.remove(("switch_transformers", "fused"))  # it has one tensor for each expert only
-
-
-@pytest.mark.parametrize(("family", "layout"), LAYOUTS)
+@pytest.mark.parametrize("layout", ["single", "fused"])
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_imported_experts_are_those_of_the_checkpoint_in_one_read_each(tmp_path, family, layout):
     write_tiny(tmp_path, family, layout=layout, shards="40KB")
     import_into_slots(tmp_path)
     reader = CountingReader()
     original, imported = open_stores(tmp_path, reader=reader)
     expected = dict(read_all(original))
-    assert reader.count == {"single": 3, "fused": 2}[layout] * len(expected) or family == "switch_transformers"
+    assert reader.count == {"single": 3, "fused": 2}[layout] * len(expected)
     reader.count = 0
     for key, matrices in read_all(imported):
         assert all(torch.equal(*pair) for pair in zip(matrices, expected[key], strict=True))
@@ -85,12 +81,6 @@ def test_imported_experts_are_those_of_the_checkpoint_in_one_read_each(tmp_path,
 @pytest.mark.usefixtures("slots")
 def test_an_imported_model_is_read_from_the_slot_file_and_answers_the_same(tmp_path):
     assert torch.equal(a_prefill(tmp_path, "auto"), a_prefill(tmp_path, "checkpoint"))
-
-
-def test_the_slot_file_is_safetensors_with_each_expert_on_a_page(slots):
-    with safe_open(slots, framework="pt") as opened:
-        assert opened.metadata()["family"] == "mixtral"
-        assert opened.get_tensor("2.7").shape[0] % 4096 == 0
 
 
 @pytest.mark.parametrize(("storage", "max_error"), [("int8", 0.01), ("int4", 0.12)])
@@ -183,13 +173,6 @@ def test_a_spoilt_slot_file_is_refused_and_written_again_by_the_import(tmp_path,
         a_prefill(tmp_path, "auto")
     import_into_slots(tmp_path)
     a_prefill(tmp_path, "auto")
-
-
-@pytest.mark.usefixtures("slots")
-def test_a_slot_file_of_other_weights_is_refused(tmp_path):
-    write_tiny(tmp_path, seed=7)
-    with pytest.raises(ModelError, match="made from other weights"):
-        a_prefill(tmp_path, "auto")
 
 
 def test_packed_storage_that_was_not_imported_says_which_command_makes_it(tmp_path):

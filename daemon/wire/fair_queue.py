@@ -1,0 +1,106 @@
+"""Fair order of messages: the source and connection that have had least come next (start-time fair queueing).
+
+A source that floods over a hundred connections is one source; one that invents a source for each message is one
+connection: either way a publisher that sends now and then goes first. Plain state and plain decisions: no clock, no
+threads.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+#: Cost of a message beside its bytes, in bytes.
+_MESSAGE_COST = 50_000
+
+
+@dataclass(order=True, slots=True)
+class _Place(Generic[T]):
+    """One message. `tag`: bytes that its flows have had once it is done; `number` keeps equal tags in order."""
+
+    tag: float
+    number: int
+    names: Sequence[Hashable] = field(compare=False)
+    size_bytes: int = field(compare=False)
+    item: T = field(compare=False)
+
+
+@dataclass(slots=True)
+class _NamedQueue:
+    """The waiting messages of one name: their count, and the tag of the newest."""
+
+    tag: float = 0.0
+    waiting: int = 0
+
+
+class FairQueue(Generic[T]):
+    """Waiting messages: `add` with all names of the sender; `take` removes the fairest, `shed` the least fair."""
+
+    def __init__(self) -> None:
+        self._places: list[_Place[T]] = []
+        self._flows: dict[Hashable, _NamedQueue] = {}
+        self.bytes = 0
+        self._number = 0
+        self._now = 0.0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, names: Sequence[Hashable], item: T, size_bytes: int) -> None:
+        """Add a message. Messages of one name stay in order."""
+        flows = [self._flows.setdefault(name, _NamedQueue()) for name in names]
+        tag = max(self._now, *(flow.tag for flow in flows)) + size_bytes + _MESSAGE_COST
+        for flow in flows:
+            flow.tag = tag
+            flow.waiting += 1
+        self._number += 1
+        self.bytes += size_bytes
+        insort(self._places, _Place(tag, self._number, names, size_bytes, item))
+
+    def take(self) -> T:
+        """Remove and return the message whose flows have had least. IndexError if none waits."""
+        place = self._places.pop(0)
+        self._now = place.tag
+        return self._leave(place)
+
+    def take_group(self, max_items: int, max_bytes: int) -> list[T]:
+        """Remove the next messages, at most `max_items` of `max_bytes` together; at least one if any waits."""
+        group: list[T] = []
+        room_bytes = max_bytes
+        while self._places and len(group) < max_items:
+            size_bytes = self._places[0].size_bytes
+            if group and size_bytes > room_bytes:
+                break
+            group.append(self.take())
+            room_bytes -= size_bytes
+        return group
+
+    def shed(self) -> T:
+        """Remove and return the newest message of the flow with the most bytes. IndexError if none waits."""
+        return self._leave(self._places.pop())
+
+    def drop_payload(self, lighter: Callable[[T], T]) -> None:
+        """Replace the least fair message that has bytes by `lighter` of it, which has none and waits on."""
+        for place in reversed(self._places):
+            if place.size_bytes:
+                self.bytes -= place.size_bytes
+                place.size_bytes, place.item = 0, lighter(place.item)
+                return
+
+    def _leave(self, place: _Place[T]) -> T:
+        self.bytes -= place.size_bytes
+        for name in place.names:
+            flow = self._flows[name]
+            flow.waiting -= 1
+            if not flow.waiting:
+                del self._flows[name]
+        return place.item
+
+    def check(self) -> None:
+        """Assert that sums, order and flows are right."""
+        assert self.bytes == sum(place.size_bytes for place in self._places), "bytes differ"
+        assert self._places == sorted(self._places), "out of order"
+        waiting = sum(flow.waiting for flow in self._flows.values())
+        assert waiting == sum(len(place.names) for place in self._places), "flows differ"

@@ -1,0 +1,87 @@
+"""The experts that come with CoServe: what a line is made of, and what is said where a file is missing or changed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from experts.weights import file_sha256
+from tools.demo.line import SHIPPED, make_line, shipped_figures
+from tools.terminal.console import CommandError
+
+
+def a_copy(folder: Path) -> Path:
+    """Return a copy of the shipped folder, whose files can be broken."""
+    return Path(shutil.copytree(SHIPPED, folder / "shipped"))
+
+
+def weights_of(folder: Path, expert: str) -> Path:
+    """Return the file of an expert in a catalog's folder."""
+    return folder / yaml.safe_load((folder / "catalog.yaml").read_text("utf-8"))["experts"][expert]["file"]
+
+
+def test_the_shipped_experts_are_small_and_their_provenance_names_each_file():
+    provenance = json.loads((SHIPPED / "provenance.json").read_text("utf-8"))
+    entries = yaml.safe_load((SHIPPED / "catalog.yaml").read_text("utf-8"))["experts"]
+    weights = {entry["file"]: entry["sha256"] for entry in entries.values()}
+    assert {name: file["sha256"] for name, file in provenance["files"].items() if name in weights} == weights
+    assert all(file_sha256(SHIPPED / name) == sha256 for name, sha256 in weights.items())
+    assert sum(file.stat().st_size for file in SHIPPED.iterdir()) <= 20e6
+
+
+def test_the_shipped_experts_find_defects_and_leave_good_parts_alone():
+    figures = shipped_figures()
+    assert figures.boards == 400
+    assert figures.caught / figures.defects >= 0.995
+    assert figures.called / figures.good <= 0.002
+
+
+def test_making_a_line_again_keeps_what_the_user_changed_and_mends_weights(tmp_path: Path):
+    config = make_line(tmp_path)
+    rules, catalog = tmp_path / "rules.yaml", tmp_path / "experts" / "catalog.yaml"
+    rules.write_text(rules.read_text("utf-8") + "# mine\n", "utf-8")
+    catalog.write_text(catalog.read_text("utf-8") + "# mine\n", "utf-8")
+    cut = weights_of(tmp_path / "experts", "R0402")
+    cut.write_bytes(cut.read_bytes()[:100])
+    assert make_line(tmp_path) == config
+    assert rules.read_text("utf-8").endswith("# mine\n")
+    assert catalog.read_text("utf-8").endswith("# mine\n")
+    assert cut.read_bytes() == weights_of(SHIPPED, "R0402").read_bytes()
+
+
+@pytest.mark.parametrize("kept", range(0, 20, 6))
+def test_a_line_whose_making_was_interrupted_is_made_whole(tmp_path: Path, kept: int):
+    make_line(tmp_path / "whole")
+    made = sorted(path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("*") if path.is_file())
+    for path in made[:kept]:
+        (tmp_path / "cut" / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(tmp_path / "whole" / path, tmp_path / "cut" / path)
+    make_line(tmp_path / "cut")
+    assert sorted(p.relative_to(tmp_path / "cut") for p in (tmp_path / "cut").rglob("*") if p.is_file()) == made
+
+
+def test_a_missing_weights_file_is_named_with_its_sha256_and_the_remedy(tmp_path: Path):
+    shipped = a_copy(tmp_path)
+    file = weights_of(shipped, "SOIC8")
+    sha256 = file_sha256(file)
+    file.unlink()
+    with pytest.raises(CommandError, match=f"SOIC8.*missing.*{sha256}.*coserve demo --train"):
+        make_line(tmp_path / "line", shipped)
+    assert not (tmp_path / "line").exists(), "refused before anything is written"
+
+
+def test_a_changed_weights_file_is_named_with_both_sums(tmp_path: Path):
+    shipped = a_copy(tmp_path)
+    file = weights_of(shipped, "SOIC8")
+    sha256 = file_sha256(file)
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(CommandError, match=f"SOIC8.*{file_sha256(file)}, expected {sha256}.*coserve demo --train"):
+        make_line(tmp_path / "line", shipped)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
+    (tmp_path / "line").write_text("a file", "utf-8")
+    with pytest.raises(CommandError, match="line"):
+        make_line(tmp_path / "line")

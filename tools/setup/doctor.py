@@ -1,0 +1,602 @@
+"""Examine the PC of a line: driver, memory, disks, clock, permissions, ports. Nothing is changed.
+
+Each check yields findings; `examine` runs them all.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import pwd
+import resource
+import socket
+import stat
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import psutil
+
+from daemon.config.settings import Config, load_config
+from daemon.errors import ConfigError
+from daemon.host.folders import FOLDER_LOCK, owner
+from daemon.host.machine import EVERYWHERE, handle_shares, raise_handle_limit
+from daemon.line.line import load_catalog, load_rules_and_catalog, settings_problems, weights_folders
+from daemon.storage.claims import claim_problems
+from daemon.storage.database.connections import sqlite_path
+from daemon.storage.disk_space import DiskSpace, storage_problems
+from daemon.units import size_text
+from daemon.wire.keys import open_to
+from daemon.wire.sockets import TCP
+from tools.setup.gpu import Driver, find_driver
+from tools.setup.service_files import Places, secrets, started_config
+from tools.terminal.console import as_typed
+
+_SHOWN = 5
+_LIBRARIES = """
+import json, cv2, torch
+cuda = torch.cuda
+print(json.dumps({
+    "torch": torch.__version__, "cuda": torch.version.cuda, "available": cuda.is_available(),
+    "architectures": cuda.get_arch_list(),
+}))
+"""
+_LIBRARIES_S = 60.0
+#: What the daemon takes beside experts and images: Python, torch, buffers.
+_BASE_BYTES = 10**9
+_FILES = 4096
+_FUTURE_S = 60.0
+_STA_UNSYNC, _TIME_ERROR = 0x0040, 5  # adjtimex(2)
+_NETWORK = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "glusterfs", "lustre", "nfs", "nfs4"}
+    | {"smb3", "smbfs"}
+)
+_IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+#: One probe of a disk: it leaves `_PROBE_ROOM` times as much free.
+_PROBE_BYTES, _PROBE_ROOM = 16 * 2**20, 8
+_SYNCS, _SYNCS_WITHIN_S = 20, 2.0
+_SLOW_SYNC_S, _SLOW_WRITE, _SLOW_READ = 0.03, 30e6, 100e6
+_FEW_INODES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check: `so` is the state, `do` the remedy, None if none is needed."""
+
+    check: str
+    grade: Literal["ok", "warn", "wrong"]
+    so: str
+    do: str | None = None
+
+
+def ok(check: str, so: str) -> Finding:
+    """Return a finding for something that is as it should be."""
+    return Finding(check, "ok", so)
+
+
+def warn(check: str, so: str, do: str) -> Finding:
+    """Return a finding for a line that runs worse or less safely than it could."""
+    return Finding(check, "warn", so, do)
+
+
+def wrong(check: str, so: str, do: str) -> Finding:
+    """Return a finding for a line that does not run, or loses data."""
+    return Finding(check, "wrong", so, do)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The line, if one is named, and its PC. `user` runs the line, or will; `daemon_pid` holds the line's lock."""
+
+    path: Path | None
+    config: Config | None
+    mistakes: tuple[str, ...]
+    is_service: bool
+    user: pwd.struct_passwd
+    daemon_pid: int | None
+    driver: Driver | None
+
+    @property
+    def is_running(self) -> bool:
+        return self.daemon_pid is not None
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """Return the folders that the daemon writes to, by configuration key."""
+        if self.config is None:
+            return {}
+        folders = {"journal": self.config.journal, "images": self.config.images}
+        database = sqlite_path(self.config.database)
+        return folders if database is None else folders | {"database": database.parent}
+
+
+def machine_of(path: Path | None, user: str | None = None, root: Path = Path("/")) -> Machine:
+    """Read the line of `path`. Raises KeyError if `user` does not exist."""
+    config, mistakes, pid = None, (), None
+    if path is not None:
+        try:
+            config = load_config(path)
+            pid, _ = owner(config.journal / FOLDER_LOCK)
+        except ConfigError as error:
+            mistakes = tuple(map(str, error.problems))
+    unit = Places(root).unit
+    is_service = path is not None and unit.is_file() and started_config(unit.read_text("utf-8")) == path.resolve()
+    runs_line = pwd.getpwuid(os.geteuid()) if user is None else pwd.getpwnam(user)
+    if user is None and is_service:
+        with suppress(KeyError):  # the check of permissions says so
+            runs_line = pwd.getpwnam("coserve")
+    daemon_pid = pid if pid and psutil.pid_exists(pid) else None
+    return Machine(path, config, mistakes, is_service, runs_line, daemon_pid, find_driver())
+
+
+@contextmanager
+def acting_as(user: pwd.struct_passwd) -> Iterator[bool]:
+    """Run the body with the rights of `user` if root asks; else yield False and change nothing."""
+    if user.pw_uid == os.geteuid() or os.geteuid() != 0:
+        yield user.pw_uid == os.geteuid()
+        return
+    groups, gid = os.getgroups(), os.getegid()
+    os.setgroups(os.getgrouplist(user.pw_name, user.pw_gid))
+    os.setegid(user.pw_gid)
+    os.seteuid(user.pw_uid)
+    try:
+        yield True
+    finally:
+        os.seteuid(0)
+        os.setegid(gid)
+        os.setgroups(groups)
+
+
+def configuration(machine: Machine) -> Iterator[Finding]:
+    """Find mistakes in coserve.yaml, rules and catalog, and missing weights; `coserve check` reads the weights too."""
+    path = machine.path
+    if path is None:
+        remedy = f"{as_typed('init')}, or name its coserve.yaml"
+        yield warn("configuration", "no line is named and none is here", remedy)
+        return
+    mistakes = list(machine.mistakes)
+    if machine.config is not None:
+        mistakes += settings_problems(machine.config)
+        mistakes += storage_problems(machine.config) or claim_problems(path, machine.config)
+        try:
+            load_rules_and_catalog(machine.config)
+            _, _, unusable = load_catalog(machine.config.catalog, weights_folders(machine.config))
+            mistakes += map(str, unusable)
+        except ConfigError as error:
+            mistakes += map(str, error.problems)
+    for problem in mistakes[:_SHOWN]:
+        first = "train or import it (coserve train, coserve import)" if "no expert `" in problem else "correct it"
+        yield wrong("configuration", problem, f"{first}, then: {as_typed(f'check {path}')}")
+    if len(mistakes) > _SHOWN:
+        more = f"and {len(mistakes) - _SHOWN} mistakes more"
+        yield wrong("configuration", more, f"{as_typed(f'check {path}')} names all")
+    if not mistakes:
+        yield ok("configuration", f"{path}: coserve.yaml, rules, catalog and weights files fit together")
+
+
+def libraries(machine: Machine) -> Iterator[Finding]:
+    """Load torch and OpenCV in a process of their own, and compare torch with the GPUs."""
+    environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
+    python = f"Python {sys.version.split()[0]} in {sys.prefix}"
+    try:
+        done = subprocess.run(  # noqa: S603 - fixed words
+            [sys.executable, "-c", _LIBRARIES],
+            env=environ, cwd="/", capture_output=True, text=True, timeout=_LIBRARIES_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        yield wrong("libraries", f"torch did not load within {_LIBRARIES_S:.0f} s", "look at the disk and at `top`")
+        return
+    if done.returncode:
+        message = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+        remedy = "apt-get install libgl1 libglib2.0-0" if ".so" in message else "install CoServe again: make bundle"
+        yield wrong("libraries", f"{python}: torch or OpenCV does not load: {message}", remedy)
+        return
+    torch = json.loads(done.stdout)
+    build = f"CUDA {torch['cuda']}" if torch["cuda"] else "for processors only"
+    yield ok("libraries", f"{python}, torch {torch['torch']} ({build})")
+    yield from _gpus(machine, torch)
+
+
+def _gpus(machine: Machine, torch: dict[str, Any]) -> Iterator[Finding]:
+    """Compare the driver with torch's build, and the GPUs that the line names with those that are there."""
+    named = [name for name in (machine.config.devices if machine.config else ()) if name.startswith("cuda")]
+    driver = machine.driver
+    if driver is None:
+        if named:
+            remedy = "install the NVIDIA driver (nvidia-smi must list the GPU), or take it out of `devices`"
+            yield wrong("gpu", f"the line names {', '.join(named)}, and no NVIDIA driver answers", remedy)
+        else:
+            yield ok("gpu", "no NVIDIA driver answers here, and the line names no GPU")
+        return
+    names = ", ".join(f"{gpu.name} {size_text(gpu.total_bytes)}" for gpu in driver.gpus) or "none"
+    versions = f"driver {driver.version} (CUDA {driver.cuda[0]}.{driver.cuda[1]}), GPUs: {names}"
+    if named and (problem := build_problem(driver.cuda, torch)):
+        yield wrong("gpu", f"{versions}; {problem[0]}", problem[1])
+        return
+    if driver.gpus and machine.config and not named:
+        yield warn("gpu", f"{versions}; the line uses none of them", "name cuda:0 in `devices`: coserve profile")
+    else:
+        yield ok("gpu", versions)
+    for name in named:
+        number = int(name.removeprefix("cuda:"))
+        if number >= len(driver.gpus):
+            yield wrong("gpu", f"the line names {name}, and there are {len(driver.gpus)} GPUs", "correct `devices`")
+            continue
+        gpu = driver.gpus[number]
+        if not serves(gpu.capability, torch["architectures"]):
+            built = ", ".join(torch["architectures"])
+            so = f"{name}, {gpu.name}, is sm_{gpu.capability[0]}{gpu.capability[1]}; torch is built for {built}"
+            yield wrong("gpu", so, "install a build of torch for this GPU")
+        yield from gpu_memory(machine, name)
+
+
+def build_problem(driver_cuda: tuple[int, int], torch: dict[str, Any]) -> tuple[str, str] | None:
+    """Return why this build of torch finds no GPU, and the remedy."""
+    if torch["cuda"] is None:
+        return f"torch {torch['torch']} is built for processors only", "install a build of torch with CUDA"
+    major, minor = (int(part) for part in torch["cuda"].split(".")[:2])
+    if major > driver_cuda[0]:
+        return f"torch is built for CUDA {major}.{minor}", "update the driver, or install torch for an older CUDA"
+    if not torch["available"]:
+        return "torch finds no GPU", "look at /dev/nvidia* and CUDA_VISIBLE_DEVICES; the service needs nvidia.conf"
+    return None
+
+
+def serves(capability: tuple[int, int], architectures: list[str]) -> bool:
+    """Machine code of the same major version runs, and PTX of an older one is compiled at the first start."""
+    for name in architectures:
+        kind, _, digits = name.partition("_")
+        number = "".join(filter(str.isdigit, digits))
+        major, minor = int(number[:-1]), int(number[-1])
+        if (major == capability[0] and minor <= capability[1]) or (kind == "compute" and (major, minor) <= capability):
+            return True
+    return not architectures
+
+
+def gpu_memory(machine: Machine, name: str) -> Iterator[Finding]:
+    """Compare the GPU memory that the line asks for with that of the GPU."""
+    assert machine.driver is not None
+    assert machine.config is not None
+    gpu, device = machine.driver.gpus[int(name.removeprefix("cuda:"))], machine.config.devices[name]
+    if device.memory == "shared":
+        yield ok("gpu memory", f"{name} computes in RAM (`memory: shared`): see memory")
+        return
+    needed_bytes = (device.activation_memory or 0) + device.expert_memory
+    so = f"{name} has {size_text(gpu.total_bytes)}, {size_text(gpu.free_bytes)} free; the line asks for"
+    so = f"{so} {size_text(needed_bytes)}"
+    if needed_bytes > gpu.total_bytes:
+        yield wrong("gpu memory", so, f"lower devices.{name}.expert_memory")
+    elif needed_bytes > gpu.free_bytes and not machine.is_running:
+        yield warn("gpu memory", so, "end what else uses the GPU (nvidia-smi), or lower expert_memory")
+    else:
+        yield ok("gpu memory", so)
+
+
+def memory(machine: Machine) -> Iterator[Finding]:
+    """Compare the RAM that the line may take with that of this PC, and its threads with the cores."""
+    ram, cores = psutil.virtual_memory(), len(os.sched_getaffinity(0))
+    so = f"{size_text(ram.total)} of RAM, {size_text(ram.available)} free, {cores} cores"
+    if machine.config is None:
+        yield ok("memory", so)
+        return
+    devices, needed_bytes = machine.config.devices, _asked_ram(machine.config)
+    so = f"{so}; the line may take {size_text(needed_bytes)}"
+    is_shared = "cpu" in devices and any(device.memory == "shared" for device in devices.values())
+    lower = "lower devices.cpu.expert_memory, which the GPUs share" if is_shared else "lower expert_memory"
+    if needed_bytes > ram.total:
+        yield wrong("memory", so, f"{lower} or host_cache, or add memory: it would swap, or be killed")
+    elif needed_bytes > ram.available and not machine.is_running:
+        yield warn("memory", so, f"end what else needs memory here, or {lower}")
+    else:
+        yield ok("memory", so)
+    cpu = devices.get("cpu")
+    if cpu is not None and (threads := cpu.executors * cpu.threads) > cores:
+        so = f"{cores} cores; devices.cpu asks for {threads} threads (executors × threads)"
+        yield warn("processors", so, "more threads than cores make batches slower: coserve profile measures the best")
+
+
+def _asked_ram(config: Config) -> int:
+    total = _BASE_BYTES + config.limits.in_memory
+    for name, device in config.devices.items():
+        if name == "cpu" or device.memory == "shared":
+            is_counted = name != "cpu" and "cpu" in config.devices  # the CPU's budget includes the GPUs'
+            total += (device.activation_memory or 0) + (0 if is_counted else device.expert_memory)
+        total += device.host_cache or 0
+    return total
+
+
+def limits(machine: Machine) -> Iterator[Finding]:
+    """Check how many files and connections this shell allows; the service's unit has limits of its own."""
+    if machine.is_service:
+        return
+    handles = raise_handle_limit()
+    shares = handle_shares(handles)
+    so = f"{handles} open files: {shares.intake} connections of cameras, {shares.results} of programs that read results"
+    if handles < _FILES:
+        remedy = f"ulimit -n {_FILES} before the start (as root, if that is refused), or start as a service"
+        yield warn("limits", f"this shell allows {so}", remedy)
+    else:
+        yield ok("limits", so)
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        yield wrong("limits", "this shell limits file size", "ulimit -f unlimited, or start as a service")
+
+
+def disks(machine: Machine) -> Iterator[Finding]:
+    """Check each disk that the line writes to, once: its kind, its room, its speed."""
+    if machine.config is None:
+        return
+    problem = DiskSpace(machine.folders, machine.config.retention.reserve).problem()
+    if problem:
+        so, _, do = problem.partition(": ")
+        yield wrong("disk space", so, do)
+    by_disk: dict[int, dict[str, Path]] = {}
+    for key, folder in machine.folders.items():
+        present = next(path for path in (folder, *folder.parents) if path.is_dir())
+        by_disk.setdefault(present.stat().st_dev, {})[key] = present
+    for places in by_disk.values():
+        folder, names = places.get("journal") or next(iter(places.values())), " and ".join(places)
+        yield _file_system(names, folder, is_needed=bool({"journal", "database"} & set(places)))
+        if problem is None:
+            yield _room(machine.config, names, folder)
+        if (free := os.statvfs(folder).f_favail) < _FEW_INODES and os.statvfs(folder).f_files:
+            so = f"{names}: {free} files can still be made"
+            yield wrong("inodes", so, "remove small files, or keep fewer images (retention)")
+        yield from _speed(machine, names, folder)
+
+
+def _file_system(names: str, folder: Path, *, is_needed: bool) -> Finding:
+    real = folder.resolve()
+    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    kind = next((mounts[path] for path in (real, *real.parents) if path in mounts), "unknown")
+    so = f"{names} ({folder}) on {kind}"
+    if kind in _NETWORK:
+        so += ", a file system of another machine: its locks and its fsync cannot be relied on"
+        remedy = "put journal and database on a disk of this PC"
+        return wrong("file system", so, remedy) if is_needed else warn("file system", so, "a disk of this PC is safer")
+    if kind in _IN_MEMORY:
+        so += ", which is memory: everything there is lost with the power"
+        return wrong("file system", so, "name folders on a disk")
+    if kind == "overlay":
+        so += ", the layer of a container, which goes with it"
+        return warn("file system", so, "mount a volume for the line's folders")
+    return ok("file system", so)
+
+
+def _room(config: Config, names: str, folder: Path) -> Finding:
+    stats = os.statvfs(folder)
+    free, total = stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize
+    so = f"{names}: {size_text(free)} of {size_text(total)} free"
+    if config.retention.free and free < config.retention.free:
+        return warn("disk space", f"{so}, below retention.free: old images are being let go", "make room")
+    if not (config.retention.free or config.retention.images_bytes) and free < total / 10:
+        return warn("disk space", so, "set retention.free, or it fills up: then the line stops at busy")
+    return ok("disk space", so)
+
+
+def _speed(machine: Machine, names: str, folder: Path) -> Iterator[Finding]:
+    """Measure sequential writing and reading, and the fdatasync that each group of images waits for."""
+    stats = os.statvfs(folder)
+    if stats.f_bavail * stats.f_frsize < _PROBE_ROOM * _PROBE_BYTES:
+        yield warn("disk speed", f"{folder} has too little room to measure its disk", "make room")
+        return
+    with acting_as(machine.user):
+        try:
+            with tempfile.TemporaryFile(dir=folder, prefix=".coserve-doctor-") as probe:
+                written, read, sync_s = _probe(probe.fileno())
+        except OSError:
+            return  # what may not be written there is a finding of the permissions
+    so = (
+        f"{names}: writes {size_text(written)}/s, reads {size_text(read)}/s,"
+        f" makes a small write durable in {sync_s * 1e3:.1f} ms"
+    )
+    if sync_s > _SLOW_SYNC_S or written < _SLOW_WRITE:
+        remedy = "every group of images waits for that: an SSD with its write cache on is far faster"
+        yield warn("disk speed", so, remedy)
+    elif read < _SLOW_READ:
+        yield warn("disk speed", so, "every switch of an expert reads its weights: keep the catalog on an SSD")
+    else:
+        yield ok("disk speed", so)
+
+
+def _probe(fd: int) -> tuple[float, float, float]:
+    """Return bytes a second written durably, and read from the disk; seconds of one small durable write (median)."""
+    block = os.urandom(2**20)
+    began_s = time.perf_counter()
+    for _ in range(_PROBE_BYTES // len(block)):
+        os.write(fd, block)
+    os.fsync(fd)
+    wrote_s = time.perf_counter() - began_s
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    began_s = time.perf_counter()
+    for offset in range(0, _PROBE_BYTES, len(block)):
+        os.pread(fd, len(block), offset)
+    read_s = time.perf_counter() - began_s
+    syncs_s: list[float] = []
+    while len(syncs_s) < _SYNCS and sum(syncs_s) < _SYNCS_WITHIN_S:
+        began_s = time.perf_counter()
+        os.write(fd, bytes(4096))
+        os.fdatasync(fd)
+        syncs_s.append(time.perf_counter() - began_s)
+    return _PROBE_BYTES / wrote_s, _PROBE_BYTES / read_s, statistics.median(syncs_s)
+
+
+def permissions(machine: Machine) -> Iterator[Finding]:
+    """Check each folder and file with the rights of the line's user, and that nobody else reads its secrets."""
+    config, user = machine.config, machine.user.pw_name
+    if config is None or machine.path is None:
+        return
+    if machine.is_service and user != "coserve":
+        yield wrong("permissions", "the service's user coserve does not exist", "coserve install-service makes it")
+    with acting_as(machine.user) as is_possible:
+        if not is_possible:
+            so = f"only root can look with the rights of {user}"
+            yield warn("permissions", so, f"sudo {as_typed(f'doctor {machine.path}')}")
+            return
+        refused = list(_refused(machine, machine.path, config))
+    yield from refused or [ok("permissions", f"{user} can read and write all that the line needs")]
+    for key, file in secrets(config).items():
+        if file.exists() and (readers := open_to(file)):
+            so = f"{key}: {file} can be read by {readers}"
+            yield wrong("secrets", so, f"chmod 600 {file}, and make a new one if others may have read it")
+
+
+def _refused(machine: Machine, path: Path, config: Config) -> Iterator[Finding]:
+    user, database = machine.user.pw_name, sqlite_path(config.database)
+    files = {"configuration": path, "rules": config.rules, "catalog": config.catalog} | secrets(config)
+    for name, file in files.items():
+        if file.exists() and (remedy := _remedy(file, os.R_OK)):
+            yield wrong("permissions", f"{name}: {user} cannot read {file}", remedy)
+    addresses = (*config.endpoints.intake, config.endpoints.control)
+    places = [*machine.folders.items()]
+    places += [("sockets", Path(each.removeprefix("ipc://")).parent) for each in addresses if each.startswith("ipc://")]
+    places += [("database's file", database)] if database is not None and database.exists() else []
+    for name, place in places:
+        if remedy := _remedy(place, os.W_OK | os.X_OK):
+            remedy = remedy if place.exists() else f"{remedy}; or make it: install -d -o {user} {place}"
+            yield wrong("permissions", f"{name}: {user} cannot write to {place}", remedy)
+
+
+def _remedy(path: Path, mode: int) -> str | None:
+    """Return how to grant a missing right, None if it is there. A missing folder needs the right of its parent."""
+    present = next(place for place in (path, *path.parents) if place.exists())
+    rights = mode & ~os.X_OK if present.is_file() else mode
+    if os.access(present, rights, effective_ids=True):
+        return None
+    with suppress(OSError, KeyError):
+        state = present.stat()
+        mode_text, name = stat.filemode(state.st_mode), pwd.getpwuid(state.st_uid).pw_name
+        return f"{present} is {mode_text} of {name}: chown or chmod it"
+    return f"chown or chmod {present}"
+
+
+def ports(machine: Machine) -> Iterator[Finding]:
+    """Check each port (ours, free, or taken by another program) and each address."""
+    if machine.config is None:
+        return
+    endpoints = machine.config.endpoints
+    named = {f"endpoints.intake {item}": item for item in endpoints.intake} | {"endpoints.results": endpoints.results}
+    if endpoints.http:
+        named["endpoints.http"] = endpoints.http
+    listening = [
+        (*map(str, item.laddr), item.pid)  # address, port
+        for item in psutil.net_connections("tcp")
+        if item.status == psutil.CONN_LISTEN and item.laddr
+    ]
+    is_sound = True
+    for name, endpoint in named.items():
+        host, port = _address(endpoint)
+        if host is None or not port:
+            continue
+        if _is_foreign(host):
+            is_sound = False
+            so = f"{name}: no network card of this machine has the address {host}"
+            yield wrong("ports", so, "name an address of this machine (ip address), or 127.0.0.1")
+        owner_pid = next((pid for ip, its, pid in listening if its == str(port) and _overlap(ip, host)), -1)
+        if owner_pid != -1 and not _is_ours(owner_pid, machine):
+            is_sound = False
+            so = f"{name}: port {port} is taken by {_program(owner_pid)}"
+            yield wrong("ports", so, "end that program, or name another port in coserve.yaml")
+    if is_sound:
+        yield ok("ports", f"{len(named)} endpoints: their ports are {'the line’s' if machine.is_running else 'free'}")
+
+
+def _address(endpoint: str) -> tuple[str | None, int]:
+    if endpoint.startswith("http://"):
+        parts = urlsplit(endpoint)
+        return parts.hostname, parts.port or 0
+    match = TCP.fullmatch(endpoint)
+    if match is None or match["port"] == "*":
+        return None, 0
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def _is_foreign(host: str) -> bool:
+    """Return True if no network card has this address; names are resolved by the daemon."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            return error.errno == errno.EADDRNOTAVAIL
+    return False
+
+
+def _overlap(first: str, second: str) -> bool:
+    second = "127.0.0.1" if second == "localhost" else second
+    return first == second or first in EVERYWHERE or second in EVERYWHERE
+
+
+def _is_ours(pid: int | None, machine: Machine) -> bool:
+    """Return True for the daemon or its child. A hidden process number counts while our daemon runs."""
+    try:
+        family = [] if pid is None else [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
+    except psutil.Error:
+        family = []
+    return machine.daemon_pid in family if family else machine.is_running
+
+
+def _program(pid: int | None) -> str:
+    if pid is None:
+        return "another user's program (root sees which)"
+    with suppress(psutil.Error):
+        return f"{psutil.Process(pid).name()}, process {pid}"
+    return f"process {pid}"
+
+
+class _Timex(ctypes.Structure):
+    """The beginning of `struct timex` (adjtimex(2)), and room for the rest."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_byte * 200),
+    )
+
+
+def clock(machine: Machine) -> Iterator[Finding]:
+    """Check that a time server sets the clock, and that it does not stand before the times of the line's files."""
+    now, state = datetime.now(UTC), _Timex()
+    answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state))
+    if answer < 0:
+        yield warn("clock", "the kernel does not say whether its clock is synchronised", "timedatectl timesync-status")
+    elif answer == _TIME_ERROR or state.status & _STA_UNSYNC:
+        so = f"it is {now:%Y-%m-%d %H:%M:%S} UTC, and no time server holds the clock"
+        yield warn("clock", so, "timedatectl set-ntp true, or chrony with the plant's time server")
+    else:
+        yield ok("clock", f"it is {now:%Y-%m-%d %H:%M:%S} UTC, held to {state.maxerror / 1000:.0f} ms by a time server")
+    files: list[Path | None] = [Path(__file__), machine.path]
+    if machine.config is not None:
+        files += [machine.config.rules, machine.config.catalog, sqlite_path(machine.config.database)]
+    for file in filter(None, files):
+        with suppress(OSError):
+            if (written_s := file.stat().st_mtime) > now.timestamp() + _FUTURE_S:
+                so = f"{file} is from {datetime.fromtimestamp(written_s, UTC):%Y-%m-%d %H:%M:%S} UTC, still to come"
+                remedy = "the clock was set back, or was wrong then: set it right before the line runs on"
+                yield wrong("clock", so, remedy)
+
+
+CHECKS: Sequence[Callable[[Machine], Iterable[Finding]]] = (
+    *(configuration, libraries, memory, limits, disks, permissions, ports, clock),
+)
+
+
+def examine(machine: Machine) -> Iterator[Finding]:
+    """Run every check in turn. A check that fails itself is a finding, and the others go on."""
+    for check in CHECKS:
+        try:
+            yield from check(machine)
+        except Exception as error:  # noqa: BLE001 - one failed check must not hide the others
+            so = f"could not be looked at: {type(error).__name__}: {error}"
+            yield warn(check.__name__, so, "look at it by hand, and report this")
