@@ -23,7 +23,6 @@ import tools.camera.render
 from experts.spec import Answer
 from experts.weights import file_sha256
 from tools.camera.render import board_types, render_board
-from tools.camera.rendered import DEFECT_RATE
 from tools.demo.export import choose_thresholds, export_experts, observe, write_thresholds
 from tools.demo.files import write_configuration, write_rules
 from tools.demo.measure import Figures, measure, measured_table
@@ -35,7 +34,7 @@ from tools.terminal.progress import Bars
 
 NAME = "rendered-parts"
 #: Shares of parts with a defect on the boards that thresholds are chosen on, and the first of their seeds.
-_CALIBRATION_RATES, _FIRST_CALIBRATION_SEED = (DEFECT_RATE, 0.5), 400_000
+_CALIBRATION_RATES, _FIRST_CALIBRATION_SEED = (0.02, 0.5), 400_000
 
 
 @dataclass(frozen=True, slots=True)
