@@ -26,12 +26,14 @@ from tools.training.importer import import_model
 
 _ORIGIN = "trained on rendered parts"
 _STORE = "int8"
-#: Features of the backbone's last layer, and varied copies of each picture that a head learns from.
-_FEATURES, _COPIES = 512, 2
+#: Features of the backbone's last layer.
+_FEATURES = 512
 _BATCH = 16
 #: A false call weighs as much as so many escapes, in shares of all good and all bad parts.
 _FALSE_CALL_WEIGHT = 3.0
 _MIN_CONFIDENCE, _MAX_CONFIDENCE = 0.12, 0.98
+#: A head that is less sure is never believed: few calibration boards do not show its rarest mistakes.
+_MIN_REVIEW = 0.6
 
 
 def export_experts(folder: Path, out: Path, learn: Sequence[Sample], held_out: Sequence[Sample]) -> Catalog:
@@ -51,8 +53,7 @@ def export_experts(folder: Path, out: Path, learn: Sequence[Sample], held_out: S
     for name, part in library.items():
         mine = [sample for sample in learn if sample.component == name]
         unseen = [sample for sample in held_out if sample.component == name]
-        features = torch.cat([backbone.features(mine, rng) for _ in range(_COPIES)])
-        head = fit_linear(features, _targets(mine).repeat(_COPIES), len(part.labels))
+        head = fit_linear(backbone.features(mine, rng), _targets(mine), len(part.labels))
         logits = backbone.features(unseen) @ head["weight"].T + head["bias"]
         temperature = calibrate(logits, _targets(unseen).numpy())
         written = write_head("linear", head, catalog_entry, part.labels, out, expert=name, origin=_ORIGIN)
@@ -167,7 +168,8 @@ def choose_thresholds(observed: Sequence[Observed]) -> Thresholds:
         passed = [o for o in observed if o.component == name and o.label == "ok"]
         good = [o.confidence for o in passed if o.truth == "ok"]
         bad = [o.confidence for o in passed if o.truth in part.labels and o.truth != "ok"]
-        review_below[name] = 1 - divide([1 - c for c in good], [1 - c for c in bad])
+        limit = 1 - divide([1 - c for c in good], [1 - c for c in bad])
+        review_below[name] = round(max(limit, _MIN_REVIEW), 2)
     fail_on: dict[str, dict[str, float]] = {}
     for family in SOLDER_DETECTORS:
         mine = [o for o in observed if library[o.component].family == family]

@@ -23,7 +23,6 @@ import tools.camera.render
 from experts.spec import Answer
 from experts.weights import file_sha256
 from tools.camera.render import board_types, render_board
-from tools.camera.render.images import DEFECT_RATE
 from tools.demo.export import choose_thresholds, export_experts, observe, write_thresholds
 from tools.demo.files import write_configuration, write_rules
 from tools.demo.measure import Figures, measure, measured_table
@@ -35,15 +34,19 @@ from tools.terminal.progress import Bars
 
 NAME = "rendered-parts"
 #: Shares of parts with a defect on the boards that thresholds are chosen on, and the first of their seeds.
-_CALIBRATION_RATES, _FIRST_CALIBRATION_SEED = (DEFECT_RATE, 0.5), 400_000
+_CALIBRATION_RATES, _FIRST_CALIBRATION_SEED = (0.02, 0.5), 400_000
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How much of everything. `steps_share` shortens the trainings: tests train a thousandth."""
+    """How much of everything. `steps_share` shortens the trainings: tests train a thousandth.
 
-    files: int = 60
+    Heads learn from the last `head_files` of the pictures.
+    """
+
+    files: int = 50
     held_out_files: int = 6
+    head_files: int = 20
     steps_share: float = 1.0
     calibration_boards: int = 120
     measured_boards: int = 200
@@ -58,7 +61,7 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
         _run_jobs(bars, folder, recipe)
         task = bars.add_task("heads on the stored backbone", total=None)
         held_out = read_files(folder / "pictures", range(recipe.files, recipe.files + recipe.held_out_files))
-        learn = read_files(folder / "pictures", range(recipe.files))
+        learn = read_files(folder / "pictures", range(max(0, recipe.files - recipe.head_files), recipe.files))
         catalog = export_experts(folder, out, learn, held_out)
         del learn
         bars.update(task, description="thresholds on boards not trained on")

@@ -89,7 +89,7 @@ DETECTORS = (
     SharedDetector(
         ("chip", "led", "electrolytic"),
         ("insufficient", "bridge"),
-        Lesson("solder-chip", size=96, first_size=96, first_steps=0, steps=2500, batch=16),
+        Lesson("solder-chip", size=96, first_size=96, first_steps=0, steps=1500, batch=16),
     ),
     SharedDetector(
         ("sot23", "soic", "qfp", "connector"),
