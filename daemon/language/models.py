@@ -39,8 +39,6 @@ class Scheduling(Protocol):
 
 
 class DevicePool(Protocol):
-    """One pool of experts for images, with its present budget."""
-
     @property
     def device(self) -> str: ...
     @property
