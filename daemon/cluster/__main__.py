@@ -252,7 +252,6 @@ def connect(address: str, control: socket.socket, beat: Callable[[], None]) -> N
 
 
 def main() -> None:
-    """Pass messages on until the daemon ends this process."""
     live_with_parent()
     config, fd, _, heart = sys.argv[1:]
     settings = load_config(Path(config)).cluster

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -32,23 +32,6 @@ _OPENING_FACTOR = 10.0
 MODEL_FAILED = "model_failed"
 #: Entries of an account that are 0 once the model is closed.
 _HELD = ("running", "used_bytes", "text_used_bytes")
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The outcome of a request, by the names of `TextOutcome`. `error` broke it."""
-
-    text: str | None
-    reason: str | None
-    mode: str | None = None
-    prompt_tokens: int | None = None
-    new_tokens: int | None = None
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    expert_fetches: int | None = None
-    predictor_hit_rate: float | None = None
-    brownout_threshold: float | None = None
-    error: str | None = None
 
 
 #: Opens a checkpoint within a budget of bytes for its experts, or raises an exception with the reason. The second
@@ -122,7 +105,7 @@ class ModelThread:
         with self._lock:
             self._texts[text.generation_id] = text
         if self._given_up:
-            self._end(text.generation_id, Finished(None, MODEL_FAILED))
+            self._end(TextOutcome(text.generation_id, None, MODEL_FAILED))
         else:
             self._letters.put(text)
 
@@ -166,7 +149,7 @@ class ModelThread:
         self._given_up = True
         self.last_error = reason
         self._log.error("model_hung", reason=reason)
-        self._end_all(Finished(None, MODEL_FAILED))
+        self._end_all()
         self._letters.put(None)  # it may wait for one by now
 
     def status(self) -> dict[str, Any]:
@@ -239,14 +222,14 @@ class ModelThread:
         if self._model is not None and (changed := self._model.was_changed()) is not None:
             self._fail(changed, but=text.generation_id)
         if self._model is None and not self._open():
-            self._end(text.generation_id, Finished(None, MODEL_FAILED))
+            self._end(TextOutcome(text.generation_id, None, MODEL_FAILED))
             return
         if text.generation_id not in self._texts:
             return  # given up while it was opened
         assert self._model is not None, "it has just been opened"
         refused = self._model.begin(text, accepted_at_s(text, self._clock(), self._wall()))
         if refused is not None:
-            self._end(text.generation_id, refused)
+            self._end(refused)
 
     def _compute(self, model: "ServedModel") -> None:
         began_s = self._clock()
@@ -257,11 +240,11 @@ class ModelThread:
             self._working_since_s = None
         self._ended_s = self._clock()
         self._took_s = self._ended_s - began_s
-        for generation_id, finished in ended:
-            if finished.error is not None:
-                self.last_error = finished.error
-                self._log.warning("text_failed", generation=generation_id, error=finished.error)
-            self._end(generation_id, finished)
+        for outcome, broken_by in ended:
+            if broken_by is not None:
+                self.last_error = broken_by
+                self._log.warning("text_failed", generation=outcome.generation_id, error=broken_by)
+            self._end(outcome)
         self._account = model.account()
         if error is not None:
             self._fail(str(error))
@@ -340,7 +323,7 @@ class ModelThread:
         """End all requests `but` one, and close the model: the next request opens it again."""
         self.last_error = reason
         self._log.error("model_failed", error=reason)
-        self._end_all(Finished(None, MODEL_FAILED), but)
+        self._end_all(but)
         self._close()
 
     def _close(self) -> None:
@@ -364,28 +347,23 @@ class ModelThread:
 
     # Ends
 
-    def _end_all(self, finished: Finished, but: int | None = None) -> None:
+    def _end_all(self, but: int | None = None) -> None:
         with self._lock:
             numbers = [number for number in self._texts if number != but]
         for generation_id in numbers:
-            self._end(generation_id, finished)
+            self._end(TextOutcome(generation_id, None, MODEL_FAILED))
 
-    def _end(self, generation_id: int, finished: Finished) -> None:
+    def _end(self, outcome: TextOutcome) -> None:
         """Report the end of a request, once; a request that was given up has ended already."""
         with self._lock:
-            text = self._texts.pop(generation_id, None)
+            text = self._texts.pop(outcome.generation_id, None)
         if text is None:
             return
-        self._on_outcome(outcome_of(text, finished, self._clock() - accepted_at_s(text, self._clock(), self._wall())))
+        total_s = self._clock() - accepted_at_s(text, self._clock(), self._wall())
+        self._on_outcome(replace(outcome, total_ms=total_s * 1000))
 
 
 @dataclass(frozen=True, slots=True)
 class _Resize:
     budget_bytes: int
     done: "Future[int]"
-
-
-def outcome_of(text: AcceptedText, finished: Finished, total_s: float) -> TextOutcome:
-    values = asdict(finished)
-    del values["error"]
-    return TextOutcome(text.generation_id, total_ms=total_s * 1000, **values)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 
 from daemon.config.settings import Config, Model
-from daemon.language.model_thread import Finished, ModelThread, Opener, outcome_of
+from daemon.language.model_thread import ModelThread, Opener
 from daemon.line.lease import Grant, Held, ToImages, ToModel
 from daemon.line.shared_devices import SharedDevice, shared_devices
 from daemon.records import AcceptedText, TextOutcome, TextRequest
@@ -39,8 +39,6 @@ class Scheduling(Protocol):
 
 
 class DevicePool(Protocol):
-    """One pool of experts for images, with its present budget."""
-
     @property
     def device(self) -> str: ...
     @property
@@ -165,7 +163,7 @@ class LanguageModels:
             thread = self.threads.get(text.request.model)
             if thread is None:
                 waited_s = max(0.0, time.time() - text.accepted_wall_s)
-                self._finish(outcome_of(text, Finished(None, "unknown_model"), waited_s))
+                self._finish(TextOutcome(text.generation_id, None, "unknown_model", total_ms=waited_s * 1000))
             else:
                 thread.generate(text)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from daemon.config.settings import Model
-from daemon.language.model_thread import MODEL_FAILED, Finished
-from daemon.records import AcceptedText
+from daemon.language.model_thread import MODEL_FAILED
+from daemon.records import AcceptedText, TextOutcome
 from experts.moe.errors import InvalidLogitsError, ModelError
 from experts.moe.model.engine import Completion, Engine, EngineRequest, StepTiming, TokenEvent
 from experts.moe.model.keys_values import TextMemory, bytes_per_token, require_text_memory
@@ -90,10 +90,10 @@ class ServedModel:
     def text_tokens(self) -> int:
         return self._memory.tokens
 
-    def begin(self, text: AcceptedText, arrived_s: float) -> Finished | None:
+    def begin(self, text: AcceptedText, arrived_s: float) -> TextOutcome | None:
         """Queue a request. Return its end at once if its prompt cannot be continued."""
         request, settings = text.request, self._settings
-        bad_prompt = Finished(None, "bad_prompt", settings.mode)
+        bad_prompt = TextOutcome(text.generation_id, None, "bad_prompt", settings.mode)
         try:
             tokens = self._codec.encode(request.prompt)
         except PromptError:
@@ -120,14 +120,16 @@ class ServedModel:
         )
         return None
 
-    def step(self) -> tuple[list[tuple[int, Finished]], Exception | None]:
-        """Run one step of the engine; return the requests that ended, and the error after which the model is lost."""
+    def step(self) -> tuple[list[tuple[TextOutcome, str | None]], Exception | None]:
+        """Run one step of the engine; return the requests that ended, each with the error that broke it, and the error
+        after which the model is lost.
+        """
         ended = self._engine.step()
         if self._engine.last_step is not None:
             self._costs = learned(self._costs, self._engine.last_step)
             self._engine.scheduler = self._scheduler()
         lost = self._lost([completion.error for completion in ended if completion.error is not None])
-        return [self._finished(completion) for completion in ended], lost
+        return [self._outcome(completion) for completion in ended], lost
 
     def _lost(self, errors: Sequence[Exception]) -> Exception | None:
         """Return the error after which the model cannot go on; None if the errors concern their own texts only.
@@ -196,10 +198,11 @@ class ServedModel:
         if taken.text.request.stream:
             self._on_token(taken.text, event.index, event.text)
 
-    def _finished(self, ended: Completion) -> tuple[int, Finished]:
+    def _outcome(self, ended: Completion) -> tuple[TextOutcome, str | None]:
         taken = self._taken.pop(ended.request)
         counts = self._runtime.cache.metrics.pop_request(ended.request)
-        return taken.text.generation_id, Finished(
+        outcome = TextOutcome(
+            taken.text.generation_id,
             text=ended.text,
             reason=MODEL_FAILED if ended.error is not None else ended.reason,
             mode=self._settings.mode,
@@ -210,8 +213,8 @@ class ServedModel:
             expert_fetches=counts.fetches,
             predictor_hit_rate=counts.hit_rate if counts.served else None,
             brownout_threshold=taken.threshold,
-            error=None if ended.error is None else f"{type(ended.error).__name__}: {ended.error}",
         )
+        return outcome, None if ended.error is None else f"{type(ended.error).__name__}: {ended.error}"
 
     def _threshold(self) -> float | None:
         """Return the lower brownout threshold in force; None in a mode without one."""

@@ -163,7 +163,6 @@ class ImageArchiver:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the copy at hand and end."""
         self._stopping.set()
         self._thread.join()
 

@@ -460,7 +460,6 @@ class SegmentCleanup:
         self._advance()
 
     def drop(self) -> None:
-        """Delete the segments that no row needs any more."""
         failure = None
         try:
             self._journal.drop_segments(self._store.segments_in_use, self._frontier)

@@ -122,7 +122,7 @@ class RetentionThread:
         return {"pruning": is_pruning, "last_at": last_at, **asdict(self._pruner.counts)}
 
     def _run(self) -> None:
-        self._try(lambda: self._run_task(lambda store: upkeep.disable_checkpoints(store.engine)))
+        self._try(self._disable_checkpoints)
         now_s = self._clock.monotonic_s()
         self._tasks = [
             _PeriodicTask(self._watch_space, now_s, 0.0, is_urgent=True),
@@ -212,6 +212,9 @@ class RetentionThread:
             self._pruned_at_s = self._clock.wall_s()
 
     # -- the database
+
+    def _disable_checkpoints(self) -> None:
+        self._run_task(lambda store: upkeep.disable_checkpoints(store.engine))
 
     def _checkpoint(self) -> None:
         """Checkpoint beside the writer; the last pages in its thread, so that the log restarts."""

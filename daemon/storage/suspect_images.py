@@ -172,7 +172,6 @@ def decode_apart(payload: bytes, pixels: Pixels, limit_s: float, max_pixels: int
 
 
 def main(encoding: str, shape: str, limit_s: str, max_pixels: str) -> int:
-    """Decode standard input, as the child; return its status."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     seconds = int(float(limit_s)) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))

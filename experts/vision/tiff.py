@@ -195,7 +195,6 @@ class _Place:
 
 
 def _places(data: bytes, order: str) -> dict[int, _Place]:
-    """Return the places of the tags that are used here."""
     big = struct.unpack_from(order + "H", data, 2)[0] == 43
     first, count_form, entry_form, offset_form, inline_bytes = (
         (8, "Q", "HHQ", "Q", 8) if big else (4, "H", "HHI", "I", 4)

@@ -551,6 +551,5 @@ def print_summary(summary: dict[str, Any], changes: list[dict[str, Any]], more: 
 
 
 def _with_defect(row: dict[str, Any], key: str) -> Any:
-    """Return a cell; verdicts have their defects behind them."""
     defect = {"verdict": "defect", "would_be": "would_be_defect"}.get(key)
     return f"{row[key]} {row[defect]}" if defect and row[defect] else row[key]

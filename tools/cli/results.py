@@ -23,8 +23,6 @@ _SHOWN = 50
 
 
 class VerdictOption(StrEnum):
-    """Verdicts that an option takes."""
-
     PASS = "pass"  # noqa: S105 - no password
     FAIL = "fail"
     REVIEW = "review"

@@ -206,7 +206,6 @@ def _entries(catalog: Path) -> dict[str, CatalogEntry]:
 
 
 def _entry_of(weights: Path) -> CatalogEntry:
-    """Return an entry made from the header of a weights file."""
     try:
         header = dict(read_header(weights).metadata)
         fields = {key: header.get(key) for key in ("architecture", "input_size", "normalisation")}

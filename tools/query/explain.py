@@ -150,7 +150,6 @@ def _by_plants_clock(record: InspectionRecord, plant: PlantTime) -> InspectionRe
 def _in_words(
     record: InspectionRecord, retraced: RetracedVerdict, today: CatalogVersions, size_note: str | None
 ) -> list[str]:
-    """Return lines of text, with an empty one between sections."""
     sections = [
         _about_image(record),
         _about_rules(record),

@@ -69,8 +69,6 @@ def rejudge(
 
 
 class _RejudgeRun:
-    """Images by the expert that they wait for."""
-
     def __init__(self, routes: Routes, catalog: Catalog, folder: Path, on_progress: Callable[[], None]) -> None:
         self._routes, self._catalog, self._folder, self._on_progress = routes, catalog, folder, on_progress
         self._waiting: dict[str, deque[_Waiting]] = {}

@@ -204,8 +204,6 @@ def size(count: int) -> str:
 
 
 class Asking:
-    """Asks at the terminal what no option has answered."""
-
     def __init__(self, *, is_silent: bool) -> None:
         self._is_silent = is_silent
 

@@ -34,6 +34,7 @@ from daemon.line.line import load_catalog, load_rules_and_catalog, settings_prob
 from daemon.storage.claims import claim_problems
 from daemon.storage.database.connections import sqlite_path
 from daemon.storage.disk_space import DiskSpace, storage_problems
+from daemon.storage.disk_space import places as written_places
 from daemon.units import size_text
 from daemon.wire.keys import open_to
 from daemon.wire.sockets import TCP
@@ -112,11 +113,7 @@ class Machine:
     @property
     def folders(self) -> dict[str, Path]:
         """Return the folders that the daemon writes to, by configuration key."""
-        if self.config is None:
-            return {}
-        folders = {"journal": self.config.journal, "images": self.config.images}
-        database = sqlite_path(self.config.database)
-        return folders if database is None else folders | {"database": database.parent}
+        return {} if self.config is None else written_places(self.config)
 
 
 def machine_of(path: Path | None, user: str | None = None, root: Path = Path("/")) -> Machine:
@@ -457,7 +454,7 @@ def _refused(machine: Machine, path: Path, config: Config) -> Iterator[Finding]:
     addresses = (*config.endpoints.intake, config.endpoints.control)
     places = [*machine.folders.items()]
     places += [("sockets", Path(each.removeprefix("ipc://")).parent) for each in addresses if each.startswith("ipc://")]
-    places += [("database's file", database)] if database is not None and database.exists() else []
+    places += [("database's file", database)] if database.exists() else []
     for name, place in places:
         if remedy := _remedy(place, os.W_OK | os.X_OK):
             remedy = remedy if place.exists() else f"{remedy}; or make it: install -d -o {user} {place}"

@@ -250,8 +250,6 @@ def _write_files(work: "_Installation", config: Config, path: Path, places: Plac
 
 
 class _Installation:
-    """Changes files and folders, and prints each change."""
-
     def say(self, did: str, path: Path) -> None:
         console.print(f"{did:<10} {path}", markup=False)
 

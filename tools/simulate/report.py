@@ -77,7 +77,6 @@ def columns(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def cells(row: Row, names: Sequence[str] = COLUMNS) -> tuple[str, ...]:
-    """A row for a person: the cells of these columns."""
     texts = {
         "policy": row.policy,
         "images/s": f"{row.images_per_s:.2f}",

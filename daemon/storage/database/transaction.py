@@ -174,7 +174,6 @@ def _insert(dialect: Dialect, table: Table, columns: tuple[str, ...], rows: int)
 
 @lru_cache(maxsize=64)
 def _update(dialect: Dialect, table: Table, columns: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return the statement and the order of a row's values."""
     (key,) = table.primary_key.columns
     compiled: Any = update(table).where(key == bindparam("at_key")).compile(dialect=dialect, column_keys=columns)
     return str(compiled), tuple(key.name if name == "at_key" else name for name in compiled.positiontup)

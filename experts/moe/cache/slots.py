@@ -312,7 +312,6 @@ class SlotCache:
             self._wake()
 
     def _load_ahead(self) -> None:
-        """Let the loader load awaited experts that are missing."""
         for key in self._ledger.awaited:
             if self._ledger.get(key) is None and key not in self._ledger.loading:
                 self._ahead[key] = None

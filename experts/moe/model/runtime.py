@@ -109,7 +109,6 @@ class MoeRuntime:
         return carried_out, self.mode.experts(carried_out)
 
     def _wrap_forwards(self) -> None:
-        """Make a step of each forward of the model."""
         self.model.forward = wraps(self.model.forward)(partial(self._forward, self.model.forward))
 
     def _forward(self, inner: Callable[..., Any], *args: Any, **arguments: Any) -> Any:

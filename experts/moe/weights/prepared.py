@@ -54,7 +54,6 @@ class PreparedFiles:
         self.stamp = stamp_of(checkpoint)
 
     def path(self, name: str, suffix: str = ".safetensors") -> Path:
-        """Return the path of a prepared file, which may not exist."""
         return self.folder / f"{name}{suffix}"
 
     def has(self, name: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from daemon.language.model_thread import Finished, ModelThread
+from daemon.language.model_thread import ModelThread
 from daemon.records import AcceptedText, TextOutcome, TextRequest
 from tests.waiting import until
 
@@ -32,20 +32,20 @@ class Steps:
     def is_idle(self) -> bool:
         return not self.taken
 
-    def begin(self, text: AcceptedText, arrived_s: float) -> Finished | None:
+    def begin(self, text: AcceptedText, arrived_s: float) -> TextOutcome | None:
         if text.request.prompt == "bad":
-            return Finished(None, "bad_prompt")
+            return TextOutcome(text.generation_id, None, "bad_prompt")
         self.taken.append(text.generation_id)
         return None
 
-    def step(self) -> tuple[list[tuple[int, Finished]], Exception | None]:
+    def step(self) -> tuple[list[tuple[TextOutcome, str | None]], Exception | None]:
         self.stepping.set()
         self.going.wait()
         self.stepping.clear()
         if self.error is not None:
             error, self.error = self.error, None
-            return [(self.taken.pop(0), Finished(None, "model_failed"))], error
-        return [(self.taken.pop(0), Finished("text", None))], None
+            return [(TextOutcome(self.taken.pop(0), None, "model_failed"), None)], error
+        return [(TextOutcome(self.taken.pop(0), "text", None), None)], None
 
     def was_changed(self) -> str | None:
         return self.changed

@@ -46,7 +46,7 @@ def reason(model: ServedModel, prompt: str) -> str | None:
         ended, error = model.step()
         if ended:
             assert error is None
-            return ended[0][1].reason
+            return ended[0][0].reason
     raise AssertionError("it never ended")
 
 

@@ -45,8 +45,6 @@ class StageResult(TypedDict):
 
 
 class _Message(TypedDict):
-    """The fields of every message of the stream."""
-
     topic: str
     seq: int
     at: str

@@ -86,7 +86,6 @@ class PublishAccount(AnswerCounts):
         return 0 if self.complete and self.accepted + self.duplicate else 1
 
     def as_dict(self) -> dict[str, int]:
-        """Return the account as the rows of a table."""
         return {
             "sent": self.sent,
             "accepted": self.accepted,

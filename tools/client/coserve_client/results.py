@@ -307,7 +307,6 @@ class _PositionFile:
 
 
 def _received(receiver: "zmq.Socket[bytes]") -> Iterator[list[bytes]]:
-    """Yield the messages that have arrived."""
     while True:
         try:
             yield receiver.recv_multipart(zmq.NOBLOCK)
