@@ -17,7 +17,7 @@ from tools.training.held_out import wilson
 
 #: Shares of parts with a defect, boards of each, and the first of their seeds: no training, no camera has them.
 RATES = (DEFECT_RATE, 0.2)
-BOARDS, FIRST_SEED = 200, 500_000
+BOARDS, FIRST_SEED = 200, 600_000
 _AT_ONCE = 20
 
 OnShare = Callable[[float], None]
