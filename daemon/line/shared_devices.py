@@ -28,7 +28,6 @@ class SharedDevice:
 
 
 def shared_devices(config: Config) -> list[SharedDevice]:
-    """Return the devices of `config` that have models."""
     return [_shared(config, name) for name in config.devices if any(m.device == name for m in config.models.values())]
 
 

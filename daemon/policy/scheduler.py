@@ -308,7 +308,6 @@ class Scheduler:
 
     @property
     def pools(self) -> tuple[PoolId, ...]:
-        """The pools that the policy uses."""
         return tuple(self._residency.pools)
 
     def usage(self, expert: ExpertId) -> float:

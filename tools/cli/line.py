@@ -113,10 +113,9 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     if as_json:
         print_json(answer)
         return
-    identity = f", line {answer['line']}, epoch {answer['epoch']}" if "epoch" in answer else ""  # not of older daemons
     console.print(
         f"CoServe {answer['version']}, {answer['state']}, up for {answer['uptime_s']:.0f} s, policy"
-        f" {answer['policy']}, rules {answer['rules_version']}{identity}\n"
+        f" {answer['policy']}, rules {answer['rules_version']}, line {answer['line']}, epoch {answer['epoch']}\n"
         f"accepted {answer['accepted']}, completed {answer['completed']}, backlog {answer['backlog']},"
         f" {answer['images_per_s']:.1f} images/s, {answer['expert_switches']} expert switches,"
         f" seq {'unknown' if answer['last_seq'] is None else answer['last_seq']}"
@@ -135,10 +134,9 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     print_table("Executors", ("executor", "device", "busy"), rows)
     pools = [
         (row["pool"], ", ".join(row["executors"]) or None, row["experts"], _memory(row), row["queued"])
-        for row in answer.get("pools", ())
+        for row in answer["pools"]
     ]
-    if pools:  # an older daemon sends none
-        print_table("Expert memory", ("pool", "used by", "experts resident", "memory", "queued"), pools)
+    print_table("Expert memory", ("pool", "used by", "experts resident", "memory", "queued"), pools)
     models = [
         (
             *(row["name"], row["device"], row["state"], _memory(row), _memory(row, "text_")),
@@ -149,26 +147,21 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     if models:
         columns = ("model", "device", "state", "expert memory", "text memory", "requests", "last error")
         print_table("Language models", columns, models)
-    _show_beside(answer)
-
-
-def _memory(row: Mapping[str, Any], of: str = "") -> str:
-    return f"{size_text(row.get(f'{of}used_bytes', 0))} of {size_text(row.get(f'{of}budget_bytes', 0))}"
-
-
-def _show_beside(answer: Mapping[str, Any]) -> None:
-    """Print the consumers and processes beside the line; an older daemon sends none."""
     consumers = [
         (row["name"], row["kind"], row["state"], row["behind"], row["position"], row["last_error"])
         for row in answer.get("consumers", ())
     ]
     if consumers:
         print_table("Consumers", ("consumer", "kind", "state", "behind", "position", "last error"), consumers)
-    children = [
-        (row["name"], row["state"], row["pid"], row["restarts"], row["last_end"]) for row in answer.get("children", ())
-    ]
+    children = answer.get("children", ())
     if children:
-        print_table("Processes beside the line", ("process", "state", "pid", "restarts", "last end"), children)
+        keys = ("name", "state", "pid", "restarts", "last_end")
+        rows = [[row[key] for key in keys] for row in children]
+        print_table("Processes beside the line", ("process", "state", "pid", "restarts", "last end"), rows)
+
+
+def _memory(row: Mapping[str, Any], of: str = "") -> str:
+    return f"{size_text(row.get(f'{of}used_bytes', 0))} of {size_text(row.get(f'{of}budget_bytes', 0))}"
 
 
 def residency(config: Path, *, as_json: bool) -> None:

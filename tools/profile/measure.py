@@ -53,7 +53,6 @@ class ProfileEffort:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """The sizes to measure."""
         return (*(size for size in BATCH_SIZES if size < self.max_batch), self.max_batch)
 
 

@@ -84,8 +84,7 @@ class Mode:
         """Serve the experts of a routing that `route` returned. Raises ModelError."""
         return self.cache.serve(routing.layer, routing.distinct_experts(), ahead=self.load_ahead)
 
-    def end(self, step: ForwardStep) -> None:
-        """End a step."""
+    def end(self, step: ForwardStep) -> None: ...
 
     def resize(self, budget_bytes: int) -> None:
         """Change the budget while serving. Raises ModelError if it is too small for the mode."""

@@ -70,7 +70,6 @@ class Brownout(Mode):
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of the united experts."""
         return 0 if self._united is None else self._united.weights_bytes
 
     def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:

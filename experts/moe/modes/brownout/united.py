@@ -154,7 +154,6 @@ class Activations:
         self._weight: list[list[torch.Tensor]] = [[] for _ in range(layers)]
 
     def observe(self, _step: ForwardStep, gate: Routing, _carried: Routing) -> None:
-        """Observe `MoeRuntime`."""
         layer = gate.layer
         room = self.tokens - self._held[layer]
         if room <= 0:
