@@ -12,9 +12,10 @@ LINE := $(VENV)/.line-installed
 demo: $(LINE)
 	$(BIN)/coserve demo --dir demo
 
-# A file's tests stay together. WORKERS=0 runs one after the other in one process.
+# A file's tests stay together. They wait half of the time: four workers for two cores, of up to 2.5 GB each. WORKERS=0 runs one after
+# the other in one process.
 # Compiled modules are kept whatever the environment says: the tests start hundreds of processes.
-WORKERS ?= 2
+WORKERS ?= 4
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Three lines, their hub with PostgreSQL (make system-tools) and its pages, until Ctrl-C.
