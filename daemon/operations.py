@@ -50,7 +50,7 @@ STUCK_AFTER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """Facts from which the answer is made.
+    """The state of the line that `health` reports.
 
     `held_by` is the thread that has the probe, and for how many seconds. `refuses` says why no image is taken,
     `unjudged` why none gets a verdict, `troubles` what else is wrong with a line that goes on.

@@ -236,7 +236,7 @@ def releases(
 
 
 def _cell(name: str, value: Any) -> Any:
-    """Return a fact as its cell in the table: sizes for people, days of times."""
+    """Format a fact for the table: a size with its unit, a time as its date."""
     if name == "bytes":
         return size_text(value)
     return value[:10] if name.endswith("_at") and value else value

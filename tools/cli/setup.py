@@ -275,7 +275,7 @@ def profile(
     for name, reason in measured.skipped.items():
         console.print(f"{name} was not measured: {reason}; then profile again", style="yellow", markup=False)
     if as_json:
-        print_json(as_figures(measured) | {"files": [str(path)]})
+        print_json(_as_figures(measured) | {"files": [str(path)]})
         return
     for figures in measured.devices:
         _print_device(figures)
@@ -283,8 +283,8 @@ def profile(
     console.print(f"to use it: `profile: {path.name}` under the device in {config}", markup=False)
 
 
-def as_figures(measured: "MeasuredProfile") -> dict[str, Any]:
-    """The file's content, and what was measured on the way to it."""
+def _as_figures(measured: "MeasuredProfile") -> dict[str, Any]:
+    """Return the file's content with the measurements behind it."""
     from tools.profile.run import as_document
 
     document = as_document(measured)
@@ -425,7 +425,7 @@ def _of_files(
         device, task = read_device(device_path), task_of(read_task(task_path))
         if heads is not None:
             task = with_heads(task, heads)
-        # Every policy is measured against one bound, all processors and all memory, also if it uses less of them.
+        # One bound for every policy: all processors and all memory, even if a policy uses less.
         bound = task_bound(machine_of(device, task, "coserve-plus"), task)
     except (FileError, ValueError) as error:
         fail(str(error), status=2)
@@ -474,7 +474,7 @@ def _of_trace(path: Path, *, keep_spans: bool) -> _Simulated:
 def _run_policies(
     names: Sequence[str], simulated: _Simulated, timeline: Path | None, until_s: float | None
 ) -> "list[Row]":
-    """Return a row for each policy, and draw its timeline; several have their names before the suffix."""
+    """Return a row for each policy, and draw its timeline; of several, the policy's name goes into the file's name."""
     from tools.simulate.engine import StuckError
     from tools.simulate.report import draw_timeline, row_of
 

@@ -138,7 +138,7 @@ defects_by_hour = Table(
     *_counts("count"),
 )
 
-#: News about lines: `joined`, `moved`, `restored`, `replaced`, `name_taken`, `older_copy`, `pictures_wait`.
+#: Events of lines: `joined`, `moved`, `restored`, `replaced`, `name_taken`, `older_copy`, `pictures_wait`.
 events = Table(
     "events",
     metadata,
