@@ -376,7 +376,7 @@ def changes(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List changes by people and the daemon, newest first: starts, rules, experts, limits, pins, keys, settings, restores.
+    """List what people and the daemon changed, newest first: starts, rules, experts, limits, keys, settings, restores.
 
     Example: coserve changes --subject rules --config demo/coserve.yaml
     """

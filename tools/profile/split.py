@@ -1,4 +1,4 @@
-"""Memory of a device between experts and batches, tried out in simulated time on the measured matrix (CoServe §4.4)."""
+"""Divide a device's memory between experts and batches by simulation on the measured matrix (CoServe §4.4)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from experts.spec import ExpertId
 from tools.simulate.engine import StuckError, simulate
 from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
 
-#: Images of the sample that each throughput is of.
+#: Images simulated for each throughput.
 SAMPLE_IMAGES = 1500
-#: Numbers tried at equal distances, both ends among them, before the search goes on around the best.
+#: Equally spaced numbers, both ends among them, tried before the search around the best.
 _FIRST_POINTS = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One device: what there is to divide, and between what. `experts` are by descending usage."""
+    """One device, its memory and the experts that share it with batches. `experts` are in descending order of usage."""
 
     device: str
     memory_bytes: int

@@ -33,7 +33,7 @@ _VACUUM_PAGES = 32
 #: Free pages are used again by new rows: a file is made smaller only where a good part of it is free.
 _FREE_SHARE = 8
 _FREE_PAGES = 4096
-#: Rows of an index that `optimize` looks at: enough for the planner, milliseconds for the writer.
+#: Index rows that `optimize` samples: enough for the planner, milliseconds for the writer.
 _ANALYSIS_ROWS = 400
 #: Pages of one step of a copy: 1 MiB at SQLite's usual 4 KiB, so that progress is reported often.
 _COPY_PAGES = 256
@@ -96,12 +96,12 @@ class Checkpoints:
 
 
 def disable_checkpoints(engine: Engine) -> None:
-    """Keep the writer's commits from copying pages: one of them would copy all of a log that a reader had held."""
+    """Disable auto-checkpoint: a commit could stall copying a long log that a reader had held."""
     _run(engine, "PRAGMA wal_autocheckpoint = 0", f"PRAGMA journal_size_limit = {_LOG_FILE_BYTES:d}")
 
 
 def finish_checkpoint(engine: Engine) -> None:
-    """Copy the last pages in the writer's thread, where none can be added: the next commit restarts the log."""
+    """Copy the last pages in the writer's thread, where none can be added, so that the next commit restarts the log."""
     _run(engine, "PRAGMA wal_checkpoint(PASSIVE)")
 
 
