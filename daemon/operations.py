@@ -202,7 +202,7 @@ class Operations:
         return Vitals(state, self.probe.held_by(), self.admission.held, unjudged, troubles)
 
     def health(self) -> dict[str, Any]:
-        """Return in words if the line is alive, and if it is ready, with what it rejected."""
+        """Return whether the line is alive and ready, each with a sentence, and what it rejected."""
         return {**health(self.vitals()), "rejected": self.rejections.rows()}
 
     def facts(self) -> ScrapeFacts:

@@ -100,7 +100,7 @@ class Model(_ConfigSection):
 
     @property
     def text_bytes(self) -> int:
-        """Return the bytes that its texts may hold beside its experts."""
+        """Return the bytes that its texts may hold in addition to its experts."""
         return self.memory // 4 if self.text_memory is None else self.text_memory
 
     @property

@@ -128,7 +128,7 @@ def _map(path: Path) -> mmap.mmap:
 def examine(
     suspects: Suspects, images: Sequence[Accepted], read: Callable[[JournalKey], bytes], limit_s: float, max_pixels: int
 ) -> list[tuple[Accepted, str]]:
-    """Return those of `images` that must not enter a decoder of the daemon again, each with the reason."""
+    """Return the `images` that the daemon must not decode again, each with the reason."""
     by_key = {image.key: image for image in images}
     marked = [(by_key[key], deaths) for key, deaths in suspects.items() if key in by_key]
     log = structlog.get_logger("marks")

@@ -157,7 +157,7 @@ def _memory(row: Mapping[str, Any], of: str = "") -> str:
 
 
 def _show_beside(answer: Mapping[str, Any]) -> None:
-    """Print the consumers and processes beside the line; an older daemon sends none."""
+    """Print consumers and child processes; an older daemon sends none."""
     consumers = [
         (row["name"], row["kind"], row["state"], row["behind"], row["position"], row["last_error"])
         for row in answer.get("consumers", ())

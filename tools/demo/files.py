@@ -45,7 +45,7 @@ class Thresholds:
 
 
 def read_thresholds(experts: Path) -> Thresholds:
-    """Return the thresholds that lie beside the weights."""
+    """Read `thresholds.json` beside the weights."""
     return Thresholds(**json.loads((experts / "thresholds.json").read_text("utf-8")))
 
 

@@ -84,7 +84,7 @@ def _write(path: Path, document: dict[str, Any]) -> Path:
 
 
 def _run_boards(cameras: dict[Path, Publisher], port: int) -> None:
-    """Send boards through the lines, and decide about those that go through all of them, for ever."""
+    """Send boards through the lines without end, and review those that go through all of them."""
     run, truths = new_prefix(), dict[tuple[Path, str], dict[str, str]]()
     seeds = itertools.count(FIRST_SEED + int(run[1:], 16) * 10_000)
     for number in itertools.count(1):

@@ -202,7 +202,7 @@ def load_seconds(device: str, spec: ExpertSpec, loads: int, shelf: LayoutShelf) 
 
 
 def peak_bytes(slot: Slot, samples: Samples, size: int) -> int:
-    """Most bytes that a batch holds beside the weights, its own pixels among them, and with its recording on a GPU."""
+    """Return the peak bytes of a batch without the weights: its pixels too and, on a GPU, its recording."""
     prepared = samples.prepared(slot.spec, size)
     device = slot.transfer.device
     if device.type != "cuda":

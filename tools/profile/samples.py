@@ -13,7 +13,7 @@ from tools.experts.measure import SAMPLES, images_below
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Encoded images, and in words where they are from."""
+    """Encoded images, and a description of their source."""
 
     payloads: tuple[bytes, ...]
     origin: str

@@ -47,20 +47,20 @@ class Plan:
         return max(facts.weights_bytes for facts in self.experts)
 
     def budget_bytes(self, experts: int) -> int:
-        """Memory for so many experts, most used first; never less than the largest of all needs."""
+        """Return the bytes of the `experts` most used experts, but at least those of the largest expert."""
         return max(sum(facts.weights_bytes for facts in self.experts[:experts]), self.largest_expert_bytes)
 
     def division(self, experts: int) -> tuple[int, int]:
-        """Return the bytes for experts, among them what full batches leave, and for batches if so many are kept."""
+        """Return the bytes for `experts` experts, with what full batches leave over, and for batches."""
         batches_bytes = min(self.memory_bytes - self.budget_bytes(experts), self.full_batches_bytes)
         return self.memory_bytes - batches_bytes, batches_bytes
 
     def max_experts(self) -> int:
-        """Return the number that fits beside one image for each executor; 0 if not even one fits."""
+        """Return how many experts fit with one image per executor; 0 if not even one fits."""
         return self._fitting(self.memory_bytes - self.least_batches_bytes)
 
     def limited_experts(self) -> int:
-        """Return the number on a processor of limited performance: the largest useful batch gets its memory first."""
+        """Return how many experts fit once the largest useful batch of every executor has its memory."""
         return self._fitting(max(self.memory_bytes - self.full_batches_bytes, self.largest_expert_bytes))
 
     def _fitting(self, room_bytes: int) -> int:
@@ -119,7 +119,7 @@ def _ranked(speeds: dict[int, float]) -> list[int]:
 
 
 def simulated_images_per_s(plan: Plan, expert_bytes: int, images: Sequence[Image]) -> float:
-    """Throughput with so much memory for experts, the rest being for batches. 0 where the policy cannot serve so."""
+    """Return the images/s with `expert_bytes` for experts, the rest for batches; 0 if the policy cannot serve so."""
     each_bytes = (plan.memory_bytes - expert_bytes) // plan.executors
     largest = max(row.max_batch for row in plan.rows)
     pool = PoolFacts(

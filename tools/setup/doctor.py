@@ -281,7 +281,7 @@ def gpu_memory(machine: Machine, name: str) -> Iterator[Finding]:
 
 
 def memory(machine: Machine) -> Iterator[Finding]:
-    """Compare the RAM that the line may take with that of this PC, and its threads with the cores."""
+    """Compare the RAM that the line may take with this PC's, and its threads with the cores."""
     ram, cores = psutil.virtual_memory(), len(os.sched_getaffinity(0))
     so = f"{size_text(ram.total)} of RAM, {size_text(ram.available)} free, {cores} cores"
     if machine.config is None:

@@ -217,7 +217,7 @@ def memory_map(pool: Mapping[str, Any], width: int) -> MemoryMap:
 
 
 def expert_state(expert: Mapping[str, Any]) -> str:
-    """Return an expert's state in words, for the table and for readers who cannot see colours."""
+    """Return an expert's state as text, for the table and for readers who cannot see colours."""
     return f"{_state(expert)}, pinned" if expert["is_pinned"] else _state(expert)
 
 

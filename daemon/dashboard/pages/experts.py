@@ -307,7 +307,7 @@ class ExpertOverview:
         return self._drifted.get()
 
     def unusable(self) -> list[str]:
-        """Return what is wrong with experts that cannot judge, and with the catalog, in words."""
+        """Describe what is wrong with the catalog and with experts that cannot judge."""
         failed = [f"{row['expert']} cannot be loaded: {row['failed']}" for row in self._places.get() if row["failed"]]
         return failed or self.catalog()[1]
 

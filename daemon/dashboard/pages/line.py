@@ -264,7 +264,7 @@ def _disk_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _child_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Yield processes beside the line that do not run: the line goes on without them."""
+    """Yield the line's child processes that do not run; the line goes on without them."""
     for child in status.get("children", ()):
         if child.get("state") in ("waiting", "hung"):
             end = f" ({child['last_end']})" if child.get("last_end") else ""

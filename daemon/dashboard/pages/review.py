@@ -391,7 +391,7 @@ class ReviewOffers:
     def choose(
         self, seat: str, waiting: Sequence[int], held: Collection[int], skipped: Sequence[int], count: int
     ) -> list[int]:
-        """Return `count` of `waiting` for `seat`, beside those it holds.
+        """Return `count` of `waiting` for `seat`, besides those it holds.
 
         Images that no other page shows come first, then those that others show, then the `skipped` ones in their
         order.
