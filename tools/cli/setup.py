@@ -44,7 +44,7 @@ def init(
         Path | None,
         typer.Option(help="Read them from sample images, FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png."),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Where journal, database and images lie.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Where to put journal, database and images.")] = None,
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory for experts: 2GB, or 'cuda:0=6GB cpu=2GB'.")
     ] = None,
@@ -194,7 +194,9 @@ def install_service(
     ] = None,
     prefix: Annotated[
         Path | None,
-        typer.Option("--prefix", metavar="DIR", help="All lies under DIR, for a trial or an image; run nothing."),
+        typer.Option(
+            "--prefix", metavar="DIR", help="Write everything under DIR, for a trial or an image; run nothing."
+        ),
     ] = None,
     remove: Annotated[
         bool, typer.Option("--remove", help="Stop the service and remove its files; configuration and results stay.")
@@ -224,10 +226,10 @@ def install_service(
 
 def profile(
     config: ConfigPath,
-    out: Annotated[Path | None, typer.Option(help="The file to write; profile.yaml beside CONFIG without it.")] = None,
-    images: Annotated[Path | None, typer.Option(help="A folder of real images; rendered parts without it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write; default: profile.yaml beside CONFIG.")] = None,
+    images: Annotated[Path | None, typer.Option(help="A folder of real images; default: drawn pictures.")] = None,
     memory: Annotated[
-        str | None, typer.Option(help="Of each device, for experts and batches: 2GB. As configured without it.")
+        str | None, typer.Option(help="Memory of each device for experts and batches, 2GB; default: as configured.")
     ] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 16,
     quick: Annotated[bool, typer.Option("--quick", help="Seconds instead of minutes, and rougher.")] = False,
@@ -343,7 +345,7 @@ def _short(layout: str) -> str:
 def simulate(
     device: Annotated[Path | None, typer.Option(metavar="FILE", help="A device file (JSON).")] = None,
     task: Annotated[Path | None, typer.Option(metavar="FILE", help="A task file (JSON, or JSON in gzip).")] = None,
-    policy: Annotated[list[str] | None, typer.Option(help="A policy; repeat for more, all without it.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="A policy; repeat for several; default: all.")] = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A recorded run, instead of device and task.")
     ] = None,

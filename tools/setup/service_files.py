@@ -232,7 +232,7 @@ def uninstall(places: Places, *, is_trial: bool) -> None:
     for path in _left_behind(line):
         work.say("left", path)
     if runs:
-        console.print("The user coserve stays, for it owns these files.")
+        console.print("The user coserve stays: it owns these files.")
 
 
 def _write_files(work: "_Installation", config: Config, path: Path, places: Places) -> None:
@@ -328,7 +328,7 @@ def _say_next(path: Path, has_experts: bool, *, runs: bool, is_trial: bool) -> N
         console.print("  put rules and experts where the configuration names them (coserve import, train, restore)")
     console.print(f"  coserve check {path}", markup=False)
     if is_trial:
-        console.print("  what lies under the prefix runs as its unit says; systemd was not called")
+        console.print("  this was a trial under a prefix: systemd was not called")
     elif runs:
         console.print("  systemctl enable --now coserve\n  systemctl status coserve\n  journalctl -u coserve -f")
         console.print("  usermod -aG coserve NAME                  lets a person ask and talk to the line")

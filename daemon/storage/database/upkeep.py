@@ -265,7 +265,7 @@ def segments_needed(connection: sqlite3.Connection) -> dict[int, int]:
 
 
 def check_database(url: str, images: Path, journal: Path, on_step: Callable[[str], None] = lambda _: None) -> list[str]:
-    """Check rows and the files they name, even while a line runs; return the problems. StoreError without a database."""
+    """Check rows and the files they name, even while a line runs; return problems. StoreError without a database."""
     engine = open_for_reading(url)
     steps: dict[str, Callable[[], Iterator[str]]] = {
         "pages and indexes": lambda: _check_pages(engine),
