@@ -95,7 +95,7 @@ def _part(ok: bool, text: str) -> dict[str, Any]:
 T = TypeVar("T")
 
 _RATE_WINDOW_S = 10.0
-#: An error that concerned one image or one moment is told for so long.
+#: An error of one image or one moment is reported for this long.
 _SHOWN_FOR_S = 600.0
 #: A scrape waits this long for the scheduler's newest numbers; then it tells those from before.
 _FRESH_WITHIN_S = 0.2

@@ -218,7 +218,7 @@ class Accounts:
     def __init__(
         self, limits: IntakeLimits, backlog: Backlog, room: Callable[[int], str | None] = lambda _bytes: None
     ) -> None:
-        """`room(bytes)` returns why the disk cannot take so many bytes now, None if it can."""
+        """`room(bytes)` returns why the disk cannot take that much now; None reserves it."""
         self.limits = limits
         self._backlog = backlog
         self._room = room

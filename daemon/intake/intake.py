@@ -56,7 +56,7 @@ _FAILED_TURN_S = 0.05
 _ANSWERS_PER_PEER = 10_000
 #: Messages of one peer that libzmq reads ahead of the intake. Few, because one may be four payloads long.
 _MESSAGES_PER_PEER = 2
-#: A connection may send at least so much of a message that it has not finished.
+#: A connection may always send at least this much of an unfinished message.
 _MIN_UNFINISHED_BYTES = 64 * 2**20
 
 

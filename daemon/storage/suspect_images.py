@@ -35,7 +35,7 @@ _BYTES = mmap.PAGESIZE * -(-(2 * _PAST + len(_MAGIC)) // mmap.PAGESIZE)
 #: A decoder's memory beyond the child's own: at most 15 bytes a pixel in all formats, and addresses that libraries
 #: reserve without using them.
 _MEMORY_BYTES, _PIXEL_BYTES = 2**30, 48
-#: An image is refused after so many deaths of the daemon with it in a decoder, even if the child decodes it.
+#: An image that was in a decoder at this many deaths of the daemon is refused, even if the child decodes it.
 MAX_DEATHS = 3
 _CHILDREN = 4
 #: The child's status for an image that its decoder refused in good order: the ordinary way will refuse it as well.

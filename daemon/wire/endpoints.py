@@ -19,7 +19,7 @@ from daemon.errors import StartError
 from daemon.wire.keys import KeyFileError, TokenError, fingerprint, read_allow_list, read_server_keys, read_token
 from daemon.wire.sockets import TCP, ZAP_DOMAIN, ServerKeys, ipc_problem, is_open, is_open_host
 
-#: A refused client is logged once in this time, and so many different ones at most.
+#: A refused client is logged once in this time, and at most this many different ones.
 _TELL_AGAIN_S = 60.0
 _REFUSED_TOLD = 32
 _LAST_PORT = 65535

@@ -320,7 +320,7 @@ def train_detector(
     threads: Threads = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Train a detector on a YOLO data set for so many minutes, and add it to the catalog.
+    """Train a detector on a YOLO data set for a given time, and add it to the catalog.
 
     Example: coserve train detector solder/data.yaml --id yolo-solder --minutes 30 --out experts
     """

@@ -103,7 +103,7 @@ def _bar_chart(values: Sequence[BarValue], width: int, most: float, goal: float 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values over the last seconds, each so many seconds `ago`; `newest` is the last one in words."""
+    """Values over the last seconds, each with its age `ago` in s; `newest` is the last one as text."""
 
     name: str
     tone: str

@@ -31,7 +31,7 @@ from experts.spec import ExpertId, ExpertSpec
 from experts.versions import Expert, Versions, VersionsError
 from routing_rules.routes import Routes, uses
 
-#: Rates and the hit rate look back over so many images, calls over so many, and load times over so many loads.
+#: How far back the page looks: images for rates and the hit rate, images for calls, loads for load times.
 _RECENT_IMAGES = 20_000
 _RECENT_IMAGES_FOR_CALLS = 100_000
 _RECENT_LOADS = 50_000

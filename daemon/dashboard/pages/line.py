@@ -41,7 +41,7 @@ _MAX_NAMES = 3
 _MAX_BEHIND = 1000
 #: A disk with less free than this share raises an alarm long before intake must refuse images.
 _TIGHT = 0.05
-#: Charts and alarms that read rows are made again after so many seconds, for all readers.
+#: Seconds for which charts and alarms that read rows are cached, for all readers.
 _FIGURES_S, _WATCH_S = 5.0, 2.0
 _HOUR_S = 3600.0
 #: Images whose components are counted on a line without experts.

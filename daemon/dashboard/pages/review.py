@@ -53,7 +53,7 @@ _CACHE_S = 30.0
 _MAX_CACHED = 1000
 _MAX_CODES = 60
 _MAX_ROWS = 300
-#: The filters' values are taken from so many waiting images, the line's codes from so many of the newest fails.
+#: How many waiting images give the filters' values, and how many of the newest fails the line's codes.
 _FACET_IMAGES = 1000
 _CODE_IMAGES = 5000
 #: Good parts of one component of which the most similar is chosen.

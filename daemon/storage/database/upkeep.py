@@ -22,7 +22,7 @@ from experts.durable import replacing
 
 #: A log restarts when it has this many pages: 4 MiB.
 _LOG_PAGES = 1000
-#: A log with so many pages that cannot be copied is held up by a reader that does not end: 400 MiB.
+#: A log with this many pages that cannot be copied is held by a reader that does not end: 400 MiB.
 _HELD_PAGES = 100_000
 #: A remainder for the writer after a checkpoint beside it: a few milliseconds.
 _REST_PAGES = 500
@@ -89,7 +89,7 @@ class Checkpoints:
         return WriteAheadLog(max(0, pages), max(0, done), _size(_log_file(self._path)) or 0)
 
     def vacuum_is_due(self) -> bool:
-        """Return True if so much of the file is free that it should shrink."""
+        """Return True if enough of the file is free that it should shrink."""
         (free_pages,) = self._connection.execute("PRAGMA freelist_count").fetchone()
         (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
         return free_pages > _FREE_PAGES and free_pages * _FREE_SHARE > pages
