@@ -22,7 +22,7 @@ _HTTP_HOSTS = {"here": "127.0.0.1", "network": "0.0.0.0"}  # noqa: S104 - asked 
 
 
 def write_line(folder: Path, answers: Answers) -> list[Path]:
-    """Write the files that are missing, and return what was made. FileExistsError if `coserve.yaml` or `rules.yaml` is there."""
+    """Write missing files and return what was made. FileExistsError if `coserve.yaml` or `rules.yaml` is there."""
     texts = {folder / "coserve.yaml": config_text(folder, answers), folder / "rules.yaml": rules_text(answers.boards)}
     for path in texts:
         if path.exists():
