@@ -3,17 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# What runs a line, without the tools of the tests.
+# Only what a line needs, without the tools of the tests.
 LINE := $(VENV)/.line-installed
 
 .PHONY: gpu gpu-wheels demo demo-plant test test-all test-fast check house rooms promises system-tools bench soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
 
-# A line with trained experts, judged images and its pages: the first thing to look at.
+# A line with trained experts, judged images and its pages: begin here.
 demo: $(LINE)
 	$(BIN)/coserve demo --dir demo
 
-# A file's tests stay together. They wait half of the time: four workers for two cores, of up to 2.5 GB each. WORKERS=0 runs one after
-# the other in one process.
+# A file's tests stay together. They wait half of the time: four workers for two cores, of up to 2.5 GB each.
+# WORKERS=0 runs one after the other in one process.
 # Compiled modules are kept whatever the environment says: the tests start hundreds of processes.
 WORKERS ?= 4
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -22,15 +22,15 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $
 demo-plant: $(INSTALLED)
 	$(BIN)/coserve plant demo --dir demo-plant
 
-# Every promise, page, mode and command once: about ten minutes on two cores. build/durations.jsonl has what each test took.
+# Every promise, page, mode and command once: about 12 minutes on two cores. build/durations.jsonl has each test's time.
 test: $(INSTALLED)
 	$(PYTEST) -m "not test_all"
 
-# All of them, trainings and killed hubs too: up to an hour.
+# All tests, including trainings and killed hubs: up to an hour.
 test-all: $(INSTALLED)
 	$(PYTEST) --hypothesis-profile search
 
-# Those that need no torch, no process and no sleep: a minute.
+# The tests that need no torch, no process and no sleep: a minute.
 test-fast: $(INSTALLED)
 	$(PYTEST) --fast -m "not test_all"
 
@@ -41,7 +41,7 @@ check: $(INSTALLED)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# What the code base is made of, beside the goals; `$(BIN)/python -m tests.house --verbose` lists what was counted.
+# The code base in figures, beside the goals; `$(BIN)/python -m tests.house --verbose` lists what was counted.
 house: $(INSTALLED)
 	@$(BIN)/python -m tests.house
 

@@ -214,7 +214,7 @@ class App:
             server=f"coserve {version('coserve')}",
             room=self._disk_space.problem,
             texts=TextIntake(self._language.prompts, self._reader, self._texts),
-            on_stored=self._metrics.took,
+            on_stored=self._metrics.observe_acceptance,
             identity=self._identity,
         )
         self._database_watch = DatabaseWatch(self._database_files, self._admission.hold, self._admission.resume)
@@ -393,7 +393,7 @@ class App:
         )
 
     def _stations(self) -> list[tuple[str, Station]]:
-        """Return the threads on the way of an image, for a probe to go through (pipeline_probe.py)."""
+        """Return the threads that an image passes, for the probe (pipeline_probe.py)."""
 
         def writer_turn(then: Callable[[], None]) -> None:
             self._writer.run(lambda _store: then())

@@ -50,7 +50,7 @@ STUCK_AFTER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """Facts from which the answer is made.
+    """The state of the line that `health` reports.
 
     `held_by` is the thread that has the probe, and for how many seconds. `refuses` says why no image is taken,
     `unjudged` why none gets a verdict, `troubles` what else is wrong with a line that goes on.
@@ -95,7 +95,7 @@ def _part(ok: bool, text: str) -> dict[str, Any]:
 T = TypeVar("T")
 
 _RATE_WINDOW_S = 10.0
-#: An error that concerned one image or one moment is told for so long.
+#: An error of one image or one moment is reported for this long.
 _SHOWN_FOR_S = 600.0
 #: A scrape waits this long for the scheduler's newest numbers; then it tells those from before.
 _FRESH_WITHIN_S = 0.2
@@ -202,7 +202,7 @@ class Operations:
         return Vitals(state, self.probe.held_by(), self.admission.held, unjudged, troubles)
 
     def health(self) -> dict[str, Any]:
-        """Return in words if the line is alive, and if it is ready, with what it rejected."""
+        """Return whether the line is alive and ready, each with a sentence, and what it rejected."""
         return {**health(self.vitals()), "rejected": self.rejections.rows()}
 
     def facts(self) -> ScrapeFacts:

@@ -125,7 +125,7 @@ _POLL_S = 0.2
 _READY_WITHIN_S = 10.0
 #: A probe goes through the line this often; oftener where the watchdog is impatient.
 _PROBE_S = 5.0
-#: A probe that one thread has held for so long is worth an entry in the log, and one more each time it doubles.
+#: A probe that one thread has held for this long is logged, and again each time the duration doubles.
 _SLOW_S = 10.0
 #: The sentence of `systemctl status` is looked at this often.
 _STATUS_S = 1.0

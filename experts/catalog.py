@@ -1,4 +1,4 @@
-"""The catalog: which experts there are. A YAML file beside the weights, resolved to `ExpertSpec`s without torch."""
+"""The catalog of experts: a YAML file beside the weights, resolved to `ExpertSpec`s without torch."""
 
 import difflib
 import json

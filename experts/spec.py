@@ -90,7 +90,7 @@ class ExpertSpec:
 
     @cached_property
     def settings(self) -> str:
-        """Everything beside the weights that an answer depends on: canonical JSON, by the catalog's names.
+        """Everything but the weights that an answer depends on, as canonical JSON with the catalog's names.
 
         The stored form is missing while the weights file cannot be read.
         """

@@ -353,7 +353,7 @@ class Change:
         self._add(expert, version, entry, place, "in force when first kept")
 
     def _copy_backbone(self, entry: CatalogEntry) -> CatalogEntry:
-        """Copy a head's backbone beside the catalog unless it is there, and return the entry that names it so."""
+        """Copy a head's backbone beside the catalog unless it is there; return the entry with its new path."""
         if entry.backbone is None:
             return entry
         source, sha256 = Path(entry.backbone.file), entry.backbone.sha256
@@ -410,7 +410,7 @@ def now() -> str:
 
 
 def current_user() -> str:
-    """Return the name of the user, under sudo that of the person behind it."""
+    """Return the user's name; under sudo, of the person who called it."""
     try:
         return os.environ.get("SUDO_USER") or getpass.getuser()
     except (KeyError, OSError):  # a process number without a name
@@ -433,7 +433,7 @@ def _settled(name: str, in_force: CatalogEntry | None, noted: History, folder: P
 
 
 def _name(expert: Expert, entry: CatalogEntry, folder: Path) -> str:
-    """Return the name of an entry as a version: that of the known one with the same weights and settings, or a new one.
+    """Return an entry's version name: the known version with the same weights and settings, or a new one.
 
     The file of `entry` is relative to `folder`. Settings stand in the name where the weights are known with others.
     """

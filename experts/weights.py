@@ -234,7 +234,7 @@ def verify_sha256(spec: ExpertSpec) -> None:
 
 
 def check_digest(digest: str, spec: ExpertSpec) -> None:
-    """Raise WeightsError if the bytes of a file are not those of the catalog."""
+    """Raise WeightsError if a file's bytes do not match the catalog's sha256."""
     if digest != spec.sha256:
         message = f"its contents changed: sha256 is {digest[:12]}…, the catalog says {spec.sha256[:12]}…"
         raise WeightsError(spec.file, f"{message}; restore the file or import the expert again")

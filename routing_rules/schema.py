@@ -138,7 +138,6 @@ def _number(what: str, low: float, high: float, *, is_whole: bool = False, above
 
 
 def _time_limit(value: object) -> float:
-    """Seconds."""
     parts = _DURATION.fullmatch(value) if isinstance(value, str) else None
     seconds = float(parts[1]) * _UNITS_S[parts[2]] if parts else 0.0
     if not 0.0 < seconds <= MAX_TIME_LIMIT_S:

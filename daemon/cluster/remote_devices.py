@@ -293,7 +293,7 @@ class ClusterDevices:
     """`Devices` (orders.py) of this PC and of others, and the connection to the process behind the latter."""
 
     def __init__(self, path: Path, config: Config, own: Devices) -> None:
-        """`path` is that of coserve.yaml, for the process."""
+        """`path` is coserve.yaml's, for the child process."""
         self._path = path
         self._own = own
         limit = config.limits.max_pixels

@@ -100,7 +100,7 @@ class Model(_ConfigSection):
 
     @property
     def text_bytes(self) -> int:
-        """Return the bytes that its texts may hold beside its experts."""
+        """Return the bytes that its texts may hold in addition to its experts."""
         return self.memory // 4 if self.text_memory is None else self.text_memory
 
     @property
@@ -126,7 +126,7 @@ class Limits(_ConfigSection):
 
 
 class Retention(_ConfigSection):
-    """The images that stay after their verdict, how long images and results stay, and the free disk space."""
+    """Which images are kept after their verdict, how long images and results stay, and how much disk stays free."""
 
     keep: list[Literal["pass", "fail", "review", "unknown"]] = ["fail", "review", "unknown"]
     good_examples: Annotated[int, Field(ge=0, le=100)] = 3

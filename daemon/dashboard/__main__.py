@@ -29,7 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m daemon.dashboard", description="The web pages of a line.")
     parser.add_argument("config", type=Path, help="the line's coserve.yaml")
     parser.add_argument("--fd", type=int, help="file descriptor of an open listening socket")
-    parser.add_argument("--heart", type=int, metavar="FD", help="pipe for the heartbeat to the daemon")
+    parser.add_argument("--heart", type=int, metavar="FD", help="eventfd for the heartbeat to the daemon")
     arguments = parser.parse_args()
     live_with_parent()
     configure_logs(os.environ, sys.stderr)

@@ -24,13 +24,13 @@ PAGES: Sequence[Callable[[Site], APIRouter]] = (
     teach.router,
     machine.router,
 )
-#: Probes that ask the daemon at once. They wait for no page: a reader's long question does not make the line sick.
+#: Concurrent probes. They have threads of their own, so that a slow page does not make the line look unhealthy.
 _PROBES = 2
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def make_app(site: Site, keyring: Keyring, heart: int | None) -> AccessGuard:
-    """Return the ASGI application behind its guard. It writes its heartbeat for the daemon to `heart`."""
+    """Return the ASGI application behind its guard; it writes heartbeats for the daemon to `heart`."""
     app = web_app(site, keyring, [page(site) for page in PAGES], site.database.close, heart=heart)
     _add_probes(app, site)
     return AccessGuard(app, keyring)

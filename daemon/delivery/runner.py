@@ -33,7 +33,7 @@ _LONGEST_BACK_OFF_S = 30.0
 #: After a connection is lost, messages acknowledged this shortly before are delivered once more: the server
 #: may have died with them in memory.
 _DELIVER_AGAIN_S = 5.0
-#: After `stop` it goes on delivering for so long what the line has just finished.
+#: After `stop`, what the line has just finished is still delivered for this long.
 _LAST_MESSAGES_S = 1.5
 _GOODBYE_S = 1.0
 

@@ -68,7 +68,7 @@ class Events:
         self._waiting.put(event)
 
     def take(self, timeout_s: float | None) -> Iterator[Event]:
-        """Yield the events of one turn, waiting up to `timeout_s` for the first (None: for ever)."""
+        """Yield the events of one turn, waiting up to `timeout_s` for the first (None: without limit)."""
         try:
             yield self._waiting.get(timeout=timeout_s) if timeout_s != 0.0 else self._waiting.get_nowait()
             for _ in range(_EVENTS_PER_TURN):

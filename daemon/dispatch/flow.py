@@ -56,7 +56,7 @@ class Parked:
         return True
 
     def forget(self, request_id: RequestId) -> None:
-        """Start the time limit of this request anew at its next stay: it has ended or gone on."""
+        """Forget the first arrival of a request that has ended or gone on: its next stay has a new time limit."""
         self._first_s.pop(request_id, None)
 
     def of(self, expert: ExpertId) -> list[Request]:
@@ -78,7 +78,7 @@ class Parked:
         return self._take(again), ended
 
     def next_s(self) -> float | None:
-        """Return when `due` has something next; None if nothing waits."""
+        """Return when to call `due` next; None if nothing waits."""
         times = [min(entry.until_s, entry.again_s or entry.until_s) for entry in self._waiting.values()]
         return min(times, default=None)
 

@@ -1,7 +1,7 @@
 """Processes that live and die with the daemon: the web pages, and each consumer of the results.
 
-They run at low priority, so that nothing in them delays an image. A child that ends is started again, at first soon,
-then with growing pauses; one that hangs is killed. No child outlives the daemon, even a killed one.
+They run at low priority, so that they never delay an image. A child that ends is restarted with growing pauses; a hung
+one is killed. No child outlives the daemon, even if the daemon is killed.
 """
 
 import asyncio
@@ -44,12 +44,11 @@ _OOM_SCORE_ADJUST = "500"
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """A program to keep running; `pass_fds` are open files that it inherits under their own numbers.
+    """A program to keep running; it inherits the open files `pass_fds` under their own numbers.
 
-    One that `is_idle` runs only while nothing else wants its core: SCHED_IDLE, in the daemon's session, because the
-    kernel may share cores out by session first. One that `beats` gets `--heart FD` behind its arguments and is killed
-    when it is silent for `hung_after_s`, a minute without it. One that ends again and again is started at least every
-    `longest_back_off_s`.
+    `is_idle`: run only while nothing else needs the core (SCHED_IDLE), in the daemon's session, because the kernel may
+    divide cores among sessions first. `beats`: append `--heart FD` to its arguments, and kill it after `hung_after_s`
+    (default: a minute) without a heartbeat. `longest_back_off_s`: the longest pause before a restart.
     """
 
     name: str
@@ -82,7 +81,7 @@ class Children:
             self._thread.join()
 
     def hang_up(self, name: str) -> None:
-        """Send SIGHUP to that child once it is up, so that it reads its token again. From any thread."""
+        """Send SIGHUP to that child once it is up, so that it rereads its token. Any thread."""
         for child in self._children:
             child.is_to_hang_up |= child.spec.name == name
 
@@ -91,7 +90,7 @@ class Children:
         return [child.status() for child in self._children]
 
     def _run(self) -> None:
-        # One thread for all of a child's life: the kernel takes the end of the thread that made it for its parent's.
+        # One thread starts all children and outlives them: PR_SET_PDEATHSIG fires when the thread that forked ends.
         while not self._stopping.is_set():
             for child in self._children:
                 child.poll(time.monotonic())
@@ -111,7 +110,7 @@ class _Child:
         self.spec = spec
         self.process: subprocess.Popen[bytes] | None = None
         self.is_to_hang_up = False
-        #: Counts its heartbeats: an eventfd never fills, and a child cannot hold anything up with it.
+        #: An eventfd that counts heartbeats: it never fills, so a child cannot block anybody with it.
         self._heart: int | None = None
         self._has_beaten, self._silent_s, self._polled_s = False, 0.0, 0.0
         self._hung: str | None = None
@@ -141,11 +140,11 @@ class _Child:
         elif self._heart is not None and self._hung is None and self._is_silent(self._heart, self.process.pid, now_s):
             self.process.kill()
         elif self.is_to_hang_up and (self._heart is None or self._has_beaten):
-            self.is_to_hang_up = False  # before its first beat it may not listen yet, and SIGHUP would end it
+            self.is_to_hang_up = False  # until its first heartbeat it may have no handler, and SIGHUP would kill it
             self.process.send_signal(signal.SIGHUP)
 
     def _is_silent(self, heart: int, pid: int, now_s: float) -> bool:
-        """Return True if it hangs: it was silent for too long, counting only time in which the daemon itself ran."""
+        """Return True if it was silent for too long, counting only time in which the daemon itself ran."""
         try:
             os.eventfd_read(heart)
             self._has_beaten, self._silent_s = True, 0.0
@@ -182,7 +181,7 @@ class _Child:
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self._ended(now_s, f"cannot be executed: {error}")
             return
-        try:  # before it makes threads of its own, which inherit its priority
+        try:  # before it starts threads, which inherit its priority
             os.setpriority(os.PRIO_PROCESS, self.process.pid, max(spec.nice, os.getpriority(os.PRIO_PROCESS, 0)))
             scheduling = os.SCHED_IDLE if spec.is_idle else os.SCHED_BATCH
             os.sched_setscheduler(self.process.pid, scheduling, os.sched_param(0))
@@ -220,7 +219,7 @@ class _Child:
 
 
 async def beat(fd: int | None, is_well: Callable[[], bool] = lambda: True) -> None:
-    """Beat each second in which the process `is_well`, from its event loop. Without `fd` do nothing."""
+    """Send a heartbeat from the event loop every second while `is_well()`. Without `fd` do nothing."""
     while fd is not None:
         if is_well():
             os.eventfd_write(fd, 1)

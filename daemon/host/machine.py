@@ -56,7 +56,7 @@ def raise_handle_limit() -> int:
 
 
 def handle_shares(handles: int) -> HandleShares:
-    """Return the connections that a process with so many handles takes."""
+    """Divide a process's handles into connections of each socket."""
     return HandleShares(min(2048, handles // 8), min(1024, handles // 16), min(64, handles // 32))
 
 

@@ -189,7 +189,7 @@ class Admission(Accounts):
         on_stored: Callable[[float], None] = lambda _seconds: None,
         identity: Mapping[str, str] | None = None,
     ) -> None:
-        """`room(bytes)` returns why the disk cannot take an image of so many bytes now, None if it can.
+        """`room(bytes)` returns why the disk cannot take an image of that size now; None reserves its bytes.
 
         `on_stored(seconds)` is called with the time that each accepted image spent at the writer. `identity` is
         `line` and `epoch`, for each `welcome`.

@@ -1,8 +1,8 @@
-"""Limits of waiting images, and costs of a message: the backlog of images, credit of connections.
+"""Limits on waiting images (`Backlog`), and on unanswered messages and bytes in memory (`Accounts`).
 
-`Backlog` counts images in number and bytes, of each source and of all: accepted ones until their outcome is durable,
-those in memory until the disk has them. Any thread may call it. Only the intake thread may call `Accounts`, except for
-`hold` and `resume`.
+One `Backlog` counts accepted images until their outcome is durable, another those in memory until the disk has them:
+number and bytes, per source and in total. Any thread may call it. `Accounts` belongs to the intake thread, except where
+a method says "any thread".
 """
 
 import threading
@@ -28,7 +28,7 @@ class BacklogLimits:
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """The reason why an image cannot be taken now, and when to send it again."""
+    """Why an image cannot be taken now, and when to retry."""
 
     reason: str
     retry_after_ms: int
@@ -112,7 +112,7 @@ class Backlog:
             self._released_at_s = now_s
 
     def room(self, source: str) -> int:
-        """Return how many more images this source may send now, by count alone."""
+        """Return how many more images this source may send now, ignoring bytes."""
         with self._lock:
             mine = self._sources.get(source)
             left_of_mine = self._limits.source_images - (mine.images if mine else 0)
@@ -152,14 +152,14 @@ class Backlog:
         return mine.images < limits.images // sources and mine.bytes + size_bytes <= limits.bytes // sources
 
     def _wait(self, reason: str, over_images: int) -> Full:
-        """Return a refusal with the time of about `over_images` verdicts, and of an eighth of a publisher's burst."""
+        """Refuse for about as long as `over_images` verdicts take, and eight more: part of a publisher's burst."""
         wait_ms = self._release_interval_s * 1000 * (max(0, over_images) + 8)
         return Full(reason, int(min(self._MAX_RETRY_MS, max(self._MIN_RETRY_MS, wait_ms))))
 
 
-#: While the daemon drains or the disk is full, a person has to act: one more second costs nothing.
+#: While the daemon drains or the disk is full, a person has to act: a second more does not matter.
 _HELD_RETRY_MS = 1000
-#: Images in memory: few enough that their headers count for little beside the bytes, more than any credit.
+#: Images in memory: more than any credit, few enough that their headers are negligible.
 _IMAGES_IN_MEMORY = 8192
 
 
@@ -218,7 +218,7 @@ class Accounts:
     def __init__(
         self, limits: IntakeLimits, backlog: Backlog, room: Callable[[int], str | None] = lambda _bytes: None
     ) -> None:
-        """`room(bytes)` returns why the disk cannot take so many bytes now, None if it can."""
+        """`room(bytes)` returns why the disk cannot take that much now; None reserves it."""
         self.limits = limits
         self._backlog = backlog
         self._room = room
@@ -232,7 +232,7 @@ class Accounts:
 
     @property
     def in_flight(self) -> int:
-        """Return the number of messages that wait for the writer or for a scan."""
+        """The number of messages that wait for the writer or for a scan."""
         return self._outstanding.total()
 
     @property
@@ -251,7 +251,7 @@ class Accounts:
             self._held = {key: reason for key, reason in self._held.items() if key != cause}
 
     def hold_boards(self, for_s: float) -> None:
-        """Answer `busy` for `for_s` to images that would begin a board; 0 ends that. Any thread."""
+        """For `for_s`, answer `busy` to images that would begin a board; 0 ends the hold. Any thread."""
         self._boards_wait_until_s = time.monotonic() + for_s
 
     @property
@@ -295,11 +295,11 @@ class Accounts:
     # Room
 
     def enter(self, peer: Peer, message: SentByKey, size_bytes: int) -> Answer | None:
-        """Count a message into memory and backlog and return None; or return why it has to be sent again."""
+        """Count a message into memory and backlog and return None, or return its `busy`."""
         busy = self.refuse_for_now(peer, message)
         if busy is not None:
             return busy
-        # Last, since a call with enough room reserves it.
+        # After the refusals above, because a successful call reserves the room.
         no_room = self._room(size_bytes)
         if no_room is not None:
             return self.busy(message, no_room, _HELD_RETRY_MS)
@@ -327,5 +327,5 @@ class Accounts:
         self._memory.leave(source, size_bytes)
 
     def not_stored(self, source: str, size_bytes: int) -> None:
-        """Take an image out of the backlog that could not be made durable."""
+        """Remove an image that could not be made durable from the backlog."""
         self._backlog.leave(source, size_bytes)

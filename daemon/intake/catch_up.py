@@ -1,4 +1,4 @@
-"""Answer consumers that catch up on results, in a thread of its own, connection by connection in turn.
+"""Answer consumers that catch up on results, in a thread of its own, one connection after the other.
 
 Long queries must not delay images, so the thread rests between two answers as long as it worked. Waiting questions are
 bounded; a consumer that asks much at once gets little at a time, and `more` tells it to go on.
@@ -20,7 +20,7 @@ from daemon.wire.messages import MAX_HEADER_BYTES, ResultsSince, encode
 _QUESTIONS_PER_PEER = 1000
 _QUESTIONS = 20_000
 _MAX_REST_S = 0.1
-#: Messages that are read from the database at once.
+#: Messages per query.
 _PIECE = 100
 #: The more questions a consumer has waiting, the fewer messages it gets with each answer, down to this.
 _MIN_PAGE = 10
@@ -31,7 +31,7 @@ ResultsReader = Callable[[int, int], Page]
 
 
 class CatchUps:
-    """`ask` is called from one thread; `done` in another, with the page, or None if it could not be read."""
+    """Call `ask` from one thread; `done` is called in another, with the page, or None if it could not be read."""
 
     def __init__(self, results_since: ResultsReader) -> None:
         self._results_since = results_since
@@ -58,7 +58,7 @@ class CatchUps:
     ) -> bool:
         """Put a question into the queue; return False if too many wait already.
 
-        A peer that then is not reading its answers gets no page.
+        A peer that has stopped reading its answers by then gets no page.
         """
         with self._changed:
             if self._by_peer[peer] >= _QUESTIONS_PER_PEER or self._by_peer.total() >= _QUESTIONS:
@@ -96,7 +96,7 @@ class CatchUps:
                 del self._by_peer[peer]
 
     def _page(self, question: ResultsSince, questions: int) -> Page:
-        """Return about as many messages as fit one answer, read in pieces: rendering many more would be wasted."""
+        """Return about as many messages as fit into one answer, read in pieces so that few are rendered in vain."""
         limit = min(question.limit, max(_MIN_PAGE, _MANY_MESSAGES // questions))
         page = self._results_since(question.seq, min(limit, _PIECE))
         room = MAX_HEADER_BYTES - sum(len(encode(item)) for item in page["items"])

@@ -56,7 +56,7 @@ _FAILED_TURN_S = 0.05
 _ANSWERS_PER_PEER = 10_000
 #: Messages of one peer that libzmq reads ahead of the intake. Few, because one may be four payloads long.
 _MESSAGES_PER_PEER = 2
-#: A connection may send at least so much of a message that it has not finished.
+#: A connection may always send at least this much of an unfinished message.
 _MIN_UNFINISHED_BYTES = 64 * 2**20
 
 
@@ -143,7 +143,7 @@ class Intake:
 
     @property
     def dropped_answers(self) -> int:
-        """Return the number of answers that could not be sent: the peer was gone, or had 10,000 unread."""
+        """The number of answers that could not be sent: the peer was gone, or had 10,000 unread."""
         return self._dropped_answers
 
     def _configure(self, router: Socket) -> None:
@@ -182,7 +182,7 @@ class Intake:
             self._send_replies(router)
 
     def _wait(self, router: Socket, poller: zmq.Poller, replies: zmq.Poller) -> None:
-        """Wait for work. Messages that come one by one are left to gather; replies are sent at once."""
+        """Wait for work. Let messages that arrive one by one gather; send replies at once."""
         if len(self._waiting):
             poller.poll(0 if self._earn_refusals() else _PACED_POLL_MS)
             return
@@ -204,7 +204,7 @@ class Intake:
         self._carry_out(router)
 
     def _read_messages(self, router: Socket) -> None:
-        """Read what has arrived: fairness decides which message comes next, not the number of connections."""
+        """Read what has arrived, so that fairness, not the number of connections, decides which message comes next."""
         room = _BYTES_PER_TURN
         for _ in range(_MESSAGES_PER_TURN):
             try:
@@ -255,7 +255,7 @@ class Intake:
             self._send(router, peer, answer)
 
     def _earn_refusals(self) -> bool:
-        """Return True if a message may be taken now, which may have to be refused."""
+        """Return True if a message may be taken now, even if it has to be refused."""
         now_s = time.monotonic()
         earned = (now_s - self._refused_at_s) * _REFUSALS_PER_S
         self._refused_at_s = now_s
@@ -263,7 +263,7 @@ class Intake:
         return self._may_refuse >= 1
 
     def _refuse(self, router: Socket, waiting: _Waiting, reason: str, retry_after_ms: int) -> None:
-        """Answer a message that is not looked at: its rejection if it is malformed, else `busy`."""
+        """Answer a message unread: its rejection if it is malformed, else `busy`."""
         message = waiting.message
         busy = message if isinstance(message, Answer) else self._admission.busy(message, reason, retry_after_ms)
         self._send(router, waiting.peer, busy)

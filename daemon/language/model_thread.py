@@ -207,7 +207,7 @@ class ModelThread:
                 self._begin(letter)
 
     def _wait_s(self) -> float | None:
-        """Return the seconds to wait for a letter: None to wait for ever, 0 not to wait."""
+        """Return the seconds to wait for a letter: None for no limit, 0 for not at all."""
         if self._stopping:
             return 0.0
         if self._model is None or self._model.is_idle:

@@ -95,7 +95,7 @@ class LanguageReports(Protocol):
     def text_finished(self, outcome: TextOutcome) -> None: ...
 
 
-#: Opens a model within so many bytes for its experts; told when it gets on, and each token of a streamed request.
+#: Opens a model with the given bytes for its experts; the callbacks get its progress and each streamed token.
 OpenModelWith = Callable[[Model, int, Callable[[], None], Callable[[AcceptedText, int, str], None]], "ServedModel"]
 
 

@@ -17,7 +17,7 @@ from experts.moe.modes import open_mode
 from experts.moe.policy.schedule import BatchLimits, FirstCome, GenerationScheduler, SloSlack, StepCosts, TaskProfiles
 from experts.moe.weights.folder import file_states
 
-#: Costs before any were measured; then means over this many steps.
+#: Assumed costs until some are measured; then means over this many steps.
 _COSTS = StepCosts(prefill_token_s=0.001, step_s=0.02, row_s=0.0)
 _STEPS = 32
 #: After this many failed steps in a row the model is at fault, not its texts.

@@ -1,4 +1,4 @@
-"""Rows of requests for text, by way of the writer thread: it alone writes to the database.
+"""Rows of requests for text, through the writer thread, which alone writes to the database.
 
 The writer takes all waiting requests as one group, one commit each; results that cannot be written are tried again.
 """

@@ -42,7 +42,7 @@ class MachineIdentity(_Section):
     gpus: tuple[str, ...] = ()
 
     def differences(self, here: "MachineIdentity") -> list[str]:
-        """Return the differences between `here` and this machine, in words; empty if there are none."""
+        """Describe the differences between `here` and this machine; empty if there are none."""
         texts: list[str] = []
         if self.cpu != here.cpu:
             texts.append(f"its processor is {self.cpu!r}, here it is {here.cpu!r}")

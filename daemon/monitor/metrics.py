@@ -111,7 +111,7 @@ class Metrics:
         if code is not None:
             self._rejects.labels(code).inc()
 
-    def took(self, seconds: float) -> None:
+    def observe_acceptance(self, seconds: float) -> None:
         """Note the time of one image from its admission to `accepted`."""
         self._acceptance.observe(seconds)
 

@@ -14,7 +14,7 @@ from daemon.wire.keys import TokenError, read_token
 from daemon.wire.sockets import bind_http, url_of
 
 NAME = "dashboard"
-#: A page that ends the process must not silence `/metrics` and `/healthz` for longer.
+#: Longest pause before a restart: a page that kills the process must not silence `/metrics` and `/healthz` for long.
 _LONGEST_BACK_OFF_S = 2.0
 
 
@@ -42,7 +42,7 @@ class WebPages:
         return ChildSpec(NAME, argv, pass_fds=(fd,), beats=True, longest_back_off_s=_LONGEST_BACK_OFF_S)
 
     def reload(self) -> list[str]:
-        """Have the token read again. With a problem, which is returned, the old one stays."""
+        """Reread the token; if that fails, return the problem and keep the old one."""
         if self._token_file is not None:
             try:
                 read_token(self._token_file)

@@ -73,7 +73,7 @@ def make_schema(engine: Engine) -> int:
 
 
 def unknown_line(connection: Connection, line: str) -> str | None:
-    """Return in words the lines that the hub knows, if `line` is none of them."""
+    """If the hub does not know `line`, return a sentence with the lines that it knows."""
     names = connection.execute(select(lines.c.line).order_by(lines.c.line)).scalars().all()
     return None if line in names else f"the hub knows no line {line!r}, only: {', '.join(names) or 'none yet'}"
 

@@ -72,7 +72,7 @@ class Manifest(_Part):
 
     @property
     def contents(self) -> str:
-        """Return its contents in words: how many experts and backbones, and if it has rules."""
+        """Describe its contents: the number of experts and backbones, and if it has rules."""
         parts = f"{count_text(len(self.experts), 'expert')}, {count_text(len(self.backbones), 'backbone')}"
         return parts + (", rules" if self.rules is not None else ", no rules")
 

@@ -15,7 +15,7 @@ from routing_rules.routes import Judgement
 
 _TAIL = 0.025  # of each side: the interval has 95 %
 _EXAMPLES = 6
-#: Of the newest answers of the version in force so many are compared.
+#: How many of the newest answers of the version in force are compared.
 MAX_IMAGES = 50_000
 
 

@@ -25,14 +25,14 @@ from experts.spec import Detection
 from experts.versions import Versions, VersionsError
 from routing_rules.routes import Judgement, Step, judge
 
-#: Images go to the process, and answers come back, so often: each turn takes the interpreter's lock once.
+#: Interval at which images go to the process and answers come back: each turn takes the interpreter's lock once.
 _TURN_S = 0.05
 #: Images of one turn, and those that wait for an answer; the socket's buffer holds a few hundred.
 _MAX_WAITING, _MAX_ASKED = 64, 1024
 _BUFFER_BYTES = 128 * 1024
 #: 300 boxes with the longest labels.
 MAX_MESSAGE_BYTES = 128 * 1024
-#: Answers are written so often, in one transaction.
+#: Interval at which answers are written, in one transaction.
 _WRITE_EVERY_S = 5.0
 #: At idle priority on a busy line a large network takes minutes for an image.
 _HUNG_AFTER_S = 600.0

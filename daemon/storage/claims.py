@@ -59,7 +59,7 @@ def claim(path: Path, config: Config) -> ExitStack:
 def claim_problems(path: Path, config: Config) -> list[str]:
     """Return which places of the line of `path` are not its own alone; each problem names its key.
 
-    Of the places that belong to one other line the first is named.
+    Each other line is named once, with the first place that it owns.
     """
     problems: dict[str, str] = {}  # the first of each key
     of_others: dict[str, str] = {}  # the first of each other line

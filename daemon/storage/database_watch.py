@@ -1,4 +1,4 @@
-"""The watch over the database's files under a running line, and the check that a log belongs to its database.
+"""Watch the database's files under a running line, and check that a log belongs to its database.
 
 SQLite goes on writing into a file that was deleted or moved away, and the file ends with the process. So a thread
 checks the names once a second. If one is lost, no image is taken until it is back or the line is stopped; an orderly
@@ -21,15 +21,15 @@ from daemon.storage.database.connections import StoreError
 from daemon.storage.database.upkeep import APPLICATION_ID, copy_connection
 from experts.durable import replace_durably, sync
 
-_LOOK_INTERVAL_S = 1.0
+_CHECK_INTERVAL_S = 1.0
 _HOLD_CAUSE = "files"
 
 
 class DatabaseFiles:
-    """The files of one database: `put_foreign_log_aside` before it is opened, `note` after; `problem` again and again.
+    """The files of one database: `put_foreign_log_aside` before it is opened, `note` after; then poll `problem`.
 
-    Each run gives the database a random number, in the file's header and in `inspection.db.id`. Copies that CoServe
-    makes have none. A log beside a database with another number is of another database, or of a later state.
+    Each run writes a random number into the file's header and into `inspection.db.id`; copies that CoServe makes have
+    none. If they differ, the log beside the file belongs to another database, or to a later state of this one.
     """
 
     def __init__(self, database: Path) -> None:
@@ -55,16 +55,16 @@ class DatabaseFiles:
         self._numbers += [number] if number is not None else []
 
     def note(self, engine: Engine) -> None:
-        """Remember the files of the open database, and give it this run's number."""
+        """Remember the files of the open database, and write this run's number into it."""
         with engine.connect() as connection:
             self._connection: Any = connection.connection.driver_connection
         number = secrets.randbits(31)
         try:
-            # Both numbers are right until the new one has left the log.
+            # Until a checkpoint the header in the file still has the old number: keep both.
             self._keep_numbers(*self._numbers, str(number))
             self._connection.execute(f"PRAGMA application_id = {number:d}")
-            # The file itself is not read here: closing it would release SQLite's locks, which are the process's, and
-            # then the next program that closes the database deletes the log that this one writes.
+            # Do not open the file here: closing it would release the process's POSIX locks, SQLite's among them, and
+            # the next program to close the database would delete the log that we write.
             ((is_busy, *_),) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             if not is_busy:
                 self._keep_numbers(str(number))
@@ -73,7 +73,7 @@ class DatabaseFiles:
         self._known = {file: file.stat() for file in (self._database, *self._logs) if file.exists()}
 
     def problem(self) -> str | None:
-        """Return which file lost its name and what a person has to do, None if all is well."""
+        """Name the file that is gone and the remedy; None if all are in place."""
         for file, known in self._known.items():
             if not _is_at(file, known):
                 return (
@@ -83,7 +83,7 @@ class DatabaseFiles:
         return None
 
     def copy_if_lost(self) -> None:
-        """Copy what the line wrote, if the database lost its name: to its place if that is empty, else beside it."""
+        """If the database is gone, copy what the line wrote into its place, or beside it if another file is there."""
         known = self._known.get(self._database)
         if known is None or _is_at(self._database, known):
             return
@@ -101,10 +101,10 @@ class DatabaseFiles:
 
 
 class DatabaseWatch:
-    """A thread that looks once a second. A problem holds images out, with state `degraded`, until it is solved."""
+    """Thread that checks the files once a second. While one is gone, intake stops and the state is `degraded`."""
 
     def __init__(self, files: DatabaseFiles, hold: Callable[[str, str], None], resume: Callable[[str], None]) -> None:
-        """`hold(cause, problem)` keeps images out until `resume(cause)`."""
+        """`hold(cause, problem)` stops intake until `resume(cause)`."""
         self._files = files
         self._hold, self._resume = hold, resume
         self._stopping = threading.Event()
@@ -122,7 +122,7 @@ class DatabaseWatch:
             self._files.copy_if_lost()
 
     def _run(self) -> None:
-        while not self._stopping.wait(_LOOK_INTERVAL_S):
+        while not self._stopping.wait(_CHECK_INTERVAL_S):
             problem = self._files.problem()
             if problem == self._problem:
                 continue
@@ -136,7 +136,7 @@ class DatabaseWatch:
 
 
 def _number_in(database: Path) -> int:
-    """Return the number in the header of a database file that this process has not open; 0 of an empty file."""
+    """Return the number in the header, 0 of an empty file. Only for a database that this process has not opened."""
     with database.open("rb") as file:
         return int.from_bytes(file.read(APPLICATION_ID.stop)[APPLICATION_ID], "big")
 

@@ -45,7 +45,7 @@ class FreeSpace:
 
 
 class LowSpaceError(OSError):
-    """An image is not taken because too little is free: nothing has failed."""
+    """An image was refused because the disk is nearly full; nothing has failed."""
 
 
 class DiskSpace:
@@ -66,7 +66,7 @@ class DiskSpace:
         self._refused = False
 
     def look(self) -> dict[str, FreeSpace]:
-        """Return the free space by place, without those that give none (OSError): writing there will say why."""
+        """Measure the free space by place. Places that give none (OSError) are left out: writing there says why."""
         # Before the disk is asked: bytes that reach it in between count twice until the next look, never not at all.
         self._admitted_bytes = self._claims().arriving_bytes
         self._spaces = {name: space for name in self._places if (space := self.space(name)) is not None}
@@ -79,7 +79,7 @@ class DiskSpace:
             return None
 
     def problem(self, arriving_bytes: int = 0, *, factor: float = 1.0) -> str | None:
-        """Return why an image is refused, in one sentence; None if it is admitted. `factor` enlarges the reserve."""
+        """Return why an image is refused; None admits it and reserves its bytes. `factor` enlarges the reserve."""
         for places, space, floor in self._floors(arriving_bytes, factor):
             if space.free_bytes < floor:
                 self._refused |= arriving_bytes > 0

@@ -49,7 +49,7 @@ _BUFFERS_PER_WRITE = 1024
 #: The bounds of a group, so that no image waits long behind another sender's; a larger image makes a group of its own.
 GROUP_IMAGES = 32
 GROUP_BYTES = 2 * 2**20
-#: A smaller group begins so long after the one before, so that many images share the price of a sync and a transaction.
+#: A smaller group begins this long after the previous one, so that more images share a sync and a transaction.
 _GROUP_EVERY_S = 0.010
 #: Images come in bursts from the intake: a group waits for the rest of one.
 _BURST_S = 0.002

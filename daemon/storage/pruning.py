@@ -60,7 +60,7 @@ class RunTask(Protocol):
     def __call__(self, task: Callable[[Store], T], /) -> T: ...
 
 
-#: Tells what is older than so many seconds; None if nothing is yet.
+#: Returns the limit of what is older than the given seconds; None if nothing is yet.
 Ages = Callable[[float], AgeLimit | None]
 
 

@@ -46,7 +46,7 @@ class Quarantine:
                 self._sizes[path] = path.stat().st_size
 
     def keep(self, source: str, image_id: str, payload: bytes, reason: str) -> Path | None:
-        """Keep `payload` in a file; None if it is too large, part of a flood, or the disk does not take it."""
+        """Store `payload` in a file and return it; None if it is too large, part of a flood, or cannot be written."""
         if not payload or len(payload) > self._max_bytes:
             return None
         with self._lock:
@@ -65,7 +65,7 @@ class Quarantine:
         return path
 
     def _is_flood(self, source: str, size_bytes: int) -> bool:
-        """Return True if the source has had its images or bytes of this second, else count one more."""
+        """Return True if the source has used up its images or bytes of this second; else count this one."""
         if time.monotonic() >= self._second_s + 1.0:
             self._second_s = time.monotonic()
             self._kept_of.clear()
@@ -116,7 +116,7 @@ class BadImages:
         return self._worker.stop(timeout_s)
 
     def keep(self, image: Accepted, reason: str) -> None:
-        """Copy `image` soon. Any thread."""
+        """Queue `image` to be copied. Any thread."""
         self._worker.put((image, reason))
 
     def _copy(self, request: tuple[Accepted, str]) -> None:

@@ -35,7 +35,7 @@ _BYTES = mmap.PAGESIZE * -(-(2 * _PAST + len(_MAGIC)) // mmap.PAGESIZE)
 #: A decoder's memory beyond the child's own: at most 15 bytes a pixel in all formats, and addresses that libraries
 #: reserve without using them.
 _MEMORY_BYTES, _PIXEL_BYTES = 2**30, 48
-#: An image is refused after so many deaths of the daemon with it in a decoder, even if the child decodes it.
+#: An image that was in a decoder at this many deaths of the daemon is refused, even if the child decodes it.
 MAX_DEATHS = 3
 _CHILDREN = 4
 #: The child's status for an image that its decoder refused in good order: the ordinary way will refuse it as well.
@@ -128,7 +128,7 @@ def _map(path: Path) -> mmap.mmap:
 def examine(
     suspects: Suspects, images: Sequence[Accepted], read: Callable[[JournalKey], bytes], limit_s: float, max_pixels: int
 ) -> list[tuple[Accepted, str]]:
-    """Return those of `images` that must not enter a decoder of the daemon again, each with the reason."""
+    """Return the `images` that the daemon must not decode again, each with the reason."""
     by_key = {image.key: image for image in images}
     marked = [(by_key[key], deaths) for key, deaths in suspects.items() if key in by_key]
     log = structlog.get_logger("marks")

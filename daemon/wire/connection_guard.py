@@ -30,20 +30,20 @@ import zmq
 Socket = zmq.Socket[bytes]
 
 _LIBC = ctypes.CDLL(None)
-#: Calls that return at once keep the interpreter's lock: getting it back may take long.
+#: Quick calls keep the interpreter's lock (PyDLL): getting it back may take long.
 _QUICK_LIBC = ctypes.PyDLL(None)
 #: Kind and value of an event, as libzmq sends them: the value is a file descriptor for those that are watched.
 _MONITOR_EVENT = struct.Struct("=Hi")
 
 #: Time between two checks; the short one while unfinished messages come in.
 _CHECK_S, _SHORT_CHECK_S = 0.1, 0.02
-#: libzmq takes a while to free an unfinished message, and not every disconnection is worth a trim.
+#: libzmq frees an unfinished message late, and a trim after every disconnection would cost too much.
 _TRIM_AFTER_S = 5.0
 #: An older connection has finished its handshake: the sockets end others after five seconds.
 _HANDSHAKE_S = 6.0
 #: Time for the first message of a new connection, and the longest pause between messages.
 _GRACE_S, _QUIET_S = 2.0, 60.0
-#: Cuts of one reason are counted in one entry of the log.
+#: Cuts for one reason are logged together, this often at most.
 _TELL_AGAIN_S = 10.0
 #: tcpi_bytes_received of Linux' struct tcp_info (since 4.1).
 _TCP_INFO_BYTES, _RECEIVED_AT = 192, 128
@@ -101,7 +101,7 @@ class ConnectionGuard:
         self._thread = threading.Thread(target=self._run, name=f"{name}-connections")
 
     def watch(self, sock: Socket) -> None:
-        """Watch `sock`, which is not bound yet: no connection is missed."""
+        """Watch `sock`; call it before the socket is bound, so that no connection is missed."""
         address = f"inproc://connection-guard-{id(self)}"
         self._events: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         self._events.rcvhwm = 0  # a full queue of events would stop libzmq's own thread
@@ -146,7 +146,7 @@ class ConnectionGuard:
                 left_ms = None if is_idle else max(0, int((check_at_s - time.monotonic()) * 1000))
                 try:
                     while events.poll(left_ms):
-                        self._take(*_MONITOR_EVENT.unpack(events.recv_multipart()[0]))
+                        self._handle_event(*_MONITOR_EVENT.unpack(events.recv_multipart()[0]))
                         left_ms = 0
                     if time.monotonic() >= check_at_s:
                         is_growing = self._check()
@@ -155,12 +155,12 @@ class ConnectionGuard:
                     self._log.exception("connection_check_failed")
                     self._stopping.wait(_CHECK_S)
 
-    def _take(self, event: int, fd: int) -> None:
+    def _handle_event(self, event: int, fd: int) -> None:
         self._forget(fd)
         if event != zmq.EVENT_ACCEPTED:
             self._trim_at_s = self._trim_at_s or time.monotonic() + _TRIM_AFTER_S
             return
-        if not self._connections:  # then nothing was checked meanwhile
+        if not self._connections:  # without connections nothing was measured
             self._resident_bytes = _resident_bytes()
         self._connections[fd] = _Connection(0, self._resident_bytes, time.monotonic())
         self._silent[fd] = self._unheard[fd] = None

@@ -1,4 +1,7 @@
-"""Endpoints that may be bound: those that other machines can reach only behind keys or, over HTTP, a token."""
+"""Who may reach the daemon: checks of endpoints before they are bound, `Gate` for keys, `Access` to reload them.
+
+Other machines need a key or, over HTTP, a token.
+"""
 
 import threading
 import time
@@ -16,7 +19,7 @@ from daemon.errors import StartError
 from daemon.wire.keys import KeyFileError, TokenError, fingerprint, read_allow_list, read_server_keys, read_token
 from daemon.wire.sockets import TCP, ZAP_DOMAIN, ServerKeys, ipc_problem, is_open, is_open_host
 
-#: A refused client is logged once in this time, and at most this many clients are.
+#: A refused client is logged once in this time, and at most this many different ones.
 _TELL_AGAIN_S = 60.0
 _REFUSED_TOLD = 32
 _LAST_PORT = 65535
@@ -55,7 +58,7 @@ def check_endpoints(
 
 
 def _is_same(first: str, second: str) -> bool:
-    """Return True if both cannot be bound: one path, or one port of one address or of all."""
+    """Return True if they clash: the same path, or the same port on one address or on all."""
     one, other = urlsplit(first), urlsplit(second)
     if "ipc" in (one.scheme, other.scheme):
         return first == second
@@ -99,7 +102,7 @@ def check_allowed_clients(curve: CurveKeys | None) -> list[str]:
     try:
         problems = read_allow_list(curve.allowed_clients).problems if curve else ()
     except OSError:
-        return []  # check_endpoints has said it
+        return []  # check_endpoints reports it
     return [f"security.allowed_clients: {problem}" for problem in problems]
 
 
@@ -142,14 +145,14 @@ class Gate:
         return self._authenticator.is_alive()
 
     def start(self) -> None:
-        """Begin to answer libzmq's questions; call it before any open endpoint is bound."""
+        """Start the authenticator; call it before any open endpoint is bound."""
         self._authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), self)
         self._authenticator.start()
         self.has_started = True
         self.reload()
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """Answer pyzmq's authenticator, which asks in its own thread when a client connects."""
+        """Admit or refuse a client that connects; pyzmq's authenticator calls this in its own thread."""
         public = key.decode("ascii")
         if public in self._clients:
             return True
@@ -157,7 +160,7 @@ class Gate:
         return False
 
     def _tell_refused(self, public: str) -> None:
-        """Log a refused client once a minute: it retries several times a second and gets no reply itself."""
+        """Log a refused client once a minute: it retries several times a second, and no reply tells it why."""
         now_s = time.monotonic()
         self._refused_at_s = {key: at_s for key, at_s in self._refused_at_s.items() if now_s - at_s < _TELL_AGAIN_S}
         if public not in self._refused_at_s and len(self._refused_at_s) < _REFUSED_TOLD:
@@ -199,7 +202,7 @@ class Gate:
 
     def stop(self) -> None:
         if not self.is_alive and self._authenticator.pipe:
-            self._authenticator.pipe.close(linger=0)  # pyzmq would wait for ever for a thread that has ended
+            self._authenticator.pipe.close(linger=0)  # pyzmq would wait forever for a thread that has ended
             self._authenticator.pipe = None  # type: ignore[assignment]
         self._authenticator.stop()
 

@@ -1,8 +1,7 @@
-"""Fair order of messages: the source and connection that have had least come next (start-time fair queueing).
+"""Fair order of messages: the source and connection that have had least come next (self-clocked fair queueing).
 
-A source that floods over a hundred connections is one source; one that invents a source for each message is one
-connection: either way a publisher that sends now and then goes first. Plain state and plain decisions: no clock, no
-threads.
+A flood over a hundred connections is still one source, and a client that invents a source for each message is still one
+connection: either way a publisher that sends now and then goes first. No clock, no threads.
 """
 
 from bisect import insort
@@ -18,7 +17,7 @@ _MESSAGE_COST = 50_000
 
 @dataclass(order=True, slots=True)
 class _Place(Generic[T]):
-    """One message. `tag`: bytes that its flows have had once it is done; `number` keeps equal tags in order."""
+    """One message. `tag`: what its flows will have had once it is served, in bytes; `number` orders equal tags."""
 
     tag: float
     number: int
@@ -28,19 +27,19 @@ class _Place(Generic[T]):
 
 
 @dataclass(slots=True)
-class _NamedQueue:
-    """The waiting messages of one name: their count, and the tag of the newest."""
+class _Flow:
+    """The messages of one source or connection: the tag of the newest, and how many wait."""
 
     tag: float = 0.0
     waiting: int = 0
 
 
 class FairQueue(Generic[T]):
-    """Waiting messages: `add` with all names of the sender; `take` removes the fairest, `shed` the least fair."""
+    """Waiting messages; `names` are all names of the sender. `take` removes the fairest, `shed` the least fair."""
 
     def __init__(self) -> None:
         self._places: list[_Place[T]] = []
-        self._flows: dict[Hashable, _NamedQueue] = {}
+        self._flows: dict[Hashable, _Flow] = {}
         self.bytes = 0
         self._number = 0
         self._now = 0.0
@@ -50,7 +49,7 @@ class FairQueue(Generic[T]):
 
     def add(self, names: Sequence[Hashable], item: T, size_bytes: int) -> None:
         """Add a message. Messages of one name stay in order."""
-        flows = [self._flows.setdefault(name, _NamedQueue()) for name in names]
+        flows = [self._flows.setdefault(name, _Flow()) for name in names]
         tag = max(self._now, *(flow.tag for flow in flows)) + size_bytes + _MESSAGE_COST
         for flow in flows:
             flow.tag = tag
@@ -82,7 +81,7 @@ class FairQueue(Generic[T]):
         return self._leave(self._places.pop())
 
     def drop_payload(self, lighter: Callable[[T], T]) -> None:
-        """Replace the least fair message that has bytes by `lighter` of it, which has none and waits on."""
+        """Let the least fair message that has bytes wait on without them, as `lighter(item)`."""
         for place in reversed(self._places):
             if place.size_bytes:
                 self.bytes -= place.size_bytes

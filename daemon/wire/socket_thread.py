@@ -143,7 +143,7 @@ class SocketThread:
             raise StartError(f"the {self._thread.name} thread does not answer: {self._binding.endpoints}") from None
 
     def stop(self) -> None:
-        """Wake `serve`, whose owner has told it to end, and wait until the socket is closed."""
+        """Wake `serve`, which its owner has asked to end, and wait until the socket is closed."""
         if self._thread.ident is None:
             return  # a start that failed elsewhere stops what it had not started yet
         self._mailbox.wake()

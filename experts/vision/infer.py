@@ -17,7 +17,7 @@ from experts.vision.slot import Slot
 
 #: Boxes of different classes are moved this far apart, so that one suppression serves all classes (ultralytics).
 _CLASS_OFFSET_PIXELS = 7680
-#: At most so many candidates go into suppression, the most confident ones (ultralytics).
+#: At most this many candidates, the most confident, go into suppression (ultralytics).
 _MAX_CANDIDATES = 30_000
 
 

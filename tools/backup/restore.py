@@ -192,7 +192,7 @@ class _Unpacking:
 
 
 def _is_plain(member: tarfile.TarInfo) -> bool:
-    """Return True for a file whose bytes are all in the archive; those of a sparse one may be without end."""
+    """Return True for a file whose bytes are all in the archive: a sparse one could expand without end."""
     return member.type in _PLAIN and not member.issparse()
 
 

@@ -106,7 +106,6 @@ def _png(picture: NDArray[Any], part: LayoutPart) -> bytes:
 
 
 def board_fields(board_type: str, serial: str, lot: str | None) -> dict[str, Any]:
-    """Return `board` of the wire."""
     return {"type": board_type, "serial": serial} | ({"lot": lot} if lot else {})
 
 

@@ -240,7 +240,7 @@ class FolderPublisher:
         stop: threading.Event,
         curve: CurveClient | None = None,
     ) -> None:
-        """Connect; the errors are those of `Publisher`. `say` tells a person."""
+        """Connect; raises what `Publisher` raises. `say` prints a sentence for a person."""
         self.files = FileCounts()
         self._folder = folder
         self._pictures = pictures

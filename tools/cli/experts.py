@@ -473,7 +473,7 @@ def rejudge(
     ] = None,
     sample: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="N images chosen at random; without it all.", show_default=False),
+        typer.Option(min=1, metavar="N", help="N images chosen at random; default: all.", show_default=False),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads; the line needs the others.")] = 1,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write a row per change to FILE.")] = None,

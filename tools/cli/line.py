@@ -153,10 +153,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     ]
     if consumers:
         print_table("Consumers", ("consumer", "kind", "state", "behind", "position", "last error"), consumers)
-    children = answer.get("children", ())
-    if children:
-        keys = ("name", "state", "pid", "restarts", "last_end")
-        rows = [[row[key] for key in keys] for row in children]
+    if children := answer.get("children"):
+        rows = [[row[key] for key in ("name", "state", "pid", "restarts", "last_end")] for row in children]
         print_table("Processes beside the line", ("process", "state", "pid", "restarts", "last end"), rows)
 
 
@@ -511,9 +509,9 @@ def list_keys(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) ->
         return
     if server:
         console.print(f"the daemon's own key: {server}", markup=False)
-    print_table(f"Allowed in by {folder}", ("client", "fingerprint"), [row[:2] for row in rows])
+    print_table(f"Clients allowed by {folder}", ("client", "fingerprint"), [row[:2] for row in rows])
     for problem in allowed.problems:
-        console.print(f"to mend: {problem}", markup=False, style="yellow")
+        console.print(f"to fix: {problem}", markup=False, style="yellow")
 
 
 def _allow_list_of(config: Path) -> tuple[Any, Path]:
@@ -528,7 +526,7 @@ def _allow_list_of(config: Path) -> tuple[Any, Path]:
 
 
 def _reload_keys(settings: Any, note: str | None, as_json: bool, sentence: str) -> None:
-    """Have a running daemon read the keys again. The files are right already, also if it refuses."""
+    """Have a running daemon read the keys again; the files are already changed, even if it refuses."""
     from daemon.wire.control import ControlError, ask
     from experts.versions import current_user
 

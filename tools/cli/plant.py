@@ -183,7 +183,7 @@ def pull(
 
     name, number = parse_release(release) if "/" in release else (release, None)
     if newest and (number is not None or allow_older):
-        fail("--newest: name no number and no --allow-older beside it", status=2)
+        fail("--newest goes with neither a number nor --allow-older", status=2)
     options = PullOptions(None if at_once else within, allow_older)
     line, place = open_line(config), _source_of(source, token)
     pulled = pull_newest(line, place, name, options) if newest else pull_release(line, place, name, number, options)
@@ -236,7 +236,7 @@ def releases(
 
 
 def _cell(name: str, value: Any) -> Any:
-    """Return a fact as its cell in the table: sizes for people, days of times."""
+    """Format a fact for the table: a size with its unit, a time as its date."""
     if name == "bytes":
         return size_text(value)
     return value[:10] if name.endswith("_at") and value else value

@@ -86,7 +86,7 @@ def results(
         str, typer.Option(metavar="ORDER", help="newest, oldest, or a column: latency_ms, latency_ms:desc.")
     ] = "newest",
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most so many; without it 50 in a table or --json, all in a file.")
+        int | None, typer.Option(min=1, help="At most this many; default: 50 in a table or --json, all in a file.")
     ] = None,
     count: Annotated[bool, typer.Option("--count", help="Only how many there are.")] = False,
     as_json: AsJson = False,
@@ -189,7 +189,7 @@ def explain(
     board_type: Annotated[
         str | None, typer.Option("--type", help="Board type, where several have this serial.")
     ] = None,
-    attempt: Annotated[int | None, typer.Option(min=1, help="An earlier attempt; the newest without it.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="An earlier attempt; default: the newest.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Explain an image's verdict: each step, its rule with its line, the expert's version, and what came after.
@@ -209,10 +209,12 @@ def report(
     serial: Annotated[str, typer.Argument(help="The board's serial.", show_default=False)],
     config: ConfigOption = DEFAULT_CONFIG,
     board_type: Annotated[str | None, typer.Option("--type", help="Its type, where several have this serial.")] = None,
-    attempt: Annotated[int | None, typer.Option(min=1, help="An earlier attempt; the newest without it.")] = None,
-    model: Annotated[str | None, typer.Option(help="The language model that writes; the first of `models`.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="An earlier attempt; default: the newest.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The language model that writes; default: the first of `models`.")
+    ] = None,
     template: Annotated[
-        bool, typer.Option("--template", help="By the template, also where a model is configured.")
+        bool, typer.Option("--template", help="Use the template even if a model is configured.")
     ] = False,
     wait_s: Annotated[float, typer.Option("--wait", min=0.1, help="Seconds that the model may take.")] = 30.0,
     as_json: AsJson = False,
@@ -267,7 +269,7 @@ def review(
     ] = False,
     note: Annotated[str | None, typer.Option(metavar="TEXT", help="What the next reader should know.")] = None,
     reviewer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Who decides; without it, the user of this terminal.")
+        str | None, typer.Option(metavar="NAME", help="Who decides; default: the user of this terminal.")
     ] = None,
     after: Annotated[
         int | None, typer.Option(metavar="REVIEW", min=1, help="Overrule this review, which you have seen.")
@@ -376,7 +378,7 @@ def changes(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What people and the daemon changed, newest first: starts, rules, experts, limits, pins, keys, settings, restores.
+    """List what people and the daemon changed, newest first: starts, rules, experts, limits, keys, settings, restores.
 
     Example: coserve changes --subject rules --config demo/coserve.yaml
     """

@@ -44,7 +44,7 @@ def init(
         Path | None,
         typer.Option(help="Read them from sample images, FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png."),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Where journal, database and images lie.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Where to put journal, database and images.")] = None,
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory for experts: 2GB, or 'cuda:0=6GB cpu=2GB'.")
     ] = None,
@@ -194,7 +194,9 @@ def install_service(
     ] = None,
     prefix: Annotated[
         Path | None,
-        typer.Option("--prefix", metavar="DIR", help="All lies under DIR, for a trial or an image; run nothing."),
+        typer.Option(
+            "--prefix", metavar="DIR", help="Write everything under DIR, for a trial or an image; run nothing."
+        ),
     ] = None,
     remove: Annotated[
         bool, typer.Option("--remove", help="Stop the service and remove its files; configuration and results stay.")
@@ -224,10 +226,10 @@ def install_service(
 
 def profile(
     config: ConfigPath,
-    out: Annotated[Path | None, typer.Option(help="The file to write; profile.yaml beside CONFIG without it.")] = None,
-    images: Annotated[Path | None, typer.Option(help="A folder of real images; rendered parts without it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write; default: profile.yaml beside CONFIG.")] = None,
+    images: Annotated[Path | None, typer.Option(help="A folder of real images; default: drawn pictures.")] = None,
     memory: Annotated[
-        str | None, typer.Option(help="Of each device, for experts and batches: 2GB. As configured without it.")
+        str | None, typer.Option(help="Memory of each device for experts and batches, 2GB; default: as configured.")
     ] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 16,
     quick: Annotated[bool, typer.Option("--quick", help="Seconds instead of minutes, and rougher.")] = False,
@@ -275,7 +277,7 @@ def profile(
     for name, reason in measured.skipped.items():
         console.print(f"{name} was not measured: {reason}; then profile again", style="yellow", markup=False)
     if as_json:
-        print_json(as_figures(measured) | {"files": [str(path)]})
+        print_json(_as_figures(measured) | {"files": [str(path)]})
         return
     for figures in measured.devices:
         _print_device(figures)
@@ -283,8 +285,8 @@ def profile(
     console.print(f"to use it: `profile: {path.name}` under the device in {config}", markup=False)
 
 
-def as_figures(measured: "MeasuredProfile") -> dict[str, Any]:
-    """The file's content, and what was measured on the way to it."""
+def _as_figures(measured: "MeasuredProfile") -> dict[str, Any]:
+    """Return the file's content with the measurements behind it."""
     from tools.profile.run import as_document
 
     document = as_document(measured)
@@ -343,7 +345,7 @@ def _short(layout: str) -> str:
 def simulate(
     device: Annotated[Path | None, typer.Option(metavar="FILE", help="A device file (JSON).")] = None,
     task: Annotated[Path | None, typer.Option(metavar="FILE", help="A task file (JSON, or JSON in gzip).")] = None,
-    policy: Annotated[list[str] | None, typer.Option(help="A policy; repeat for more, all without it.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="A policy; repeat for several; default: all.")] = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A recorded run, instead of device and task.")
     ] = None,
@@ -425,7 +427,7 @@ def _of_files(
         device, task = read_device(device_path), task_of(read_task(task_path))
         if heads is not None:
             task = with_heads(task, heads)
-        # Every policy is measured against one bound, all processors and all memory, also if it uses less of them.
+        # One bound for every policy: all processors and all memory, even if a policy uses less.
         bound = task_bound(machine_of(device, task, "coserve-plus"), task)
     except (FileError, ValueError) as error:
         fail(str(error), status=2)
@@ -474,7 +476,7 @@ def _of_trace(path: Path, *, keep_spans: bool) -> _Simulated:
 def _run_policies(
     names: Sequence[str], simulated: _Simulated, timeline: Path | None, until_s: float | None
 ) -> "list[Row]":
-    """Return a row for each policy, and draw its timeline; several have their names before the suffix."""
+    """Return a row for each policy, and draw its timeline; of several, the policy's name goes into the file's name."""
     from tools.simulate.engine import StuckError
     from tools.simulate.report import draw_timeline, row_of
 

@@ -35,11 +35,11 @@ Out = Annotated[Path, typer.Option("--out", help="Folder for the weights; catalo
 InputSize = Annotated[int, typer.Option(min=32, help="Side of the square input, pixels.")]
 Seed = Annotated[int, typer.Option(min=0, help="Another seed, another start.")]
 Threads = Annotated[int, typer.Option(min=1, help="Processor threads.")]
-Play = Annotated[str, typer.Option(help="How far a good part may lie beside its place, such as 3px.")]
+Play = Annotated[str, typer.Option(help="How far a good part may be off its place, such as 3px.")]
 Symmetry = Annotated[
     bool, typer.Option("--symmetry", help="Try whether it helps that the part looks the same turned or mirrored.")
 ]
-ExpertName = Annotated[str | None, typer.Option("--id", help="The expert's id; the data set's name without it.")]
+ExpertName = Annotated[str | None, typer.Option("--id", help="The expert's id; default: the data set's name.")]
 
 
 def import_expert(
@@ -320,7 +320,7 @@ def train_detector(
     threads: Threads = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Train a detector on a YOLO data set for so many minutes, and add it to the catalog.
+    """Train a detector on a YOLO data set for a given time, and add it to the catalog.
 
     Example: coserve train detector solder/data.yaml --id yolo-solder --minutes 30 --out experts
     """

@@ -16,11 +16,11 @@ from tools.training.labelled import SUFFIXES, UNSORTED, board_of
 #: How far a box may reach beyond the edge of its picture, pixels: programs round.
 _ROUNDING = 1.0
 _MISTAKES = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, OSError, ImageError)
-#: What CVAT and Label Studio write in formats of their own.
+#: The refusal of formats that only CVAT or Label Studio write.
 _OWN_FORMATS = "is a file of CVAT or Label Studio in its own format: export COCO there (menus: docs/experts.md)"
-#: What the server of Label Studio puts before the name of an uploaded file.
+#: The prefix that Label Studio's server adds to the name of an uploaded file.
 _UPLOADED = "^[0-9a-f]{8}-"
-#: Folders that name no component type.
+#: Folder names that are no component type.
 _SIDES = ("images", "train", "val", "test", UNSORTED)
 #: A picture's name, its label, and its boxes; None if nobody has looked for any.
 _Named = tuple[str, str | None, list[LabelledBox] | None]

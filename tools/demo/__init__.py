@@ -1,5 +1,5 @@
 """`coserve demo`: a line of rendered boards with experts trained on them.
 
-`prepare.prepare` makes the line (benchmarks use it), `run.run_demo` shows it. Nothing else imports this room but tests
-and the examples, which judge parts with `judge.judge_parts`.
+`line.make_line` makes the line from the shipped experts (benchmarks use it too), `run.run_demo` shows it, and `recipe`
+makes the experts again. Only tests and examples import this room otherwise; they judge parts with `judge.judge_parts`.
 """

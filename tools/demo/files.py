@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tools.camera.render import board_types, part_types
 
-#: The detector that looks at each family's solder, and which component types belong to the family, as patterns.
+#: The detector of each package family's solder.
 SOLDER_DETECTORS = {
     "chip": "solder-chip",
     "led": "solder-chip",
@@ -33,8 +33,8 @@ _CODES = {
 class Thresholds:
     """The confidences of the rules, chosen on boards that no training saw (`thresholds.json` beside the weights).
 
-    `review_below` is by component: an answer with less is a review. `fail_on` is by package family and solder label: a
-    box with at least as much is a failure. A line without `fail_on` does not look at solder.
+    `review_below`, by component: an answer below it goes to review. `fail_on`, by package family and solder label: a
+    box at or above it fails the part. A line without `fail_on` does not inspect solder.
     """
 
     review_below: dict[str, float]
@@ -45,12 +45,12 @@ class Thresholds:
 
 
 def read_thresholds(experts: Path) -> Thresholds:
-    """Return the thresholds that lie beside the weights."""
+    """Read `thresholds.json` beside the weights."""
     return Thresholds(**json.loads((experts / "thresholds.json").read_text("utf-8")))
 
 
 def write_configuration(folder: Path) -> Path:
-    """Write `folder/coserve.yaml` unless it is there: it is the user's to change."""
+    """Write `folder/coserve.yaml` unless it exists: the user may have edited it."""
     path = folder / "coserve.yaml"
     if not path.exists():
         text = Path(__file__).with_name("coserve.yaml").read_text(encoding="utf-8")

@@ -29,7 +29,7 @@ def judge_parts(
     on_share: Callable[[float], None] = lambda _share: None,
     on_answer: OnAnswer = lambda _expert, _answer: None,
 ) -> list[str]:
-    """Return the verdict of each part, in order; parts of one expert share batches."""
+    """Return the verdict of each part, in order. Parts that await the same expert are batched together."""
     verdicts = [""] * len(parts)
     so_far: dict[int, Judgement | None] = dict.fromkeys(range(len(parts)))
     waiting = {number: routes.first_step(part.board_type, part.component) for number, part in enumerate(parts)}

@@ -1,4 +1,4 @@
-"""Makes the demo's line in a folder: the experts that come with CoServe, rules and configuration."""
+"""Makes the demo's line in a folder: the experts shipped with the repository, rules and configuration."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ SHIPPED = Path(__file__).with_name("experts")
 
 
 def shipped_figures(shipped: Path = SHIPPED) -> str:
-    """Return in words what was measured of the shipped experts."""
+    """Return a sentence with the measured accuracy of the shipped experts."""
     figures = json.loads((shipped / "provenance.json").read_text(encoding="utf-8"))["figures"]
     found, called = (
         " and ".join(f"{rate[name]['share']:{form}}" for rate in figures)
@@ -29,10 +29,10 @@ def shipped_figures(shipped: Path = SHIPPED) -> str:
 
 
 def make_line(folder: Path, shipped: Path = SHIPPED) -> Path:
-    """Make the line in `folder`, and return its configuration. Interrupted anywhere, it goes on with what is there.
+    """Make the line in `folder`, and return the path of its coserve.yaml. An interrupted call can be repeated.
 
-    Weights that are there and intact stay, and so do a catalog, rules and a configuration, which are the user's to
-    change. Raises CommandError if a shipped file is missing or changed.
+    Intact weights are kept, and so are a catalog, rules and a configuration, which the user may have edited.
+    Raises CommandError if a shipped file is missing or changed.
     """
     entries = _checked_catalog(shipped)
     experts = folder / "experts"
@@ -40,23 +40,26 @@ def make_line(folder: Path, shipped: Path = SHIPPED) -> Path:
         experts.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CommandError(f"{experts} cannot be made: {error.strerror}; name another place with --dir") from None
-    for entry in entries.values():
+    catalog = experts / "catalog.yaml"
+    used = _entries(catalog) if catalog.exists() else entries
+    for name, entry in entries.items():
         target = experts / entry["file"]
-        if not target.is_file() or file_sha256(target) != entry["sha256"]:
+        is_shipped = used.get(name, {}).get("sha256") == entry["sha256"]  # else trained or promoted here
+        if is_shipped and not (target.is_file() and file_sha256(target) == entry["sha256"]):
             _copy(shipped / entry["file"], target)
-    if not (experts / "catalog.yaml").exists():
-        _copy(shipped / "catalog.yaml", experts / "catalog.yaml")
+    if not catalog.exists():
+        _copy(shipped / "catalog.yaml", catalog)
     if not (folder / "rules.yaml").exists():
         files.write_rules(folder, files.read_thresholds(shipped))
     return files.write_configuration(folder)
 
 
 def _checked_catalog(shipped: Path) -> dict[str, Any]:
-    """Return the entries of the shipped catalog, whose weights are what it says."""
+    """Return the shipped catalog's entries once every weights file matches its sha256. Raises CommandError."""
     catalog = shipped / "catalog.yaml"
     if not catalog.is_file():
         raise CommandError(f"{catalog} is missing. {_REMEDY}")
-    entries: dict[str, Any] = yaml.safe_load(catalog.read_text(encoding="utf-8"))["experts"]
+    entries = _entries(catalog)
     for name, entry in entries.items():
         file = shipped / entry["file"]
         if not file.is_file():
@@ -66,6 +69,16 @@ def _checked_catalog(shipped: Path) -> dict[str, Any]:
     return entries
 
 
+def _entries(catalog: Path) -> dict[str, Any]:
+    try:
+        entries = yaml.safe_load(catalog.read_text(encoding="utf-8"))["experts"]
+        return {name: dict(entry) for name, entry in entries.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise CommandError(
+            f"{catalog} cannot be read ({error}): correct it, or name another place with --dir"
+        ) from None
+
+
 _REMEDY = (
     "Install CoServe again (in a checkout: `git checkout -- tools/demo/experts`), or make new experts in hours: "
     "`coserve demo --train`."
@@ -73,7 +86,7 @@ _REMEDY = (
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file so that it is whole, or not there."""
+    """Copy to a temporary name, then rename: `target` is never half written. Raises CommandError."""
     part = target.with_name(f".{target.name}.part")
     try:
         shutil.copyfile(source, part)

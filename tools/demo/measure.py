@@ -15,7 +15,7 @@ from tools.demo.judge import OnAnswer, PartToJudge, judge_parts
 from tools.terminal.console import console, print_table
 from tools.training.held_out import wilson
 
-#: Shares of parts with a defect, boards of each, and the first of their seeds: no training, no camera has them.
+#: Shares of parts with a defect, boards of each share, and the first seed. Trainings and cameras use other seeds.
 RATES = (DEFECT_RATE, 0.2)
 BOARDS, FIRST_SEED = 200, 600_000
 _AT_ONCE = 20
@@ -47,7 +47,7 @@ class Figures:
     parts: tuple[JudgedPart, ...]
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Return pairs of a count and of how many there are."""
+        """Return, by name, how many and out of how many."""
         bad = [part for part in self.parts if not part.is_good]
         good = [part for part in self.parts if part.is_good]
         with_defects = {part.board for part in bad}
@@ -62,7 +62,7 @@ class Figures:
         }
 
     def mistakes(self) -> dict[str, int]:
-        """Return the mistakes by component and truth, most frequent first."""
+        """Count mistakes by component, truth and verdict, most frequent first."""
         wrong = Counter(f"{p.component} {p.truth} {p.verdict}" for p in self.parts if p.is_good == p.is_called)
         return dict(wrong.most_common())
 
@@ -81,7 +81,7 @@ def measure(
     on_share: OnShare = lambda _: None,
     on_answer: OnAnswer = lambda _expert, _answer: None,
 ) -> list[Figures]:
-    """Judge boards of each rate with the line of `config`, as its daemon would; `on_answer` gets the first rate's."""
+    """Judge boards of each rate as the daemon of `config` would; `on_answer` gets the answers of the first rate."""
     line = load_line(config)
     resident = resident_in(line.catalog)
     pool = SlotPool("cpu", sum(spec.weights_bytes for spec in resident.values()))
@@ -114,7 +114,7 @@ def _seed(place: int, number: int) -> int:
 
 
 def measured_table(figures: Sequence[Figures]) -> None:
-    """Print what was caught and called, by part and by board, and the mistakes."""
+    """Print caught defects and false calls, by part and by board, then the mistakes."""
     rows: list[tuple[str, ...]] = []
     for each in figures:
         for name, (count, of) in each.counts().items():

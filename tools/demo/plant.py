@@ -22,9 +22,9 @@ from tools.terminal.console import CommandError, as_typed, console
 
 #: The share of parts with a defect on each line.
 DEFECT_RATES = {"line-1": 0.0, "line-2": 0.01, "line-3": 0.03}
-#: Every fourth board goes through all lines; the first four come without a pause.
+#: Every fourth board goes through all lines; no pause before the first four.
 _PRODUCT, _SHARED_EVERY, _AT_ONCE, _PAUSE_S = "sensor-node", 4, 4, 5.0
-#: Lot of the boards that go through all lines. The demo decides about these only: it knows what it rendered.
+#: Lot of the boards that go through all lines. Only these are reviewed by the demo, which knows their truth.
 _SHARED = "all-lines"
 
 
@@ -84,7 +84,7 @@ def _write(path: Path, document: dict[str, Any]) -> Path:
 
 
 def _run_boards(cameras: dict[Path, Publisher], port: int) -> None:
-    """Send boards through the lines, and decide about those that go through all of them, for ever."""
+    """Send boards through the lines without end, and review those that go through all of them."""
     run, truths = new_prefix(), dict[tuple[Path, str], dict[str, str]]()
     seeds = itertools.count(FIRST_SEED + int(run[1:], 16) * 10_000)
     for number in itertools.count(1):

@@ -34,12 +34,12 @@ class JudgedBoard:
 
     @property
     def is_good(self) -> bool:
-        """Return True if no part was rendered with a defect."""
+        """True if no part was rendered with a defect."""
         return all(part.truth == "ok" for part in self.board.placements)
 
     @property
     def verdict(self) -> str:
-        """Return the worst verdict of its parts, as the line has it for the board."""
+        """The worst verdict of its parts, which is how the line judges a board."""
         found = {part.verdict for part in self.verdicts.values()}
         return next((verdict for verdict in ("fail", "unknown", "review") if verdict in found), "pass")
 
@@ -93,7 +93,7 @@ def _publish_boards(config: Path, boards: int, seed: int) -> dict[str, RenderedB
 
 
 def _free_prefix(config: Path) -> str:
-    """Return a lot name that no earlier run used: an image's id is never used twice."""
+    """Return a lot name that no earlier run used: a repeated image id would be a duplicate."""
     number = 1
     while part_verdicts(config, f"D{number}-001"):
         number += 1
@@ -125,7 +125,7 @@ def _draw(folder: Path, boards: list[JudgedBoard]) -> None:
 
 
 def _show_next(config: Path) -> None:
-    """Print what to do next."""
+    """Print commands to try next."""
     folder, http = config.parent, load_config(config).endpoints.http
     console.print("Next:")
     page = f"   then open {http}/" if http else ""

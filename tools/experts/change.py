@@ -1,4 +1,4 @@
-"""Versions put in, promoted, rolled back and pruned: checked as a daemon checks them, durable, and read by the daemon.
+"""Put in, promote, roll back and prune versions: checked as a daemon checks them, durable, and read by the daemon.
 
 A version that the line cannot use is refused: labels that the rules need are missing, memory is too small, a file is
 damaged. If the running daemon refuses the new catalog all the same, the old catalog is restored.

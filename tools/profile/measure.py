@@ -33,7 +33,7 @@ _GPU_EXECUTORS = (1, 2, 3, 4)
 #: Images of the batches with which executors are compared.
 _BATCH = 4
 
-#: Sizes that are measured, up to the largest asked for: dense where the average still falls.
+#: Batch sizes to measure, up to the largest asked for: dense where the time per image still falls.
 BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -72,7 +72,7 @@ class LayoutCost:
 
 
 class Bench:
-    """So many executors of one device, each with `threads` intra-op threads and one slot, all busy at once.
+    """Benchmark several executors of one device at once, each with `threads` intra-op threads and one slot.
 
     That is how they will run: what they take from each other (memory bandwidth, the GPU) is in the figures.
     """
@@ -120,7 +120,7 @@ class Bench:
         return {size: median(seconds) for size, seconds in taken.items() if size in fitting}
 
     def images_per_s(self, slots: Sequence[Slot], samples: Samples, size: int, seconds: float) -> float:
-        """Throughput of all executors together, batches of `size`, over about so many seconds."""
+        """Return the images/s of all executors together, with batches of `size`, over about `seconds`."""
 
         def work(slot: Slot) -> tuple[int, float]:
             begin_s, images = time.perf_counter(), 0
@@ -153,7 +153,7 @@ class Bench:
 def measure_layout(
     bench: Bench, device: str, spec: ExpertSpec, samples: Samples, effort: ProfileEffort, shelf: LayoutShelf
 ) -> LayoutCost:
-    """Everything that the matrix says of a layout, with one of its experts. Raises ExpertError, ProfileError."""
+    """Measure one row of the matrix: a layout, with one of its experts. Raises ExpertError, ProfileError."""
     slots = bench.slots(spec)
     latencies_s = bench.latencies_s(slots, samples, effort.batches, effort.rounds)
     if not latencies_s:
@@ -201,7 +201,7 @@ def load_seconds(device: str, spec: ExpertSpec, loads: int, shelf: LayoutShelf) 
 
 
 def peak_bytes(slot: Slot, samples: Samples, size: int) -> int:
-    """Most bytes that a batch holds beside the weights, its own pixels among them, and with its recording on a GPU."""
+    """Return the peak bytes of a batch without the weights: its pixels too and, on a GPU, its recording."""
     prepared = samples.prepared(slot.spec, size)
     device = slot.transfer.device
     if device.type != "cuda":
@@ -221,7 +221,7 @@ def peak_bytes(slot: Slot, samples: Samples, size: int) -> int:
 
 
 def _allocations() -> AbstractContextManager[torch.profiler.profile]:
-    """The record that torch keeps of every allocation on the CPU."""
+    """Record every allocation that torch makes on the CPU."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes to stderr
     return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
 
@@ -238,7 +238,7 @@ def _peak(record: torch.profiler.profile) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Executors of one device × intra-op threads of each, and what they managed together."""
+    """Executors of one device × intra-op threads of each, and their throughput together."""
 
     executors: int
     threads: int
@@ -291,6 +291,6 @@ def try_pairs(
 
 
 def best(measured: Sequence[Pair]) -> Pair:
-    """The fastest, and of those within 2 % of it the one with the fewest executors: each takes memory of its own."""
+    """Return the pair with the fewest executors within 2 % of the fastest: each executor takes memory of its own."""
     enough = max(pair.images_per_s for pair in measured) * 0.98
     return min((pair for pair in measured if pair.images_per_s >= enough), key=lambda pair: pair.executors)

@@ -1,4 +1,4 @@
-"""Samples for the profiler: the images of a folder, or drawn ones, as the payloads that cameras send."""
+"""Samples for the profiler, encoded as cameras send them: the images of a folder, or drawn ones."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,13 @@ from tools.experts.measure import SAMPLES, images_below
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Encoded images, and in words where they are from."""
+    """Encoded images, and a description of their source."""
 
     payloads: tuple[bytes, ...]
     origin: str
 
     def prepared(self, spec: ExpertSpec, count: int) -> list[Prepared]:
-        """Decoded and fitted to an expert, as an executor does before a batch; images repeat where there are few."""
+        """Return `count` images decoded and fitted to an expert, as before a batch; few images repeat."""
         return [prepare(self.payloads[number % len(self.payloads)], "image", None, spec) for number in range(count)]
 
 
@@ -32,7 +32,7 @@ def read_samples(folder: Path) -> Samples:
 
 
 def drawn_samples() -> Samples:
-    """Return pictures of the size of parts, for a line without photos: smooth colours with the noise of a camera."""
+    """Draw pictures of the size of parts, for a line without photos: smooth colours with camera noise."""
     random, payloads = np.random.default_rng(11), list[bytes]()
     for side in np.linspace(64, 128, SAMPLES).astype(int):
         colours = cv2.resize(random.integers(0, 256, (9, 9, 3)).astype(np.float32), (side, side))

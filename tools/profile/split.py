@@ -1,4 +1,4 @@
-"""Memory of a device between experts and batches, tried out in simulated time on the measured matrix (CoServe §4.4)."""
+"""Divide a device's memory between experts and batches by simulation on the measured matrix (CoServe §4.4)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from experts.spec import ExpertId
 from tools.simulate.engine import StuckError, simulate
 from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
 
-#: Images of the sample that each throughput is of.
+#: Images simulated for each throughput.
 SAMPLE_IMAGES = 1500
-#: Numbers tried at equal distances, both ends among them, before the search goes on around the best.
+#: Equally spaced numbers, both ends among them, tried before the search around the best.
 _FIRST_POINTS = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One device: what there is to divide, and between what. `experts` are by descending usage."""
+    """One device, its memory and the experts that share it with batches. `experts` are in descending order of usage."""
 
     device: str
     memory_bytes: int
@@ -47,20 +47,20 @@ class Plan:
         return max(facts.weights_bytes for facts in self.experts)
 
     def budget_bytes(self, experts: int) -> int:
-        """Memory for so many experts, most used first; never less than the largest of all needs."""
+        """Return the bytes of the `experts` most used experts, but at least those of the largest expert."""
         return max(sum(facts.weights_bytes for facts in self.experts[:experts]), self.largest_expert_bytes)
 
     def division(self, experts: int) -> tuple[int, int]:
-        """Return the bytes for experts, among them what full batches leave, and for batches if so many are kept."""
+        """Return the bytes for `experts` experts, with what full batches leave over, and for batches."""
         batches_bytes = min(self.memory_bytes - self.budget_bytes(experts), self.full_batches_bytes)
         return self.memory_bytes - batches_bytes, batches_bytes
 
     def max_experts(self) -> int:
-        """Return the number that fits beside one image for each executor; 0 if not even one fits."""
+        """Return how many experts fit with one image per executor; 0 if not even one fits."""
         return self._fitting(self.memory_bytes - self.least_batches_bytes)
 
     def limited_experts(self) -> int:
-        """Return the number on a processor of limited performance: the largest useful batch gets its memory first."""
+        """Return how many experts fit once the largest useful batch of every executor has its memory."""
         return self._fitting(max(self.memory_bytes - self.full_batches_bytes, self.largest_expert_bytes))
 
     def _fitting(self, room_bytes: int) -> int:
@@ -119,7 +119,7 @@ def _ranked(speeds: dict[int, float]) -> list[int]:
 
 
 def simulated_images_per_s(plan: Plan, expert_bytes: int, images: Sequence[Image]) -> float:
-    """Throughput with so much memory for experts, the rest being for batches. 0 where the policy cannot serve so."""
+    """Return the images/s with `expert_bytes` for experts, the rest for batches; 0 if the policy cannot serve so."""
     each_bytes = (plan.memory_bytes - expert_bytes) // plan.executors
     largest = max(row.max_batch for row in plan.rows)
     pool = PoolFacts(

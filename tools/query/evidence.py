@@ -38,7 +38,7 @@ from daemon.units import count_text
 from tools.query.reading import Row, read_stages
 from tools.query.retrace import StoredRules, picture_size, retrace
 
-#: One transaction reads so many boards, and holds so many images of them at a time.
+#: Boards that one transaction reads, and images of them that are in memory at a time.
 _BOARDS_PER_READ = 100
 _IMAGES_PER_READ = 1000
 _MAX_PROBLEMS = 100

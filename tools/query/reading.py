@@ -66,7 +66,7 @@ class ResultsQuery:
 
     @property
     def sort_column(self) -> str | None:
-        """Return the column of an order other than that of `seq`."""
+        """Return the column to order by, unless it is `seq`."""
         return None if self.order in {"newest", "oldest"} else self.order.partition(":")[0]
 
     def validate(self) -> None:

@@ -1,4 +1,4 @@
-"""Releases of a line: packed from what it has in force, and put in force on others (docs/releases.md).
+"""Releases: `pack` makes one of what a line has in force, `pull` puts it in force on others (docs/releases.md).
 
-Commands use `pack` and `pull`; a line's notes about its releases are in `line_releases`. Nothing here makes a key.
+`line_releases` is a line's own record of them. Keys are made in daemon/registry.
 """

@@ -1,6 +1,6 @@
-"""A line's own record of releases: the signers that it accepts, releases that it has had, files that are being fetched.
+"""A line's own record of releases: accepted signers, releases that it has had, files being fetched.
 
-It is in `releases/` beside the catalog.
+It is kept in `releases/` beside the catalog.
 """
 
 from collections.abc import Collection, Iterator
@@ -64,14 +64,14 @@ class LineReleases:
             raise ReleaseError(f"{self._line.path}: plant.signers: {error}") from None
 
     def revoked(self, told: Collection[str] = ()) -> list[Path]:
-        """Return the files of signers that are revoked, here or by a hub or stick that says so (`told`: ids of keys).
+        """Return the key files of revoked signers: revoked here before, or by a hub or stick now (`told`: ids of keys).
 
-        They are noted here, so that no source can bring their releases any more. Raises ReleaseError.
+        The latter are noted here, so that releases of theirs are refused from any source. Raises ReleaseError.
         """
         ids = {file: key_id(key) for file, key in self.signers().items()}
         folder = self.store.folder / "revoked"
         for file, key in ids.items():
-            place = folder / f"{key.replace(' ', '-')}.sign"  # who loses a key may call the next one as the last
+            place = folder / f"{key.replace(' ', '-')}.sign"  # its id: a new key may have the old one's name
             if key in told and not place.exists():
                 make_folders(folder, self._line.config.catalog.parent)
                 replace_text(place, file.read_text(encoding="ascii"), like=self._line.config.catalog)
@@ -93,9 +93,9 @@ class LineReleases:
             ) from None
 
     def unsettled(self, name: str) -> Path:
-        """Return the file that is there from when a pull begins to change the line until `note`, even if it is killed.
+        """Return the marker that exists from when a pull begins to change the line until `note`, even if it is killed.
 
-        Which release is in force is certain after another pull only.
+        Where it was left behind, only another pull settles which release is in force.
         """
         return self.store.folder / f"{name}.unsettled"
 

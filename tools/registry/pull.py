@@ -25,7 +25,7 @@ from tools.experts.change import entry_problems
 from tools.experts.line import ExpertsLine
 from tools.registry.line_releases import LineReleases
 
-#: Each check for open boards holds new ones for this long: if this process is killed, they soon begin again.
+#: Each check for open boards holds new ones back for this long, and no longer if this process is killed.
 _HOLD_S = 5.0
 _LOOK_EVERY_S = 0.1
 _RELOAD_S = 60.0
@@ -71,7 +71,7 @@ def pull(
 
 
 def pull_newest(line: ExpertsLine, source: Source, name: str, options: PullOptions = PullOptions()) -> Pulled | str:
-    """Pull the newest release that a signer of this line signed, for a timer; a person's way back stays.
+    """Pull the newest release that a signer of this line signed, for a timer; a person's rollback stays.
 
     Returns the release in force if the line has had the newest. Raises ReleaseError, also if the release in force is
     signed by a key that is revoked and none replaces it, or VersionsError.
@@ -110,7 +110,7 @@ def _numbers(source: Source, name: str) -> list[int]:
 def _newest_signed(
     releases: LineReleases, source: Source, name: str, revoked: Sequence[Path]
 ) -> tuple[int, SignedManifest]:
-    """Return the newest release of a signer who is not revoked; if there is none the newest, which will be refused."""
+    """Return the newest release of a signer who is not revoked; else the newest of all, which will be refused."""
     numbers, signers = _numbers(source, name), releases.signers()
     for number in reversed(numbers):
         signed = source.manifest(name, number)
@@ -255,7 +255,7 @@ def _require_no_open_board(line: ExpertsLine, within_s: float | None) -> None:
 
 
 def _hold_boards(line: ExpertsLine, seconds: float) -> dict[str, Any] | None:
-    """Let no board begin for `seconds`; return how much is open, None if no daemon runs. Raises ReleaseError."""
+    """Let no board begin for `seconds`; return counts of open work, None if no daemon runs. Raises ReleaseError."""
     try:
         answer = line.ask("hold_boards", seconds=seconds)
     except ControlError as error:
@@ -266,7 +266,7 @@ def _hold_boards(line: ExpertsLine, seconds: float) -> dict[str, Any] | None:
 def _put_in_force(
     line: ExpertsLine, releases: LineReleases, manifest: Manifest, versions: Mapping[str, str], rules: Path | None
 ) -> tuple[tuple[str, ...], bool, bool, bool]:
-    """Replace catalog and rules at once, and have the daemon read both; if it refuses, restore the old ones."""
+    """Replace catalog and rules together and have the daemon read both; if it refuses, restore the old ones."""
     catalog, place = files = (line.versions.catalog, line.config.rules)
     with line.versions.changing() as change:
         old = {file: file.read_bytes().decode() if file.exists() else "" for file in files}

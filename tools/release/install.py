@@ -1,6 +1,6 @@
-"""Installs CoServe for `make`: checks first what would fail later, then runs pip and shows how far it is.
+"""Installs CoServe for `make`: checks up front what would fail later, then runs pip and shows its progress.
 
-It is run by the Python that makes the virtual environment: it imports nothing of ours, and Python 3.8 can read it.
+The Python that makes the virtual environment runs it, so it imports nothing of ours and parses in Python 3.8.
 """
 
 import argparse
@@ -15,22 +15,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
-#: Gigabytes that an installation takes: with PyTorch for processors, and with CUDA.
+#: Gigabytes of disk that an installation takes: with PyTorch for CPUs, and with CUDA.
 _ROOM_GB, _ROOM_CUDA_GB = 4, 9
 _PIP_OPTIONS = ("--disable-pip-version-check", "--only-binary", ":all:", "--constraint", str(CONSTRAINTS))
-#: Seconds between two lines about an installation, on a terminal and in a log.
+#: Seconds between two progress lines, on a terminal and in a log.
 _TERMINAL_EVERY_S, _LOG_EVERY_S = 1.0, 15.0
 _STEPS = re.compile(r"^\s*(Collecting \S+|Downloading \S+|Installing collected packages)", re.MULTILINE)
 
 
 class InstallError(Exception):
-    """An installation that cannot be; its text says what to do."""
+    """The installation cannot succeed; the text says what to do."""
 
 
 def main() -> None:
     """Install into the virtual environment that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("venv", type=Path, help="the virtual environment to make, or to go on with")
+    parser.add_argument("venv", type=Path, help="the virtual environment to make or to reuse")
     parser.add_argument("--extras", default="", help="extras of pyproject.toml, such as dev,release")
     options = parser.parse_args()
     try:
@@ -51,14 +51,14 @@ def install(venv: Path, extras: str) -> None:
     if takes_cuda(python, index) and not has_gpu:
         check_room(venv.resolve().parent, _ROOM_CUDA_GB)
         print(
-            "This PC has no NVIDIA GPU, and pip takes PyTorch with CUDA: 5 GB more, and some minutes. To spare them,"
+            "This PC has no NVIDIA GPU, and pip takes PyTorch with CUDA: 5 GB more, and some minutes. To avoid that,"
             " press Ctrl-C and name PyTorch's index of CPU wheels (pytorch.org, Get started): make demo TORCH_INDEX=URL"
         )
     run_pip(python, [*index, "--editable", f".[{extras}]" if extras else "."])
 
 
 def check_python(version: "tuple[int, ...]") -> None:
-    """Raise InstallError for a Python that is too old."""
+    """Raise InstallError if Python is too old."""
     if version < (3, 11):
         found = ".".join(map(str, version))
         raise InstallError(f"CoServe needs Python 3.11 or newer; this is {found}. Name another: make PYTHON=python3.12")
@@ -102,7 +102,7 @@ def takes_cuda(python: Path, index: "list[str]") -> bool:
 
 
 def run_pip(python: Path, what: "list[str]") -> None:
-    """Install with pip, whose output goes to build/install.log, and show how far it is. Raises InstallError."""
+    """Install with pip, whose output goes to build/install.log, and show progress. Raises InstallError."""
     log = ROOT / "build" / "install.log"
     log.parent.mkdir(exist_ok=True)
     print("Installing CoServe and PyTorch: one to three minutes with a quick connection, once.", flush=True)
@@ -123,7 +123,7 @@ def run_pip(python: Path, what: "list[str]") -> None:
 
 
 def show_progress(pip: "subprocess.Popen[bytes]", log: Path, began_s: float) -> None:
-    """Say every few seconds how far pip is, until it ends; on one line of a terminal."""
+    """Print progress every few seconds until pip ends; a terminal shows it on one line."""
     is_terminal = sys.stdout.isatty()
     while True:
         try:
@@ -139,12 +139,12 @@ def show_progress(pip: "subprocess.Popen[bytes]", log: Path, began_s: float) -> 
 
 
 def run(*command: "Path | str") -> "subprocess.CompletedProcess[str]":
-    """Return a finished command with what it said."""
+    """Run a command to its end and capture its output."""
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)  # noqa: S603
 
 
 def last_error(text: str) -> str:
-    """Return pip's last line that begins with ERROR, or else its last one."""
+    """Return pip's last line that begins with ERROR, or its last line if there is none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["nothing"]
     return ([line for line in lines if line.startswith("ERROR")] or lines)[-1]
 

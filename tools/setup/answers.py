@@ -107,7 +107,7 @@ def boards_in(folder: Path) -> dict[str, Components]:
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
-    """R2 before R10."""
+    """Sort R2 before R10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 

@@ -62,7 +62,7 @@ _NETWORK = frozenset(
     | {"smb3", "smbfs"}
 )
 _IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-#: One probe of a disk: it leaves `_PROBE_ROOM` times as much free.
+#: Bytes that a probe writes; the disk must have `_PROBE_ROOM` times as much free.
 _PROBE_BYTES, _PROBE_ROOM = 16 * 2**20, 8
 _SYNCS, _SYNCS_WITHIN_S = 20, 2.0
 _SLOW_SYNC_S, _SLOW_WRITE, _SLOW_READ = 0.03, 30e6, 100e6
@@ -71,7 +71,7 @@ _FEW_INODES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check: `so` is the state, `do` the remedy, None if none is needed."""
+    """The result of one check: `so` describes the state, `do` the remedy (None if none is needed)."""
 
     check: str
     grade: Literal["ok", "warn", "wrong"]
@@ -117,7 +117,7 @@ class Machine:
 
 
 def machine_of(path: Path | None, user: str | None = None, root: Path = Path("/")) -> Machine:
-    """Read the line of `path`. Raises KeyError if `user` does not exist."""
+    """Collect what the checks need to know of this PC and of the line at `path`. KeyError if `user` does not exist."""
     config, mistakes, pid = None, (), None
     if path is not None:
         try:
@@ -129,7 +129,7 @@ def machine_of(path: Path | None, user: str | None = None, root: Path = Path("/"
     is_service = path is not None and unit.is_file() and started_config(unit.read_text("utf-8")) == path.resolve()
     runs_line = pwd.getpwuid(os.geteuid()) if user is None else pwd.getpwnam(user)
     if user is None and is_service:
-        with suppress(KeyError):  # the check of permissions says so
+        with suppress(KeyError):  # `permissions` reports it
             runs_line = pwd.getpwnam("coserve")
     daemon_pid = pid if pid and psutil.pid_exists(pid) else None
     return Machine(path, config, mistakes, is_service, runs_line, daemon_pid, find_driver())
@@ -249,7 +249,10 @@ def build_problem(driver_cuda: tuple[int, int], torch: dict[str, Any]) -> tuple[
 
 
 def serves(capability: tuple[int, int], architectures: list[str]) -> bool:
-    """Machine code of the same major version runs, and PTX of an older one is compiled at the first start."""
+    """Return True if torch's build runs on a GPU of this capability.
+
+    Machine code runs within its major version; PTX of an older one is compiled at the first start.
+    """
     for name in architectures:
         kind, _, digits = name.partition("_")
         number = "".join(filter(str.isdigit, digits))
@@ -278,7 +281,7 @@ def gpu_memory(machine: Machine, name: str) -> Iterator[Finding]:
 
 
 def memory(machine: Machine) -> Iterator[Finding]:
-    """Compare the RAM that the line may take with that of this PC, and its threads with the cores."""
+    """Compare the RAM that the line may take with this PC's, and its threads with the cores."""
     ram, cores = psutil.virtual_memory(), len(os.sched_getaffinity(0))
     so = f"{size_text(ram.total)} of RAM, {size_text(ram.available)} free, {cores} cores"
     if machine.config is None:
@@ -311,7 +314,7 @@ def _asked_ram(config: Config) -> int:
 
 
 def limits(machine: Machine) -> Iterator[Finding]:
-    """Check how many files and connections this shell allows; the service's unit has limits of its own."""
+    """Check the limits of this shell on files and connections; the service's unit sets its own."""
     if machine.is_service:
         return
     handles = raise_handle_limit()
@@ -389,7 +392,7 @@ def _speed(machine: Machine, names: str, folder: Path) -> Iterator[Finding]:
             with tempfile.TemporaryFile(dir=folder, prefix=".coserve-doctor-") as probe:
                 written, read, sync_s = _probe(probe.fileno())
         except OSError:
-            return  # what may not be written there is a finding of the permissions
+            return  # `permissions` reports what may not be written
     so = (
         f"{names}: writes {size_text(written)}/s, reads {size_text(read)}/s,"
         f" makes a small write durable in {sync_s * 1e3:.1f} ms"
@@ -426,7 +429,7 @@ def _probe(fd: int) -> tuple[float, float, float]:
 
 
 def permissions(machine: Machine) -> Iterator[Finding]:
-    """Check each folder and file with the rights of the line's user, and that nobody else reads its secrets."""
+    """Check that the line's user may read and write what the line needs, and that nobody else can read its secrets."""
     config, user = machine.config, machine.user.pw_name
     if config is None or machine.path is None:
         return
@@ -475,7 +478,7 @@ def _remedy(path: Path, mode: int) -> str | None:
 
 
 def ports(machine: Machine) -> Iterator[Finding]:
-    """Check each port (ours, free, or taken by another program) and each address."""
+    """Check that each address is this machine's, and its port free or ours."""
     if machine.config is None:
         return
     endpoints = machine.config.endpoints
@@ -531,7 +534,7 @@ def _overlap(first: str, second: str) -> bool:
 
 
 def _is_ours(pid: int | None, machine: Machine) -> bool:
-    """Return True for the daemon or its child. A hidden process number counts while our daemon runs."""
+    """Return True for the daemon or its child. While the daemon runs, a hidden process counts as ours."""
     try:
         family = [] if pid is None else [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
     except psutil.Error:
@@ -562,7 +565,7 @@ class _Timex(ctypes.Structure):
 
 
 def clock(machine: Machine) -> Iterator[Finding]:
-    """Check that a time server sets the clock, and that it does not stand before the times of the line's files."""
+    """Check that a time server sets the clock, and that no file of the line is newer than now."""
     now, state = datetime.now(UTC), _Timex()
     answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state))
     if answer < 0:
@@ -589,7 +592,7 @@ CHECKS: Sequence[Callable[[Machine], Iterable[Finding]]] = (
 
 
 def examine(machine: Machine) -> Iterator[Finding]:
-    """Run every check in turn. A check that fails itself is a finding, and the others go on."""
+    """Run every check in turn. A check that crashes becomes a finding, and the others go on."""
     for check in CHECKS:
         try:
             yield from check(machine)

@@ -1,4 +1,4 @@
-"""The files of a new line, as a person would write them: with a comment for what will be asked next."""
+"""The files of a new line, with comments for what a person will want to change next."""
 
 import json
 import secrets
@@ -22,7 +22,7 @@ _HTTP_HOSTS = {"here": "127.0.0.1", "network": "0.0.0.0"}  # noqa: S104 - asked 
 
 
 def write_line(folder: Path, answers: Answers) -> list[Path]:
-    """Write what is not there yet; what was made. FileExistsError if `coserve.yaml` or `rules.yaml` is there."""
+    """Write missing files and return what was made. FileExistsError if `coserve.yaml` or `rules.yaml` is there."""
     texts = {folder / "coserve.yaml": config_text(folder, answers), folder / "rules.yaml": rules_text(answers.boards)}
     for path in texts:
         if path.exists():

@@ -1,4 +1,4 @@
-"""The systemd service: its files with the values that they take from a configuration, put there and taken away."""
+"""The systemd service: fill in its files from a configuration, install and remove them."""
 
 import os
 import pwd
@@ -161,7 +161,7 @@ def started_config(unit_text: str) -> Path | None:
 
 
 def exec_words(exec_start: str) -> list[str]:
-    """The words of an `ExecStart=` as `unit` writes it."""
+    """Split an `ExecStart=` that `unit` wrote into its words."""
     return [word.replace("$$", "$").replace("%%", "%") for word in shlex.split(exec_start)]
 
 
@@ -174,7 +174,7 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
 
 
 def _quoted(words: Iterable[str]) -> str:
-    """Words as systemd.syntax(7) and its specifiers want them."""
+    """Quote words for a unit file: systemd.syntax(7), `%` doubled."""
     doubled = (word.replace("%", "%%") for word in words)
     return " ".join(
         word if re.fullmatch(r"[\w/.:=@+,%$-]+", word) else '"' + word.replace("\\", r"\\").replace('"', r"\"") + '"'
@@ -183,9 +183,9 @@ def _quoted(words: Iterable[str]) -> str:
 
 
 def install(path: Path, places: Places, *, is_trial: bool) -> None:
-    """Install the service of the line at `path`, which is begun if it is missing, and print each change.
+    """Install the service of the line at `path`, write a first configuration if it is missing, and print each change.
 
-    A trial lies under a prefix: systemd is not called. Raises ConfigError, OSError, CommandError.
+    A trial goes under a prefix and does not call systemd. Raises ConfigError, OSError, CommandError.
     """
     work, runs = _Installation(), not is_trial and _SYSTEMD_RUNS.is_dir()
     if path.exists():
@@ -232,7 +232,7 @@ def uninstall(places: Places, *, is_trial: bool) -> None:
     for path in _left_behind(line):
         work.say("left", path)
     if runs:
-        console.print("The user coserve stays, for it owns these files.")
+        console.print("The user coserve stays: it owns these files.")
 
 
 def _write_files(work: "_Installation", config: Config, path: Path, places: Places) -> None:
@@ -257,7 +257,7 @@ class _Installation:
         console.print(f"to do      {command}", markup=False, style="yellow")
 
     def write(self, path: Path, text: str, *, keep: bool = False) -> None:
-        """Write `text` whole or not at all; with `keep` what is there already stays."""
+        """Write `text` whole or not at all; with `keep`, leave an existing file as it is."""
         present = path.read_text(encoding="utf-8") if path.exists() else None
         if present == text:
             self.say("unchanged", path)
@@ -270,7 +270,7 @@ class _Installation:
         self.say("wrote", path)
 
     def remove(self, path: Path, *, only: str | None = None) -> None:
-        """Remove `path` if it is there; with `only`, not where a person has changed it."""
+        """Remove `path` if it exists; with `only`, unless its text differs: a person has changed it."""
         if not path.exists():
             return
         if only is not None and path.read_text(encoding="utf-8") != only:
@@ -286,7 +286,7 @@ class _Installation:
             self.say("made", path)
 
     def own(self, path: Path, *, is_service_here: bool) -> None:
-        """Make a folder for the service's user to write to, or say that another owns it."""
+        """Make a folder that the service's user owns, or print how to change the owner of an existing one."""
         is_new = not path.is_dir()
         make_folder(path)
         if is_new:
@@ -312,7 +312,7 @@ def _call(*words: str) -> None:
 
 
 def _left_behind(line: Path | None) -> list[Path]:
-    """Return the folders and files of the line that stay, as far as its configuration can still be read."""
+    """Return the line's files and folders that stay: its configuration alone if that cannot be read."""
     if line is None or not line.is_file():
         return []
     try:
@@ -328,7 +328,7 @@ def _say_next(path: Path, has_experts: bool, *, runs: bool, is_trial: bool) -> N
         console.print("  put rules and experts where the configuration names them (coserve import, train, restore)")
     console.print(f"  coserve check {path}", markup=False)
     if is_trial:
-        console.print("  what lies under the prefix runs as its unit says; systemd was not called")
+        console.print("  this was a trial under a prefix: systemd was not called")
     elif runs:
         console.print("  systemctl enable --now coserve\n  systemctl status coserve\n  journalctl -u coserve -f")
         console.print("  usermod -aG coserve NAME                  lets a person ask and talk to the line")

@@ -47,7 +47,7 @@ def fit_line(batches: Iterable[tuple[int, float]], known: tuple[float, float] = 
 
 
 def largest_useful_batch(line: LatencyLine, largest_measured: int) -> int:
-    """The smallest batch whose average latency is within the plateau of that of the largest batch measured.
+    """Return the smallest batch whose latency per image is close to that of the largest batch measured.
 
     Read off the fitted line: single measurements differ by more than the plateau does.
     """

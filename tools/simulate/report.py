@@ -40,7 +40,7 @@ class Row:
 _MAX_SPANS = 20_000
 _LABELLED_SPANS = 120
 
-#: What fits a terminal; the rest is for programs.
+#: The columns that fit a terminal; programs get all figures.
 COLUMNS = ("policy", "images/s", "loads", "disk", "p50 s", "p95 s", "max s", "bound")
 
 
@@ -71,7 +71,7 @@ def row_of(outcome: TaskOutcome, bound_s: float) -> Row:
 
 
 def columns(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return the names of a table's columns; if anything crossed the network, that instead of the longest wait."""
+    """Return a table's columns; if anything crossed the network, its bytes replace the longest wait."""
     crossed = any(row.network_bytes for row in rows)
     return tuple("net GB" if crossed and name == "max s" else name for name in COLUMNS)
 
@@ -98,11 +98,9 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def draw_timeline(outcome: TaskOutcome, path: Path, *, until_s: float | None = None) -> None:
-    """Draw loads and batches, a lane for each channel and executor, as a PNG (or what else the suffix says).
+    """Draw loads and batches, a lane for each channel and executor, in the format of the suffix, such as PNG.
 
-    One colour for each expert, the same in every lane.
-
-    Raises ValueError if nothing was recorded.
+    An expert has the same colour in every lane. Raises ValueError if nothing was recorded.
     """
     import matplotlib as mpl
 

@@ -1,4 +1,4 @@
-"""MQTT 5: `settings` with its credentials, `consumer` over `broker`.
+"""MQTT 5: `settings` and credentials, `consumer`, and `broker`, the connection that it uses.
 
-Only the last two import the packages of the extra `mqtt`.
+Only `consumer` and `broker` import paho, which the extra `mqtt` installs.
 """

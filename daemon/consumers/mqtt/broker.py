@@ -17,8 +17,8 @@ from daemon.consumers.mqtt.settings import MqttSettings, tls_context
 from daemon.consumers.protocol import DeliveryError
 from daemon.wire.keys import read_password
 
-#: Refusals that time may mend (MQTT 5, 2.4): unspecified or specific errors of the broker, unavailable, busy, shutting
-#: down, a quota, a rate. Every other one is for a person.
+#: Refusals that may pass (MQTT 5, 2.4): unspecified or implementation-specific error, unavailable, busy, shutting down,
+#: quota, rate. Every other one needs a person.
 _MAY_PASS = frozenset({0x80, 0x83, 0x88, 0x89, 0x8B, 0x97, 0x9F})
 _FIRST_FAILURE = 0x80
 #: A broker sends answers of a few bytes, since nothing is subscribed.
@@ -39,7 +39,7 @@ class PublishRefusedError(DeliveryError):
 
 
 class _BoundedClient(Client):
-    """paho asks for a whole packet at once, however large: this cuts a broker that ignores our limits."""
+    """Cuts off a broker that ignores our limits: paho would read a whole packet at once, however large."""
 
     excess: str | None = None
 
@@ -95,12 +95,12 @@ class BrokerClient:
         except (OSError, ValueError) as error:
             raise self._trouble(error) from None
         self._client.loop_start()
-        await self._hear(self._connected)
+        await self._confirmed(self._connected)
 
     def publish(
         self, topic: str, body: bytes, *, retain: bool, properties: Properties | None = None
     ) -> asyncio.Future[int]:
-        """Publish with QoS 1; answered by a code below 0x80, or PublishRefusedError. DeliveryError at once."""
+        """Publish with QoS 1; the answer is a reason code below 0x80 or PublishRefusedError. Raises DeliveryError."""
         assert self._client is not None
         info = self._client.publish(topic, body, 1, retain, properties)
         if info.rc:
@@ -109,12 +109,12 @@ class BrokerClient:
         self._answers[info.mid] = topic, answer
         return answer
 
-    async def publish_and_hear(self, topic: str, body: bytes, *, retain: bool) -> None:
+    async def publish_and_confirm(self, topic: str, body: bytes, *, retain: bool) -> None:
         """Publish with QoS 1 and wait for the broker's answer; DeliveryError if none comes."""
-        await self._hear(self.publish(topic, body, retain=retain))
+        await self._confirmed(self.publish(topic, body, retain=retain))
 
     async def close(self) -> None:
-        """Say goodbye, if there is time for it, and let go of the socket."""
+        """Disconnect, waiting `answer_s` at most, and abandon the socket."""
         assert self._client is not None
         try:
             self._client.disconnect()
@@ -123,14 +123,14 @@ class BrokerClient:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the socket; paho's thread closes it, and its last reference to the client with it."""
+        """Shut the socket down; paho's thread closes it and drops the last reference to the client."""
         client, self._client = self._client, None
         sock: Any = None if client is None else client.socket()
         if sock is not None:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
-    async def _hear(self, answer: asyncio.Future[Any]) -> None:
+    async def _confirmed(self, answer: asyncio.Future[Any]) -> None:
         await asyncio.wait((answer, self.lost), timeout=self._answer_s, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             answer.result()

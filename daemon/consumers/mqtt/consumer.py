@@ -23,12 +23,11 @@ from daemon.wire.messages import encode
 #: Messages that may wait for the broker's confirmation at once, unless it allows fewer.
 _WINDOW = 100
 _ANSWER_S = 10.0
-#: The retained status says the position so often, while that moves.
+#: While the position moves, the retained status is republished this often.
 _STATUS_EVERY_S = 10.0
-#: After a lost connection subscribers have to come back too: a kind of message that had subscribers, and has none now,
-#: waits for them so long.
+#: After a reconnection, messages of a kind that had subscribers before wait this long for them to return.
 _LISTENERS_COME_BACK_S = 60.0
-_LOOK_AGAIN_S = 0.25
+_RETRY_S = 0.25
 _NO_SUBSCRIBERS = 0x10  # MQTT 5, 3.4.2.1
 
 
@@ -69,10 +68,10 @@ class Mqtt:
         await self._publish_status()
 
     async def deliver(self, messages: Sequence[Message]) -> int:
-        """Deliver as `Consumer` says; all of `messages` are under way at once, as far as the broker allows."""
+        """Deliver as `Consumer` says; as many of `messages` are under way at once as the broker allows."""
         await self._publish_alarms()
         if not messages:
-            self._must_stand()
+            self._require_connection()
             if self._position != self._reported and time.monotonic() >= self._publish_at_s:
                 await self._publish_status()
             return 0
@@ -84,7 +83,7 @@ class Mqtt:
                 self._refusal = answer if isinstance(answer, PublishRefusedError) else None
                 reached = min(reached, message["seq"] - 1)  # a review and the state of its board have one `seq`
                 if reached == before:
-                    self._must_stand()
+                    self._require_connection()
                     raise answer
                 break
             waits = not self._is_delivered(message, answer)
@@ -93,7 +92,7 @@ class Mqtt:
                 break
             reached = message["seq"]
         if waits:
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(_RETRY_S)
         self._position = max(self._position, reached)
         return reached
 
@@ -105,10 +104,10 @@ class Mqtt:
             if not client.lost.done():
                 body = encode({"state": "offline", "position": self._position})
                 with contextlib.suppress(DeliveryError):
-                    await client.publish_and_hear(self._status_topic, body, retain=True)
+                    await client.publish_and_confirm(self._status_topic, body, retain=True)
                 await client.close()
         finally:
-            client.abandon()  # where its goodbye is not answered while we wait
+            client.abandon()  # also if the broker does not answer in time
 
     async def _publish_all(self, messages: Sequence[Message]) -> list[int | Exception]:
         """Return the broker's answer to each, or why none came; at once if the connection is lost or silent."""
@@ -146,14 +145,14 @@ class Mqtt:
         await asyncio.wait(answers)
 
     def _is_delivered(self, message: Message, reason_code: int) -> bool:
-        """Return True if a message that the broker took has arrived: not before its subscribers are back."""
+        """Return True if the broker took the message and its subscribers, if it had any, are back."""
         kind = message["topic"].partition("/")[0]
         if reason_code != _NO_SUBSCRIBERS:
             self._listened.add(kind)
             return True
         return kind not in self._listened or time.monotonic() > self._listeners_by_s
 
-    def _must_stand(self) -> None:
+    def _require_connection(self) -> None:
         client = self._client
         if client is not None and client.lost.done():
             raise self._refusal or client.lost.result()  # some brokers give a reason and hang up
@@ -172,7 +171,7 @@ class Mqtt:
 
     async def _publish_retained(self, topic: str, body: bytes) -> None:
         assert self._client is not None
-        await self._client.publish_and_hear(topic, body, retain=True)
+        await self._client.publish_and_confirm(topic, body, retain=True)
 
     def _make_client(self) -> BrokerClient:
         will = self._status_topic, encode({"state": "offline"})

@@ -85,7 +85,7 @@ class MqttSettings(ConsumerSettings):
             if self.tls is not None:
                 tls_context(self.tls)
         except CredentialError as error:
-            # The key whose file the text begins with.
+            # The message begins with the file: find the key that names it.
             files = {key: file for key, file in self.files().items() if key[0] == "tls"}
             keys = (key for key, file in files.items() if str(error).startswith(str(file)))
             problems.append((next(keys, ("tls",)), str(error)))

@@ -138,7 +138,7 @@ defects_by_hour = Table(
     *_counts("count"),
 )
 
-#: News about lines: `joined`, `moved`, `restored`, `replaced`, `name_taken`, `older_copy`, `pictures_wait`.
+#: Events of lines: `joined`, `moved`, `restored`, `replaced`, `name_taken`, `older_copy`, `pictures_wait`.
 events = Table(
     "events",
     metadata,
@@ -190,5 +190,4 @@ partitions = Table("partitions", metadata, Column("day", Date, primary_key=True)
 
 
 def partition_name(day: date) -> str:
-    """Return the name of the partition of `inspections` with that day."""
     return f"inspections_{day:%Y%m%d}"

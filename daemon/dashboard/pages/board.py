@@ -27,7 +27,7 @@ from daemon.wire.messages import MAX_INTEGER
 #: Boards in one list, and components in one part of a large board.
 _LIST_BOARDS = 50
 _PART_IMAGES = 100
-#: A board of up to so many images is shown whole, the worst first; real ones have some hundreds of components.
+#: A board of at most this many images is shown whole, the worst first; real ones have some hundreds of components.
 _MAX_WHOLE_IMAGES = 400
 #: Images of larger boards are not counted exactly.
 _MAX_COUNTED_IMAGES = 20_000

@@ -103,7 +103,7 @@ def _bar_chart(values: Sequence[BarValue], width: int, most: float, goal: float 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values over the last seconds, each so many seconds `ago`; `newest` is the last one in words."""
+    """Values over the last seconds, each with its age `ago` in s; `newest` is the last one as text."""
 
     name: str
     tone: str
@@ -217,7 +217,7 @@ def memory_map(pool: Mapping[str, Any], width: int) -> MemoryMap:
 
 
 def expert_state(expert: Mapping[str, Any]) -> str:
-    """Return an expert's state in words, for the table and for readers who cannot see colours."""
+    """Return an expert's state as text, for the table and for readers who cannot see colours."""
     return f"{_state(expert)}, pinned" if expert["is_pinned"] else _state(expert)
 
 

@@ -31,7 +31,7 @@ from experts.spec import ExpertId, ExpertSpec
 from experts.versions import Expert, Versions, VersionsError
 from routing_rules.routes import Routes, uses
 
-#: Rates and the hit rate look back over so many images, calls over so many, and load times over so many loads.
+#: How far back the page looks: images for rates and the hit rate, images for calls, loads for load times.
 _RECENT_IMAGES = 20_000
 _RECENT_IMAGES_FOR_CALLS = 100_000
 _RECENT_LOADS = 50_000
@@ -307,7 +307,7 @@ class ExpertOverview:
         return self._drifted.get()
 
     def unusable(self) -> list[str]:
-        """Return what is wrong with experts that cannot judge, and with the catalog, in words."""
+        """Describe what is wrong with the catalog and with experts that cannot judge."""
         failed = [f"{row['expert']} cannot be loaded: {row['failed']}" for row in self._places.get() if row["failed"]]
         return failed or self.catalog()[1]
 

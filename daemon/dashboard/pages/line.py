@@ -41,7 +41,7 @@ _MAX_NAMES = 3
 _MAX_BEHIND = 1000
 #: A disk with less free than this share raises an alarm long before intake must refuse images.
 _TIGHT = 0.05
-#: Charts and alarms that read rows are made again after so many seconds, for all readers.
+#: Seconds for which charts and alarms that read rows are cached, for all readers.
 _FIGURES_S, _WATCH_S = 5.0, 2.0
 _HOUR_S = 3600.0
 #: Images whose components are counted on a line without experts.
@@ -264,7 +264,7 @@ def _disk_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _child_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Yield processes beside the line that do not run: the line goes on without them."""
+    """Yield the line's child processes that do not run; the line goes on without them."""
     for child in status.get("children", ()):
         if child.get("state") in ("waiting", "hung"):
             end = f" ({child['last_end']})" if child.get("last_end") else ""

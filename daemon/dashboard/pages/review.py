@@ -53,7 +53,7 @@ _CACHE_S = 30.0
 _MAX_CACHED = 1000
 _MAX_CODES = 60
 _MAX_ROWS = 300
-#: The filters' values are taken from so many waiting images, the line's codes from so many of the newest fails.
+#: How many waiting images give the filters' values, and how many of the newest fails the line's codes.
 _FACET_IMAGES = 1000
 _CODE_IMAGES = 5000
 #: Good parts of one component of which the most similar is chosen.
@@ -391,7 +391,7 @@ class ReviewOffers:
     def choose(
         self, seat: str, waiting: Sequence[int], held: Collection[int], skipped: Sequence[int], count: int
     ) -> list[int]:
-        """Return `count` of `waiting` for `seat`, beside those it holds.
+        """Return `count` of `waiting` for `seat`, besides those it holds.
 
         Images that no other page shows come first, then those that others show, then the `skipped` ones in their
         order.

@@ -30,7 +30,7 @@ from experts.durable import replace_durably
 MAX_BODY_BYTES = 64 * 1024
 _COOKIE_S = 30 * 86400
 _ENDED_MODE = 0o600
-#: A wrong token waits this long for its answer; while so many wait, the right one does too.
+#: A wrong token waits this long for its answer; while this many wait, the right one does too.
 _WRONG_TOKEN_WAIT_S = 1.0
 _MANY_WRONG_TOKENS = 8
 _OPEN_PATHS = ("/login",)

@@ -138,7 +138,7 @@ class PageServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End what does not end by itself first: event streams, and requests that wait for their clients."""
+        """Close event streams and stalled requests first: they would never end by themselves."""
         self._live.close()
         self._sweep(math.inf)
         await super().shutdown(sockets)

@@ -15,7 +15,7 @@ from daemon.policy.request import ExecutorId, PoolId, Request
 from daemon.policy.residency import SHARE_UNITS, Residency
 from experts.spec import ExpertId
 
-#: Loads that do not fit now are passed over for others, at most so many of them.
+#: At most this many loads that do not fit now are passed over for others.
 LOOK_PAST = 4
 #: Expected requests for which an expert without queued requests may replace another.
 WORTH_EVICTING = 0.5

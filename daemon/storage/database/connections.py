@@ -16,7 +16,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 from daemon.host.folders import make_folder
 
 FILE_MODE = 0o640
-#: SQLite looks at the clock every so many steps of its virtual machine, which is about a millisecond.
+#: SQLite checks the time limit after this many steps of its virtual machine: about a millisecond.
 _STEPS_PER_LOOK = 20_000
 #: Compiled statements that the writer keeps: of some ten kinds, each for up to eleven numbers of rows.
 _STATEMENTS = 256

@@ -1,4 +1,4 @@
-"""Make the results database, or bring one of an earlier release to today's schema (docs/upgrading.md).
+"""Create the results database, or bring one of an earlier release to the current schema (docs/upgrading.md).
 
 `PRAGMA user_version` names the release whose schema a database has.
 """
@@ -20,7 +20,7 @@ from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.storage.database.schema import VIEWS, metadata, stream_position
 from daemon.storage.database.upkeep import copy_database, database_bytes, room_problem, schema_text
 
-#: A step may write every page again beside the copy that was made of it.
+#: Room for the copy, and for a step that rewrites every page.
 _ROOM_FACTOR = 2
 #: SQLite's virtual machine reports progress after this many instructions: some 10 ms.
 _INSTRUCTIONS = 1_000_000
@@ -30,14 +30,14 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A change of the tables from the schema before to that of `release`; the views are made anew after it."""
+    """A change of the tables, from the previous schema to that of `release`. Views are recreated afterwards."""
 
     release: str
     change: Callable[[Connection], None]
 
 
 FIRST_SCHEMA = "0.1.0"
-#: Oldest first. A change of the schema adds one here, which makes of an older database what schema.py makes anew.
+#: Oldest first. A change of schema.py comes with a step here that brings older databases to the same schema.
 STEPS: tuple[Step, ...] = ()
 
 
@@ -47,10 +47,10 @@ def known_schemas() -> list[str]:
 
 
 def migrate(engine: Engine, tell: Tell = lambda _: None) -> None:
-    """Make the schema, or take the steps that are due, after a copy of the old file.
+    """Create the schema, or copy the old file aside and take the steps that are due.
 
-    Everything is one transaction: if the process ends in between, the old database stays and the next start begins
-    again. `tell` gets the progress, at least once a second, so that a supervisor grants the time.
+    All steps are one transaction: if the process dies in between, the old database is unchanged and the next start
+    tries again. `tell` gets the progress once a second, so that a supervisor grants the time.
     """
     path, schema, schemas = sqlite_path(engine.url), check_schema(engine), known_schemas()
     if schema == schemas[-1]:
@@ -124,7 +124,7 @@ def _copies_of(path: Path) -> list[Path]:
 
 
 def _copy_aside(path: Path, schema: str, tell: Tell) -> Path:
-    """Make a complete, durable copy beside the file, in place of that of an earlier upgrade."""
+    """Make a complete, durable copy beside the file; it replaces the copy of an earlier upgrade."""
     problem = room_problem(path.parent, _ROOM_FACTOR * database_bytes(path), f"bringing {path} to this version")
     if problem:
         raise StoreError(f"{problem} and start again")

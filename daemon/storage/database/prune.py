@@ -120,7 +120,7 @@ def old_boards(connection: Connection, old: AgeLimit, after: str, limit: int) ->
 
 
 def forget_boards(tx: Transaction, board_ids: Sequence[int], old: AgeLimit) -> PrunedBoards:
-    """Remove those of `board_ids` that still may go, with all their rows. Their `seq` is never given again."""
+    """Remove the boards in `board_ids` that may still go, with all their rows. Their `seq` is never reused."""
     rows = tx.connection.execute(
         select(boards.c.board_id, boards.c.board_type, boards.c.serial).where(
             boards.c.board_id.in_(board_ids), _may_go(old)
@@ -175,7 +175,7 @@ def forget_rules(tx: Transaction, versions: Sequence[str], last_id: int) -> None
 
 
 def strays(connection: Connection, files: Iterable[tuple[int, str]], before: str | None) -> list[str]:
-    """Return those of `files` (inspection id, path) that an interrupted pruning left.
+    """Return the `files` (inspection id, path) that an interrupted pruning left.
 
     No row and no copy under way names them, and their row was pruned or, if results are pruned, has been gone since
     `before`. A file of an image that this database does not know is not ours: it stays.

@@ -62,7 +62,7 @@ class WrittenResults:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The state that a restart goes on from; `rules_texts` are those of pending images and open attempts."""
+    """The state that a restart resumes; `rules_texts` belong to pending images and open attempts."""
 
     pending: list[Accepted]
     rules_texts: dict[str, str]

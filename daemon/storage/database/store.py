@@ -212,7 +212,7 @@ class Store:
             self._record.close()
 
     def known(self, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], KnownImage]:
-        """Return those of `arrivals` that are accepted already, by (source, image id)."""
+        """Return the `arrivals` that are accepted already, by (source, image id)."""
         by_source: dict[str, list[str]] = {}
         for arrival in arrivals:
             by_source.setdefault(arrival.source, []).append(arrival.image_id)
@@ -331,7 +331,7 @@ class Store:
             return self._examples.drop(tx)
 
     def forget_boards(self, board_ids: Sequence[int], old: prune.AgeLimit) -> prune.PrunedBoards:
-        """Prune those of these attempts that are closed and old and that nothing keeps, with all their rows."""
+        """Prune the given attempts that are closed, old and kept by nothing, with all their rows."""
         with self._transaction() as tx:
             forgotten = prune.forget_boards(tx, board_ids, old)
         self._boards.forget(tx.touched)
@@ -353,7 +353,7 @@ class Store:
 
 
 def _settle_epoch(tx: Transaction, record: EpochRecord | None) -> tuple[str, bool]:
-    """Return the database's epoch, and True if it is a new one: the first, or that of a database that was put back."""
+    """Return the database's epoch, and True if it is new: at the first start, or after a database was put back."""
     epoch = tx.connection.execute(select(schema.stream_position.c.epoch)).scalar()
     why = None if record is None else record.why_other(epoch, tx.numbers.seq)
     if epoch is not None and why is None:

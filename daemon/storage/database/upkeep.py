@@ -22,7 +22,7 @@ from experts.durable import replacing
 
 #: A log restarts when it has this many pages: 4 MiB.
 _LOG_PAGES = 1000
-#: A log with so many pages that cannot be copied is held up by a reader that does not end: 400 MiB.
+#: A log with this many pages that cannot be copied is held by a reader that does not end: 400 MiB.
 _HELD_PAGES = 100_000
 #: A remainder for the writer after a checkpoint beside it: a few milliseconds.
 _REST_PAGES = 500
@@ -33,7 +33,7 @@ _VACUUM_PAGES = 32
 #: Free pages are used again by new rows: a file is made smaller only where a good part of it is free.
 _FREE_SHARE = 8
 _FREE_PAGES = 4096
-#: Rows of an index that `optimize` looks at: enough for the planner, milliseconds for the writer.
+#: Index rows that `optimize` samples: enough for the planner, milliseconds for the writer.
 _ANALYSIS_ROWS = 400
 #: Pages of one step of a copy: 1 MiB at SQLite's usual 4 KiB, so that progress is reported often.
 _COPY_PAGES = 256
@@ -89,19 +89,19 @@ class Checkpoints:
         return WriteAheadLog(max(0, pages), max(0, done), _size(_log_file(self._path)) or 0)
 
     def vacuum_is_due(self) -> bool:
-        """Return True if so much of the file is free that it should shrink."""
+        """Return True if enough of the file is free that it should shrink."""
         (free_pages,) = self._connection.execute("PRAGMA freelist_count").fetchone()
         (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
         return free_pages > _FREE_PAGES and free_pages * _FREE_SHARE > pages
 
 
 def disable_checkpoints(engine: Engine) -> None:
-    """Keep the writer's commits from copying pages: one of them would copy all of a log that a reader had held."""
+    """Disable auto-checkpoint: a commit could stall copying a long log that a reader had held."""
     _run(engine, "PRAGMA wal_autocheckpoint = 0", f"PRAGMA journal_size_limit = {_LOG_FILE_BYTES:d}")
 
 
 def finish_checkpoint(engine: Engine) -> None:
-    """Copy the last pages in the writer's thread, where none can be added: the next commit restarts the log."""
+    """Copy the last pages in the writer's thread, where none can be added, so that the next commit restarts the log."""
     _run(engine, "PRAGMA wal_checkpoint(PASSIVE)")
 
 
@@ -265,7 +265,7 @@ def segments_needed(connection: sqlite3.Connection) -> dict[int, int]:
 
 
 def check_database(url: str, images: Path, journal: Path, on_step: Callable[[str], None] = lambda _: None) -> list[str]:
-    """Return every problem of rows and the files they name, beside a running line; StoreError without a database."""
+    """Check rows and the files they name, even while a line runs; return problems. StoreError without a database."""
     engine = open_for_reading(url)
     steps: dict[str, Callable[[], Iterator[str]]] = {
         "pages and indexes": lambda: _check_pages(engine),

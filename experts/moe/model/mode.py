@@ -92,7 +92,7 @@ class Mode:
         self.cache.resize(budget_bytes)
 
     def close(self) -> None:
-        """Release what the mode holds beside the cache."""
+        """Release what the mode holds outside the cache."""
 
 
 class FitProgress(Protocol):

@@ -51,6 +51,23 @@ def test_making_a_line_again_keeps_what_the_user_changed_and_mends_weights(tmp_p
     assert cut.read_bytes() == weights_of(SHIPPED, "R0402").read_bytes()
 
 
+def test_weights_that_were_trained_in_the_folder_stay(tmp_path: Path):
+    make_line(tmp_path)
+    catalog, own = tmp_path / "experts" / "catalog.yaml", weights_of(tmp_path / "experts", "R0402")
+    before = file_sha256(own)
+    own.write_bytes(b"other weights")
+    catalog.write_text(catalog.read_text("utf-8").replace(before, file_sha256(own)), "utf-8")
+    make_line(tmp_path)
+    assert own.read_bytes() == b"other weights"
+
+
+def test_a_catalog_that_cannot_be_read_is_named(tmp_path: Path):
+    make_line(tmp_path)
+    (tmp_path / "experts" / "catalog.yaml").write_text("experts: [", "utf-8")
+    with pytest.raises(CommandError, match=r"catalog\.yaml cannot be read"):
+        make_line(tmp_path)
+
+
 @pytest.mark.parametrize("kept", range(0, 20, 6))
 def test_a_line_whose_making_was_interrupted_is_made_whole(tmp_path: Path, kept: int):
     make_line(tmp_path / "whole")

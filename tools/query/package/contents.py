@@ -28,7 +28,7 @@ _MAX_NAME_LENGTH = 60
 
 @dataclass(slots=True)
 class PackageRows:
-    """Numbers of rows by table, and what was noted while they were written.
+    """Numbers of rows by table, and notes taken while they were written.
 
     `rules` are the texts of rules versions, None if the database has none any more. `answered` says what gave answers,
     `experts` has the sha256 of expert versions, `settings` the texts of settings by their digest.

@@ -20,7 +20,7 @@ from tools.query.package.write import MANIFEST, SUMS, PackageError
 _MAX_PROBLEMS = 100
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\x00\\]+)")
 _ROWS_PER_QUERY = 500
-#: The column that has this value while a row may still change.
+#: By table: a row may still change while this column has this value.
 _UNFINISHED = {
     "boards": ("verdict", None),
     "inspections": ("status", "accepted"),
@@ -109,7 +109,7 @@ def _compare_files(check: PackageCheck, checksums: dict[str, str], present: dict
 def _row_problems(
     rows: Path, counts: dict[str, int], connect: Callable[[], AbstractContextManager[Connection]]
 ) -> list[str]:
-    """Return the differences of rows; a file that is not what its name says is one too."""
+    """Return the differences of rows; an unreadable file counts as one."""
     try:
         with connect() as connection:
             return list(islice(_database_problems(connection, rows, counts), _MAX_PROBLEMS))
@@ -150,7 +150,7 @@ def _checksums(sums: Path) -> dict[str, str]:
 
 
 def _database_problems(connection: Connection, rows: Path, counts: Mapping[str, int]) -> Iterator[str]:
-    """Compare finished rows of a package with the database: what was changed or deleted since, by table and key."""
+    """Yield what was changed or deleted in the database since: finished rows of the package, by table and key."""
     for name in counts.keys() & metadata.tables.keys():
         table = metadata.tables[name]
         keys = [column.name for column in table.primary_key.columns]

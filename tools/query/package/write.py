@@ -189,7 +189,7 @@ def _empty(folder: Path) -> None:
 
 
 def need_room(settings: Config, out: Path, size_bytes: int, what: str = "the package") -> None:
-    """Raise PackageError if `what` does not fit beside what a line on the same disk keeps free for itself."""
+    """Raise PackageError if `what` would take space that a line on the same disk reserves."""
     folder = out.absolute().parent
     if settings.journal.exists() and settings.journal.stat().st_dev == folder.stat().st_dev:
         size_bytes += settings.retention.reserve + (settings.retention.free or 0)
