@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from daemon.line.line import load_line
 from experts.weights import file_sha256
+from tools.cli.main import app
 from tools.demo.line import SHIPPED, make_line, shipped_figures
 from tools.terminal.console import CommandError
 
@@ -103,3 +105,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "line").write_text("a file", "utf-8")
     with pytest.raises(CommandError, match="line"):
         make_line(tmp_path / "line")
+
+
+@pytest.mark.parametrize("options", [["--measure"], ["--prepare-only"]])
+def test_a_line_that_is_not_there_or_is_empty_is_one_sentence(tmp_path: Path, options: list[str]):
+    if options == ["--prepare-only"]:
+        (tmp_path / "coserve.yaml").touch()
+    done = CliRunner().invoke(app, ["demo", "--dir", str(tmp_path), *options])
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit), "no traceback"
+    assert str(tmp_path / "coserve.yaml") in done.output
