@@ -462,21 +462,24 @@ class App:
             self._bad_images.keep(image, reason)
             self._reports.finished(Outcome(image.inspection_id, "unknown", None, "bad_image", ()))
 
-    def stop(self, goes_on: Callable[[int], bool] = lambda _: True) -> None:
+    def stop(
+        self, goes_on: Callable[[int], bool] = lambda _: True, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
         """Stop in this order, since each step feeds the next.
 
         0. with `stop.drain: backlog` intake answers busy until every image has its verdict, `stop.within` has passed,
         or `goes_on`, asked about once a second with the number of images left, says no: then only the last batches run;
         1. intake takes nothing more, and answers what the writer still has of it;
         2. running batches and steps finish, waiting images stay in the journal, bad ones are copied out of it;
-        3. the writer stores their verdicts; 4. the stream publishes these; 5. child processes end, which may read all
-        of them by then, and before the database is closed; 6. control answers to the last.
+        3. the writer stores their verdicts; a database that lost its name is copied, and `tell` gets the progress;
+        4. the stream publishes these; 5. child processes end, which may read all of them by then, and before the
+        database is closed; 6. control answers to the last.
         """
         left_s = self._config.stop.within
         if self._config.stop.drain == "backlog":
             self._finish_backlog(left_s, goes_on)
             left_s = 0.0  # what runs now is what hangs, or what the end of the time cuts short
-        self._close(max(_LAST_BATCHES_S, left_s))
+        self._close(max(_LAST_BATCHES_S, left_s), tell)
         self._log.info("stopped", backlog=self._backlog.images)
 
     def _finish_backlog(self, within_s: float, goes_on: Callable[[int], bool]) -> None:
@@ -491,7 +494,7 @@ class App:
                 ask_at_s = now_s + 1.0
             time.sleep(_DRAIN_POLL_S)
 
-    def _close(self, running_batches_s: float = 0.0) -> None:
+    def _close(self, running_batches_s: float = 0.0, tell: Callable[[str], None] = lambda _: None) -> None:
         self._intake.stop()
         was_running = self._drive.is_alive
         are_decoders_idle = self._drive.stop(running_batches_s) and was_running
@@ -501,7 +504,7 @@ class App:
         self._retention.stop()
         self._writer.stop()
         self._end_run()
-        self._database_watch.stop()
+        self._database_watch.stop(tell)
         self._alarms.stop()
         self._results.stop()
         self._children.stop()

@@ -129,7 +129,7 @@ _PROBE_S = 5.0
 _SLOW_S = 10.0
 #: The sentence of `systemctl status` is looked at this often.
 _STATUS_S = 1.0
-#: A drain that goes on asks for this much more time at each look.
+#: A drain, or a copy of the database, that goes on asks for this much more time about once a second.
 _DRAIN_EXTENSION_S = 15.0
 
 
@@ -194,13 +194,16 @@ def _run(app: App, notifier: Notifier, signals: _Signals) -> int:
         status = 1
     notifier.stopping("stopping: running batches finish, what waits stays in the journal")
 
-    def goes_on(backlog: int) -> bool:
-        notifier.status(f"stopping: {backlog} images are still to be judged")
+    def tell(progress: str) -> None:
+        notifier.status(f"stopping: {progress}")
         notifier.extend(_DRAIN_EXTENSION_S)
+
+    def goes_on(backlog: int) -> bool:
+        tell(f"{backlog} images are still to be judged")
         return not signals.hurry.is_set()
 
     try:
-        app.stop(goes_on)
+        app.stop(goes_on, tell)
     except Exception:
         log.exception("stop_defect")
         status = 1

@@ -18,6 +18,7 @@ import structlog
 from sqlalchemy import Engine
 
 from daemon.storage.database.connections import StoreError
+from daemon.storage.database.migrate import Tell, each_second
 from daemon.storage.database.upkeep import APPLICATION_ID, copy_connection
 from experts.durable import replace_durably, sync
 
@@ -82,15 +83,21 @@ class DatabaseFiles:
                 )
         return None
 
-    def copy_if_lost(self) -> None:
-        """If the database is gone, copy what the line wrote into its place, or beside it if another file is there."""
+    def copy_if_lost(self, tell: Tell = lambda _: None) -> None:
+        """If the database is gone, copy what the line wrote into its place, or beside it if another file is there.
+
+        `tell` gets the progress, so that a supervisor grants the time.
+        """
         known = self._known.get(self._database)
         if known is None or _is_at(self._database, known):
             return
         taken = self._database.with_name(f"{self._database.name}.saved-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
         copy = taken if self._database.exists() else self._database
+        tell = each_second(tell)
         try:
-            copy_connection(self._connection, copy)
+            copy_connection(
+                self._connection, copy, lambda done, total: tell(f"copying the database: {100 * done // total} %")
+            )
         except StoreError as error:
             self._log.error("database_not_saved", error=str(error))
         else:
@@ -115,11 +122,11 @@ class DatabaseWatch:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self, tell: Tell) -> None:
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
-            self._files.copy_if_lost()
+            self._files.copy_if_lost(tell)
 
     def _run(self) -> None:
         while not self._stopping.wait(_CHECK_INTERVAL_S):

@@ -28,11 +28,12 @@ def demo(
     Example: coserve demo --dir demo
     """
     must_be_a_checkout()
+    from daemon.errors import ConfigError
     from tools.demo.run import run_demo
     from tools.query.formats import clean_up_on_sigterm
 
     clean_up_on_sigterm()
-    with exit_on(CommandError):
+    with exit_on(CommandError, ConfigError):
         if train or measure:
             from tools.demo import recipe
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from experts.durable import replace_durably
 from tools.camera.render import board_types, part_types
 
 #: The detector of each package family's solder.
@@ -54,7 +55,7 @@ def write_configuration(folder: Path) -> Path:
     path = folder / "coserve.yaml"
     if not path.exists():
         text = Path(__file__).with_name("coserve.yaml").read_text(encoding="utf-8")
-        path.write_text(text.replace("{folder}", str(folder)), encoding="utf-8")
+        replace_durably(path, text.replace("{folder}", str(folder)))
     return path
 
 
@@ -82,5 +83,5 @@ def write_rules(folder: Path, thresholds: Thresholds) -> Path:
     lines += ["", "defects:"]
     lines += [f"  {label}: {code}   # {label.replace('_', ' ')}" for label, code in _CODES.items() if label in labels]
     path = folder / "rules.yaml"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    replace_durably(path, "\n".join(lines) + "\n")
     return path

@@ -58,10 +58,10 @@ def migrate(engine: Engine, tell: Tell = lambda _: None) -> None:
     log: Any = structlog.get_logger("database")
     began_s = time.monotonic()
     if schema is not None:
-        copy = _copy_aside(path, schemas[-1], _each_second(tell))
+        copy = _copy_aside(path, schemas[-1], each_second(tell))
         log.info("database_migrating", schema=schema, to=schemas[-1], copy=str(copy))
     try:
-        with _relaxed(engine, _each_second(tell)), engine.begin() as connection:
+        with _relaxed(engine, each_second(tell)), engine.begin() as connection:
             there = inspect(connection).get_view_names()
             for view in reversed([view for view in VIEWS if view in there]):
                 connection.execute(text(f"DROP VIEW {view}"))
@@ -159,7 +159,7 @@ def _relaxed(engine: Engine, tell: Tell) -> Iterator[None]:
         database.close()
 
 
-def _each_second(tell: Tell) -> Tell:
+def each_second(tell: Tell) -> Tell:
     """Return a function that calls `tell` at most once a second."""
     last_s = -1.0
 

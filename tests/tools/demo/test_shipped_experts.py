@@ -2,12 +2,16 @@
 
 import json
 import shutil
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from daemon.line.line import load_line
 from experts.weights import file_sha256
+from tools.cli.main import app
 from tools.demo.line import SHIPPED, make_line, shipped_figures
 from tools.terminal.console import CommandError
 
@@ -79,6 +83,21 @@ def test_a_line_whose_making_was_interrupted_is_made_whole(tmp_path: Path, kept:
     assert sorted(p.relative_to(tmp_path / "cut") for p in (tmp_path / "cut").rglob("*") if p.is_file()) == made
 
 
+def test_a_file_of_the_user_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write = Path.write_bytes
+
+    def fails(path: Path, content: str | bytes) -> None:
+        write(path, content[:100].encode() if isinstance(content, str) else content[:100])
+        raise OSError(ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", fails)
+        full.setattr(Path, "write_text", lambda path, text, *_a, **_n: fails(path, text))
+        with pytest.raises(OSError, match="No space"):
+            make_line(tmp_path)
+    assert load_line(make_line(tmp_path)).routes.recipes
+
+
 def test_a_missing_weights_file_is_named_with_its_sha256_and_the_remedy(tmp_path: Path):
     shipped = a_copy(tmp_path)
     file = weights_of(shipped, "SOIC8")
@@ -102,3 +121,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "line").write_text("a file", "utf-8")
     with pytest.raises(CommandError, match="line"):
         make_line(tmp_path / "line")
+
+
+@pytest.mark.parametrize("options", [["--measure"], ["--prepare-only"]])
+def test_a_line_that_is_not_there_or_is_empty_is_one_sentence(tmp_path: Path, options: list[str]):
+    if options == ["--prepare-only"]:
+        (tmp_path / "coserve.yaml").touch()
+    done = CliRunner().invoke(app, ["demo", "--dir", str(tmp_path), *options])
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit), "no traceback"
+    assert str(tmp_path / "coserve.yaml") in done.output
