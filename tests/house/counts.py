@@ -37,6 +37,10 @@ class Source:
         return self.text.count("\n")
 
     @property
+    def is_test(self) -> bool:
+        return self.path.startswith("tests/")
+
+    @property
     def is_product(self) -> bool:
         return self.path.split("/")[0] in PRODUCT and not self.path.startswith(NOT_IN_THE_WHEEL)
 
