@@ -53,8 +53,6 @@ class Node:
             "worker",
             "--token",
             str(token),
-            "--cpus",
-            "1",
             *options,
         ]
         self._command += ["--ports", str(_FIRST_PORT + 100 * number + 1000 * (os.getpid() % 10))]

@@ -48,7 +48,7 @@ def pages(line: ShownLine) -> list[Page]:
 def main(
     demo: Annotated[Path, typer.Option("--dir", help="The demo's folder (made if it is not there).")] = Path("demo"),
     out: Annotated[Path, typer.Option(help="Where the pictures go.")] = ROOT / "docs" / "img",
-    boards: Annotated[int, typer.Option(min=4, help="Boards of each of three lots.")] = 12,
+    boards: Annotated[int, typer.Option(min=4, help="Boards of each of three lots.")] = 24,
 ) -> None:
     """Pictures of every page at 1920, 1280 and 390 pixels, from a copy of the demo's line.
 

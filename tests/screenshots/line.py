@@ -26,10 +26,12 @@ from tools.setup.service import Service
 LOTS = (("L2411", "AOI-1", 31), ("L2412", "AOI-2", 32), ("L2413", "AOI-1", 33))
 REVIEWERS = ("m.keller", "a.okafor")
 _ANSWER_S = 10.0
-#: Share of parts with a defect: about every third board has one.
-_DEFECT_RATE = 0.008
-#: What goes on while the pictures are taken: a board a second or so.
-_RATE = "30"
+#: Share of parts with a defect: about every eighth board has one.
+_DEFECT_RATE = 0.003
+#: Images that may wait before the next board is published: a board is judged long before its time limit.
+_FEW_WAITING = 150
+#: Images a second while the pictures are taken.
+_RATE = "20"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,11 @@ class ShownLine:
                 for serial, kind, board_seed in board_plan(boards, seed, lot):
                     images = images_of(render_board(kind, board_seed, _DEFECT_RATE), serial, lot)
                     publish_images(publisher, (replace(one, board={**one.board, "station": station}) for one in images))
-        while self.ask("status")["backlog"]:
+                    self._wait_for_backlog(_FEW_WAITING)
+        self._wait_for_backlog(0)
+
+    def _wait_for_backlog(self, at_most: int) -> None:
+        while self.ask("status")["backlog"] > at_most:
             time.sleep(0.2)
 
     def review(self) -> None:
@@ -104,7 +110,7 @@ def copy_of(demo: Path, folder: Path) -> ShownLine:
         "http": url,
     }
     settings["retention"] = {"keep": ["pass", "fail", "review", "unknown"], "free": "1GB"}
-    settings["plant"] = {"shifts": {"early": "06:00", "late": "14:00", "night": "22:00"}, "yield_goal": 0.6}
+    settings["plant"] = {"shifts": {"early": "06:00", "late": "14:00", "night": "22:00"}, "yield_goal": 0.8}
     (folder / "coserve.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     return ShownLine(folder / "coserve.yaml", url)
 
