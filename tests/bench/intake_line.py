@@ -10,14 +10,15 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import yaml
 from PIL import Image
 
 from daemon.app import App
+from daemon.dispatch.drive import Drive
 from daemon.line.line import load_line
-from daemon.records import Accepted
 from tests.bench.intake_camera import BOARD_IMAGES
 from tools.setup.service import READY
 
@@ -97,22 +98,15 @@ def _noise(side: int) -> bytes:
     return buffer.getvalue()
 
 
-class _IntakeOnly(App):
-    """A daemon whose accepted images wait for ever."""
-
-    def _accepted(self, images: list[Accepted], *, again: bool = False) -> None:
-        if not again:
-            self._metrics.accepted(images)
-
-
 def _take_only(config: Path) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    app = _IntakeOnly(load_line(config), config)
-    app.start()
-    print(f"{READY}: {app.describe()}", flush=True)
-    stop.wait()
-    app.stop()
+    app = App(load_line(config), config)
+    with patch.object(Drive, "accept"):  # accepted images wait for ever
+        app.start()
+        print(f"{READY}: {app.describe()}", flush=True)
+        stop.wait()
+        app.stop()
 
 
 if __name__ == "__main__":
