@@ -66,12 +66,12 @@ class Notifier:
         self._tell("STOPPING=1", _sentence(status))
 
     def extend(self, seconds: float) -> None:
-        """Ask for `seconds` more time for a start or a stop that takes long, so that it does not count as a hang."""
+        """Ask for `seconds` more time for a long start or stop, so that it does not count as a hang."""
         self._tell(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}", "WATCHDOG=1")
 
     @contextmanager
     def patience(self) -> Iterator[None]:
-        """While the body runs, ask for more time every ten seconds, for an hour at most."""
+        """Ask for more time every ten seconds while the body runs, for an hour at most."""
         done = threading.Event()
 
         def ask() -> None:
@@ -211,9 +211,9 @@ def _run(app: App, notifier: Notifier, signals: _Signals) -> int:
 
 
 def _leave_threads_behind(status: int) -> None:
-    """End the process here where threads are left: a batch or a load goes on, or hangs, or a stop has failed.
+    """Exit here if threads are left: a batch or a load goes on, or hangs, or a stop has failed.
 
-    The interpreter's own end would wait for some, and end others in the middle of native code, which aborts the
+    The interpreter's own exit would wait for some, and end others in the middle of native code, which aborts the
     process. Everything durable is closed by now, or is as a kill would leave it.
     """
     left = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
@@ -241,7 +241,6 @@ class _Watch:
         self._log: Any = structlog.get_logger("serve")
 
     def keep(self) -> None:
-        """Watch until a signal says stop."""
         # Images are served at once, so a long fill or a slow model delays no image.
         ready_by_s = time.monotonic() + _READY_WITHIN_S
         is_announced = False
@@ -279,7 +278,7 @@ class _Watch:
             self._status_at_s = now_s + _STATUS_S
 
     def _look_after_reload(self) -> None:
-        """Run reloads one after the other in a thread of their own: they may wait for disks and threads."""
+        """Run reloads one after another in a thread of their own: they may wait for disks and threads."""
         if self._reloading is not None and not self._reloading.is_alive():
             self._reloading = None
             self._notifier.ready(self._app.operations.sentence())

@@ -40,7 +40,7 @@ _MAX_HUNG = 4
 
 
 def relay(line: socket.socket, ray: Any) -> None:
-    """Pass on the daemon's messages and the devices' answers, each in a thread of its own."""
+    """Relay the daemon's messages and the devices' answers, each in its own thread."""
     answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     devices: dict[str, RelayedDevice] = {}
 
@@ -64,7 +64,7 @@ def relay(line: socket.socket, ray: Any) -> None:
 
 
 class RelayedDevice:
-    """One device of another PC and its actor; a lost actor is replaced by a new one."""
+    """One device of another PC and its actor, which is replaced when lost."""
 
     def __init__(self, name: str, about: dict[str, Any], ray: Any, say: Callable[[dict[str, Any]], None]) -> None:
         self._name = name
@@ -81,7 +81,7 @@ class RelayedDevice:
     # Its actor
 
     def keep(self) -> None:
-        """Start the actor and watch it; start another whenever it is lost. Never returns."""
+        """Start the actor, and another whenever it is lost. Never returns."""
         while True:
             self._lost.clear()
             self._hangs = False
@@ -133,7 +133,7 @@ class RelayedDevice:
     # Orders of the daemon
 
     def carry_out(self, head: dict[str, Any], body: bytes) -> None:
-        """Pass an order on; drop one for an earlier life of the device, which the daemon has reported as lost."""
+        """Pass on an order; drop one for an earlier life of the device, which was reported as lost."""
         if head["life"] != self._life:
             return
         actor = self._actor
@@ -158,11 +158,10 @@ class RelayedDevice:
                 raise ValueError(f"an unknown order: {other}")
 
     def _ask(self, actor: Any, head: dict[str, Any], call: Callable[[], Any]) -> None:
-        """Call the actor now, in the order of the daemon's messages, and wait for the answer in another thread."""
         self._calls.submit(self._answer, actor, head, call(), call)
 
     def _answer(self, actor: Any, head: dict[str, Any], first: Any, again: Callable[[], Any]) -> None:
-        """Pass on the answer of `first`; if weights are missing, send them and pass on the answer of `again`."""
+        """Pass on the answer; if weights are missing, send them and pass on the answer of `again`."""
         try:
             answer = json.loads(self._ray.get(first))
             if "missing" in answer:
@@ -185,14 +184,12 @@ class RelayedDevice:
         self._say(answer | {"say": "answer", "device": self._name, "call": head["call"]})
 
     def _send_files(self, actor: Any, files: dict[str, Path]) -> dict[str, Any] | None:
-        """Send weights files until the worker refuses one; return that answer. Raises OSError."""
         for digest, path in files.items():
             if (refusal := self._send_file(actor, digest, path)) is not None:
                 return refusal
         return None
 
     def _send_file(self, actor: Any, digest: str, path: Path) -> dict[str, Any] | None:
-        """Send a weights file in parts; return the worker's answer if it refuses the file. Raises OSError."""
         take = actor.take.options(concurrency_group="files")
         pending: list[Any] = []
         with path.open("rb") as file:
@@ -215,7 +212,7 @@ def _text(error: BaseException) -> str:
 
 
 def _start_thread(target: Callable[[], None]) -> None:
-    """Run `target` in a thread. If it fails, the process ends: the daemon starts another."""
+    """End the process if `target` fails: the daemon starts another."""
 
     def run() -> None:
         try:
@@ -228,7 +225,7 @@ def _start_thread(target: Callable[[], None]) -> None:
 
 
 def connect(address: str, control: socket.socket, beat: Callable[[], None]) -> None:
-    """Open the connection to the daemon and join the cluster; while it cannot be reached, report why."""
+    """Connect to the daemon, then to the cluster; while that is unreachable, report why."""
     ours, theirs = socket.socketpair()
     socket.send_fds(control, [b"line"], [theirs.fileno()])
     theirs.close()

@@ -29,7 +29,7 @@ _NOTE_USE_EVERY_S = 3600.0
 
 
 class CacheError(Exception):
-    """A weights file was refused; the text says which and why. `is_altered`: its bytes do not match its digest."""
+    """A refused weights file, and why. `is_altered`: its bytes do not match its digest."""
 
     def __init__(self, message: str, *, is_altered: bool = False) -> None:
         self.is_altered = is_altered
@@ -37,9 +37,9 @@ class CacheError(Exception):
 
 
 class ExpertCache:
-    """A folder of at most `max_bytes`; the least recently used files are deleted first. For any thread and process.
+    """A folder of at most `max_bytes`, least recently used files deleted first. Any thread and process.
 
-    It survives restarts: the modification time of a file is roughly when any process last used it.
+    It survives restarts: a file's modification time tells roughly when any process last used it.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -51,7 +51,7 @@ class ExpertCache:
         folder.mkdir(parents=True, exist_ok=True)
 
     def missing(self, digests: Iterable[str]) -> list[str]:
-        """Return the digests whose files are missing; the others count as used now."""
+        """Return the digests without a file; the others count as used now."""
         missing: list[str] = []
         for digest in dict.fromkeys(digests):
             path, now_s = self._path(digest), time.time()
@@ -64,9 +64,9 @@ class ExpertCache:
         return missing
 
     def take(self, digest: str, size: int, offset: int, chunk: bytes) -> None:
-        """Take the next part of a file of `size` bytes; after the last, verify it and put it in its place.
+        """Append to a file of `size` bytes; verify it after the last part, and move it into place.
 
-        Raises CacheError if its bytes are not those of `digest`, or the cache is too small for it.
+        Raises CacheError if its bytes do not match `digest`, or the cache is too small.
         """
         path = self._path(digest)
         part = path.with_name(f"{digest}.{os.getpid()}.part")
@@ -94,7 +94,7 @@ class ExpertCache:
             raise CacheError(message, is_altered=True)
 
     def drop_altered(self, digests: Iterable[str]) -> list[str]:
-        """Delete files whose bytes no longer match their digest (power cut, bad disk); return the missing digests."""
+        """Delete files that no longer match their digest (power cut, bad disk); return the missing digests."""
         digests = list(dict.fromkeys(digests))
         for digest in digests:
             with suppress(OSError):
@@ -108,7 +108,6 @@ class ExpertCache:
         return self.folder / digest
 
     def _free_space(self, size: int) -> None:
-        """Delete files, the least recently used first, and partial files of processes that have died."""
         states: list[tuple[Path, os.stat_result]] = []
         for path in self.folder.iterdir():
             with suppress(FileNotFoundError):  # another process has put it in its place, or deleted it
@@ -127,7 +126,6 @@ class ExpertCache:
 
 
 def _is_being_written(path: Path) -> bool:
-    """Return True for a partial file whose process still runs."""
     return path.suffix == ".part" and Path("/proc", path.suffixes[0][1:]).exists()
 
 
@@ -138,7 +136,6 @@ NAME, CACHE, CACHE_SIZE = "COSERVE_WORKER_NAME", "COSERVE_WORKER_CACHE", "COSERV
 
 class DeviceWorker:
     def hello(self) -> str:
-        """Return the version of the code here."""
         return code_version()
 
     def open(self, about: str) -> None:
@@ -170,11 +167,10 @@ class DeviceWorker:
         for executor in self._executors.values():
             executor.start(lambda report: self._ends[report.batch_id].put(report))
 
-    def ping(self) -> None:
-        """Return at once, which shows that this process is alive."""
+    def ping(self) -> None: ...
 
     def take(self, digest: str, size: int, offset: int, chunk: bytes) -> str:
-        """Take a part of a weights file; return "", or an `error` as JSON: this PC's, or that the file is altered."""
+        """Add a part of a weights file; return "", or an `error` as JSON: this PC's, or that the file is altered."""
         try:
             self._cache.take(digest, size, offset, chunk)
         except (CacheError, OSError) as error:
@@ -184,7 +180,7 @@ class DeviceWorker:
         return ""
 
     def prefetch(self, replaced: str) -> str:
-        """Return the `missing` digests of new versions whose old ones are here; `replaced` has old digests by new."""
+        """Return `missing` new digests whose old versions are here; `replaced` maps new to old."""
         wanted = [new for new, old in json.loads(replaced).items() if not self._cache.missing([old])]
         missing = self._cache.missing(wanted)
         return json.dumps({"missing": missing} if missing else {})
@@ -212,7 +208,7 @@ class DeviceWorker:
         self._pools[PoolId(pool)].resize(budget_bytes)
 
     def run(self, executor: str, order_bytes: int, body: bytes) -> str:
-        """Run a batch (`order_of`) to its end; return `missing` digests of heads, or its `report`."""
+        """Run a batch (`order_of`); return `missing` digests of heads, or its `report`."""
         order, payloads = order_of(body, order_bytes, self._cache.folder)
         heads = [image.head.sha256 for image in order.images if image.head is not None]
         if missing := self._cache.missing(heads):

@@ -25,7 +25,6 @@ from daemon.wire.sockets import bind_http
 
 
 def main() -> int:
-    """Return 0 after SIGTERM; 2, and print one line on stderr, if it cannot start."""
     parser = argparse.ArgumentParser(prog="python -m daemon.dashboard", description="The web pages of a line.")
     parser.add_argument("config", type=Path, help="the line's coserve.yaml")
     parser.add_argument("--fd", type=int, help="file descriptor of an open listening socket")
@@ -42,7 +41,6 @@ def main() -> int:
 
 
 def serve(path: Path, fd: int | None, heart: int | None) -> None:
-    """Serve the pages until SIGTERM. SIGHUP reads the token again."""
     config = load_config(path)
     keyring = Keyring(config.security.http_token, config.logged_out)
     if fd is not None:

@@ -27,7 +27,7 @@ _MAX_TEXT = 600
 
 
 class SharedStatusPage:
-    """A page of shared memory on which a consumer's process writes its status, by its file number.
+    """A page of shared memory, by its file number, on which a consumer's process writes its status.
 
     A full disk does not affect it. What the last process wrote stays there while the next one starts.
     """
@@ -69,7 +69,7 @@ _LATER = frozenset({"no_answer", "no_daemon", "not_allowed", "not_stored", "inte
 
 
 class StoredLine:
-    """`LineAccess` of the line that a configuration describes; its database is opened at the first question."""
+    """`LineAccess` of a configured line; the first question opens its database."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -118,7 +118,7 @@ class Deliveries:
         self._status_pages = {name: SharedStatusPage.make(name) for name in config.consumers}
 
     def children(self, last_seq: int) -> list[ChildSpec]:
-        """Return a process for each; `start: newest` begins behind `last_seq`, that of the daemon's start."""
+        """Return a process for each; `start: newest` begins after `last_seq`, that of the daemon's start."""
         return [
             ChildSpec(
                 _child(name),
@@ -169,7 +169,7 @@ def consumer_problems(path: Path, config: Config) -> list[str]:
 
 
 def consumer_warnings(path: Path, config: Config) -> list[str]:
-    """Return settings that work and are unsafe, with their line."""
+    """Return unsafe settings with their line."""
     consumers = config.consumers.items()
     warnings = [(("consumers", name, *key), text) for name, one in consumers for key, text in one.warnings()]
     return at_their_lines(path, warnings)

@@ -19,12 +19,12 @@ _MODE = 0o640
 
 
 class PositionError(Exception):
-    """The file exists and cannot be used; the text says what is wrong with it."""
+    """A position file that cannot be used; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A message that was delivered: its `seq` and its `at`, which no other message of that `seq` has."""
+    """A delivered message: `seq` and its `at`, which no other message of that `seq` has."""
 
     seq: int
     at: str
@@ -32,10 +32,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryPosition:
-    """Everything up to `seq` is delivered. `missed` counts what was pruned before that could be.
+    """Everything up to `seq` is delivered. `missed` counts what was pruned before delivery.
 
     `epoch` is the database's; None was saved by CoServe 1.0. What is pruned up to `counted_to` is in that count
-    already, or was nothing to miss: it was gone before there was this consumer.
+    already, or was gone before there was this consumer.
     """
 
     seq: int
@@ -45,7 +45,7 @@ class DeliveryPosition:
     epoch: str | None = None
 
     def moved(self, seq: int, there: Sequence[Mark] = ()) -> "DeliveryPosition":
-        """Return the position after delivery up to `seq`; `there` are the messages since then that were not pruned."""
+        """Move to `seq`; `there` are the messages since then that were not pruned."""
         after = max(self.seq, self.counted_to)
         gone = max(0, seq - after) - sum(after < mark.seq <= seq for mark in there)
         return replace(
@@ -76,7 +76,7 @@ class PositionFile:
         self.path = folder / f"{name}.position"
 
     def load(self) -> DeliveryPosition | None:
-        """Return the last saved position, None if there is none. Raises PositionError if the file is damaged."""
+        """Return the saved position, None if there is none. PositionError if the file is damaged."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:

@@ -43,8 +43,6 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class DriveCall(Generic[R]):
-    """Work for the drive thread that another thread has asked for."""
-
     do: Callable[[], R]
     answer: Future[R]
 
@@ -77,7 +75,7 @@ class Events:
             pass
 
     def refuse_the_rest(self) -> None:
-        """Answer every call that is still queued with `stopping`."""
+        """Answer every queued call with `stopping`."""
         while True:
             try:
                 event = self._waiting.get_nowait()
@@ -88,12 +86,10 @@ class Events:
 
 
 class DriveReports(Protocol):
-    """Reports of the drive, called on its thread; none of them may block."""
+    """Called on the drive's thread; none may block."""
 
     def finished(self, outcome: Outcome) -> None: ...
-    def bad_image(self, image: Accepted, reason: str) -> None:
-        """Note that decoding has rejected `image`."""
-        ...
+    def bad_image(self, image: Accepted, reason: str) -> None: ...
 
     def batch_done(self, batch: BatchDone) -> None: ...
     def switched(self, switch: ExpertSwitch) -> None: ...
@@ -160,7 +156,7 @@ class Drive:
     # From any thread
 
     def start(self, reports: DriveReports) -> None:
-        """Start loaders, executors and the drive thread. Images are served at once, while the pools fill."""
+        """Start all threads. Images are served at once, while the pools fill."""
         self.start_devices(reports)
         self._thread.start()
 
@@ -173,14 +169,14 @@ class Drive:
         self._events.put(tuple(images))
 
     def ask(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a request of the control socket. Raises ControlError."""
+        """Answer a request of the control socket. Raises ControlError."""
         return self._wait_for(self.ask_later(kind, fields))
 
     def ask_later(self, kind: str, fields: Mapping[str, Any]) -> Future[dict[str, Any]]:
         return self._call(lambda: self._answer(kind, fields))
 
     def reload(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> float:
-        """Replace experts and usage; return when they are in force, and since when (wall clock, seconds).
+        """Replace experts and usage; return when they came into force (wall clock, seconds).
 
         Call this before `Rulebook.replace`: images under new rules need the new catalog's experts.
         """
@@ -190,7 +186,7 @@ class Drive:
         return self._call(lambda: self._replace(catalog, routes))
 
     def device_lost(self, device: str, reason: str, *, was_there: bool = True) -> None:
-        """Note that a device of another PC is gone, or not there yet; its batches were reported before."""
+        """Note that a device of another PC is gone or not there yet; its batches were reported before."""
 
         def note() -> None:
             self._health.device_lost(device, reason, was_there=was_there)
@@ -200,7 +196,7 @@ class Drive:
         self._call(note)
 
     def device_back(self, device: str, resume: Callable[[], None]) -> None:
-        """Note that a device of another PC is there, its memory empty; `resume` is called before any order to it."""
+        """Use a device of another PC, its memory empty; `resume` is called before any order to it."""
 
         def note() -> None:
             self._health.device_back(device)
@@ -215,7 +211,7 @@ class Drive:
         return answer
 
     def _wait_for(self, answer: Future[R]) -> R:
-        """Return the answer; ControlError if the drive has ended, or does not give it in time."""
+        """ControlError if the drive has ended, or does not answer in time."""
         if self._thread.ident is not None and not self._thread.is_alive():
             self._events.refuse_the_rest()
         try:
@@ -224,9 +220,8 @@ class Drive:
             raise ControlError("internal", f"the scheduler gave no answer within {_ANSWER_WITHIN_S:g} s") from None
 
     def stop(self, timeout_s: float) -> bool:
-        """Start nothing new, report running work, and end.
-
-        Waiting images stay in the journal. Return False if it took too long.
+        """Report running work, start nothing new, and end; False if that took too long. Waiting images stay in the
+        journal.
         """
         deadline_s = self._clock() + timeout_s
         self._events.put(Stop())
@@ -243,17 +238,15 @@ class Drive:
 
     @property
     def is_filling(self) -> bool:
-        """True during the pools' initial fill, until the first image has its verdict."""
+        """True during the pools' initial fill, until the first verdict."""
         return bool(self._filling) and self._flow.completed == 0
 
     @property
     def has_events(self) -> bool:
-        """True if something has happened since the last turn."""
         return not self._events.are_none()
 
     @property
     def images_under_way(self) -> int:
-        """Number of images between acceptance and verdict."""
         return self._flow.under_way
 
     @property
@@ -263,13 +256,13 @@ class Drive:
 
     @property
     def last_error(self) -> tuple[str | None, float]:
-        """Return the last error and when it was (wall clock, seconds)."""
+        """Return the last error and its time (wall clock, seconds)."""
         return self._flow.last_error, self._flow.last_error_at_s
 
     # The drive thread
 
     def turn(self, timeout_s: float | None = 0.0) -> float | None:
-        """Handle the queued events, waiting up to `timeout_s` for the first, and carry out the scheduler's decisions.
+        """Handle queued events, waiting up to `timeout_s` for the first, and carry out the scheduler's decisions.
 
         Returns when to turn again even if no event comes, on the drive's clock; None if only an event can help.
         """
@@ -428,7 +421,7 @@ class Drive:
     def _leave_batch(self, hung: HungBatch, now: float) -> None:
         """Retry a hung batch's images, except one whose decoding hangs; without one, blame the expert.
 
-        On another PC blame the device or the connection to it: it counts as lost, and the expert goes on elsewhere.
+        On another PC blame the device or its connection: it counts as lost, and the expert goes on elsewhere.
         """
         run = hung.running.run
         is_remote = self._work.pool_of(run.executor) in self._remote_pools
@@ -451,7 +444,7 @@ class Drive:
                 self._flow.again(request, MAX_LOSSES if is_remote else 1)
 
     def _leave_load(self, hung: HungLoad) -> None:
-        """Park the images of a hung load. Resident experts continue meanwhile, and the disk may recover."""
+        """Park the images of a hung load. Resident experts continue, and the disk may recover."""
         load, seconds = hung.load, round(hung.seconds, 1)
         self._log.error("load_hung", expert=load.expert, device=load.pool, seconds=seconds)
         self._flow.last_error = f"the load of {load.expert} to {load.pool} did not end within {hung.seconds:.0f} s"
@@ -485,7 +478,6 @@ class Drive:
         return own() if own else self._control.answer(kind, fields)
 
     def _status(self) -> dict[str, Any]:
-        """Return the drive's part of control's `status`; `under_way` counts images between acceptance and verdict."""
         now = self._scheduler.snapshot()
         self._note_failures()
         facts = [executor.facts for executor in self._work.executors.values()]
@@ -527,7 +519,7 @@ class FreshLoad:
 def _stage_of(
     request: Request, result: Answered, spec: ExpertSpec, report: BatchReport, pool: PoolId, load_ms: float
 ) -> Stage:
-    """Return a row of `stages`. `load_ms` is how long the batch waited for a load, 0 if its expert was resident."""
+    """Return a row of `stages`. `load_ms` is the batch's wait for a load, 0 if its expert was resident."""
     return Stage(
         expert=spec.expert,
         expert_version=spec.version,
@@ -549,7 +541,7 @@ def _stage_of(
 def _batch_of(
     run: Run, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float, wall_ahead_s: float
 ) -> BatchDone:
-    """Return the record of a batch. `wall_ahead_s` is the wall clock's time minus the drive's."""
+    """Return a batch's record. `wall_ahead_s` is wall clock minus drive clock."""
     return BatchDone(
         executor=report.executor,
         device=device_of(pool),

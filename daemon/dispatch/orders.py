@@ -20,7 +20,7 @@ Fault = Literal["bad_image", "expert_failed", "unreadable"]
 
 @dataclass(frozen=True, slots=True)
 class ImageOrder:
-    """An image to judge; with `head` by that head of the batch's backbone, else by the batch's expert."""
+    """An image to judge: by `head` on the batch's backbone, else by the batch's expert."""
 
     request_id: RequestId
     key: JournalKey
@@ -79,10 +79,7 @@ class LoadOrder:
 
 @dataclass(frozen=True, slots=True)
 class LoadEnd:
-    """The end of a load. `error` says what was wrong and what to do; None for a load that succeeded.
-
-    `is_device_error` is True if the device failed, not the expert.
-    """
+    """The end of a load. `error` says what was wrong and what to do; `is_device_error` if the device failed."""
 
     load: Load
     spec: ExpertSpec
@@ -106,14 +103,14 @@ class Executor(Protocol):
         ...
 
     def give_up(self) -> RequestId | None:
-        """Leave the running batch behind and be ready for the next. If it ever ends, its report follows.
+        """Abandon the running batch and be ready for the next. If it ever ends, its report follows.
 
         Returns the image that was being decoded, None if the batch was past decoding.
         """
         ...
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish the running batch and end. False if that took longer than `timeout_s` seconds."""
+        """Finish the running batch and end; False after `timeout_s` seconds."""
         ...
 
 
@@ -130,15 +127,15 @@ class Loader(Protocol):
         ...
 
     def under_way(self) -> Sequence[tuple[Load, float]]:
-        """Return the loads whose transfer has begun, each with its start time. Reported loads are not among them."""
+        """Return running transfers with their start times, without reported ones."""
         ...
 
     def give_up(self, load: Load) -> None:
-        """Let other loads go on without waiting for `load`, which is under way. If it ever ends, it is reported."""
+        """Let other loads pass `load`, which is under way. If it ever ends, it is reported."""
         ...
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish the running load, give up waiting ones. False if that took longer than `timeout_s` seconds."""
+        """Finish the running load, drop waiting ones; False after `timeout_s` seconds."""
         ...
 
 
@@ -180,12 +177,10 @@ class Devices(Protocol):
     """The processors that a line runs on: real ones (torch_devices.py) or simulated ones (simulated.py)."""
 
     def gpu_count(self) -> int:
-        """Return how many GPUs there are: `cuda:0` up to, not including, `cuda:<count>`."""
+        """Count GPUs: `cuda:0` up to, not including, `cuda:<count>`."""
         ...
 
-    def pool(self, facts: PoolFacts) -> Pool:
-        """Return memory for experts, empty."""
-        ...
+    def pool(self, facts: PoolFacts) -> Pool: ...
 
     def executor(
         self,
@@ -198,7 +193,7 @@ class Devices(Protocol):
     ) -> Executor:
         """Return an executor over `pool`, one of this object's; it decodes images of up to `max_pixels`.
 
-        `read(key)` gives an image's bytes; `threads` are its intra-op threads; `mark(key)` notes the image that is
-        being decoded, None when none is: for the start after a crash (storage/suspect_images.py).
+        `read(key)` gives an image's bytes; `threads` are its intra-op threads; `mark(key)` notes the image in the
+        decoder, None when none is: for the start after a crash (storage/suspect_images.py).
         """
         ...

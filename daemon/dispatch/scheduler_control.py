@@ -44,7 +44,7 @@ class SchedulerControl:
             raise ControlError(error.code, error.reason) from error
 
     def _experts(self, _fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a row for each expert; what is loaded, pinned and queued for a head is its backbone."""
+        """For a head, residency, pins and queue are its backbone's."""
         now = self._scheduler.snapshot()
         rows = [
             {
@@ -144,7 +144,7 @@ class SchedulerControl:
         return {"expert_memory": now}
 
     def _expert_and_device(self, fields: Mapping[str, Any]) -> tuple[ExpertId, str | None]:
-        """Return the expert and device that a request names; in place of a head its backbone."""
+        """Return the requested expert (for a head its backbone) and device."""
         expert, device = fields.get("expert"), fields.get("device")
         if not isinstance(expert, str):
             raise ControlError("bad_field", "expert: expected the name of an expert of the catalog")
@@ -239,7 +239,7 @@ def memory_rows(
 
 
 def pool_rows(executors: Iterable[ExecutorFacts], now: Snapshot) -> list[dict[str, Any]]:
-    """Return `pools` of control's `status`, each with the executors that share it (none: host memory beside a GPU)."""
+    """Return `pools` of control's `status` with the executors that share each (none: host memory beside a GPU)."""
     executors = tuple(executors)
     return [
         {
@@ -256,7 +256,7 @@ def pool_rows(executors: Iterable[ExecutorFacts], now: Snapshot) -> list[dict[st
 
 
 def queue_lengths(now: Snapshot) -> tuple[dict[str, int], int]:
-    """Return the requests queued for each device's resident experts, and those for experts resident nowhere."""
+    """Return the requests queued for each device's residents, and those for experts resident nowhere."""
     by_device = dict.fromkeys((device_of(pool.pool) for pool in now.pools), 0)
     homes: dict[ExpertId, dict[str, None]] = {}
     for pool in now.pools:

@@ -36,7 +36,6 @@ class SimulatedClock:
 
     @property
     def next_s(self) -> float | None:
-        """Return the time of the next event, None if there is none."""
         return self._events[0][0] if self._events else None
 
     def after(self, seconds: float, do: Callable[[], None]) -> None:
@@ -44,10 +43,7 @@ class SimulatedClock:
         heapq.heappush(self._events, (self.now() + seconds, self._serial, do))
 
     def step(self, until_s: float | None = None) -> bool:
-        """Jump to the next event, or to `until_s` if that is earlier, and do everything that is due then.
-
-        Return False if no event is left.
-        """
+        """Jump to the next event, or to `until_s` if earlier, and do all that is due then; False without events."""
         next_s = self.next_s
         if next_s is None or (until_s is not None and until_s < next_s):
             if until_s is None:
@@ -129,7 +125,7 @@ class SimulatedNetwork(SimulatedChannel):
         self._uplink.run(seconds, lambda: self._end(begun, done))
 
     def send(self, size_bytes: int, done: Callable[[], None]) -> None:
-        """Send a batch's images and call `done` when they have arrived; the latency of the answer is included."""
+        """Call `done` when a batch's images have arrived; the latency of the answer is included."""
         self.sent_bytes += size_bytes
         self._uplink.run(size_bytes / self._bytes_per_s, lambda: self._clock.after(2 * self._fixed_s, done))
 
@@ -147,7 +143,7 @@ class SimulatedProcessor:
         self._version = 0
 
     def run(self, work_s: float, done: Callable[[], None]) -> None:
-        """Call `done` once this batch has received `work_s` seconds of undivided processor time."""
+        """Call `done` after `work_s` seconds of undivided processor time."""
         self._advance()
         self._serial += 1
         heapq.heappush(self._active, (self._served_s + work_s, self._serial, done))
@@ -212,7 +208,6 @@ class SimulatedPool:
         return tuple(self._resident)
 
     def slot(self, expert: ExpertId) -> SimulatedSlot:
-        """Return the resident expert's slot; ExpertError if it is not resident."""
         if expert not in self._resident:
             raise ExpertError(expert, "is not resident")
         return SimulatedSlot(self._resident[expert])
@@ -334,8 +329,7 @@ class SimulatedLoader:
 class SimulatedExecutor:
     """A batch of n images takes `k_s` · n + `b_s` simulated seconds of its processor; `answer` gives the answers.
 
-    `hangs(order)` returns the extra seconds of a batch, and the image whose decoding does not end, if that is the
-    cause.
+    `hangs(order)` returns the extra seconds of a batch, and the image whose decoding hangs, if that is the cause.
     """
 
     def __init__(

@@ -42,8 +42,8 @@ class TorchDevices:
 
 
 def shelf_of(devices: Mapping[str, Device]) -> LayoutShelf:
-    """Return what the pools of `devices` share, with the budgets of pinned memory and of recordings: half of an
-    executor's share of the activation memory, since batches that are not recorded need the other half.
+    """Return what pools share, with budgets of pinned memory and of recordings: half of an executor's activation
+    memory, since batches that are not recorded need the other half.
     """
     pinned = [device.pinned_memory for name, device in devices.items() if name != "cpu" and device.memory == "own"]
     limits = [limit for limit in pinned if limit is not None]
@@ -62,7 +62,6 @@ def shelf_of(devices: Mapping[str, Device]) -> LayoutShelf:
 
 
 def set_threads(threads: int) -> None:
-    """Set how many threads torch computes with when the calling thread calls it."""
     torch.set_num_threads(threads)
     # Asking makes it this thread's own: until then the next thread's setting would overwrite it (measured).
     torch.get_num_threads()

@@ -59,12 +59,12 @@ CONTRADICTS = "contradicts the lines before it; was the file edited?"
 
 
 class TraceError(Exception):
-    """A trace that cannot be replayed; names the file, the line and the fault."""
+    """A trace that cannot be replayed: file, line and fault."""
 
 
 @contextmanager
 def trace_line(path: Path, line: int, fault: str) -> Iterator[None]:
-    """Turn errors that the contents of a line cause into a TraceError that names the line and the fault."""
+    """Turn errors in a line's contents into a TraceError that names the line and the fault."""
     try:
         yield
     except (ArithmeticError, AssertionError, LedgerError, LookupError, TypeError, ValueError) as error:
@@ -73,7 +73,7 @@ def trace_line(path: Path, line: int, fault: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Makeup:
-    """Everything a scheduler is made of; pools and executors are divided as the policy needs them (`partition`)."""
+    """All parts of a scheduler; pools and executors are divided as the policy needs (`partition`)."""
 
     experts: tuple[ExpertFacts, ...]
     pools: tuple[PoolFacts, ...]
@@ -124,7 +124,7 @@ class RecordingScheduler(Scheduler):
 
 
 def _recorded(call: str) -> Callable[..., Any]:
-    """Return the method that calls the scheduler's own and records it. Its arguments come by position."""
+    """Call the scheduler's own method and record it. Arguments come by position."""
 
     def method(scheduler: RecordingScheduler, *arguments: Any) -> Any:
         # An iterator would be used up before it is written.
@@ -158,7 +158,7 @@ class Call:
 
 
 def read_makeup(path: Path) -> Makeup:
-    """Return the makeup of the recorded scheduler; TraceError if the file is not a trace of this version."""
+    """TraceError if the file is not a trace of this version."""
     with path.open("rb") as file, trace_line(path, 1, "not a trace"):
         line = json.loads(file.readline())
         version = line["trace"]

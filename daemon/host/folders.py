@@ -18,7 +18,7 @@ FOLDER_LOCK = ".lock"
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder` and every missing folder above it: durable, each with its mode under any umask."""
+    """Make `folder` and its missing parents: durable, each with its mode under any umask."""
     missing = [path for path in (folder, *folder.parents) if not path.is_dir()]
     for path in reversed(missing):
         path.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -44,7 +44,7 @@ def _is_virtual(folder: Path) -> bool:
 
 @contextmanager
 def exclusive_lock(path: Path, guards: str, line: Path, *, stays: bool = True) -> Iterator[None]:
-    """Lock the file `path` for the block, or raise StartError naming its process; `guards` says what it protects.
+    """Lock the file `path`, or raise StartError naming its owner; `guards` says what it protects.
 
     The file has the owner's process number and, if it `stays` after its release, its `line`.
     """
@@ -82,7 +82,7 @@ def _write(fd: int, text: str) -> None:
 def owner(path: Path) -> tuple[int, str]:
     """Return the process (0: none) and coserve.yaml in a lock file.
 
-    A power cut may fill it with other bytes, and a kill may leave a part of it: such a file names no coserve.yaml.
+    A power cut or a kill may leave other bytes: such a file names no coserve.yaml.
     """
     try:
         process, begins, rest = path.read_bytes().partition(b"\n")

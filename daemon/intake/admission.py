@@ -65,9 +65,7 @@ class TextReader(Protocol):
 class TextModel(Protocol):
     """Facts about a model that are known without running it."""
 
-    def problem(self, request: TextRequest) -> str | None:
-        """Return why the model can never serve this request, with the name of the field; None if it can."""
-        ...
+    def problem(self, request: TextRequest) -> str | None: ...
 
 
 class TextWriter(Protocol):
@@ -85,7 +83,6 @@ class TextIntake:
     writer: TextWriter
 
     def check(self, message: Generate, routes: Routes) -> None:
-        """Raise MessageError if this request can never be accepted."""
         request = message.request
         if request.board is not None and request.board.type not in routes.recipes:
             raise refusal(message, "unknown_board", f"the rules name no board type {request.board.type!a}")
@@ -128,7 +125,7 @@ class PayloadScan:
 
 
 def scan_payload(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int = MAX_STEPS) -> PayloadScan:
-    """Return the scan of a payload. LongWalkError if its structure has more than `max_steps` parts."""
+    """LongWalkError if the structure has more than `max_steps` parts."""
     flaw: ImageHeaderError | None = None
     try:
         check_structure(payload, max_pixels, max_steps, raw_shape=pixels.shape)
@@ -139,7 +136,7 @@ def scan_payload(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int
 
 @dataclass(frozen=True, slots=True)
 class ScanRequest:
-    """A large payload to scan: one of 64 MB takes some 50 ms to hash, and no other publisher's image waits for that."""
+    """A large payload to scan elsewhere: hashing 64 MB takes some 50 ms, and no other publisher should wait."""
 
     scan: Callable[[], None]
 
@@ -158,7 +155,7 @@ class Scanned:
 class _InFlight:
     """An image or request for text at the writer, and its repetitions since then.
 
-    Each has its content, by which two are the same: the payload's sha256, or the request.
+    `content` tells if two are the same: the payload's sha256, or the request.
     """
 
     peer: Peer
@@ -191,8 +188,8 @@ class Admission(Accounts):
     ) -> None:
         """`room(bytes)` returns why the disk cannot take an image of that size now; None reserves its bytes.
 
-        `on_stored(seconds)` is called with the time that each accepted image spent at the writer. `identity` is
-        `line` and `epoch`, for each `welcome`.
+        `on_stored(seconds)` is called with the time that each accepted image spent at the writer. `identity` is `line`
+        and `epoch`, for each `welcome`.
         """
         super().__init__(limits, backlog, room)
         self._texts = texts
@@ -208,7 +205,6 @@ class Admission(Accounts):
         self._log = structlog.get_logger("intake")
 
     def read(self, frames: Sequence[bytes]) -> tuple[Message, bytes] | Answer:
-        """Return a message and its payload, or the rejection of a malformed one."""
         try:
             message, payload = parse(frames)
         except MessageError as error:
@@ -225,7 +221,7 @@ class Admission(Accounts):
         return self._answer(message, lambda: self._handle(peer, message, payload, post))
 
     def scanned(self, scanned: Scanned, post: Callable[[Posted], None]) -> Answer | None:
-        """Continue with an image whose payload another thread has scanned; return the same as `take`."""
+        """Continue, as `take`, with an image whose payload another thread has scanned."""
         peer, message, payload, scan = scanned.peer, scanned.message, scanned.payload, scanned.scan
         self.left_memory(message.source, len(payload))
         self.answered(peer)
@@ -330,7 +326,7 @@ class Admission(Accounts):
     def _scan_elsewhere(
         self, peer: Peer, message: Inspect, payload: bytes, post: Callable[[Posted], None]
     ) -> Answer | ScanRequest:
-        """Check everything but the payload, then ask for its scan; the payload waits in memory, as other images do."""
+        """Check all but the payload, then ask for its scan; the payload waits in memory, as other images do."""
         key = Key("image", message.source, message.image_id)
         if key not in self._in_flight and self._reader.find(key.source, key.id) is None:
             self._check_rules(message)
@@ -374,7 +370,6 @@ class Admission(Accounts):
         return self._store(message, key, flight, partial(self._writer.write, arrival), post)
 
     def _generate(self, peer: Peer, message: Generate, post: Callable[[Posted], None]) -> Answer | None:
-        """Accept a request for text: its row is what makes it durable, since it has no payload."""
         texts, request = self._texts, message.request
         if texts is None:
             raise refusal(message, "unknown_model", "the configuration names no model")
@@ -438,7 +433,7 @@ class Admission(Accounts):
             raise refusal(message, "unknown_component", _wrong_position(recipe, message))
 
     def _rules_of(self, board: BoardRef) -> Routes:
-        """Return the rules with which this image's board attempt began; those in force if it begins one."""
+        """Return the rules with which this board attempt began; those in force if it begins now."""
         if self._rulebook.is_alone:
             return self._rulebook.current
         version = self._reader.open_rules(board.type, board.serial, board.attempt)
@@ -449,7 +444,7 @@ class Admission(Accounts):
         return self._reader.open_rules(board.type, board.serial, board.attempt) is None
 
     def _check_payload(self, message: Inspect, payload: bytes, scan: PayloadScan | None) -> str:
-        """Return the payload's sha256 if its structure is sound; a bad image goes to the quarantine."""
+        """Return the payload's sha256 if its structure is sound; quarantine a bad image."""
         if not payload:
             raise refusal(message, "bad_image", "the payload is missing or empty")
         if len(payload) > self.limits.max_payload_bytes:

@@ -46,7 +46,7 @@ class CatchUps:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the running answer and end; what waits is dropped."""
+        """Finish the running answer; drop waiting questions."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -56,10 +56,7 @@ class CatchUps:
     def ask(
         self, peer: str, message: ResultsSince, is_reading: Callable[[], bool], done: Callable[[Page | None], None]
     ) -> bool:
-        """Put a question into the queue; return False if too many wait already.
-
-        A peer that has stopped reading its answers by then gets no page.
-        """
+        """Queue a question; False if too many wait. A peer that has stopped reading by then gets no page."""
         with self._changed:
             if self._by_peer[peer] >= _QUESTIONS_PER_PEER or self._by_peer.total() >= _QUESTIONS:
                 return False

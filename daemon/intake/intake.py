@@ -79,7 +79,7 @@ class _Waiting:
 
     @property
     def names(self) -> Sequence[Hashable]:
-        """Return the names that share fairly: connection and source."""
+        """The names that share fairly: connection and source."""
         source = None if isinstance(self.message, Answer) else self.message.source
         return (self.peer.identity,) if source is None else (self.peer.identity, source)
 
@@ -121,11 +121,11 @@ class Intake:
         self._thread = SocketThread("intake", binding, self._mailbox, self._configure, self._run)
 
     def start(self) -> list[str]:
-        """Bind and begin to answer. Return the endpoints as bound, ports filled in; StartError if that fails."""
+        """Bind and begin to answer. Return the endpoints with ports filled in; StartError if that fails."""
         return self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Take no more messages, wait at most `timeout_s` for the writer's replies to those taken, and close."""
+        """Take no more messages, wait at most `timeout_s` for the writer's replies, and close."""
         self._stop_by_s = time.monotonic() + timeout_s
         self._thread.stop()
 
@@ -143,7 +143,7 @@ class Intake:
 
     @property
     def dropped_answers(self) -> int:
-        """The number of answers that could not be sent: the peer was gone, or had 10,000 unread."""
+        """Count of answers that could not be sent: the peer was gone, or had 10,000 unread."""
         return self._dropped_answers
 
     def _configure(self, router: Socket) -> None:

@@ -94,7 +94,7 @@ class ModelThread:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """End after the running step; requests without a result stay accepted. Return False if that took too long."""
+        """End after the running step; False after `timeout_s`. Requests without a result stay accepted."""
         self._stopping = True
         self._letters.put(None)
         if self._thread.ident is not None:
@@ -110,7 +110,7 @@ class ModelThread:
             self._letters.put(text)
 
     def resize(self, budget_bytes: int) -> "Future[int]":
-        """Set another budget from the next step on. The future gives the bytes held then, or the error."""
+        """Set a budget from the next step on. The future gives the bytes held then, or the error."""
         with self._lock:
             if self._resizing is None or self._resizing.budget_bytes != budget_bytes:
                 self._resizing = _Resize(budget_bytes, Future())
@@ -119,7 +119,7 @@ class ModelThread:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes for the model's experts: those held or those ordered, whichever is larger."""
+        """Bytes for experts: held or ordered, whichever is larger."""
         with self._lock:
             ordered_bytes = 0 if self._resizing is None else self._resizing.budget_bytes
             return max(self._budget_bytes, self._taking_bytes, ordered_bytes)
@@ -207,7 +207,7 @@ class ModelThread:
                 self._begin(letter)
 
     def _wait_s(self) -> float | None:
-        """Return the seconds to wait for a letter: None for no limit, 0 for not at all."""
+        """Seconds to wait for a letter: None for no limit, 0 for not at all."""
         if self._stopping:
             return 0.0
         if self._model is None or self._model.is_idle:
@@ -273,7 +273,7 @@ class ModelThread:
                 self._account = self._model.account()
 
     def _undo_resize(self) -> None:
-        """Return the memory that a failed growth has taken: it counts as free."""
+        """Return the memory of a failed growth: it counts as free."""
         assert self._model is not None, "a closed model has any budget"
         try:
             self._model.resize(self._budget_bytes)
@@ -289,7 +289,7 @@ class ModelThread:
     # Opening and failing
 
     def _open(self) -> bool:
-        """Try to open the model, at most once a second. Return True if it is open."""
+        """Try to open the model, at most once a second."""
         now = self._clock()
         if self._failed_at_s is not None and now - self._failed_at_s < _OPEN_AGAIN_S:
             return False
@@ -354,7 +354,7 @@ class ModelThread:
             self._end(TextOutcome(generation_id, None, MODEL_FAILED))
 
     def _end(self, outcome: TextOutcome) -> None:
-        """Report the end of a request, once; a request that was given up has ended already."""
+        """Report the end of a request once, even if it was given up before."""
         with self._lock:
             text = self._texts.pop(outcome.generation_id, None)
         if text is None:

@@ -59,7 +59,7 @@ class Prompts:
             structlog.get_logger("model").warning("prompts_unchecked", model=name, error=str(error))
 
     def problem(self, request: TextRequest) -> str | None:
-        """Return why the model will never continue this prompt; None if it can, or if that is not known yet."""
+        """Return why the model will never continue this prompt; None also while that is not known."""
         tasks, max_tokens = self._model.tasks, self._model.max_new_tokens
         if tasks and request.task is not None and request.task not in tasks:
             return f"task: model {self._name} knows {', '.join(tasks)}, not {request.task!a}"
@@ -112,7 +112,6 @@ class LanguageModels:
         open_model: OpenModelWith,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`pools` are those of the images."""
         self._config = config
         self._clock = clock
         self._looked_s, self._ran_s = clock(), 0.0
@@ -158,7 +157,7 @@ class LanguageModels:
             thread.stop(max(0.0, until_s - self._clock()))
 
     def generate(self, texts: Sequence[AcceptedText]) -> None:
-        """Hand durable requests to their models; a request whose model a restart removed ends here."""
+        """Hand durable requests to their models; end those whose model a restart removed."""
         for text in texts:
             thread = self.threads.get(text.request.model)
             if thread is None:
@@ -186,7 +185,6 @@ class LanguageModels:
         return any(thread.is_opening for thread in self.threads.values())
 
     def unopened(self) -> list[str]:
-        """Return one line for each model that cannot write, with the reason."""
         closed = [thread for thread in self.threads.values() if thread.is_opening or thread.is_failing]
         return [f"model {thread.name}: {' '.join((thread.last_error or 'still opens').split())}" for thread in closed]
 
@@ -260,7 +258,6 @@ class LanguageModels:
                     return
 
     def _held(self, shared: SharedDevice) -> Held:
-        """Return the bytes that pools and models have, or were ordered to have, whichever is more."""
         pools_bytes = sum(pool.budget_bytes for pool in self._pools if pool.device == shared.name)
         models = {model: self.threads[model].held_bytes for model in shared.models}
         return Held(max(pools_bytes, shared.ordered_bytes), models)
@@ -323,5 +320,5 @@ class LanguageModels:
         return any(row["queued"] for row in absent) or (switched and bool(absent))
 
     def _asked(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the drive's answer. Raises ControlError if it refuses, TimeoutError if it is busy."""
+        """Raises ControlError if the drive refuses, TimeoutError if it is busy."""
         return self._drive.ask_later(kind, fields).result(_ANSWER_S)

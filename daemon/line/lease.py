@@ -86,12 +86,11 @@ class Lease:
         return None
 
     def cannot_shrink(self, model: str, min_bytes: int) -> None:
-        """Note that the model does not work with less than `min_bytes`."""
         share = self._shares[model]
         self._shares[model] = ModelShare(model, share.max_bytes, min(share.max_bytes, min_bytes))
 
     def cannot_grow(self, model: str, now: float) -> None:
-        """Note that the machine lacks the memory that the budget leaves for the model: it is offered again later."""
+        """Offer memory again later: the machine lacks what the budget leaves for the model."""
         self._not_before_s[model] = now + self._again_s
 
     def _notice(self, now: float, *, under_way: bool, lack_room: bool) -> None:
@@ -112,6 +111,6 @@ class Lease:
 def next_step_s(ended_s: float, took_s: float, *, images_under_way: bool, share: float = 0.1) -> float:
     """Return when a model may take its next step after one that ended at `ended_s` and took `took_s` (seconds).
 
-    While images are under way a model computes for `share` of the time, and images have the rest.
+    While images are under way a model computes for `share` of the time.
     """
     return ended_s + took_s * (1.0 / share - 1.0) if images_under_way else ended_s

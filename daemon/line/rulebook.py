@@ -31,7 +31,6 @@ class Rulebook:
 
     @property
     def is_alone(self) -> bool:
-        """Return True if only the current rules are known."""
         return len(self._by_version) == 1
 
     def get(self, version: str) -> Routes | None:
@@ -39,7 +38,7 @@ class Rulebook:
         return self._by_version.get(version)
 
     def keep(self, routes: Routes) -> None:
-        """Remember older routes for the attempts that are still open under them."""
+        """Keep older routes for attempts that are still open."""
         self._by_version.setdefault(routes.version, routes)
 
     def replace(self, routes: Routes, in_use: Collection[str] | None = None) -> float:
@@ -87,7 +86,7 @@ class Catalogs:
 
 
 def changed_experts(before: Catalog, after: Catalog) -> list[dict[str, Any]]:
-    """Return the experts that may answer otherwise from now on: version and settings, and `what` changed."""
+    """Return experts that may answer otherwise from now on: version, settings, and `what` changed."""
     changed: list[dict[str, Any]] = []
     for expert in dict.fromkeys((*after, *before)):
         old, new = before.get(expert), after.get(expert)

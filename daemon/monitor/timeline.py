@@ -83,7 +83,7 @@ class _Pair:
 
 
 class Rejections:
-    """Messages of the last hour that will never be accepted, by source and code (metrics.py counts no sources)."""
+    """Rejected messages of the last hour by source and code (metrics.py counts no sources)."""
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
@@ -108,7 +108,7 @@ class Rejections:
                 del self._pairs[next(iter(self._pairs))]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return source, code, images, the newest reason and its time of the last hour, the newest pair first."""
+        """Return source, code, images, newest reason and its time of the last hour, newest pair first."""
         since = int((self._wall() - _HOUR_S) // _MINUTE_S)
         with self._lock:
             counts = {key: sum(count for minute, count in pair.minutes if minute > since)

@@ -52,7 +52,7 @@ class Hub:
 
 
 def open_hub(settings: HubSettings) -> tuple[Hub, Upkeep]:
-    """Return the hub of plant.yaml and its upkeep, not yet started; nothing is connected yet."""
+    """Return the hub of plant.yaml and its upkeep; nothing is started or connected yet."""
     engine = open_database(settings.database, read_password(settings.password) if settings.password else None)
     pictures = open_pictures(settings.pictures)
     upkeep = Upkeep(engine, settings, pictures)
@@ -81,7 +81,6 @@ def _refuse(status: int, _request: Request, error: Exception) -> JSONResponse:
 
 
 def picture_router(hub: Hub) -> APIRouter:
-    """Return the routes where lines send pictures and programs check the hub's health."""
     router = APIRouter()
 
     @router.put("/pictures/{sha256}/space")
@@ -116,7 +115,7 @@ def picture_router(hub: Hub) -> APIRouter:
 
 
 def picture(hub: Hub, sha256: str) -> Response:
-    """Return the answer with a stored picture; 404 if there is none, or it was deleted."""
+    """Answer a stored picture; 404 if there is none, or it was deleted."""
     try:
         content = hub.pictures.get(sha256)
     except PictureStoreError as error:
@@ -130,7 +129,7 @@ def picture(hub: Hub, sha256: str) -> Response:
 
 
 async def in_parts(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """Yield pieces in parts so small that a slow client can read each within the server's time limit."""
+    """Yield parts so small that a slow client can read each within the server's time limit."""
     async for piece in iterate_in_threadpool(pieces):
         for start in range(0, len(piece), _PART_BYTES):
             yield piece[start : start + _PART_BYTES]
@@ -200,7 +199,6 @@ def accept_line(path: Path, line: str) -> None:
 
 
 def line_of(hub: Hub, request: Request) -> str:
-    """Return the line whose key the request carries; 401 if there is none."""
     header = request.headers.get("authorization", "")
     line = next((name for name, key in hub.keys.items() if key.matches(header)), None)
     if line is None:
@@ -212,7 +210,7 @@ def line_of(hub: Hub, request: Request) -> str:
 
 
 async def parts_of(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body of a request of an admitted sender, in parts: it may take any time while they keep coming."""
+    """Yield the body of an admitted sender's request, in parts: it may take any time while they keep coming."""
     async for part in request.stream():
         request.state.heard_s = time.monotonic()
         yield part

@@ -50,7 +50,7 @@ def family_facts(
 
 
 def resident_bytes(specs: Iterable[ExpertSpec]) -> dict[ExpertId, int]:
-    """Return the bytes of all that slots hold for these experts; a backbone's are with those of its heads."""
+    """Return the bytes that slots hold for these experts; a backbone's are with those of its heads."""
     sizes: dict[ExpertId, int] = {}
     for spec in specs:
         if spec.classes:

@@ -56,7 +56,7 @@ class Scheduler:
     # Requests
 
     def arrive(self, request: Request, now: float) -> str | None:
-        """Queue `request`. If its expert cannot serve it, do not queue it and return the reason."""
+        """Queue `request`, unless its expert cannot serve it: then return the reason."""
         expert = request.expert
         if not self._residency.is_usable(expert):
             reason = self._why_not(expert, now)
@@ -70,7 +70,7 @@ class Scheduler:
         return None
 
     def expire(self, now: float) -> tuple[Request, ...]:
-        """Take out the requests that can no longer meet their deadline, earliest deadline first."""
+        """Take out requests that can no longer meet their deadline, earliest deadline first."""
         due = self._deadlines.due(now)
         for request in due:
             self._discard(request)
@@ -171,7 +171,7 @@ class Scheduler:
         return self._take_out(expert)
 
     def batch_done(self, executor: ExecutorId, infer_s: float) -> None:
-        """Note that the batch of `executor` was answered; its images' next steps arrive after this report."""
+        """Note that the batch was answered; its images' next steps arrive after this report."""
         run = self._end(executor)
         facts = self._residency.experts.get(run.expert)
         if facts is not None:
@@ -236,8 +236,8 @@ class Scheduler:
     def replace_facts(self, experts: Iterable[ExpertFacts], changed: Sequence[ExpertId]) -> tuple[Request, ...]:
         """Replace the experts; return the requests of those that are gone or no longer fit anywhere.
 
-        Residents that are gone, or in `changed` (other weights under the same name), are unloaded when idle;
-        failed loads are retried.
+        Residents that are gone, or in `changed` (other weights under the same name), are unloaded when idle; failed
+        loads are retried.
         """
         by_name = {facts.expert: facts for facts in experts}
         self._residency.failures.clear()
@@ -314,7 +314,6 @@ class Scheduler:
         return self._residency.usage(expert)
 
     def budgets(self) -> dict[PoolId, int]:
-        """Return the requested bytes of each pool."""
         return dict(self._residency.targets_bytes)
 
     def snapshot(self) -> Snapshot:
@@ -380,7 +379,6 @@ class Scheduler:
                     yield Want(expert, "startup", "none")
 
     def _first_load(self, pool: PoolId, wants: Iterable[Want]) -> Load | None:
-        """Begin and return the first load for which there is room."""
         residency, ledger = self._residency, self._residency.ledgers[pool]
         # Bytes for which there was no room, by what a load may evict: there is none for as many or more either.
         refused_bytes: dict[Evict, int] = {}
@@ -398,10 +396,7 @@ class Scheduler:
         return None
 
     def _plan(self, pool: PoolId, want: Want) -> Load | None:
-        """Return the load of `want` with its evictions, or None.
-
-        Mark the experts that must become idle for an urgent one.
-        """
+        """Return the load of `want` with its evictions. Mark the experts that must become idle for an urgent one."""
         ledger, expert = self._residency.ledgers[pool], want.expert
         need_bytes = self._residency.bytes_of(expert)
         evict = ledger.plan_room(need_bytes, self._discipline.victims(pool, want.evict))
@@ -464,7 +459,7 @@ class Scheduler:
         return self._residency.why_never(expert)
 
     def _wait(self, now: float) -> Wait:
-        """Return a wait until a due group, a deadline or a retry changes something; a report may come earlier."""
+        """Wait until time changes something: a due group, a deadline, a retry. A report may come earlier."""
         until_s = self._discipline.next_turn_s(now)
         for time_s in (self._deadlines.next_s(), self._residency.next_forgiven_s()):
             if time_s is not None and (until_s is None or time_s < until_s):

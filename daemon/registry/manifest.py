@@ -61,23 +61,20 @@ class Manifest(_Part):
 
     @property
     def release(self) -> str:
-        """Return its name for people: `mainboards/7`."""
+        """Name for people: `mainboards/7`."""
         return f"{self.name}/{self.number}"
 
     @property
     def files(self) -> dict[str, int]:
-        """Return the bytes of each file by its sha256."""
         files = {expert.entry.sha256: expert.bytes for expert in self.experts.values()}
         return files | {file.sha256: file.bytes for file in (*self.backbones, *([self.rules] if self.rules else ()))}
 
     @property
     def contents(self) -> str:
-        """Describe its contents: the number of experts and backbones, and if it has rules."""
         parts = f"{count_text(len(self.experts), 'expert')}, {count_text(len(self.backbones), 'backbone')}"
         return parts + (", rules" if self.rules is not None else ", no rules")
 
     def encoded(self) -> bytes:
-        """Return the bytes that are signed."""
         return canonical(self.model_dump(mode="json", exclude_defaults=True) | {"format": self.format})
 
 
@@ -95,7 +92,6 @@ def canonical(document: Any) -> bytes:
 
 
 def parse_release(text: str) -> tuple[str, int]:
-    """Return name and number of `NAME/NUMBER`. Raises ReleaseError."""
     name, _, number = text.partition("/")
     if not (is_name(name) and re.fullmatch("[1-9][0-9]{0,9}", number)):
         raise ReleaseError(f"expected NAME/NUMBER such as mainboards/7, not {printable(text)!r}")
@@ -108,7 +104,7 @@ def is_name(text: str) -> bool:
 
 
 def decode(data: bytes, what: str) -> Manifest:
-    """Return the manifest in `data` without checking its signature. Raises ReleaseError."""
+    """Parse a manifest without checking its signature. Raises ReleaseError."""
     if len(data) > MAX_MANIFEST_BYTES:
         raise ReleaseError(f"{what} has {len(data)} bytes; a manifest has {MAX_MANIFEST_BYTES} at most")
     try:

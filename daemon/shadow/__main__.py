@@ -89,7 +89,6 @@ class ShadowJudge:
 
 
 def main() -> None:
-    """Answer images until the daemon ends this process."""
     live_with_parent()
     config, fd, _, heart = sys.argv[1:]
     torch.set_num_threads(1)

@@ -92,7 +92,7 @@ class Shadows:
             self._dropped[step.expert] += 1
 
     def read(self) -> None:
-        """Read which versions are in shadow: at the start and after each change. Their process is soon another one."""
+        """Read which versions are in shadow, at the start and after each change, and restart their process."""
         try:
             experts = Versions(self._catalog).read()
         except (VersionsError, OSError) as error:
@@ -144,7 +144,7 @@ class Shadows:
                 self._log.exception("shadow_answers_lost")
 
     def _restart(self, versions: dict[str, str]) -> None:
-        """End the process, which takes seconds at idle priority, and start the next one if there are `versions`."""
+        """End the process, which takes seconds at idle priority; start the next if there are `versions`."""
         self._children.stop()
         self._children, fd = Children(), self._theirs.fileno()
         if versions:
@@ -167,7 +167,6 @@ class Shadows:
             self._asked.popitem(last=False)
 
     def _take(self, message: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-        """Take a message of the process: an answer, a problem, or an image that it has left out."""
         expert, problem = message["expert"], message.get("problem")
         asked = self._asked.pop((message.get("inspection_id", 0), message.get("step", 0)), None)
         if asked is not None and "label" in message:

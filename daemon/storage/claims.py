@@ -26,7 +26,7 @@ _TRACE_BEGINS = b'{"trace"'
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """A path of a line. `names` are those that may lie in a folder before the line has it; `lock` claims the path."""
+    """A path of a line. `names` may lie in a folder before the line has it; `lock` claims the path."""
 
     key: str
     noun: str
@@ -57,7 +57,7 @@ def claim(path: Path, config: Config) -> ExitStack:
 
 
 def claim_problems(path: Path, config: Config) -> list[str]:
-    """Return which places of the line of `path` are not its own alone; each problem names its key.
+    """Return the places of a line that are not its own alone; each problem names its key.
 
     Each other line is named once, with the first place that it owns.
     """
@@ -84,7 +84,7 @@ def claim_problems(path: Path, config: Config) -> list[str]:
 
 
 def _is_claimed(lock: Path, other: Path, path: Path) -> bool:
-    """Return True if the line of `other`, which is not that of `path`, still writes what `lock` guards."""
+    """Return True if `other` is another line than `path` and still writes what `lock` guards."""
     with suppress(OSError, ConfigError):
         try:
             if other.samefile(path):

@@ -129,7 +129,6 @@ class DiskSpace:
 
 
 def places(config: Config) -> dict[str, Path]:
-    """Return the folders that the line writes to, as `DiskSpace` takes them."""
     return {"journal": config.journal, "images": config.images, "database": sqlite_path(config.database).parent}
 
 
@@ -164,7 +163,7 @@ def storage_problems(config: Config) -> list[str]:
 
 
 def _check_database(url: str) -> None:
-    """Raise StoreError if the database cannot be used. A missing file is fine: the first start makes it."""
+    """StoreError if the database cannot be used. A missing file is fine: the first start makes it."""
     path = sqlite_path(url)
     if problem := folder_problem(path.parent):
         raise StoreError(problem)

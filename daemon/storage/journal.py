@@ -107,12 +107,12 @@ class Journal:
 
     @property
     def segments(self) -> tuple[int, ...]:
-        """The segments on disk, oldest first."""
+        """Segments on disk, oldest first."""
         return tuple(sorted(self._sizes))
 
     @property
     def frontier(self) -> int:
-        """The number below which segments take no more records."""
+        """Segments below this number take no more records."""
         return self._active if self._writing is not None else self._active + 1
 
     def begin_after(self, segment: int) -> None:
@@ -122,8 +122,8 @@ class Journal:
     def append(self, payloads: Sequence[bytes]) -> list[JournalKey]:
         """Make `payloads` durable with one `fdatasync` and return their keys; JournalError if none of them is.
 
-        After a failure the segment takes no more records: the state after a failed sync is unknown, and a second
-        sync may succeed without having written anything.
+        After a failure the segment takes no more records: the state after a failed sync is unknown, and a second sync
+        may succeed without having written anything.
         """
         writing = self._segment_with_room()
         keys: list[JournalKey] = []
@@ -197,7 +197,6 @@ class Journal:
             self._readers.clear()
 
     def _delete(self, number: int) -> None:
-        """Delete the file and drop its reader, which would keep the space occupied."""
         with self._lock:
             self._readers.pop(number, None)
         segment_file(self._folder, number).unlink(missing_ok=True)
@@ -367,7 +366,7 @@ class JournalThread:
         self._queue.put(callback)
 
     def settled(self) -> None:
-        """Note that a group is answered; the next may follow."""
+        """A group is answered; the next may follow."""
         self._ahead.release()
 
     def _run(self) -> None:
@@ -427,9 +426,8 @@ class SegmentCleanup:
     """Deletes the segments that no row needs, except those that a commit in doubt may still need.
 
     A failed commit stays in the database's log until another overwrites it. After a kill it may become valid, and then
-    the journal has the only bytes of its images (docs/decisions.md, "A commit that failed").
-
-    Only the writer's thread calls it. Deleting is never urgent: a failure is retried with the next segment.
+    the journal has the only bytes of its images (docs/decisions.md, "A commit that failed"). Only the writer's thread
+    calls it. Deleting is never urgent: a failure is retried with the next segment.
     """
 
     def __init__(self, journal: Journal, store: "Store") -> None:
@@ -455,7 +453,7 @@ class SegmentCleanup:
         self._advance()
 
     def answered(self, frontier: int) -> None:
-        """Note that a group is answered, and that segments below `frontier` hold nothing of later ones."""
+        """A group is answered, and segments below `frontier` hold nothing of later ones."""
         self._answered = max(self._answered, frontier)
         self._advance()
 

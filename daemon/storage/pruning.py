@@ -72,7 +72,6 @@ class RunningAges:
     """
 
     def __init__(self, url: str, clock: Clock, run_task: RunTask) -> None:
-        """Raise StoreError if the database cannot be opened."""
         self._engine = open_for_reading(url)
         self._clock = clock
         self._run_task = run_task
@@ -83,7 +82,7 @@ class RunningAges:
         self._engine.dispose()
 
     def note(self) -> None:
-        """Note the clock and the newest rows; every few minutes, because a restart loses the time since."""
+        """Store the clock and the newest rows; every few minutes, because a restart loses the time since."""
         running_s, wall_s = int(self._clock.monotonic_s() - self._start_s), self._clock.wall_s()
         self._run_task(lambda store: store.transact(note_age, running_s, wall_s, _DAY_S))
 
@@ -209,7 +208,6 @@ class Pruner:
         return images_to_prune(oldest, excess)[:_IMAGES_PER_TURN]
 
     def _free(self) -> tuple[int | None, int | None]:
-        """Return the free bytes of the images' disk, and the bytes that have to be free; None if none have to."""
         space = self._disk_space.space("images")
         if space is None or self._settings.free is None:
             return None, None

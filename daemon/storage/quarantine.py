@@ -112,7 +112,7 @@ class BadImages:
         self._worker.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish the copies; False if that takes longer than `timeout_s`."""
+        """Finish the copies; False after `timeout_s`."""
         return self._worker.stop(timeout_s)
 
     def keep(self, image: Accepted, reason: str) -> None:

@@ -81,7 +81,7 @@ class ResultsStream:
         return self._thread.start()[0]
 
     def publish(self, messages: Sequence[Published]) -> None:
-        """Send `messages`, durable and in the order of their `seq`, in the order of the calls. Any thread."""
+        """Send durable `messages` in the order of their `seq` and of the calls. Any thread."""
         for message in messages:
             self._mailbox.put(message)
 

@@ -97,7 +97,7 @@ class RetentionThread:
 
     @property
     def wal_bytes(self) -> int:
-        """The size of the database's write-ahead log, a second ago."""
+        """Size of the database's write-ahead log, a second ago."""
         return self._last_log.file_bytes
 
     def start(self) -> None:

@@ -67,7 +67,7 @@ class WriterReports(Protocol):
     def accepted(self, images: list[Accepted]) -> None: ...
     def published(self, messages: list[Published]) -> None: ...
     def done(self, images: list[tuple[str, int]]) -> None:
-        """Note images whose verdict is durable: source and payload bytes of each."""
+        """Report durable verdicts: source and payload bytes of each image."""
 
 
 class Writer:
@@ -124,7 +124,6 @@ class Writer:
         return self._store.recover()
 
     def start(self, reports: WriterReports) -> None:
-        """Begin to write; `reports` gets every commit."""
         self._reports = reports
         self._thread.start()
         self._journal_thread.start()
@@ -140,7 +139,6 @@ class Writer:
         self._archiver.stop()
 
     def write(self, arrival: Arrival, reply: Reply) -> None:
-        """Make `arrival` durable; `reply` is called once, in the writer thread."""
         self._journal_thread.write(WaitingArrival(arrival, reply))
 
     def call_journal(self, callback: Callable[[], None]) -> None:
@@ -229,7 +227,6 @@ class Writer:
                 self._copies.extend(item)
 
     def _idle_s(self) -> float | None:
-        """Return the seconds until the next work that is due, None if there is none."""
         if self._tasks or self._groups:
             return 0.0
         wait_s = 0.0 if self._has_results else self._store.wait_s()

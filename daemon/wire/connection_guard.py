@@ -81,8 +81,8 @@ class ConnectionGuard:
     """Cut connections beyond the limits; together they may have four times the unfinished bytes of one.
 
     If one connection is too many, the oldest that sent nothing yet is cut, else the oldest without a whole message,
-    else one that sent none for a minute, else the new one. `watch`, `receive` and `stop` are called by the thread
-    that owns the socket.
+    else one that sent none for a minute, else the new one. `watch`, `receive` and `stop` are called by the thread that
+    owns the socket.
     """
 
     def __init__(self, name: str, context: "zmq.Context[Any]", limits: ConnectionLimits) -> None:
@@ -133,7 +133,6 @@ class ConnectionGuard:
         return (frames if is_allowed(str(client)) else None), fd
 
     def stop(self, sock: Socket) -> None:
-        """End; called before `sock` is closed."""
         self._stopping.set()
         sock.disable_monitor()  # libzmq's own thread would wait until its events are read; the last one wakes ours
         self._thread.join()

@@ -19,7 +19,7 @@ _REQUESTS_PER_PEER = 64
 
 
 class ControlError(Exception):
-    """A request that was not carried out: `code` for programs, `reason` for the person who asked."""
+    """A refused request: `code` for programs, `reason` for the person who asked."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -28,7 +28,7 @@ class ControlError(Exception):
 
 
 class ControlServer:
-    """Answers requests one after the other. A handler takes the request's fields and returns those of its answer.
+    """Answers requests one after another. A handler takes the request's fields and returns the answer's.
 
     It refuses by raising ControlError; other exceptions are logged and answered as `internal`.
     """

@@ -98,7 +98,7 @@ def check_http(endpoint: str | None, token: Path | None) -> list[str]:
 
 
 def check_allowed_clients(curve: CurveKeys | None) -> list[str]:
-    """Return the problems of the allow-list: unusable files, duplicate keys. The line starts anyway."""
+    """Return the allow-list's unusable files and duplicate keys. The line starts anyway."""
     try:
         problems = read_allow_list(curve.allowed_clients).problems if curve else ()
     except OSError:
@@ -141,7 +141,7 @@ class Gate:
 
     @property
     def is_alive(self) -> bool:
-        """Return True if the authenticator runs; without it no client can connect."""
+        """True if the authenticator runs; without it no client can connect."""
         return self._authenticator.is_alive()
 
     def start(self) -> None:
@@ -152,7 +152,7 @@ class Gate:
         self.reload()
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """Admit or refuse a client that connects; pyzmq's authenticator calls this in its own thread."""
+        """Admit or refuse a client; pyzmq's authenticator calls this in its own thread."""
         public = key.decode("ascii")
         if public in self._clients:
             return True

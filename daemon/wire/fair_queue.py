@@ -81,7 +81,7 @@ class FairQueue(Generic[T]):
         return self._leave(self._places.pop())
 
     def drop_payload(self, lighter: Callable[[T], T]) -> None:
-        """Let the least fair message that has bytes wait on without them, as `lighter(item)`."""
+        """Strip the least fair message that has bytes, as `lighter(item)`."""
         for place in reversed(self._places):
             if place.size_bytes:
                 self.bytes -= place.size_bytes

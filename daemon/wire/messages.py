@@ -82,7 +82,7 @@ def split_envelope(frames: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
 
 
 def read_header(frames: Sequence[bytes]) -> Header:
-    """Check the frames and parse the header; MessageError with bad_frames, unsupported_version or bad_header."""
+    """Parse the header; MessageError with bad_frames, unsupported_version or bad_header."""
     flaw = _flaw_of_frames(frames)
     if flaw is None:
         return _parse_header(frames[1])
@@ -377,7 +377,7 @@ class _Fields:
 
 
 def parse(frames: Sequence[bytes]) -> tuple[Message, bytes | None]:
-    """Return the message in `frames` (without envelope) and its payload; MessageError if it will never be accepted."""
+    """Check frames without envelope; return message and payload. MessageError if it will never be accepted."""
     header = read_header(frames)
     try:
         message = _KINDS[_Fields(header.fields).choice("type", *_KINDS)](header)
@@ -468,7 +468,7 @@ _KINDS = {"inspect": _inspect, "generate": _generate, "hello": _hello, "results_
 
 
 def _utc_of_rfc3339(text: str) -> str | None:
-    """Return `text` as UTC with milliseconds (truncated), None if it is not a valid time of RFC 3339."""
+    """Return UTC with milliseconds (truncated), None for an invalid time of RFC 3339."""
     match = _RFC3339.fullmatch(text)
     if match is None:
         return None
@@ -503,7 +503,7 @@ class Answer:
 
 
 def answer(kind: str, image_id: str | None, source: str | None, credit: int, **fields: Any) -> Answer:
-    """Return the answer to a message, with the number of messages that may be outstanding from now on."""
+    """Return the answer to a message; `credit` is the number of messages that may be outstanding from now on."""
     header = encode({"type": kind, "id": image_id, "source": source, "credit": credit, **fields})
     return Answer(kind, header, fields.get("code"), source, fields.get("reason", ""))
 

@@ -45,8 +45,6 @@ _ADVICE = {
 
 
 class PlantConsumer:
-    """`Consumer` of the hub that `settings` name."""
-
     def __init__(self, settings: PlantSettings, identifier: str, line: LineAccess) -> None:
         self._settings, self._identifier, self._line = settings, identifier, line
         self._connection: AsyncConnection[dict[str, Any]] | None = None
@@ -108,7 +106,7 @@ class PlantConsumer:
         return await AsyncConnection[dict[str, Any]].connect(address, autocommit=True, row_factory=dict_row)
 
     async def _ensure_days(self, connection: AsyncConnection[Any], messages: Sequence[Message]) -> None:
-        """Make the partitions of the messages' days, in a transaction of its own: it locks all of `inspections`."""
+        """Make the messages' partitions in a transaction of its own: it locks all of `inspections`."""
         days = {message["at"][:10] for message in messages if message["topic"].startswith("inspection/")}
         await connection.execute("SELECT ensure_day(day) FROM unnest(%s::date[]) AS day", (sorted(days),))
 
@@ -137,7 +135,7 @@ class PlantConsumer:
                 await connection.execute(cast("LiteralString", statement), {"rows": rows})
 
     async def _take_reviews(self, connection: AsyncConnection[Any]) -> None:
-        """Hand decisions that were made at the hub to the line, and write its answers back.
+        """Apply decisions made at the hub, and write the answers back.
 
         The line recognises a decision that it has already, so a lost answer does not make a second one.
         """
@@ -166,7 +164,6 @@ class PlantConsumer:
             )
 
     def _delivery_error(self, error: Error) -> DeliveryError:
-        """Return one sentence: what went wrong at the hub's database, and what to do if a person must act."""
         text = (error.diag.message_primary or str(error).strip() or type(error).__name__).splitlines()[0]
         where = f"the hub's database ({self._settings.line})"
         about = error.sqlstate or str(error)

@@ -91,7 +91,7 @@ class DatabaseHoldings:
 
 @dataclass(frozen=True, slots=True)
 class FileSizes:
-    """Bytes on disk of each part of the line; None if they cannot be read."""
+    """Bytes of each part of the line; None if unreadable."""
 
     database_bytes: int | None
     wal_bytes: int | None
@@ -101,7 +101,7 @@ class FileSizes:
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """One disk, the parts of the line on it, and when it is full: `full_in_s` is None if it does not fill."""
+    """One disk, the parts of the line on it, and `full_in_s` at today's rate: None if it does not fill."""
 
     places: Sequence[str]
     free_bytes: int
@@ -141,7 +141,7 @@ def router(site: Site) -> APIRouter:
 
 
 class _Machine:
-    """The page's fragments. Costly answers are cached for all readers."""
+    """The page's fragments. Costly answers are cached."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -216,7 +216,7 @@ class _Machine:
 
 
 def _totals(work: Mapping[str, Any]) -> list[tuple[str, str, int, int]]:
-    """Return (executor or pool, expert, images, batches or loads), the most first: the picture in words."""
+    """Return (executor or pool, expert, images, batches or loads), the most first: the chart in words."""
     counts: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for row in work["batches"]:
         counts[row["executor"], row["expert"]][0] += row["images"]
@@ -284,7 +284,6 @@ def _file_bytes(path: Path) -> int | None:
 
 
 def _folder_bytes(folder: Path) -> int | None:
-    """Return the bytes of a folder's files, one level deep."""
     total = 0
     try:
         with os.scandir(folder) as entries:
@@ -316,7 +315,7 @@ def disk_uses(config: Config, files: FileSizes, held: DatabaseHoldings | None, n
 
 
 def growth(config: Config, files: FileSizes, held: DatabaseHoldings | None, now: datetime) -> dict[str, float]:
-    """Return the growth of each place today in bytes a second. The journal does not grow: done segments are deleted."""
+    """Return bytes a second of each place today. The journal does not grow: done segments are deleted."""
     if held is None or held.since is None:
         return {}
     seconds = max(_MIN_GROWTH_S, (now - datetime.fromisoformat(held.since)).total_seconds())
@@ -329,7 +328,7 @@ def growth(config: Config, files: FileSizes, held: DatabaseHoldings | None, now:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration for a person, in the largest unit that fits twice."""
+    """Format a duration in the largest unit that fits twice."""
     if seconds is None:
         return "–"
     for unit, length_s in (("years", 365 * _DAY_S), ("days", _DAY_S), ("hours", 3600.0), ("minutes", 60.0)):

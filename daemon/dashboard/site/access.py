@@ -50,14 +50,14 @@ _HEADERS = {
 
 
 class Keyring:
-    """The token in force (None on loopback without one) and the cookies that are signed with it.
+    """The token in force (None on loopback without one) and the cookies signed with it.
 
-    A cookie is `SESSION.SIGNATURE`, its session `UNTIL.NUMBER`. Sessions that were logged out are kept in a file, so
-    that a restart does not bring them back.
+    A cookie is `SESSION.SIGNATURE`, its session `UNTIL.NUMBER`. Logged-out sessions are kept in a file, so that a
+    restart does not bring them back.
     """
 
     def __init__(self, token_file: Path | None, ended_file: Path) -> None:
-        """Read the token and the sessions; TokenError if one of the files cannot be used."""
+        """Read token and sessions; TokenError if one of the files cannot be used."""
         self._file = token_file
         self._ended_file = ended_file
         self._ended: set[str] = set()
@@ -87,7 +87,7 @@ class Keyring:
 
     @property
     def cookie_name(self) -> str:
-        """Return this token's cookie name: two lines on one PC differ in their ports only, which cookies ignore."""
+        """Named by token: two lines on one PC differ only in their ports, which cookies ignore."""
         return f"coserve_{self._token.sign('name of the cookie')[:8]}" if self._token else "coserve"
 
     def set_cookie(self, response: Response, *, secure: bool) -> None:
@@ -117,7 +117,8 @@ class Keyring:
         return session if is_valid else None
 
     async def admits(self, authorization: str, state: dict[str, Any]) -> bool:
-        """Return True for the token. A wrong one waits, and while many do, the right one too: its speed tells nothing.
+        """Return True for the token. A wrong one waits, and while many do, so does the right one: timing reveals
+        nothing.
 
         `state` is the request's: one with a wrong token is cut first where connections run out (server.py).
         """
@@ -189,7 +190,7 @@ class AccessGuard:
         return None
 
     def _is_same_origin(self, headers: Headers) -> bool:
-        """Return True if the browser says that our own page sent this, or if the request carries the token itself."""
+        """Return True if the browser says that our own page sent this, or if the request carries the token."""
         if "authorization" in headers:
             return not self._keyring.is_open
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")

@@ -50,7 +50,7 @@ class LiveTopics:
         self._limiter: anyio.CapacityLimiter | None = None
 
     def add(self, name: str, make: Callable[[], str], every_s: float = _POLL_S) -> None:
-        """Add a topic. `make` returns its whole text; a thread calls it every `every_s` while there are listeners."""
+        """A thread calls `make` for the whole text every `every_s` while there are listeners."""
         self._topics[name] = _Topic(make, every_s)
 
     @property
@@ -58,7 +58,7 @@ class LiveTopics:
         return list(self._topics)
 
     def stream(self, names: Iterable[str], last_event_id: str = "") -> "EventStream":
-        """Return the event stream of the topics `names`; TooManyListeners, or KeyError for an unknown topic."""
+        """Return the event stream of `names`; TooManyListeners, or KeyError for an unknown topic."""
         topics = {name: self._topics[name] for name in dict.fromkeys(names)}
         if len(self._listeners) >= MAX_LISTENERS:
             raise TooManyListeners
@@ -81,7 +81,6 @@ class LiveTopics:
             await asyncio.sleep(_POLL_S / 2)
 
     def close(self) -> None:
-        """End every stream, so that the server can stop."""
         for listener in list(self._listeners):
             listener.close()
 

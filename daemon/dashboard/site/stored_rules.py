@@ -28,18 +28,18 @@ _NOT_JUDGED = {
 
 
 class StoredRules:
-    """Reads the stored rules, from any thread; answers are cached."""
+    """The stored rules, cached, for any thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._cache = CachedAnswers(_CACHE_S, _MAX_CACHED)
 
     def defects(self) -> Mapping[str, str]:
-        """Return the rules' label of each defect code, in the order of the rules, the newest rules first."""
+        """Return labels by defect code, in the order of the rules, newest rules first."""
         return self._cache.get("defects", self._defects)
 
     def defect(self, code: Any) -> str:
-        """Return a defect's name and code, `bridge (D207)`; the code alone where the rules give it no name."""
+        """Name a defect: `bridge (D207)`; its code alone where the rules give no name."""
         return defect_in_words(str(code), self.defects()) if code else ""
 
     def code(self, typed: str) -> str:
@@ -49,7 +49,7 @@ class StoredRules:
     def reason(
         self, board_type: str, image: Any, answers: Sequence[Any], boxes: Sequence[Any], size: tuple[int, int] | None
     ) -> str:
-        """Return the deciding step and its limit in a sentence; the verdict alone if the rules are not stored.
+        """Explain the deciding step and its limit; the verdict alone if the rules are not stored.
 
         `image` has verdict, reason, defect, component and rules_version; the others are its rows.
         """

@@ -159,9 +159,8 @@ class DemandTable:
     def _choose(self, pool: PoolId) -> Group | None:
         """Return the group that has waited longest, where a full batch counts as much as `FULL_BATCH_S` of waiting.
 
-        If the disk is the bottleneck and no expert can be loaded, return the group that is finished soonest: its
-        memory is needed. Beside a GPU the CPU prefers small batches: a full one gains the GPU more than it gains the
-        CPU.
+        If the disk is the bottleneck and no expert can be loaded, return the group that is finished soonest: its memory
+        is needed. Beside a GPU the CPU prefers small batches: a full one gains the GPU more than it gains the CPU.
         """
         shelf, draining = self._groups.shelves[pool], self._residency.draining[pool]
         makes_room = self._makes_room and self._blocked[pool] and self._balance.disk_binds()

@@ -206,7 +206,6 @@ class Groups:
             self.cpu_queued += count
 
     def _filled(self, group: Group) -> None:
-        """Note that `group` has requests, and had none before."""
         if not group.promised:
             self._want(group, wanted=True)
         self.expected.pop(group.expert, None)
@@ -221,7 +220,6 @@ class Groups:
             self.staged.add(group, is_newest=True)
 
     def _left(self, group: Group) -> None:
-        """Note that requests have left `group`."""
         if group.requests:
             return
         for shelf, _ in group.homes:
@@ -255,7 +253,7 @@ class Groups:
             self._place(group)
 
     def settle(self) -> None:
-        """Look again at the residents of the RAM tier where budgets, pins or refusals have changed."""
+        """Place residents of the RAM tier anew where budgets, pins or refusals have changed."""
         if self._room_changes != self._residency.room_changes:
             self._room_changes = self._residency.room_changes
             for pool, shelf in self.shelves.items():
@@ -263,7 +261,7 @@ class Groups:
                     self.moved(expert)
 
     def rebuild(self) -> None:
-        """Compute everything again that is derived from the facts: they have changed."""
+        """Recompute everything derived from the facts: they have changed."""
         self.absent, self.staged, self.expected = Waiting(), Waiting(), {}
         for shelf in self.shelves.values():
             shelf.residents.clear()

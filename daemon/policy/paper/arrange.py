@@ -61,7 +61,7 @@ class Queue:
         return next(iter(self.groups), None)
 
     def missing(self) -> ExpertId | None:
-        """Return the expert that an idle executor needs next and does not have."""
+        """The expert that an idle executor needs next and lacks."""
         if self.running is not None or (head := self.head) is None or self.ledger.holds(head.expert):
             return None
         return head.expert

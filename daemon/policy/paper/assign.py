@@ -89,7 +89,7 @@ class Candidates:
 
 
 class RoundRobin:
-    """Assigns each request to the next executor; executors that cannot have the expert are passed over."""
+    """Assigns each request to the next executor that can have the expert."""
 
     def __init__(self, candidates: Candidates, queues: Sequence[Queue], _costs: Costs) -> None:
         self._candidates = candidates

@@ -20,17 +20,16 @@ class FirstInFirstOut:
         self._residency = residency
 
     def used(self, pool: PoolId, expert: ExpertId) -> None:
-        """Note that a batch of `expert` began in `pool`."""
+        """A batch of `expert` began in `pool`."""
 
     def moved(self, expert: ExpertId) -> None:
-        """Note that `expert` has become resident somewhere, is on its way, or has left."""
+        """`expert` has become resident somewhere, is on its way, or has left."""
 
     def victims(self, pool: PoolId) -> Iterable[ExpertId]:
-        """Return the residents of `pool` in the order in which they should leave."""
         return self._residency.ledgers[pool].resident
 
     def rebuild(self) -> None:
-        """Compute everything again that comes from the facts: they have changed."""
+        """Recompute everything derived from the facts: they have changed."""
 
 
 class LeastRecentlyUsed(FirstInFirstOut):

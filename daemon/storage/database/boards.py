@@ -78,7 +78,6 @@ class BoardPlan:
 
     @staticmethod
     def of_row(positions: str | None, time_limit_s: float | None) -> "BoardPlan":
-        """Read a row of `recipes`; the plan is empty where there is none."""
         return BoardPlan(
             tuple(
                 ExpectedPosition(component, quantity, None if designators is None else tuple(designators))
@@ -107,7 +106,7 @@ class Filled:
         self._designators: dict[str, set[str]] = {}
 
     def has_room(self, component: str, designator: str) -> bool:
-        """Return True if an image of `designator` would fill a position that is empty."""
+        """Return True if an image of `designator` would fill an empty position."""
         position = self._positions.get(component)
         if position is None or designator in (filled := self.of(component)):
             return False
@@ -152,7 +151,6 @@ class Attempt:
         self.seen, self.judged = Filled(self.plan), Filled(self.plan)
 
     def take(self, component: str, designator: str) -> None:
-        """Count an image that was accepted into this attempt."""
         self.seen.add(component, designator)
         self.pending += 1
 
@@ -165,7 +163,7 @@ class Attempt:
         defect: str | None,
         reason: str | None = None,
     ) -> bool:
-        """Note the verdict of an accepted image; False if an open attempt is the same without this image."""
+        """Note a verdict; False if an open attempt is the same without this image."""
         self.pending -= 1
         if self.closed:
             return True
@@ -183,7 +181,7 @@ class Attempt:
 
     @property
     def inspected(self) -> int:
-        """The positions with a verdict; extras and repeats do not count."""
+        """Positions with a verdict; extras and repeats do not count."""
         return len(self.judged)
 
     @property
@@ -248,7 +246,7 @@ def choose_attempt(
 
 
 def free_number(is_taken: Callable[[int], bool]) -> int:
-    """Return the number behind a row of attempts from 1 on, in steps that double: the row may be long."""
+    """Return the number after a row of attempts from 1 on, in steps that double: the row may be long."""
     last, step = 0, 1
     while is_taken(last + step):
         last, step = last + step, 2 * step
@@ -289,14 +287,13 @@ class BoardAttempts:
         return choose_attempt(attempts, named, component, designator, free)
 
     def add(self, row: Row, plan: BoardPlan) -> Attempt:
-        """Add the attempt of a row: open, or closed if the row has a verdict."""
         attempt = Attempt(row["board_id"], row["attempt"], plan, closed=row["verdict"] is not None)
         self._attempts[attempt.number] = attempt, row
         self.newest = max(self.newest, attempt.number)
         return attempt
 
     def trim(self) -> None:
-        """Drop all but the newest once there are many; between transactions only, when the rows have everything."""
+        """Drop all but the newest once there are many; only between transactions, when the rows have everything."""
         if len(self._attempts) > _CACHED_ATTEMPTS:
             self._attempts = {self.newest: self._attempts[self.newest]}
 
@@ -333,7 +330,7 @@ class BoardCache:
             self._boards.pop(key, None)
 
     def trim(self, touched: Iterable[BoardKey]) -> None:
-        """Drop the least used beyond the bounds; between transactions only, so that none is loaded twice in one."""
+        """Drop the least used; only between transactions, so that none is loaded twice in one."""
         for key in touched:
             if board := self._boards.get(key):
                 board.trim()
@@ -355,7 +352,6 @@ def serial_range(prefix: str) -> tuple[str, str]:
 
 
 def has_serial(*serials: str) -> ColumnElement[bool]:
-    """Return the condition that a row of `boards` has one of these serials, in the same case."""
     same = boards.alias("same")
     # A query of its own: SQLite would substitute the wanted serial into lower(serial), and then use no index.
     ids = select(same.c.board_id).where(func.lower(same.c.serial).in_([folded(serial) for serial in serials]))

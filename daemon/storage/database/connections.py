@@ -100,7 +100,7 @@ def _begin_with(engine: Engine, statement: str) -> None:
 
 
 def _make_file(path: Path) -> None:
-    """Make an empty file with our mode, before SQLite makes one with the umask's; -wal and -shm take the mode of it."""
+    """Make an empty file with our mode, before SQLite uses the umask's; -wal and -shm get the same."""
     make_folder(path.parent)
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)

@@ -84,7 +84,6 @@ def finish_texts(tx: Transaction, outcomes: Sequence[TextOutcome]) -> WrittenRes
 
 
 def unfinished_texts(connection: Connection) -> list[AcceptedText]:
-    """Return the requests without a result, oldest first."""
     query = select(generations.c.generation_id, generations.c.accepted_at, *AS_SENT)
     rows = connection.execute(query.where(_WAITS).order_by(generations.c.generation_id))
     return [AcceptedText(number, as_sent(sent), wall_seconds(at)) for number, at, *sent in rows]

@@ -88,7 +88,7 @@ def _assign(
 
 
 def _describe(attempt: Attempt, row: Row, arrival: Arrival) -> bool:
-    """Add an image's attributes to those of its open attempt, and return True if there are more now.
+    """Add an image's attributes to its open attempt; return True if there are more now.
 
     The first text of each name stands. Those beyond the bounds are left out, which is logged once: an image is worth
     more than its labels.
@@ -153,13 +153,12 @@ def plan_of(routes: Routes, board_type: str) -> BoardPlan:
 
 
 def keep_rules(tx: Transaction, routes: Routes) -> None:
-    """Add the rules that are in force, once."""
     row = {"rules_version": routes.version, "sha256": routes.sha256, "loaded_at": tx.at, "text": routes.text}
     tx.add_once(rules_versions, {"rules_version": routes.version}, lambda: row)
 
 
 def _keep_recipe(tx: Transaction, routes: Routes, board_type: str, plan: BoardPlan) -> None:
-    """Add the rules and this board's part of them: an attempt keeps the rules it opened with."""
+    """Store the rules and this board's part of them: an attempt keeps the rules it opened with."""
     keep_rules(tx, routes)
     key = {"rules_version": routes.version, "board_type": board_type}
     tx.add_once(recipes, key, lambda: {**key, "time_limit_s": plan.time_limit_s, "positions": plan.as_text()})
@@ -179,7 +178,7 @@ def newest_passes(connection: Connection, count: int) -> dict[str, list[int]]:
 class GoodExamples:
     """The newest `count` passes of each component, whose pictures are kept to compare with; none if that is 0.
 
-    Chosen at their verdict, in the writer's thread. To copy every pass would cost the line more than they are worth: a
+    Chosen at their verdict, in the writer's thread. Copying every pass would cost the line more than they are worth: a
     component's examples are renewed once a minute at most. Only what was kept as an example goes for a newer one:
     passes that an earlier `retention.keep` kept stay as long as the other settings say. Apart from these, the share
     `sample` of all passes is kept to train with, chosen by the bytes of the image, and stays as those do.

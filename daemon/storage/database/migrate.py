@@ -160,7 +160,7 @@ def _relaxed(engine: Engine, tell: Tell) -> Iterator[None]:
 
 
 def each_second(tell: Tell) -> Tell:
-    """Return a function that calls `tell` at most once a second."""
+    """Limit calls of `tell` to one a second."""
     last_s = -1.0
 
     def tell_sometimes(what: str) -> None:

@@ -37,7 +37,7 @@ class AgeMark(NamedTuple):
 
 
 class AgeLimit(NamedTuple):
-    """What is old: results from before `before` (UTC text) whose `seq` is not greater."""
+    """Old are results from before `before` (UTC text) whose `seq` is not greater."""
 
     before: str
     seq: int = 2**63 - 1
@@ -66,7 +66,7 @@ def read_age_marks(connection: Connection) -> list[AgeMark]:
 
 
 def note_age(tx: Transaction, running_s: int, wall_s: float, keep_s: float) -> None:
-    """Note a mark, and remove those that are older than the newest one from `keep_s` running seconds ago."""
+    """Add a mark, and remove those older than the newest one from `keep_s` running seconds ago."""
     last_seq = select(func.coalesce(func.max(stream_position.c.last_seq), 0)).scalar_subquery()
     tx.connection.execute(insert(age_marks).values([running_s, wall_s, last_seq]))
     at = age_marks.c.running_s
@@ -141,7 +141,7 @@ def forget_boards(tx: Transaction, board_ids: Sequence[int], old: AgeLimit) -> P
 
 
 def forget_others(tx: Transaction, old: AgeLimit, limit: int) -> int:
-    """Remove at most `limit` old loads and `limit` old answers of language models; return the count."""
+    """Remove at most `limit` old loads and `limit` old answers of language models."""
     table = expert_switches.c
     oldest = select(table.switch_id).order_by(table.switch_id).limit(limit)
     younger = select(func.min(table.switch_id)).where(table.at >= old.before)
@@ -215,7 +215,7 @@ def _oldest(connection: Connection, limit: int, old: AgeLimit | None, *where: Co
 
 
 def _may_go(old: AgeLimit) -> ColumnElement[bool]:
-    """Return the condition that a board is closed and old, with no younger or waiting image and no review."""
+    """Select boards that are closed and old, with no younger or waiting image and no review."""
     table = inspections.c
     stays = (
         exists()

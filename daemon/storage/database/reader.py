@@ -82,12 +82,10 @@ class ResultsReader:
             return connection.execute(query).scalar_one()
 
     def rules_in_use(self) -> set[str]:
-        """Return the rules versions of open attempts, and of images without a verdict."""
         with self._engine.connect() as connection:
             return rules_in_use(connection)
 
     def last_seq(self) -> int:
-        """Return the last `seq` given out; 0 before the first."""
         return self.end()[0]
 
     def end(self) -> tuple[int, str | None]:
@@ -118,7 +116,7 @@ class ResultsReader:
         }
 
     def at(self, seq: int) -> str | None:
-        """Return the time of the message with that number, None if it does not exist (any more)."""
+        """Return `at` of the message `seq`, None if it does not exist (any more)."""
         items = self.results_since(seq - 1, 1)["items"]
         return items[0]["at"] if items and items[0]["seq"] == seq else None
 
@@ -149,7 +147,6 @@ class ResultsReader:
 
 
 def _oldest_seq(connection: Connection) -> int | None:
-    """Return the first `seq` that was not pruned."""
     tables = (inspections, boards, generations, reviews)
     first = [connection.execute(select(func.min(table.c.seq))).scalar() for table in tables]
     return min((seq for seq in first if seq is not None), default=None)
@@ -169,7 +166,6 @@ def _inspections(connection: Connection, seq: int, limit: int) -> list[Published
 
 
 def by_inspection(connection: Connection, table: Table, ids: Sequence[int]) -> defaultdict[int, list[Any]]:
-    """Return the rows of these images by `inspection_id`, in the order of their keys."""
     grouped: defaultdict[int, list[Any]] = defaultdict(list)
     if ids:
         query = select(table).where(table.c.inspection_id.in_(ids)).order_by(*table.primary_key.columns)

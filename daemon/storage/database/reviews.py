@@ -229,13 +229,13 @@ def decisions(past: list[Review]) -> list[Review]:
 
 
 def is_newest(row: Any = reviews) -> ColumnElement[bool]:
-    """Return the condition that a row of `reviews` is its image's newest: for few images, or in their order."""
+    """A row of `reviews` is its image's newest: for few images, or in their order."""
     later = reviews.alias("later")
     return ~exists().where(later.c.inspection_id == row.c.inspection_id, later.c.review_id > row.c.review_id)
 
 
 def stands() -> ColumnElement[bool]:
-    """Return the condition that a row of `reviews` decides and was not undone."""
+    """A row of `reviews` decides and was not undone."""
     undo = reviews.alias("undo")
     same = (undo.c.inspection_id == reviews.c.inspection_id) | (undo.c.board_id == reviews.c.board_id)
     return reviews.c.undo_of.is_(None) & ~exists().where(same, undo.c.undo_of == reviews.c.review_id)
@@ -258,7 +258,6 @@ def counting_boxes(ids: Sequence[int]) -> Select[*tuple[Any, ...]]:
 
 
 def newest_of_each() -> Subquery:
-    """Select (inspection_id, review_id) of every image that has reviews: for a query over all of them, read once."""
     query = select(reviews.c.inspection_id, func.max(reviews.c.review_id).label("review_id"))
     return query.group_by(reviews.c.inspection_id).subquery("newest")
 
@@ -301,7 +300,7 @@ def _where(which: WaitingFilter) -> list[ColumnElement[bool]]:
 
 
 def _is_decided() -> ColumnElement[bool]:
-    """Return the condition that the newest row of an image of `inspections` is a decision."""
+    """The newest row of an image of `inspections` is a decision."""
     newest = reviews.alias("newest")
     undecided = newest.c.note.is_not(None) & newest.c.note.like(f"{_UNDECIDED}%")
     is_decision = newest.c.verdict != "review", ~undecided, is_newest(newest)
@@ -309,7 +308,7 @@ def _is_decided() -> ColumnElement[bool]:
 
 
 def _is_board_decided() -> ColumnElement[bool]:
-    """Return the condition that a person decided about the whole attempt of a row of `boards`, and it stands."""
+    """A person's decision about the whole attempt of a row of `boards` stands."""
     whole, later = reviews.alias("whole"), reviews.alias("later_whole")
     is_overruled = exists().where(later.c.board_id == whole.c.board_id, later.c.review_id > whole.c.review_id)
     is_decision = (whole.c.reviewer != DAEMON, whole.c.verdict != "review")

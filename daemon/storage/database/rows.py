@@ -88,7 +88,6 @@ def inspection_row(arrival: Arrival, inspection_id: int, board: Row, *, late: bo
 
 
 def pending_row(inspection_id: int, key: JournalKey, pixels: Pixels) -> Row:
-    """Return the row that says where the bytes of an image without verdict lie."""
     height, width, channels = pixels.shape or (None, None, None)
     return {
         "inspection_id": inspection_id,
@@ -118,7 +117,7 @@ def accepted_image(row: Row, pending: Row, board_type: str, attempt: int, accept
 
 
 def copy_request(row: Row) -> CopyRequest:
-    """Return the copy to make of an image, whose `row` has the columns of `pending` too."""
+    """`row` has the columns of `pending` too."""
     return CopyRequest(row["inspection_id"], _journal_key(row), _pixels(row), row["completed_at"])
 
 
@@ -229,7 +228,6 @@ def _finite(value: float | None) -> float | None:
 
 
 def _board(row: AnyRow) -> Row:
-    """Return the board as sent (an absent lot or station stays absent), with its attempt."""
     sent = {"type": row["board_type"], "serial": row["serial"]}
     sent |= {name: row[name] for name in ("lot", "station") if row[name] is not None}
     return sent | {"attempt": row["attempt"]}

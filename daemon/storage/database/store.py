@@ -199,11 +199,11 @@ class Store:
 
     @property
     def segments_in_use(self) -> set[int]:
-        """The journal segments with bytes that have no verdict or are still to be copied."""
+        """Journal segments with bytes that have no verdict or are still to be copied."""
         return set(self._memory.segments)
 
     def wait_s(self) -> float | None:
-        """Return the seconds until the next open attempt reaches its time limit; None if none has one."""
+        """Seconds until the next open attempt reaches its time limit; None if none has one."""
         return max(0.0, self._memory.due[0][0] - self._clock.monotonic_s()) if self._memory.due else None
 
     def close(self) -> None:
@@ -212,7 +212,6 @@ class Store:
             self._record.close()
 
     def known(self, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], KnownImage]:
-        """Return the `arrivals` that are accepted already, by (source, image id)."""
         by_source: dict[str, list[str]] = {}
         for arrival in arrivals:
             by_source.setdefault(arrival.source, []).append(arrival.image_id)
@@ -226,7 +225,6 @@ class Store:
             }
 
     def recover(self) -> Recovery:
-        """Return the work that the last run left, oldest first."""
         texts = schema.rules_versions.c
         with self.engine.connect() as connection:
             waiting = [
@@ -243,7 +241,6 @@ class Store:
             )
 
     def copies_to_make(self) -> list[CopyRequest]:
-        """Return the copies into `images/` that the last run did not finish."""
         with self.engine.connect() as connection:
             waiting = connection.execute(inspections.pending_images("keep")).mappings()
             return [rows.copy_request(dict(row)) for row in waiting]
@@ -258,7 +255,7 @@ class Store:
         return accepted
 
     def keep_rules(self, routes: Routes) -> None:
-        """Note the rules that came into force, unless they were before."""
+        """Store the rules that came into force, once."""
         self._in_force = routes.version
         with self._transaction() as tx:
             inspections.keep_rules(tx, routes)
@@ -277,12 +274,12 @@ class Store:
         return batch.written
 
     def transact(self, change: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Return what `change` returns in one transaction, such as the functions of generations.py and prune.py."""
+        """Call `change` in one transaction: functions of generations.py and prune.py."""
         with self._transaction() as tx:
             return change(tx, *arguments, **named)
 
     def texts_to_make(self) -> list[AcceptedText]:
-        """Return the requests for text that the last run accepted and did not finish, oldest first."""
+        """Return unfinished requests of the last run, oldest first."""
         with self.engine.connect() as connection:
             return generations.unfinished_texts(connection)
 
@@ -297,7 +294,6 @@ class Store:
         return review
 
     def note_changes(self, notes: changes.ChangeNotes) -> None:
-        """Append rows to `changes`, and to `runs` for a start."""
         with self._transaction() as tx:
             run_id = self._run_id
             if notes.version is not None:
@@ -308,7 +304,6 @@ class Store:
         self._run_id = run_id
 
     def end_run(self, who: str) -> None:
-        """Note the orderly stop of this run, if its start was noted."""
         with self._transaction() as tx:
             ended = update(schema.runs).where(schema.runs.c.run_id == self._run_id).values(ended_at=tx.at)
             version = tx.connection.execute(ended.returning(schema.runs.c.version)).scalar()

@@ -65,7 +65,6 @@ class PreparedQuery:
         self._held: PoolProxiedConnection | None = None
 
     def first(self, **values: Any) -> Sequence[Any] | None:
-        """Return the first row, None if there is none. OperationalError if the database gives no answer."""
         try:
             # The pool's work would take longer than the query. Nothing is left open: SQLite commits by itself.
             with self._lock:
@@ -105,7 +104,7 @@ def among(column: ColumnElement[Any], count: int) -> ColumnElement[bool]:
 
 
 def add_rows(connection: Connection, table: Table, new: Sequence[Row]) -> None:
-    """Insert rows that have the same columns each, many in a statement: each step costs the interpreter's lock."""
+    """Insert rows with equal columns, many in a statement: each step costs the interpreter's lock."""
     dialect, columns = connection.dialect, tuple(new[0])
     for part in _parts(new):
         sql, names = _insert(dialect, table, columns, len(part))
@@ -181,7 +180,7 @@ def _update(dialect: Dialect, table: Table, columns: tuple[str, ...]) -> tuple[s
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The clocks: `wall_s` for stamps, `monotonic_s` for durations, which setting the wall clock does not change."""
+    """`wall_s` for stamps, `monotonic_s` for durations, which setting the wall clock does not change."""
 
     wall_s: Callable[[], float] = time.time
     monotonic_s: Callable[[], float] = time.monotonic
@@ -327,7 +326,6 @@ def begin(engine: Engine, boards: BoardCache, memory: WriterMemory, clock: Clock
 
 
 def read_numbers(connection: Connection) -> LastNumbers:
-    """Read the row of `stream_position`; the first time write it."""
     row = run_prepared(connection, _NUMBERS).fetchone()
     if row is None:
         zeros = {"last_seq": 0, "last_inspection_id": 0, "last_board_id": 0}

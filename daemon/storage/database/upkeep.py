@@ -51,7 +51,7 @@ WHERE next <> seq + 1 LIMIT 3
 
 @dataclass(frozen=True, slots=True)
 class WriteAheadLog:
-    """The write-ahead log after a checkpoint: its pages, and how many of them are in the database file."""
+    """The log after a checkpoint: its pages, and how many of them are in the database file."""
 
     pages: int
     done: int
@@ -72,7 +72,6 @@ class Checkpoints:
     """Checkpoints on a separate connection, from one thread: commits continue meanwhile."""
 
     def __init__(self, url: str) -> None:
-        """Open the database; raise StoreError if that fails."""
         self._path = sqlite_path(url)
         try:
             name = f"file:{quote(str(self._path))}?mode=rw"
@@ -120,7 +119,6 @@ def write_log_again(engine: Engine) -> None:
 
 
 def vacuum_step(engine: Engine) -> None:
-    """Give some free pages back to the file system."""
     _run(engine, f"PRAGMA incremental_vacuum({_VACUUM_PAGES:d})")
 
 
@@ -206,12 +204,11 @@ def _connect(uri: str) -> sqlite3.Connection:
 
 
 def database_bytes(path: Path) -> int:
-    """Return the size that a copy of `path` can reach: its file and its write-ahead log."""
     return (_size(path) or 0) + (_size(_log_file(path)) or 0)
 
 
 def room_problem(folder: Path, needed_bytes: int, what: str) -> str | None:
-    """Return why `what` does not fit on the disk of `folder`, with both figures; None if it does."""
+    """Return why `what` does not fit on the disk of `folder`, with both figures."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes >= needed_bytes:
         return None
@@ -229,7 +226,7 @@ class CopyState:
 
 
 def schema_text(number: int) -> str:
-    """Return the release whose schema `PRAGMA user_version` names: 1002003 is 1.2.3."""
+    """Return the release of a `PRAGMA user_version`: 1002003 is 1.2.3."""
     return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 
 
@@ -252,7 +249,6 @@ def state_of(path: Path) -> CopyState:
 
 
 def kept_images(path: Path) -> list[str]:
-    """Return the `image_path` of every image that the rows of a copy name."""
     with closing(_open_copy(path)) as database:
         kept = "SELECT image_path FROM inspections WHERE image_path IS NOT NULL ORDER BY inspection_id"
         return [image_path for (image_path,) in database.execute(kept)]
