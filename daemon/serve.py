@@ -59,7 +59,6 @@ class Notifier:
         self._tell("WATCHDOG=1")
 
     def reloading(self, status: str) -> None:
-        """Report that a reload begins; `ready` ends it."""
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}", _sentence(status))
 
     def stopping(self, status: str) -> None:

@@ -46,8 +46,6 @@ def parse_seconds(value: object) -> float:
 
 
 def between(min_s: float, max_s: float, expected: str) -> AfterValidator:
-    """Check a duration; `expected` names both limits to a person."""
-
     def check(value: float) -> float:
         if not min_s <= value <= max_s:
             raise ValueError(f"expected a duration {expected}")

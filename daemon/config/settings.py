@@ -277,7 +277,7 @@ def _leaves(value: Any, at: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 
 def at_their_lines(path: Path, mistakes: Sequence[tuple[KeyPath, str]]) -> list[str]:
-    """Add to mistakes in settings that were read before their lines in `path`."""
+    """Put its line in `path` before each mistake in settings that were read before."""
     try:
         document = read_settings(path)[0] if mistakes else None
     except ConfigError:

@@ -118,7 +118,6 @@ class Deliveries:
         self._status_pages = {name: SharedStatusPage.make(name) for name in config.consumers}
 
     def children(self, last_seq: int) -> list[ChildSpec]:
-        """Return a process for each; `start: newest` begins after `last_seq`, that of the daemon's start."""
         return [
             ChildSpec(
                 _child(name),

@@ -76,7 +76,6 @@ class PositionFile:
         self.path = folder / f"{name}.position"
 
     def load(self) -> DeliveryPosition | None:
-        """Return the saved position, None if there is none. PositionError if the file is damaged."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:

@@ -75,7 +75,6 @@ class Events:
             pass
 
     def refuse_the_rest(self) -> None:
-        """Answer every queued call with `stopping`."""
         while True:
             try:
                 event = self._waiting.get_nowait()
@@ -156,7 +155,6 @@ class Drive:
     # From any thread
 
     def start(self, reports: DriveReports) -> None:
-        """Start all threads. Images are served at once, while the pools fill."""
         self.start_devices(reports)
         self._thread.start()
 
@@ -211,7 +209,6 @@ class Drive:
         return answer
 
     def _wait_for(self, answer: Future[R]) -> R:
-        """ControlError if the drive has ended, or does not answer in time."""
         if self._thread.ident is not None and not self._thread.is_alive():
             self._events.refuse_the_rest()
         try:
@@ -256,7 +253,6 @@ class Drive:
 
     @property
     def last_error(self) -> tuple[str | None, float]:
-        """Return the last error and its time (wall clock, seconds)."""
         return self._flow.last_error, self._flow.last_error_at_s
 
     # The drive thread
@@ -511,7 +507,6 @@ class FreshLoad:
     ended_s: float
 
     def held_up_ms(self, batch: Sequence[Request]) -> float:
-        """Return how long the first image of `batch` waited for this load; 0 if it came after the load's end."""
         since_s = min(request.arrived_s for request in batch)
         return min(self.load_ms, max(0.0, self.ended_s - since_s) * 1000.0)
 

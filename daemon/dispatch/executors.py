@@ -163,7 +163,6 @@ class ExecutorThread(Generic[S]):
         )
 
     def _prepare(self, work: _RunningBatch) -> tuple[dict[int, Prepared], dict[int, Unanswered]]:
-        """Return images ready for the network and the faults of the others, by number in the batch."""
         prepared: dict[int, Prepared] = {}
         faults: dict[int, Unanswered] = {}
         for number, image in enumerate(work.order.images):

@@ -60,7 +60,6 @@ class Parked:
         self._first_s.pop(request_id, None)
 
     def of(self, expert: ExpertId) -> list[Request]:
-        """Take out the requests that wait for a load of `expert`."""
         entries = self._waiting.values()
         return self._take([entry for entry in entries if entry.again_s is None and entry.request.expert == expert])
 
@@ -78,7 +77,6 @@ class Parked:
         return self._take(again), ended
 
     def next_s(self) -> float | None:
-        """Return when to call `due` next; None if nothing waits."""
         times = [min(entry.until_s, entry.again_s or entry.until_s) for entry in self._waiting.values()]
         return min(times, default=None)
 
@@ -159,7 +157,6 @@ class Chains:
         return self._request(_Image(accepted, step, deadline_s))
 
     def answered(self, answered: ImageAnswer, now: float) -> Request | Outcome:
-        """Judge an answer; return the request of the next step, or the image's end."""
         image = self._images.pop(answered.request_id)
         image.stages.append(answered.stage)
         answer, before = answered.answer, image.judgement

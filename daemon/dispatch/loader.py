@@ -61,7 +61,6 @@ class PoolLoader:
         channel.give_up(load)
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish the running load and end; drop loads that have not begun."""
         until_s = time.monotonic() + timeout_s
         closed = self._from_disk.close(timeout_s)
         return self._from_memory.close(max(0.0, until_s - time.monotonic())) and closed

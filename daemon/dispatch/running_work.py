@@ -155,7 +155,6 @@ class RunningWork:
     # Batches
 
     def idle(self) -> list[ExecutorId]:
-        """Return the executors that run nothing and have not too many hung threads."""
         hung = Counter(left.run.executor for left in self._left_behind.values()) if self._left_behind else {}
         return [name for name in self.executors if name not in self.running and hung.get(name, 0) < _MAX_HUNG_THREADS]
 
@@ -306,7 +305,6 @@ class ExecutorHealth:
         self._hangs.clear()
 
     def load_failed(self, pool: PoolId, error: str, now: float) -> None:
-        """Record a load that failed through a device error."""
         self._failed([executor for executor, state in self._states.items() if state.pool == pool], error, now)
 
     def device_lost(self, device: str, reason: str, *, was_there: bool) -> None:
@@ -341,7 +339,6 @@ class ExecutorHealth:
         return state.reason is not None and (now < state.retry_s or not self.is_lost(state.pool))
 
     def next_try_s(self, now: float) -> float | None:
-        """Return when an executor out of service is retried next."""
         lost = (state for state in self._states.values() if state.retry_s > now and self.is_lost(state.pool))
         return min((state.retry_s for state in lost if state.retry_s != math.inf), default=None)
 

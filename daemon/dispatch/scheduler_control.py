@@ -144,7 +144,6 @@ class SchedulerControl:
         return {"expert_memory": now}
 
     def _expert_and_device(self, fields: Mapping[str, Any]) -> tuple[ExpertId, str | None]:
-        """Return the requested expert (for a head its backbone) and device."""
         expert, device = fields.get("expert"), fields.get("device")
         if not isinstance(expert, str):
             raise ControlError("bad_field", "expert: expected the name of an expert of the catalog")

@@ -75,7 +75,6 @@ class SimulatedChannel:
         self.under_way: tuple[Load, float] | None = None
 
     def transfer(self, load: Load, seconds: float, done: Callable[[], None]) -> None:
-        """Call `done` at the end of a transfer of `seconds`, which begins when its turn comes."""
         self._waiting.put(load.cause, (load, seconds, done))
         if self.under_way is None:
             self._begin()
@@ -119,7 +118,6 @@ class SimulatedNetwork(SimulatedChannel):
         self.sent_bytes = 0
 
     def transfer(self, load: Load, seconds: float, done: Callable[[], None]) -> None:
-        """Call `done` at the end of a transfer that would take `seconds` alone."""
         self.sent_bytes += round(seconds * self._bytes_per_s)
         begun = (load, self._clock.now())
         self._uplink.run(seconds, lambda: self._end(begun, done))

@@ -64,7 +64,6 @@ class TraceError(Exception):
 
 @contextmanager
 def trace_line(path: Path, line: int, fault: str) -> Iterator[None]:
-    """Turn errors in a line's contents into a TraceError that names the line and the fault."""
     try:
         yield
     except (ArithmeticError, AssertionError, LedgerError, LookupError, TypeError, ValueError) as error:
@@ -171,7 +170,6 @@ def read_makeup(path: Path) -> Makeup:
 
 
 def read_calls(path: Path) -> Iterator[Call]:
-    """Yield the calls of a trace in order; TraceError if one is torn or unknown."""
     adapters = {call: TypeAdapter[tuple[Any, ...]](arguments) for call, arguments in _ARGUMENTS.items()}
     with path.open("rb") as file:
         file.readline()
@@ -183,7 +181,6 @@ def read_calls(path: Path) -> Iterator[Call]:
 
 
 def replay(path: Path) -> Iterator[Difference]:
-    """Repeat the calls of a trace and yield each difference; TraceError if the file is not a trace."""
     scheduler = read_makeup(path).scheduler()
     for call in read_calls(path):
         with trace_line(path, call.line, CONTRADICTS):

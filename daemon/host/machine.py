@@ -47,7 +47,6 @@ class HandleShares:
 
 
 def raise_handle_limit() -> int:
-    """Raise the soft limit of open files, often 1,024, to the hard limit; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     possible = _MAX_HANDLES if hard == resource.RLIM_INFINITY else min(hard, _MAX_HANDLES)
     if soft != resource.RLIM_INFINITY and soft < possible:
@@ -60,7 +59,6 @@ def handle_shares(handles: int) -> HandleShares:
 
 
 def foreign_owners() -> dict[str, list[str]]:
-    """Return other distributions and folders that provide a package of ours, by package."""
     distributions = packages_distributions()
     home = Path(__file__).resolve().parents[2]
     foreign: dict[str, list[str]] = {}

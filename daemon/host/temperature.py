@@ -38,7 +38,6 @@ class Thermometer:
             return self._readings
 
     def _gpus(self) -> tuple[Reading, ...]:
-        """A machine without a driver is asked once."""
         if not self._has_gpus:
             return ()
         try:

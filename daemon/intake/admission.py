@@ -274,7 +274,6 @@ class Admission(Accounts):
                 return self._welcome(message)
 
     def settle(self, settled: Settled) -> list[tuple[Peer, Answer]]:
-        """Return the answers to a message and to its repetitions, once the writer has replied."""
         key, result = settled.key, settled.result
         flight = self._in_flight.pop(key, None)
         if flight is None:
@@ -390,7 +389,6 @@ class Admission(Accounts):
         write: Callable[[Callable[[Stored | TextStored], None]], None],
         post: Callable[[Posted], None],
     ) -> Answer | None:
-        """Hand a checked message to the writer, or return why it has to be sent again."""
         busy = self.enter(flight.peer, message, flight.size_bytes)
         if busy is not None:
             return busy
@@ -444,7 +442,6 @@ class Admission(Accounts):
         return self._reader.open_rules(board.type, board.serial, board.attempt) is None
 
     def _check_payload(self, message: Inspect, payload: bytes, scan: PayloadScan | None) -> str:
-        """Return the payload's sha256 if its structure is sound; quarantine a bad image."""
         if not payload:
             raise refusal(message, "bad_image", "the payload is missing or empty")
         if len(payload) > self.limits.max_payload_bytes:

@@ -46,7 +46,6 @@ class CatchUps:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the running answer; drop waiting questions."""
         with self._changed:
             self._stopping = True
             self._changed.notify()

@@ -255,7 +255,6 @@ class Intake:
             self._send(router, peer, answer)
 
     def _earn_refusals(self) -> bool:
-        """Return True if a message may be taken now, even if it has to be refused."""
         now_s = time.monotonic()
         earned = (now_s - self._refused_at_s) * _REFUSALS_PER_S
         self._refused_at_s = now_s
@@ -263,7 +262,6 @@ class Intake:
         return self._may_refuse >= 1
 
     def _refuse(self, router: Socket, waiting: _Waiting, reason: str, retry_after_ms: int) -> None:
-        """Answer a message unread: its rejection if it is malformed, else `busy`."""
         message = waiting.message
         busy = message if isinstance(message, Answer) else self._admission.busy(message, reason, retry_after_ms)
         self._send(router, waiting.peer, busy)

@@ -119,7 +119,6 @@ class ModelThread:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes for experts: held or ordered, whichever is larger."""
         with self._lock:
             ordered_bytes = 0 if self._resizing is None else self._resizing.budget_bytes
             return max(self._budget_bytes, self._taking_bytes, ordered_bytes)
@@ -289,7 +288,6 @@ class ModelThread:
     # Opening and failing
 
     def _open(self) -> bool:
-        """Try to open the model, at most once a second."""
         now = self._clock()
         if self._failed_at_s is not None and now - self._failed_at_s < _OPEN_AGAIN_S:
             return False

@@ -263,7 +263,6 @@ class LanguageModels:
         return Held(max(pools_bytes, shared.ordered_bytes), models)
 
     def _carry_out(self, shared: SharedDevice, grant: Grant) -> bool:
-        """Carry out a grant. Return False if it is not finished yet, or failed."""
         match grant:
             case ToModel(model, budget_bytes):
                 return self._to_model(shared, model, budget_bytes)

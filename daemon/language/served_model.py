@@ -216,7 +216,6 @@ class ServedModel:
         return outcome, None if ended.error is None else f"{type(ended.error).__name__}: {ended.error}"
 
     def _threshold(self) -> float | None:
-        """Return the lower brownout threshold in force; None in a mode without one."""
         thresholds = getattr(self._mode, "thresholds", None)
         return min(thresholds.values()) if thresholds else None
 

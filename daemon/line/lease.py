@@ -63,7 +63,6 @@ class Lease:
         self._idle_since_s: float | None = None
 
     def first_grant(self) -> Held:
-        """Return the memory of images and models at the start."""
         max_bytes = {model: share.max_bytes for model, share in self._shares.items()}
         return Held(self.total_bytes - sum(max_bytes.values()), max_bytes)
 

@@ -146,7 +146,6 @@ def _read(path: Path, catalog: Path) -> Document:
 
 
 def compile_kept_rules(text: str, catalog: Catalog) -> Routes | None:
-    """Return the rules of an open attempt; None if they no longer fit the catalog."""
     try:
         return compile_rules(read_yaml_text(text, "kept rules"), "kept rules", labels_of(catalog))
     except RulesError:
@@ -220,7 +219,6 @@ def settings_problems(config: Config, touched: Collection[str] = ()) -> list[str
 
 
 def curve_keys(security: Security) -> CurveKeys | None:
-    """Keys for endpoints beyond loopback, if configured."""
     if security.server_key is None or security.allowed_clients is None:
         return None
     return CurveKeys(security.server_key, security.allowed_clients)

@@ -34,7 +34,6 @@ class Rulebook:
         return len(self._by_version) == 1
 
     def get(self, version: str) -> Routes | None:
-        """Return the routes of an attempt opened under `version`; None if they no longer compile."""
         return self._by_version.get(version)
 
     def keep(self, routes: Routes) -> None:
@@ -86,7 +85,6 @@ class Catalogs:
 
 
 def changed_experts(before: Catalog, after: Catalog) -> list[dict[str, Any]]:
-    """Return experts that may answer otherwise from now on: version, settings, and `what` changed."""
     changed: list[dict[str, Any]] = []
     for expert in dict.fromkeys((*after, *before)):
         old, new = before.get(expert), after.get(expert)

@@ -32,7 +32,6 @@ def shared_devices(config: Config) -> list[SharedDevice]:
 
 
 def images_config(config: Config) -> Config:
-    """Return the configuration with the memory left for images on each device at the start."""
     devices = dict(config.devices)
     for shared in shared_devices(config):
         update = {"expert_memory": max(0, shared.ordered_bytes)}
@@ -41,7 +40,6 @@ def images_config(config: Config) -> Config:
 
 
 def sharing_problems(config: Config) -> list[str]:
-    """Return a problem for each device whose whole memory the models take."""
     problems: list[str] = []
     for shared in shared_devices(config):
         total_bytes = config.devices[shared.name].expert_memory

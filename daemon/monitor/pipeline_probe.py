@@ -31,7 +31,6 @@ class PipelineProbe:
         self._log: Any = structlog.get_logger("pulse")
 
     def send(self) -> None:
-        """Send the next probe, unless one is still under way."""
         with self._lock:
             if self._at is not None:
                 return
@@ -40,7 +39,6 @@ class PipelineProbe:
         self._hand_to(0, number)
 
     def held_by(self) -> tuple[str, float] | None:
-        """Return the thread that has the probe, and for how many seconds; None if none is under way."""
         with self._lock:
             return None if self._at is None else (self._stations[self._at][0], time.monotonic() - self._since_s)
 

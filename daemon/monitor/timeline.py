@@ -108,7 +108,6 @@ class Rejections:
                 del self._pairs[next(iter(self._pairs))]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return source, code, images, newest reason and its time of the last hour, newest pair first."""
         since = int((self._wall() - _HOUR_S) // _MINUTE_S)
         with self._lock:
             counts = {key: sum(count for minute, count in pair.minutes if minute > since)

@@ -30,12 +30,10 @@ class WebPages:
             read_token(token_file)
 
     def start(self) -> str:
-        """Bind; return the address. StartError if that fails, or if it would be open without a token."""
         self._listener = bind_http(self._endpoint, has_token=self._token_file is not None)
         return url_of(self._listener)
 
     def child(self) -> ChildSpec:
-        """Return the process that serves the socket, once that is bound."""
         assert self._listener is not None
         fd = self._listener.fileno()
         argv = (sys.executable, "-m", "daemon.dashboard", str(self._config.resolve()), "--fd", str(fd))

@@ -62,7 +62,6 @@ def open_hub(settings: HubSettings) -> tuple[Hub, Upkeep]:
 
 
 def make_app(hub: Hub, *routers: APIRouter) -> FastAPI:
-    """Return the hub's HTTP for lines and programs: `/pictures`, `/healthz`, and those of `routers`."""
     app = FastAPI(title="CoServe plant", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.hub = hub
     # Lines try again after a status of 500 or more.
@@ -115,7 +114,6 @@ def picture_router(hub: Hub) -> APIRouter:
 
 
 def picture(hub: Hub, sha256: str) -> Response:
-    """Answer a stored picture; 404 if there is none, or it was deleted."""
     try:
         content = hub.pictures.get(sha256)
     except PictureStoreError as error:
@@ -181,7 +179,6 @@ def _hub_transaction(path: Path) -> Iterator[tuple[Hub, Connection]]:
 
 
 def check_hub(path: Path) -> dict[str, Any]:
-    """Read plant.yaml and ask the database; return its address, version and lines. ConfigError, StartError."""
     with _hub_transaction(path) as (hub, connection):
         require_utf8(connection)
         version = connection.exec_driver_sql("SHOW server_version").scalar()

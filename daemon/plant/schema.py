@@ -41,7 +41,6 @@ def open_database(url: str, password: str | None = None) -> Engine:
 
 
 def require_utf8(connection: Connection) -> None:
-    """StartError if the database cannot hold every text that a line sends."""
     encoding = connection.exec_driver_sql("SHOW server_encoding").scalar()
     if encoding != "UTF8":
         raise StartError(
@@ -72,12 +71,10 @@ def make_schema(engine: Engine) -> int:
 
 
 def unknown_line(connection: Connection, line: str) -> str | None:
-    """Name the known lines if `line` is not one of them."""
     names = connection.execute(select(lines.c.line).order_by(lines.c.line)).scalars().all()
     return None if line in names else f"the hub knows no line {line!r}, only: {', '.join(names) or 'none yet'}"
 
 
 def database_problem(engine: Engine, error: Exception) -> str:
-    """Describe a database error with its address, without the password."""
     cause = str(getattr(error, "orig", None) or error).strip().splitlines()
     return f"{engine.url.render_as_string()}: {cause[0] if cause else type(error).__name__}"

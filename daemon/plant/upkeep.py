@@ -69,7 +69,6 @@ class Upkeep:
 
 
 def keep_in_order(engine: Engine, retention: Retention, store: PictureStore, now_s: float) -> Mapping[str, int]:
-    """Make coming days and delete what is too old; count deleted days, rows and pictures."""
     now = datetime.fromtimestamp(now_s, UTC)
     for ahead in range(_DAYS_AHEAD + 1):
         with _short_locks(engine) as connection:
@@ -126,7 +125,6 @@ def _drop_days(engine: Engine, before: datetime) -> int:
 
 
 def _delete_rows(engine: Engine, table: Table, line: str, before: datetime) -> int:
-    """Delete the line's older rows in batches; return how many."""
     key = tuple_(*table.primary_key)
     is_old = (table.c.line == line) & (table.c.at < before)
     some = select(*table.primary_key).where(is_old).limit(_ROWS_AT_ONCE)

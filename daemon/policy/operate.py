@@ -128,7 +128,6 @@ class Operator:
         return None
 
     def wants(self, pool: PoolId) -> Iterator[Want]:
-        """Yield pinned experts that are not resident yet."""
         for expert in self._residency.ledgers[pool].pinned:
             if not self._residency.ledgers[pool].holds(expert):
                 yield Want(expert, "pin", "any")
@@ -163,7 +162,6 @@ class Operator:
         return Unload(pool, experts)
 
     def _starving(self) -> dict[ExpertId, None]:
-        """Return the experts that fit no pool, as budgets and pins are."""
         fits, experts = self._residency.fits, self._residency.experts
         return {expert: None for expert in experts if not any(fits(pool, expert) for pool in self._serving())}
 

@@ -70,7 +70,6 @@ class Scheduler:
         return None
 
     def expire(self, now: float) -> tuple[Request, ...]:
-        """Take out requests that can no longer meet their deadline, earliest deadline first."""
         due = self._deadlines.due(now)
         for request in due:
             self._discard(request)
@@ -217,7 +216,6 @@ class Scheduler:
         self._moved(load.expert)
 
     def is_stuck(self, expert: ExpertId) -> bool:
-        """Return True if no pool can provide `expert` until a load that hangs has ended."""
         residency = self._residency
         if not any(stuck == expert for _, stuck in residency.stuck):
             return False

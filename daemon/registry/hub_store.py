@@ -48,7 +48,6 @@ class HubStore:
             return SignedManifest(_read(answer, MAX_MANIFEST_BYTES), signature.encode("ascii", "replace"))
 
     def add_manifest(self, name: str, number: int, signed: SignedManifest) -> None:
-        """Add a release whose files are all there."""
         header = {SIGNATURE_HEADER: signed.signature.decode("ascii", "replace").strip()}
         with self._ask("PUT", f"/releases/{name}/{number}", signed.data, header):
             pass

@@ -87,7 +87,6 @@ class SignedManifest:
 
 
 def canonical(document: Any) -> bytes:
-    """Return canonical JSON: equal values give equal bytes."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -99,7 +98,6 @@ def parse_release(text: str) -> tuple[str, int]:
 
 
 def is_name(text: str) -> bool:
-    """Return True if `text` may name releases: letters, digits, dash and underscore, 64 at most."""
     return re.fullmatch(_NAME[1:-1], text) is not None
 
 
@@ -133,7 +131,6 @@ def _check_parts(manifest: Manifest, what: str) -> None:
 
 
 def signer_of(signed: SignedManifest, signers: Mapping[Path, PublicKey], what: str) -> Path:
-    """Return the file of the key that signed these bytes. Raises ReleaseError."""
     if not signers:
         raise ReleaseError(f"{what}: this line accepts no signers: name their keys in plant.signers of coserve.yaml")
     signature = signature_bytes(signed.signature)

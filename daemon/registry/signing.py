@@ -74,7 +74,6 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 
 def signature_of(data: bytes, key: Ed25519PrivateKey) -> str:
-    """Sign `data`; return a line of base64."""
     return f"{base64.b64encode(key.sign(data)).decode()}\n"
 
 
@@ -92,7 +91,6 @@ def signature_bytes(text: bytes) -> bytes | None:
 
 
 def is_signed_by(data: bytes, signature: bytes, key: Ed25519PublicKey) -> bool:
-    """Return True if `signature` is that of exactly these bytes by the owner of `key`."""
     try:
         key.verify(signature, data)
     except InvalidSignature:
@@ -101,7 +99,6 @@ def is_signed_by(data: bytes, signature: bytes, key: Ed25519PublicKey) -> bool:
 
 
 def signature_problem(file: Path, key: Ed25519PublicKey, signed_by: str | None) -> str | None:
-    """Return why SIGNATURE is not that of `file` by `key`; `signed_by` is the key that the package names."""
     place = file.with_name(SIGNATURE)
     if place.is_symlink() or not place.is_file():
         return f"it is not signed: it has no {SIGNATURE}"

@@ -104,7 +104,6 @@ class Store:
         return self.place(sha256).is_file()
 
     def checked(self, sha256: str, size_bytes: int) -> Path:
-        """Return the place of a file that has exactly these bytes."""
         place = self.place(sha256)
         if not place.is_file():
             raise ReleaseError(f"{self} lacks the file {sha256[:12]}…: copy the release again")

@@ -117,7 +117,6 @@ class Shadows:
         ]
 
     def stop(self) -> None:
-        """End the process, and write its last answers."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()

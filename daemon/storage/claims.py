@@ -140,7 +140,6 @@ def _relation(each: _Claim, other: _Claim) -> str:
 
 
 def _foreign_problem(each: _Claim) -> str | None:
-    """Return why a place cannot be this line's alone: other files lie in a folder, a file has a second name."""
     with suppress(OSError):
         if each.names is not None and each.lock is not None and not each.lock.exists():
             names = sorted(file.name for file in each.path.iterdir())

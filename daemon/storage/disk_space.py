@@ -92,7 +92,6 @@ class DiskSpace:
         return None
 
     def refused(self) -> bool:
-        """Return True if an image was refused since the last call."""
         refused, self._refused = self._refused, False
         return refused
 
@@ -114,7 +113,6 @@ class DiskSpace:
         return min(self._reserve_bytes, space.total_bytes // _RESERVE_SHARE)
 
     def _floors(self, arriving_bytes: int, factor: float) -> Iterator[tuple[list[str], FreeSpace, int]]:
-        """Yield each disk with its places, and the bytes that have to be free on it."""
         claims = self._claims()
         needed = {
             "journal": self._admitted_bytes + arriving_bytes,
@@ -163,7 +161,6 @@ def storage_problems(config: Config) -> list[str]:
 
 
 def _check_database(url: str) -> None:
-    """StoreError if the database cannot be used. A missing file is fine: the first start makes it."""
     path = sqlite_path(url)
     if problem := folder_problem(path.parent):
         raise StoreError(problem)

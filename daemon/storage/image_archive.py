@@ -167,7 +167,6 @@ class ImageArchiver:
         self._thread.join()
 
     def archive(self, image: CopyRequest) -> None:
-        """Copy an image soon. Any thread."""
         with self._lock:
             self.waiting_bytes += image.key.length
         self._queue.put(image)
@@ -194,7 +193,6 @@ class ImageArchiver:
         return 0
 
     def _copy(self, group: list[CopyRequest]) -> int:
-        """Copy the images that there is room for, report them, take them off `group`, and return their number."""
         count = self._count_that_fit(group)
         copies = self._folder.copy(group[:count]) if count else []
         if copies:
@@ -219,7 +217,6 @@ def _may_be_read_later(cause: BaseException | None) -> TypeGuard[OSError]:
 
 
 def _format(payload: bytes, pixels: Pixels) -> tuple[bytes, str]:
-    """Return the header to write before the bytes, and the file's suffix."""
     if pixels.shape is not None:
         return raw_header(pixels.shape)
     return b"", next((suffix for signature, suffix in _SIGNATURES if payload.startswith(signature)), ".bin")

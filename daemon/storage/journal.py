@@ -107,7 +107,6 @@ class Journal:
 
     @property
     def segments(self) -> tuple[int, ...]:
-        """Segments on disk, oldest first."""
         return tuple(sorted(self._sizes))
 
     @property

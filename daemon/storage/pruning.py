@@ -182,7 +182,6 @@ class Pruner:
             pass
 
     def sweep(self) -> None:
-        """Delete the files that an interrupted pruning left behind."""
         old = self._old(self._settings.results_for)
         before = None if old is None else old.before
         for files in images_by_folder(self._images):

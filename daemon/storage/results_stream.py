@@ -86,7 +86,6 @@ class ResultsStream:
             self._mailbox.put(message)
 
     def publish_token(self, token: GeneratedToken) -> None:
-        """Send a token, after the messages before it. Any thread."""
         self._mailbox.put(token)
 
     def call(self, callback: Callable[[], None]) -> None:

@@ -97,7 +97,6 @@ class RetentionThread:
 
     @property
     def wal_bytes(self) -> int:
-        """Size of the database's write-ahead log, a second ago."""
         return self._last_log.file_bytes
 
     def start(self) -> None:
@@ -166,7 +165,6 @@ class RetentionThread:
             self._log.exception("upkeep_failed", task=getattr(task, "__name__", "?"))
 
     def _run_task(self, task: Callable[[Store], T]) -> T:
-        """Run `task` in the writer's thread; CancelledError if that has ended."""
         done = self._writer.run(task)
         while not wait([done], _WRITER_S).done:
             if not self._writer.is_alive:

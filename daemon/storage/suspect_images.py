@@ -93,7 +93,6 @@ class DecodeMarks:
         self._memory.close()
 
     def _read(self) -> Suspects:
-        """Return the images in the last run's decoders, and the suspects of that run."""
         if self._memory is None:
             return {}
         records = list(_RECORD.iter_unpack(self._memory[: 2 * _PAST]))

@@ -142,7 +142,6 @@ class Writer:
         self._journal_thread.write(WaitingArrival(arrival, reply))
 
     def call_journal(self, callback: Callable[[], None]) -> None:
-        """Call `callback` in the journal's thread, between two groups."""
         self._journal_thread.call(callback)
 
     def finish(self, outcome: Outcome) -> None:
@@ -199,7 +198,6 @@ class Writer:
     # -- collecting
 
     def _collect(self) -> None:
-        """Take the items of the queue; wait for the first if there is nothing else to do."""
         wait_s = self._idle_s()
         for _ in range(_BATCH_RESULTS):
             try:

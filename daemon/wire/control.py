@@ -45,7 +45,6 @@ class ControlServer:
         self._thread = SocketThread("control", binding, self._mailbox, _configure, self._serve)
 
     def start(self) -> str:
-        """Bind and begin to answer; StartError if that fails."""
         if not self._endpoint.startswith("ipc://"):
             self._mailbox.close()
             raise StartError(
@@ -54,7 +53,6 @@ class ControlServer:
         return self._thread.start()[0]
 
     def stop(self) -> None:
-        """Finish the running request, and close."""
         self._stopping = True
         self._thread.stop()
 

@@ -37,7 +37,6 @@ class CurveKeys:
 def check_endpoints(
     intake: Sequence[str], results: str, control: str, curve: CurveKeys | None, http: str | None = None
 ) -> list[str]:
-    """Return the problems that forbid binding these endpoints, each with its remedy."""
     problems = [problem for endpoint in intake for problem in _check("endpoints.intake", endpoint, curve)]
     problems += _check("endpoints.results", results, curve)
     if control.startswith("tcp://"):
@@ -169,7 +168,6 @@ class Gate:
             self._log.warning("client_refused", fingerprint=fingerprint(public), folder=folder)
 
     def is_allowed(self, client: str) -> bool:
-        """Return True if this public key is allowed now. Any thread."""
         return client in self._clients
 
     def reload(self) -> tuple[bool, list[str]]:
@@ -229,7 +227,6 @@ class Access:
 
     @property
     def problem(self) -> str | None:
-        """Return why allowed clients of other machines cannot connect, None if they can."""
         if self._gate is not None and self._gate.has_started and not self._gate.is_alive:
             return "the authenticator has ended, so that no new client can connect: coserve reload starts it again"
         return self._lost

@@ -256,14 +256,12 @@ class Token:
 
 
 def no_token_text(authorization: str) -> str:
-    """Return the answer to a wrong `Authorization` header (empty for none)."""
     scheme, _, secret = authorization.partition(" ")
     is_wrong = scheme.lower() == "bearer" and secret.strip()
     return "this token is not the line's" if is_wrong else "a bearer token is needed"
 
 
 def read_token(file: Path) -> Token:
-    """Return the token in `file`; TokenError if others can read the file, or it is wrong."""
     try:
         secret = file.read_bytes().strip()
         readers = open_to(file)

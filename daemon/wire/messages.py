@@ -82,7 +82,6 @@ def split_envelope(frames: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
 
 
 def read_header(frames: Sequence[bytes]) -> Header:
-    """Parse the header; MessageError with bad_frames, unsupported_version or bad_header."""
     flaw = _flaw_of_frames(frames)
     if flaw is None:
         return _parse_header(frames[1])

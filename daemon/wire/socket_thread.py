@@ -45,7 +45,6 @@ class Mailbox(Generic[T]):
                 os.eventfd_write(self._wake, 1)
 
     def wake(self) -> None:
-        """Wake the owner as an item would."""
         with self._lock:
             if not self._closed:
                 os.eventfd_write(self._wake, 1)

@@ -101,7 +101,6 @@ class VerdictCounter:
             return total
 
     def _count(self, table: str) -> bool:
-        """Add new rows; return True once all are counted."""
         last = self._database.number(_LAST.format(table=table))
         sql = _COUNT.format(table=table, only=_TABLES[table])
         for _ in range(_STEPS_AT_ONCE):
@@ -128,7 +127,6 @@ class VerdictCounter:
 
 
 def first_pass_yield(verdicts: Mapping[str, int]) -> float | None:
-    """Return the share of boards that passed at their first attempt."""
     closed = sum(verdicts.values())
     return verdicts.get("pass", 0) / closed if closed else None
 

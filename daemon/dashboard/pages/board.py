@@ -286,7 +286,6 @@ def _part_of_board(database: Database, board_id: int, verdict: str, after: int) 
 
 
 def _whole_board(database: Database, board_id: int, verdict: str) -> list[Row[Any]]:
-    """Return every image of a small board, the worst first."""
     sql = f"{_IMAGES} WHERE board_id = :board_id ORDER BY inspection_id"
     rows = database.rows(sql, {"board_id": board_id}, limit=_MAX_WHOLE_IMAGES)
     matches = [row for row in rows if not verdict or row.verdict == verdict]

@@ -101,7 +101,6 @@ class DefectFilter:
         return since, until
 
     def query(self, **more: Any) -> str:
-        """Return the query string of a link: these filters with the changes `more`."""
         fields: dict[str, Any] = {"range": self.range}
         if self.range == "own":
             fields |= {"from": self.span.since, "to": self.span.until}
@@ -353,7 +352,6 @@ def pareto(rows: Iterable[Any], by: Grouping) -> list[FailCause]:
 
 
 def _day_charts(tallies: Sequence[DefectTally]) -> Pictures | None:
-    """Draw the fail rate of the last days; None if there is only one to draw."""
     by_day = {tally.name: tally for tally in tallies}
     if len(by_day) < 2:
         return None

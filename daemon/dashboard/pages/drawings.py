@@ -318,7 +318,6 @@ class _Work:
 
 
 def work_chart(timeline: Mapping[str, Any], executors: Sequence[str], width: int) -> WorkChart:
-    """Draw control's `timeline`: a lane for each of `executors` and for each pool with loads."""
     seconds = float(timeline["seconds"])
     scale = width / seconds
     batches, loads = timeline["batches"], timeline["loads"]

@@ -139,7 +139,6 @@ class ExpertRow:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of its batches that needed no load."""
         return 1 - self.batches_after_load / self.batches if self.batches else None
 
     @property
@@ -276,11 +275,9 @@ class ExpertOverview:
         return ExpertList(rows, 1 - after_load / batches if batches else None, [*failed, *problems])
 
     def catalog(self) -> tuple[Catalog, list[str]]:
-        """Return the catalog, empty if it is unreadable, with its mistakes and broken weights files."""
         return self._catalog.get()
 
     def training(self, name: str) -> Mapping[str, Sequence[int]] | None:
-        """Return confidences on images held out in training, None if they were not measured."""
         return self.catalog()[0].confidences.get(ExpertId(name))
 
     def confidences(self, expert: str | None) -> VersionHistograms:
@@ -294,7 +291,6 @@ class ExpertOverview:
         return next(iter(histograms.values()), {})
 
     def calls(self, expert: str | None) -> list[ExpertCalls]:
-        """Return verdicts and reviews of each version in the newest images."""
         after = max(0, self._database.id_before_newest(_RECENT_IMAGES_FOR_CALLS))
         return [ExpertCalls(*row) for row in self._database.rows(calls_statement(expert, after), limit=_MAX_EXPERTS)]
 
@@ -327,7 +323,6 @@ def _read_catalog(config: Config) -> tuple[Catalog, list[str]]:
 
 
 def _recent_work(site: Site) -> dict[str, dict[str, Any]]:
-    """Return the fields of ExpertRow that the newest images and loads give, by expert."""
     database = site.database
     after = {"after": database.id_before_newest(_RECENT_IMAGES)}
     today = {"since": site.day_began(), "after": database.id_before_newest(_RECENT_IMAGES_FOR_CALLS)}
@@ -411,7 +406,6 @@ def _loads(site: Site) -> str:
 def _confidence_chart(
     recent: Mapping[str, Sequence[int]], training: Mapping[str, Sequence[int]] | None
 ) -> Pictures | None:
-    """Draw the share of answers in each bin of confidence, now and in training; None without answers."""
     if not (recent or training):
         return None
     now, before = _shares(recent), _shares(training or {})

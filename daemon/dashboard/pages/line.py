@@ -148,7 +148,6 @@ class _LinePage:
         )
 
     def boards(self) -> str:
-        """Render the newest boards; open ones with their count of judged images."""
         site = self._site
         try:
             boards = site.database.rows(_BOARDS, limit=_NEWEST_BOARDS)
@@ -174,7 +173,6 @@ class _LinePage:
         }
 
     def _collected_components(self) -> int:
-        """Count component types in the newest images of a line that has no experts yet."""
         after = self._site.database.id_before_newest(_COLLECTED_IMAGES)
         return 0 if self._experts.is_any_known() else self._site.database.number(_COLLECTED, after=after)
 
@@ -195,7 +193,6 @@ class LineAlarm:
 
 
 def alarms(status: Status | ControlError) -> list[LineAlarm]:
-    """Return troubles first, then the order of ALARM_SOURCES."""
     if isinstance(status, ControlError):
         return [LineAlarm("trouble", f"The daemon does not answer: {status.reason}", "systemctl status coserve")]
     raised = [alarm for source in ALARM_SOURCES for alarm in source(status)]

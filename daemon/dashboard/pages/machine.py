@@ -295,7 +295,6 @@ def _folder_bytes(folder: Path) -> int | None:
 
 
 def disk_uses(config: Config, files: FileSizes, held: DatabaseHoldings | None, now: datetime) -> list[DiskUse]:
-    """Return the disks of journal, images and database, each once, and when they are full at today's rate."""
     spaces = DiskSpace(places(config), config.retention.reserve).look()
     rates = growth(config, files, held, now)
     by_disk: defaultdict[int, list[str]] = defaultdict(list)

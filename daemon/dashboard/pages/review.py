@@ -129,7 +129,6 @@ class ReviewItem:
 
     @property
     def newest(self) -> int | None:
-        """The last row of `reviews` that the reviewer has seen."""
         return self.past[-1].review_id if self.past else None
 
     @property
@@ -318,7 +317,6 @@ class _ReviewPage:
         )
 
     def _facets(self) -> dict[str, list[tuple[str, int]]]:
-        """Return each filter's values with the number of waiting images."""
         rows = self._database.rows(_some_waiting(), limit=_FACET_IMAGES)
         columns = {"type": "board_type", "lot": "lot", "component": "component", "verdict": "verdict"}
         facets = {name: _most_frequent(getattr(row, column) for row in rows) for name, column in columns.items()}
@@ -475,7 +473,6 @@ def _codes_of_people() -> Question:
 
 
 def _codes_of_line() -> Question:
-    """Select the codes of the newest fails whose pictures are kept."""
     table = inspections.c
     newest = (
         select(table.inspection_id, table.defect)
@@ -496,7 +493,6 @@ def done_question(since: str, reviewer: str) -> Question:
 
 
 def _last_question(since: str, reviewer: str) -> Question:
-    """Select a reviewer's decisions about images that were not undone, newest first."""
     table = reviews.c
     is_own = (table.inspection_id.is_not(None), table.reviewer == reviewer, table.at >= since, stands())
     return select(table.inspection_id, table.review_id).where(*is_own).order_by(table.review_id.desc())

@@ -202,7 +202,6 @@ class AccessGuard:
 
 
 def _ask_for_token(scope: Scope, headers: Headers) -> Response:
-    """Send a browser that opens a page to the login; tell programs what is missing."""
     if "authorization" not in headers and "text/html" in headers.get("accept", ""):
         query = scope["query_string"].decode("latin-1")
         target = f"{scope['path']}?{query}" if query else scope["path"]

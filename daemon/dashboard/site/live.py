@@ -58,7 +58,6 @@ class LiveTopics:
         return list(self._topics)
 
     def stream(self, names: Iterable[str], last_event_id: str = "") -> "EventStream":
-        """Return the event stream of `names`; TooManyListeners, or KeyError for an unknown topic."""
         topics = {name: self._topics[name] for name in dict.fromkeys(names)}
         if len(self._listeners) >= MAX_LISTENERS:
             raise TooManyListeners
@@ -130,7 +129,6 @@ class _Listener:
         self.news.set()
 
     def changed(self) -> list[tuple[str, int, str]]:
-        """Return (topic, version, text) of the topics that this listener has not seen yet, oldest first."""
         self.news.clear()
         changes: list[tuple[str, int, str]] = []
         for name, topic in self.topics.items():

@@ -78,7 +78,6 @@ class StoredPicture:
     _version: str
 
     def etag(self, width: int = 0) -> str:
-        """Return a tag that differs for each file, each change of it and each width."""
         return f'"{self._version}-{width}"' if width else f'"{self._version}"'
 
     @property

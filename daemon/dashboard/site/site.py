@@ -109,7 +109,6 @@ def make_site(config: Config) -> Site:
 def page_templates(
     timezone: str | None, clock: PlantTime, defect: Callable[[Any], str], *folders: Path
 ) -> jinja2.Environment:
-    """Return the templates of every page and those of `folders`; `defect` names a code."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([Path(__file__).parents[1] / "templates", *folders]),
         autoescape=True,
@@ -152,7 +151,6 @@ def _percent(share: float | None, digits: int = 1) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Format a number with thin spaces between thousands."""
     return "–" if value is None else f"{value:,}".replace(",", "\u202f")
 
 

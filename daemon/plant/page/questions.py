@@ -109,7 +109,6 @@ def lines_now(
 def line_state(
     last_seen: datetime | None, last_at: datetime | None, ends: Sequence[float], silent_after_s: float, now_s: float
 ) -> LineState:
-    """Return the state of a line whose last boards closed at `ends`, in s."""
     if last_seen is None:
         return LineState("never connected", "fail", "Look at coserve status on the line: its consumer says why.")
     away_s = now_s - last_seen.timestamp()
@@ -139,7 +138,6 @@ def _boards(database: Database, condition: str, order: str = "DESC", line: str =
 
 
 def board_attempts(database: Database, board_type: str, serial: str) -> list[tuple[Row[Any], list[Any], list[Any]]]:
-    """Return attempts at one board on any line, oldest first, with findings and people's decisions."""
     condition = f"{_HAS_SERIAL} AND board_type = :board_type"
     boards = _boards(database, condition, "ASC", serial=serial, board_type=board_type)[:_MAX_ATTEMPTS]
 

@@ -46,7 +46,6 @@ class Deadlines:
         return None if head is None or head.deadline_s is None else head.deadline_s - self._least_s(expert)
 
     def nearest(self, expert: ExpertId, before_s: float, limit: int) -> list[Request]:
-        """Return up to `limit` requests that must start by `before_s`, the nearest deadline first."""
         latest_s = self.latest_start_s(expert)
         if latest_s is None or latest_s > before_s:
             return []

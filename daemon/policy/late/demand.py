@@ -148,7 +148,6 @@ class DemandTable:
         self._groups.check()
 
     def _lacks_work(self, pool: PoolId) -> bool:
-        """Return True if `pool` has fewer groups to compute than executors."""
         return len(self._groups.shelves[pool].ready) < self._executor_counts[pool]
 
     def _changes(self, shelf: Shelf) -> int:

@@ -50,7 +50,6 @@ class Group:
         return not self.readers or host in self.readers
 
     def age(self) -> tuple[float, int]:
-        """Rank by waiting, the longest first."""
         return self.since_s, self.since_id
 
 

@@ -61,7 +61,6 @@ class Queue:
         return next(iter(self.groups), None)
 
     def missing(self) -> ExpertId | None:
-        """The expert that an idle executor needs next and lacks."""
         if self.running is not None or (head := self.head) is None or self.ledger.holds(head.expert):
             return None
         return head.expert

@@ -246,7 +246,6 @@ class ExecutorQueues:
 
 
 def _cut(group: QueuedGroup, limit: int) -> tuple[Request, ...]:
-    """Take the next batch of at most `limit` requests out of `group`."""
     batch = group.requests[group.first : group.first + limit] if group.holes is None else _past_holes(group, limit)
     group.first += len(batch)
     group.size -= len(batch)

@@ -106,7 +106,6 @@ class Filled:
         self._designators: dict[str, set[str]] = {}
 
     def has_room(self, component: str, designator: str) -> bool:
-        """Return True if an image of `designator` would fill an empty position."""
         position = self._positions.get(component)
         if position is None or designator in (filled := self.of(component)):
             return False
@@ -208,7 +207,6 @@ class Attempt:
         )
 
     def _list(self, verdict: Verdict) -> list[tuple[dict[str, Any], str | None, str | None]]:
-        """Return position, defect and reason of each finding of `verdict`, in the order of the images."""
         findings = [
             (*finding, place) for place, finding in self.findings.items() if finding[0] == _LISTS.index(verdict)
         ]

@@ -81,7 +81,6 @@ def append(tx: Transaction, notes: ChangeNotes) -> None:
 
 
 def last_values(connection: Connection, kinds: tuple[str, ...]) -> dict[str, str | None]:
-    """Return `new` of each subject's last row of these `kinds`."""
     of_kinds = changes.c.what.in_(kinds) & (changes.c.subject != PROGRAM)
     newest = select(func.max(changes.c.change_id)).where(of_kinds).group_by(changes.c.subject)
     rows = connection.execute(select(changes.c.subject, changes.c.new).where(changes.c.change_id.in_(newest)))

@@ -33,7 +33,6 @@ class QueryTimeoutError(Exception):
 
 
 def sqlite_path(url: str | URL) -> Path:
-    """Return the file behind a SQLite URL; StoreError if there is none."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
         raise StoreError("expected a file, for example sqlite:///inspection.db: results in memory would be lost")
@@ -72,7 +71,6 @@ def open_for_reading(url: str) -> Engine:
 
 @contextmanager
 def query_timeout(connection: Connection, seconds: float) -> Iterator[None]:
-    """End every query of the block after `seconds`; QueryTimeoutError if one was broken off."""
     if connection.dialect.name == "sqlite":
         driver = connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)

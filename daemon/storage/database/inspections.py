@@ -73,7 +73,6 @@ def accept_images(
 def _assign(
     tx: Transaction, arrival: Arrival, routes: Routes, new_boards: list[Row], described: dict[int, Row]
 ) -> tuple[Row, bool]:
-    """Return the row of the attempt that takes `arrival`, and True if the attempt is closed already."""
     board = tx.board(arrival.board.type, arrival.board.serial)
     choice = board.choose(tx.connection, arrival.board.attempt, arrival.component, arrival.designator)
     if choice.opens:
@@ -165,7 +164,6 @@ def _keep_recipe(tx: Transaction, routes: Routes, board_type: str, plan: BoardPl
 
 
 def newest_passes(connection: Connection, count: int) -> dict[str, list[int]]:
-    """Return the newest `count` kept passes of each component, the oldest first."""
     table = inspections.c
     query = select(table.component, table.inspection_id).where(table.verdict == "pass", table.image_path.is_not(None))
     newest: defaultdict[str, list[int]] = defaultdict(list)
@@ -393,7 +391,6 @@ def pending_images(task: str) -> Select[Any]:
 
 
 def rules_in_use(connection: Connection) -> set[str]:
-    """Return the rules versions of open attempts, and of images without a verdict."""
     # Open attempts are those without `completed_at`, which has an index.
     still_open = select(boards.c.rules_version).where(boards.c.completed_at.is_(None))
     waiting = pending_images("judge").with_only_columns(inspections.c.rules_version).order_by(None)

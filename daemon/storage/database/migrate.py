@@ -42,7 +42,6 @@ STEPS: tuple[Step, ...] = ()
 
 
 def known_schemas() -> list[str]:
-    """Return the releases whose databases this version can use, oldest first."""
     return [FIRST_SCHEMA, *(step.release for step in STEPS)]
 
 
@@ -160,7 +159,6 @@ def _relaxed(engine: Engine, tell: Tell) -> Iterator[None]:
 
 
 def each_second(tell: Tell) -> Tell:
-    """Limit calls of `tell` to one a second."""
     last_s = -1.0
 
     def tell_sometimes(what: str) -> None:

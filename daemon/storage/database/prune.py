@@ -107,7 +107,6 @@ def forget_images(tx: Transaction, ids: Sequence[int]) -> None:
 
 
 def old_boards(connection: Connection, old: AgeLimit, after: str, limit: int) -> list[OldBoard]:
-    """Return the oldest attempts that may go, closed at or after `after`."""
     of_board = select(func.count()).where(inspections.c.board_id == boards.c.board_id)
     boxes = of_board.where(detections.c.inspection_id == inspections.c.inspection_id)
     query = (
@@ -141,7 +140,6 @@ def forget_boards(tx: Transaction, board_ids: Sequence[int], old: AgeLimit) -> P
 
 
 def forget_others(tx: Transaction, old: AgeLimit, limit: int) -> int:
-    """Remove at most `limit` old loads and `limit` old answers of language models."""
     table = expert_switches.c
     oldest = select(table.switch_id).order_by(table.switch_id).limit(limit)
     younger = select(func.min(table.switch_id)).where(table.at >= old.before)

@@ -116,12 +116,10 @@ class ResultsReader:
         }
 
     def at(self, seq: int) -> str | None:
-        """Return `at` of the message `seq`, None if it does not exist (any more)."""
         items = self.results_since(seq - 1, 1)["items"]
         return items[0]["at"] if items and items[0]["seq"] == seq else None
 
     def before_oldest(self) -> int:
-        """Return the `seq` before the first message that is kept."""
         oldest = self.results_since(0, 1)["oldest_seq"]
         return self.last_seq() if oldest is None else oldest - 1
 

@@ -193,7 +193,6 @@ def messages_after(connection: Connection, seq: int, limit: int) -> list[Publish
 
 
 def history(connection: Connection, inspection_id: int | None, board_id: int | None = None) -> list[Review]:
-    """Return all rows of an image, or of an attempt as a whole, oldest first."""
     is_subject = reviews.c.inspection_id == inspection_id if board_id is None else reviews.c.board_id == board_id
     query = select(reviews).where(is_subject).order_by(reviews.c.review_id)
     return [Review(**row) for row in connection.execute(query).mappings()]
@@ -279,7 +278,6 @@ def waiting(which: WaitingFilter | None = None, *, newest_first: bool = False) -
 
 
 def count_of(query: Select[*tuple[Any, ...]], max_rows: int) -> Select[*tuple[Any, ...]]:
-    """Count the rows of `query`, no further than `max_rows`."""
     return select(func.count()).select_from(query.order_by(None).limit(max_rows).subquery())
 
 
@@ -396,7 +394,6 @@ def calls_statement(expert: str | None = None, after: int | None = None) -> Sele
 
 
 def _reviewed(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
-    """Count the newest reviews of the images that each version answered."""
     newest, later = newest_of_each(), stages.alias("later")
     is_last = ~(
         select(later.c.step)
@@ -469,7 +466,6 @@ def confidences_statement(expert: str | None = None) -> Select[*tuple[Any, ...]]
 
 
 def recent_confidences(connection: Connection, expert: str | None = None) -> dict[VersionKey, dict[str, list[int]]]:
-    """Return recent confidences by version and settings: 20 counts by answered label (`drift.compare`)."""
     return by_version(connection.execute(confidences_statement(expert)))
 
 

@@ -263,7 +263,6 @@ class Store:
     def write(
         self, outcomes: Sequence[Outcome] = (), switches: Sequence[ExpertSwitch] = (), copies: Sequence[ImageCopy] = ()
     ) -> WrittenResults:
-        """Write verdicts with their stages and `seq`, the boards that close, loads, finished copies."""
         with self._transaction() as tx:
             batch = inspections.ResultsBatch(tx, self._keep, self._examples, self._expert_version, self._run_id)
             batch.judge(outcomes)
@@ -279,7 +278,6 @@ class Store:
             return change(tx, *arguments, **named)
 
     def texts_to_make(self) -> list[AcceptedText]:
-        """Return unfinished requests of the last run, oldest first."""
         with self.engine.connect() as connection:
             return generations.unfinished_texts(connection)
 
@@ -319,7 +317,6 @@ class Store:
                 tx.connection.execute(update(schema.stream_position).values(pruned=pruned + change))
 
     def drop_examples(self) -> list[str]:
-        """Forget the good examples that newer ones have replaced, and return the paths of their files."""
         if not self._examples.are_too_many:
             return []
         with self._transaction() as tx:

@@ -124,7 +124,6 @@ def update_rows(connection: Connection, table: Table, columns: tuple[str, ...], 
 
 
 def chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield `ids` in parts that fit one query."""
     for start in range(0, len(ids), _IDS_PER_QUERY):
         yield ids[start : start + _IDS_PER_QUERY]
 
@@ -165,7 +164,6 @@ def _prepare(dialect: Dialect, statement: Executable) -> tuple[str, Callable[[Ro
 
 @lru_cache(maxsize=256)
 def _insert(dialect: Dialect, table: Table, columns: tuple[str, ...], rows: int) -> tuple[str, tuple[str, ...]]:
-    """Return the statement for `rows` rows, and the order of a row's values."""
     compiled: Any = insert(table).compile(dialect=dialect, column_keys=columns)
     single = str(compiled)
     return single + f", {single[single.index(' VALUES ') + 8 :]}" * (rows - 1), tuple(compiled.positiontup)
@@ -271,7 +269,6 @@ class Transaction:
         self.written_once.add(token)
 
     def take_due(self) -> list[tuple[str, str, int]]:
-        """Return the attempts whose time limit has passed, earliest first."""
         while self.memory.due and self.memory.due[0][0] <= self.now_s:
             self.due_taken.append(heapq.heappop(self.memory.due))
         return [(board_type, serial, attempt) for _, board_type, serial, attempt in self.due_taken]
@@ -305,7 +302,6 @@ class Transaction:
 
 @contextmanager
 def begin(engine: Engine, boards: BoardCache, memory: WriterMemory, clock: Clock) -> Iterator[Transaction]:
-    """Commit at the end of the block, or roll back and raise."""
     tx: Transaction | None = None
     try:
         with engine.begin() as connection:

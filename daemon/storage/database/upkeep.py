@@ -88,7 +88,6 @@ class Checkpoints:
         return WriteAheadLog(max(0, pages), max(0, done), _size(_log_file(self._path)) or 0)
 
     def vacuum_is_due(self) -> bool:
-        """Return True if enough of the file is free that it should shrink."""
         (free_pages,) = self._connection.execute("PRAGMA freelist_count").fetchone()
         (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
         return free_pages > _FREE_PAGES and free_pages * _FREE_SHARE > pages
@@ -208,7 +207,6 @@ def database_bytes(path: Path) -> int:
 
 
 def room_problem(folder: Path, needed_bytes: int, what: str) -> str | None:
-    """Return why `what` does not fit on the disk of `folder`, with both figures."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes >= needed_bytes:
         return None
@@ -318,7 +316,6 @@ def _check_numbers(engine: Engine) -> Iterator[str]:
 
 
 def _check_unfinished(engine: Engine, journal: Path) -> Iterator[str]:
-    """Check that the journal has the bytes of images without verdict."""
     table, segment = inspections.c, pending.c.segment
     lost = select(table.inspection_id).where(
         table.status == "accepted", ~exists().where(pending.c.inspection_id == table.inspection_id)
