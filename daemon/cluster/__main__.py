@@ -40,7 +40,6 @@ _MAX_HUNG = 4
 
 
 def relay(line: socket.socket, ray: Any) -> None:
-    """Relay the daemon's messages and the devices' answers, each in its own thread."""
     answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     devices: dict[str, RelayedDevice] = {}
 
@@ -225,7 +224,6 @@ def _start_thread(target: Callable[[], None]) -> None:
 
 
 def connect(address: str, control: socket.socket, beat: Callable[[], None]) -> None:
-    """Connect to the daemon, then to the cluster; while that is unreachable, report why."""
     ours, theirs = socket.socketpair()
     socket.send_fds(control, [b"line"], [theirs.fileno()])
     theirs.close()

@@ -100,7 +100,6 @@ class RemoteDevice:
             call(message)
 
     def lost(self, reason: str, drive: Drive) -> None:
-        """End all running orders, then tell the drive."""
         with self._lock:
             was_there = self.life is not None
             is_news = was_there or self.problem != reason
@@ -243,7 +242,6 @@ class RemoteExecutor:
         self._device.call(unsent.life, on_answer, head, packed, *payloads.values())
 
     def _go_on(self, unsent: _UnsentBatch, part: BatchReport) -> None:
-        """Send the next part of a batch; after the last, or a device error, report the whole batch."""
         rest = unsent.images[len(part.results) :]
         if unsent.done is not None:
             part = _join_reports(unsent.done, part)
@@ -334,7 +332,6 @@ class ClusterDevices:
         return [ChildSpec("cluster", argv, nice=0, pass_fds=(fd,), beats=True)]
 
     def start(self, drive: Drive) -> None:
-        """Report every remote device as absent, then each that comes or goes."""
         for device in self._remote.values():
             drive.device_lost(device.name, _NOT_YET, was_there=False)
         self._thread = threading.Thread(target=self._run, args=(drive,), name="cluster", daemon=True)

@@ -180,7 +180,6 @@ class DeviceWorker:
         return ""
 
     def prefetch(self, replaced: str) -> str:
-        """Return `missing` new digests whose old versions are here; `replaced` maps new to old."""
         wanted = [new for new, old in json.loads(replaced).items() if not self._cache.missing([old])]
         missing = self._cache.missing(wanted)
         return json.dumps({"missing": missing} if missing else {})

@@ -95,7 +95,6 @@ class Model(_ConfigSection):
 
     @property
     def least_bytes(self) -> int:
-        """Bytes that the model keeps while images need its memory."""
         return min(self.memory, self.memory // 4 if self.least_memory is None else self.least_memory)
 
     @property
@@ -223,12 +222,10 @@ class Config(_ConfigSection):
 
     @property
     def alarms(self) -> Path:
-        """File of the active alarms, for consumers."""
         return self.positions / "alarms.json"
 
     @property
     def logged_out(self) -> Path:
-        """File of logged-out sessions of the web pages."""
         return self.journal.parent / "logged_out"
 
 

@@ -33,7 +33,6 @@ def make_consumer(name: str, settings: ConsumerSettings, journal: Path, line: Li
 
 
 def consumer_mistakes(consumers: Mapping[str, ConsumerSettings]) -> KeyedTexts:
-    """Return contradictions in `consumers`; each key begins with the consumer's name."""
     names = list(consumers)
     return [
         ((name, *key), text)

@@ -123,7 +123,6 @@ class ConsumerSettings(BaseModel):
         raise NotImplementedError
 
     def servers(self) -> list[tuple[str, int]]:
-        """Return host and port of each server that it connects to."""
         return []
 
     def mistakes(self, others: Mapping[str, "ConsumerSettings"]) -> KeyedTexts:

@@ -42,7 +42,6 @@ class SharedStatusPage:
         return cls(fd)
 
     def write(self, facts: Mapping[str, Any]) -> None:
-        """Replace the status. Long texts are cut."""
         short = {key: value[:_MAX_TEXT] if isinstance(value, str) else value for key, value in facts.items()}
         text = json.dumps(short).encode()
         head = f"{len(text):08d} {zlib.crc32(text):08x} ".encode()
@@ -168,7 +167,6 @@ def consumer_problems(path: Path, config: Config) -> list[str]:
 
 
 def consumer_warnings(path: Path, config: Config) -> list[str]:
-    """Return unsafe settings with their line."""
     consumers = config.consumers.items()
     warnings = [(("consumers", name, *key), text) for name, one in consumers for key, text in one.warnings()]
     return at_their_lines(path, warnings)

@@ -159,7 +159,6 @@ class Drive:
         self._thread.start()
 
     def start_devices(self, reports: DriveReports) -> None:
-        """Start loaders and executors only, for a caller that turns the drive itself (`turn`)."""
         self._reports = reports
         self._work.start(self._events.put)
 

@@ -64,7 +64,6 @@ class Parked:
         return self._take([entry for entry in entries if entry.again_s is None and entry.request.expert == expert])
 
     def due(self, now: float) -> tuple[list[Request], list[tuple[Request, End]]]:
-        """Take out the requests to retry, and those whose time is up with the reason."""
         if not self._waiting:
             return [], []
         ended: list[tuple[Request, End]] = []
@@ -173,7 +172,6 @@ class Chains:
         return Outcome(image.accepted.inspection_id, verdict, defect, None, tuple(image.stages))
 
     def again(self, request_id: RequestId, max_failures: int) -> Request | None:
-        """Return a request for the same step; None if its batches have failed more than `max_failures` times."""
         image = self._images[request_id]
         if image.failures >= max_failures:
             return None
@@ -298,7 +296,6 @@ class ImageFlow:
         self.end(request, "bad_image")
 
     def again(self, request: Request, max_failures: int = 1) -> None:
-        """Retry an image that is not to blame; end it after `max_failures` failures."""
         again = self._chains.again(request.request_id, max_failures)
         if again is None:
             self.end(request, "expert_failed")
@@ -353,7 +350,6 @@ class ImageFlow:
         self._refusals.clear()
 
     def _requeue(self, request: Request) -> bool:
-        """Queue an image again under the catalog in force; False if its expert is gone."""
         again = self._chains.requeued(request.request_id)
         if again is None:
             return False

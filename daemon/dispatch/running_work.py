@@ -286,7 +286,6 @@ class ExecutorHealth:
         self._log: Any = structlog.get_logger("health")
 
     def batch_answered(self, executor: ExecutorId) -> bool:
-        """Record that the device works; return True if it was out of service."""
         state = self._states[executor]
         was_out = state.reason is not None
         state.errors, state.reason = 0, None

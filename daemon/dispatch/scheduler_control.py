@@ -255,7 +255,6 @@ def pool_rows(executors: Iterable[ExecutorFacts], now: Snapshot) -> list[dict[st
 
 
 def queue_lengths(now: Snapshot) -> tuple[dict[str, int], int]:
-    """Return the requests queued for each device's residents, and those for experts resident nowhere."""
     by_device = dict.fromkeys((device_of(pool.pool) for pool in now.pools), 0)
     homes: dict[ExpertId, dict[str, None]] = {}
     for pool in now.pools:

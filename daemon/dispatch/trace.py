@@ -123,8 +123,6 @@ class RecordingScheduler(Scheduler):
 
 
 def _recorded(call: str) -> Callable[..., Any]:
-    """Call the scheduler's own method and record it. Arguments come by position."""
-
     def method(scheduler: RecordingScheduler, *arguments: Any) -> Any:
         # An iterator would be used up before it is written.
         return scheduler._note(call, tuple(list(each) if isinstance(each, Iterator) else each for each in arguments))  # pyright: ignore[reportPrivateUsage]

@@ -131,7 +131,6 @@ class _Child:
         }
 
     def poll(self, now_s: float) -> None:
-        """Start the child if it is due; notice its end, or that it hangs."""
         if self.process is None:
             if now_s >= self._start_at_s:
                 self._start(now_s)

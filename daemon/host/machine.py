@@ -20,7 +20,6 @@ OWNERS["coserve_client"] = {"coserve", "coserve-client"}
 
 
 def reachable(url: str) -> str:
-    """Return `url`, with the address of this PC if it names all addresses."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{own_address()}:{parts.port}" if parts.hostname in EVERYWHERE else url
 

@@ -244,7 +244,6 @@ class Admission(Accounts):
         return self.busy(message, "the daemon cannot look at this message now", _FAILED_RETRY_MS)
 
     def _unread(self, message: Message, error: SQLAlchemyError) -> Answer:
-        """Answer `busy` if the database cannot be read, and log it in one line."""
         why = str(getattr(error, "orig", error)).partition("\n")[0]
         self._log.warning("intake_waits", source=message.source, id=message.image_id, error=why)
         self._is_unread = True
@@ -431,7 +430,6 @@ class Admission(Accounts):
             raise refusal(message, "unknown_component", _wrong_position(recipe, message))
 
     def _rules_of(self, board: BoardRef) -> Routes:
-        """Return the rules with which this board attempt began; those in force if it begins now."""
         if self._rulebook.is_alone:
             return self._rulebook.current
         version = self._reader.open_rules(board.type, board.serial, board.attempt)

@@ -234,7 +234,6 @@ class Intake:
             self._refuse(router, self._waiting.shed(), _CROWDED, _CROWDED_RETRY_MS)
 
     def _carry_out(self, router: Socket) -> None:
-        """Take messages in fair order, until the turn is over or no more refusals may be sent now."""
         until_s = time.monotonic() + _TURN_S
         while len(self._waiting) and self._earn_refusals():
             waiting = self._waiting.take()

@@ -246,7 +246,6 @@ class LanguageModels:
                 thread.give_up(f"a step of model {thread.name} did not get on for {seconds:.0f} s")
 
     def _move_memory(self, shared: SharedDevice) -> None:
-        """Carry out grants of the lease until there is none, or until one is not finished at once."""
         under_way = self._images_under_way()
         lack_room = under_way and self._images_lack_room(shared)
         with self._lock:

@@ -37,7 +37,6 @@ class Rulebook:
         return self._by_version.get(version)
 
     def keep(self, routes: Routes) -> None:
-        """Keep older routes for attempts that are still open."""
         self._by_version.setdefault(routes.version, routes)
 
     def replace(self, routes: Routes, in_use: Collection[str] | None = None) -> float:
@@ -100,7 +99,6 @@ def changed_experts(before: Catalog, after: Catalog) -> list[dict[str, Any]]:
 
 
 def version_of(catalog: Catalog, expert: str, expert_version: str) -> ExpertVersion | None:
-    """Describe the weights that gave a verdict; None if the catalog has others by now."""
     spec = catalog.get(ExpertId(expert))
     if spec is None or spec.version != expert_version:
         return None

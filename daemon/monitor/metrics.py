@@ -106,13 +106,11 @@ class Metrics:
         self._accepted.inc(len(images))
 
     def answered(self, kind: str, code: str | None = None) -> None:
-        """`code` is why a message was rejected."""
         self._answer_of(kind).inc()
         if code is not None:
             self._rejects.labels(code).inc()
 
     def observe_acceptance(self, seconds: float) -> None:
-        """Time one image from its admission to `accepted`."""
         self._acceptance.observe(seconds)
 
     def finished(self, outcome: Outcome) -> None:

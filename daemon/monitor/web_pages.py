@@ -40,7 +40,6 @@ class WebPages:
         return ChildSpec(NAME, argv, pass_fds=(fd,), beats=True, longest_back_off_s=_LONGEST_BACK_OFF_S)
 
     def reload(self) -> list[str]:
-        """Reread the token; if that fails, return the problem and keep the old one."""
         if self._token_file is not None:
             try:
                 read_token(self._token_file)

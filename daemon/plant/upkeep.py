@@ -115,7 +115,6 @@ def _short_locks(engine: Engine) -> Iterator[Connection]:
 
 
 def _drop_days(engine: Engine, before: datetime) -> int:
-    """Drop partitions of days whose results are too old for every line."""
     with _short_locks(engine) as connection:
         old = connection.execute(select(partitions.c.day).where(partitions.c.day < before.date())).scalars().all()
         for day in old:

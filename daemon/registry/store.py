@@ -94,7 +94,6 @@ class Store:
             replace_durably(file, signed.data)
 
     def place(self, sha256: str) -> Path:
-        """Return where the file of this digest is stored, or would be."""
         if not is_digest(sha256):
             raise ReleaseError(f"{sha256!r} is not a sha256")
         return self._objects / sha256[:2] / sha256

@@ -84,7 +84,6 @@ class Shadows:
         self._log: Any = structlog.get_logger("shadow")
 
     def offer(self, image: Accepted, number: int, step: Step, before: Judgement | None, judged: Judgement) -> None:
-        """Hand over an image that an expert answered, if a version of it is in shadow and there is room."""
         version = self._versions.get(step.expert)
         if version is not None and len(self._waiting) < _MAX_WAITING:
             self._waiting.append(ShadowImage(image, version, number, step, before, judged))

@@ -84,7 +84,6 @@ def claim_problems(path: Path, config: Config) -> list[str]:
 
 
 def _is_claimed(lock: Path, other: Path, path: Path) -> bool:
-    """Return True if `other` is another line than `path` and still writes what `lock` guards."""
     with suppress(OSError, ConfigError):
         try:
             if other.samefile(path):

@@ -365,7 +365,6 @@ class JournalThread:
         self._queue.put(callback)
 
     def settled(self) -> None:
-        """A group is answered; the next may follow."""
         self._ahead.release()
 
     def _run(self) -> None:
@@ -440,7 +439,6 @@ class SegmentCleanup:
         self._log = structlog.get_logger("journal")
 
     def begin(self) -> None:
-        """Delete the segments that the last run left and no row needs."""
         self._journal.begin_after(max(self._store.segments_in_use, default=0))
         self._answered = self._frontier = self._journal.frontier
         self.drop()

@@ -161,7 +161,6 @@ class Pruner:
                 return
 
     def prune_results(self) -> None:
-        """Prune closed boards with all their rows, loads, and answers of language models."""
         old = self._old(self._settings.results_for)
         if old is None:
             return

@@ -150,7 +150,6 @@ def examine(
 
 
 def decode_apart(payload: bytes, pixels: Pixels, limit_s: float, max_pixels: int) -> str | None:
-    """Decode `payload` in a child. Return how it ended, None if it ended in good order."""
     settings = [",".join(map(str, pixels.shape or ())), str(limit_s), str(max_pixels)]
     try:
         child = subprocess.run(  # noqa: S603 - our own module, no shell

@@ -104,7 +104,6 @@ class Writer:
 
     @property
     def to_copy_bytes(self) -> int:
-        """Bytes of images that stay and are still to be copied to `images/`."""
         return self._archiver.waiting_bytes
 
     @property

@@ -48,7 +48,6 @@ class FairQueue(Generic[T]):
         return len(self._places)
 
     def add(self, names: Sequence[Hashable], item: T, size_bytes: int) -> None:
-        """Add a message. Messages of one name stay in order."""
         flows = [self._flows.setdefault(name, _Flow()) for name in names]
         tag = max(self._now, *(flow.tag for flow in flows)) + size_bytes + _MESSAGE_COST
         for flow in flows:
@@ -98,7 +97,6 @@ class FairQueue(Generic[T]):
         return place.item
 
     def check(self) -> None:
-        """Assert that sums, order and flows are right."""
         assert self.bytes == sum(place.size_bytes for place in self._places), "bytes differ"
         assert self._places == sorted(self._places), "out of order"
         waiting = sum(flow.waiting for flow in self._flows.values())

@@ -332,7 +332,6 @@ class _Fields:
         raise self._wrong("serial", NAME_EXPECTED, value)
 
     def attributes(self) -> tuple[tuple[str, str], ...]:
-        """Return the texts of `attributes` in the order of their names; null is an absent one."""
         value = self._fields.get("attributes")
         if value is None:
             return ()

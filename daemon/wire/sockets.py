@@ -89,7 +89,6 @@ def _is_here(name: str) -> bool:
 
 
 def ipc_problem(path: str) -> str | None:
-    """Return why no socket can be bound at `path`, with the remedy; None if one can."""
     size = len(os.fsencode(path))
     if not path or path in ("*", "@") or path.startswith("@"):
         return f"ipc://{path} names no file: its access could not be limited to a group"

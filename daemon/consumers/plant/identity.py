@@ -140,7 +140,6 @@ async def _has_message(access: LineAccess, seq: int, at: datetime | None, last_s
 
 
 async def _last_common(connection: _Connection, line: str, access: LineAccess, epoch: str, last_seq: int) -> int:
-    """Return the last `seq` of `epoch` at which hub and line have the same message."""
     low, high = 0, last_seq  # low is common
     while low < high:
         middle = (low + high + 1) // 2

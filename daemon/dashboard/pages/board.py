@@ -135,7 +135,6 @@ def router(site: Site) -> APIRouter:
         newest: SeenReview = "",
         cookie: ReviewerCookie = "",
     ) -> Response:
-        """Release or scrap an attempt, or undo that; a refusal is shown on the page, with the note."""
         reviewer, note = name_of(cookie), note.strip()
         fields: dict[str, Any] = {"undo": True} if verdict == "undo" else {"verdict": verdict, "note": note or None}
         fields |= {"reviewer": reviewer or None, "newest": int(newest) if newest else None}
@@ -159,7 +158,6 @@ def final_verdicts(database: Database, board_ids: Sequence[int]) -> dict[int, Ro
 def listed(
     database: Database, boards: Sequence[Row[Any]]
 ) -> list[tuple[Row[Any], list[dict[str, Any]], Row[Any] | None]]:
-    """Return each board with its failed positions and, once closed, its final verdict (_boards_table.html)."""
     final = final_verdicts(database, [board.board_id for board in boards])
     return [(board, failures(board), final.get(board.board_id)) for board in boards]
 
@@ -277,7 +275,6 @@ def _board_page(
 
 
 def _part_of_board(database: Database, board_id: int, verdict: str, after: int) -> list[Row[Any]]:
-    """Return the images after inspection `after`, in order of arrival, and one more."""
     of_verdict = "AND verdict = :verdict" if verdict else ""
     sql = f"{_IMAGES} WHERE board_id = :board_id {of_verdict} AND inspection_id > :after ORDER BY inspection_id"
     values: dict[str, Any] = {"board_id": board_id, "after": after} | ({"verdict": verdict} if verdict else {})

@@ -284,7 +284,6 @@ class ExpertOverview:
         return by_version(self._database.rows(confidences_statement(expert), limit=_MAX_BINS))
 
     def newest_confidences(self, expert: str) -> Mapping[str, Sequence[int]]:
-        """Return recent confidences of the version in force; without a catalog entry, of any version."""
         spec, histograms = self.catalog()[0].get(ExpertId(expert)), self.confidences(expert)
         if spec is not None:
             return histograms.get((expert, spec.version, spec.settings_digest), {})
@@ -335,7 +334,6 @@ def _recent_work(site: Site) -> dict[str, dict[str, Any]]:
 
 
 def _without_daemon(catalog: Catalog, name: ExpertId) -> dict[str, Any]:
-    """Return a row like those of control's `experts`, from the catalog alone."""
     spec = catalog[name]
     known = {"expert": name, "architecture": spec.architecture, "bytes": spec.weights_bytes}
     known |= {"version": spec.version, "settings": spec.settings_digest}
@@ -471,7 +469,6 @@ def _shadow(site: Site, expert: Expert | None, spec: ExpertSpec | None) -> dict[
 
 
 def _newest_answers(database: Database, expert: str) -> list[Row[Any]]:
-    """Return the newest answers with a kept picture; if there are none, the newest of all."""
     values = {"expert": expert, "after": database.id_before_newest(_RECENT_IMAGES_FOR_CALLS)}
     with_picture = _ANSWERS.format(only="AND inspections.image_path IS NOT NULL")
     answers = database.rows(with_picture, values, limit=_MAX_ANSWERS)

@@ -159,7 +159,6 @@ class _LinePage:
         return site.render("_boards.html", rows=rows, judged=judged)
 
     def _watch(self) -> dict[str, Any]:
-        """Return facts for alarms that `status` lacks."""
         site, config, unknown = self._site, self._site.config, list[str]()
         health: Mapping[str, Any] = ask_or({}, lambda: site.ask_daemon("health"), "health", unknown)
         return {
@@ -213,7 +212,6 @@ def _state_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _silence_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Warn if no image came for long although boards came steadily before."""
     if status.get("silent") and status.get("state") in ("ready", "degraded"):
         silent_s, usual_s = status["silent"]
         title = f"No image for {duration(silent_s)}: boards usually come within {duration(usual_s)} of each other."

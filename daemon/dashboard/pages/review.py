@@ -268,7 +268,6 @@ class _ReviewPage:
         return {"done": int(done.by_all), "done_by_you": int(done.by_one)}
 
     def last(self, reviewer: str) -> dict[str, Any]:
-        """Return this reviewer's last decision of today, to be undone after the page was reloaded."""
         row = self._database.first(_last_question(self._site.day_began(), reviewer))
         return {"id": row.inspection_id, "newest": row.review_id} if row is not None else {}
 
@@ -432,7 +431,6 @@ def image_question(inspection_id: int) -> Question:
 
 
 def _of_image(table: Any, inspection_id: int) -> Question:
-    """Select an image's reviews, oldest first, its stages in order, or its boxes, most confident first."""
     order = {
         reviews: (reviews.c.review_id,),
         stages: (stages.c.step,),

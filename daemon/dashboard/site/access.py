@@ -109,7 +109,6 @@ class Keyring:
                 self._log.error("logout_not_kept", file=str(self._ended_file), error=error.strerror)
 
     def session_of(self, header: str) -> str | None:
-        """Return the session of a `Cookie` header; None if it is not ours, too old or logged out."""
         session, _, signature = cookie_parser(header).get(self.cookie_name, "").rpartition(".")
         is_ours = hmac.compare_digest(signature.encode("utf-8", "replace"), self._sign(session).encode())
         is_ours &= not self.is_open

@@ -80,7 +80,6 @@ class Database:
         return int(row[0] or 0) if row is not None else 0
 
     def id_before_newest(self, images: int) -> int:
-        """Return the inspection_id after which the newest `images` images begin."""
         return self.number("SELECT max(inspection_id) FROM inspections") - images
 
     def close(self) -> None:

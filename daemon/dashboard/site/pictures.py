@@ -82,7 +82,6 @@ class StoredPicture:
 
     @property
     def is_converted(self) -> bool:
-        """Return True if it is decoded even when shown whole."""
         return self.suffix in _CONVERTED
 
     def close(self) -> None:

@@ -162,7 +162,6 @@ class PageThreads:
         self._since_s = clock()
 
     def are_progressing(self) -> bool:
-        """Return True if a thread is free, or one has finished something within the last minute."""
         threads = self._limiter.statistics()
         busy = frozenset(threads.borrowers) if threads.borrowed_tokens >= threads.total_tokens else frozenset()
         if not busy or busy != self._busy:

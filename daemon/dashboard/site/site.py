@@ -155,7 +155,6 @@ def _number(value: float | None) -> str:
 
 
 def _reason(reason: str | None) -> str:
-    """Say briefly why an image is unknown; stored_rules.py has whole sentences."""
     return "no expert yet" if reason == "no_expert" else (reason or "").replace("_", " ")
 
 

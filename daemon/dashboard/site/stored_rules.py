@@ -43,7 +43,6 @@ class StoredRules:
         return defect_in_words(str(code), self.defects()) if code else ""
 
     def code(self, typed: str) -> str:
-        """Return the code of a defect that a person named by label or code; another text as it is."""
         return defect_code(typed, self.defects()) or typed
 
     def reason(

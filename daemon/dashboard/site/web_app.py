@@ -114,8 +114,6 @@ def _add_events(app: FastAPI, shell: PageShell) -> None:
 
 
 def _add_error_pages(app: FastAPI, shell: PageShell, unaffected: str) -> None:
-    """Show errors on a page of their own; a program gets one line."""
-
     def show(request: Request, status: int, title: str, remedy: str) -> Response:
         if "text/html" not in request.headers.get("accept", ""):
             return PlainTextResponse(f"{title}: {remedy}\n", status)

@@ -100,7 +100,6 @@ class LineState:
 def lines_now(
     database: Database, day: str, week: str, silent_after_s: float, now_s: float
 ) -> list[tuple[Row[Any], LineState]]:
-    """Return all lines, silent ones first; counts begin at the UTC texts `day` and `week`."""
     rows = database.rows(_LINES, {"day": day, "week": week}, limit=MAX_LINES)
     lines = [(row, line_state(row.last_seen, row.last_at, row.ends, silent_after_s, now_s)) for row in rows]
     return sorted(lines, key=lambda line: ("fail", "review", "pass").index(line[1].look))

@@ -59,7 +59,6 @@ class Deadlines:
         return near
 
     def due(self, now: float) -> tuple[Request, ...]:
-        """Take out the requests that can no longer meet their deadline, earliest first."""
         late: list[Request] = []
         while (first := self._latest_start.first()) is not None and first[1][0] <= now:  # type: ignore[operator]
             expert = first[0]

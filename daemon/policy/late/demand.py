@@ -132,7 +132,6 @@ class DemandTable:
         return {group.expert: len(group.requests) for group in self._groups if group.requests}
 
     def next_turn_s(self, now: float) -> float | None:
-        """Return when the next group that waits for memory becomes due, or the next deadline is near."""
         latest_s = self._deadlines.next_s()
         turn_s = None if latest_s is None or latest_s - self._margin_s <= now else latest_s - self._margin_s
         for waiting in (self._groups.absent, self._groups.staged):

@@ -349,7 +349,6 @@ class Groups:
     # Choices
 
     def waiting(self, *, staged: bool) -> Iterator[Group]:
-        """Yield the groups that wait for memory, or only those in the RAM tier, the oldest first."""
         if staged or not self.absent:
             return iter(self.staged)
         return iter(self.absent) if not self.staged else iter(sorted([*self.absent, *self.staged], key=Group.age))
@@ -361,12 +360,10 @@ class Groups:
         return (shelf for shelf in self.shelves.values() if shelf.host == host)
 
     def most_staged(self, count: int, host: str) -> list[Group]:
-        """Return at most `count` staged groups of a PC, those with the most demand first."""
         homes = (home for shelf in self.of_host(host) if shelf.is_ram for home in shelf.residents.values())
         return sorted((home.group for home in homes if home.group.staged and home.group.demand), key=_by_demand)[:count]
 
     def most_copyable(self, count: int, more_than: int, host: str) -> Iterator[Group]:
-        """Yield at most `count` groups of over `more_than` requests that only a PC's CPU can run, the largest first."""
         groups = [
             home.group
             for shelf in self.of_host(host)

@@ -41,7 +41,6 @@ class Costs:
         return self._has_ram and self._residency.can_run(RAM, expert)
 
     def load_ns(self, cost: Cost, expert: ExpertId) -> int:
-        """Return the time of a load from the nearest tier that has `expert`."""
         return cost.ram_ns if cost.ram_ns is not None and self.in_ram(expert) else cost.disk_ns
 
     def forget(self) -> None:

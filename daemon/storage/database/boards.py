@@ -54,7 +54,6 @@ class ExpectedPosition:
     designators: tuple[str, ...] | None = None
 
     def missing(self, judged: set[str]) -> dict[str, Any]:
-        """Return the entry of `boards.missing` for the positions without a verdict."""
         entry: dict[str, Any] = {"component": self.component, "count": self.quantity - len(judged)}
         if self.designators is not None:
             entry["designators"] = [designator for designator in self.designators if designator not in judged]
@@ -112,7 +111,6 @@ class Filled:
         return len(filled) < position.quantity if position.designators is None else designator in position.designators
 
     def add(self, component: str, designator: str) -> bool:
-        """Fill a position; False if this image fills none."""
         if not self.has_room(component, designator):
             return False
         self._designators.setdefault(component, set()).add(designator)
@@ -185,7 +183,6 @@ class Attempt:
 
     @property
     def is_complete(self) -> bool:
-        """True if every expected position has a verdict and no accepted image is pending."""
         return not self.closed and self.pending == 0 and self.inspected == self.plan.expected
 
     def closing(self, reason: ClosingReason) -> BoardClosing:
@@ -296,7 +293,6 @@ class BoardAttempts:
             self._attempts = {self.newest: self._attempts[self.newest]}
 
     def _read(self, connection: Connection, query: Select[Any]) -> None:
-        """Rebuild an attempt, if it is there, from the images that matter to it."""
         row = connection.execute(query).mappings().one_or_none()
         if row is None:
             return

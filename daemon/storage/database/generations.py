@@ -25,7 +25,6 @@ _WAITS = generations.c.status == "accepted"
 
 
 def as_sent(row: Sequence[Any]) -> TextRequest:
-    """Return the request in a row's `AS_SENT` columns; the name of its board is not among them."""
     source, request_id, model, prompt, max_new_tokens, task, slo_ms, deadline_ms, stream = row
     return TextRequest(
         source, request_id, model, prompt, max_new_tokens, task, slo_ms, deadline_ms, None, stream=bool(stream)
@@ -53,7 +52,6 @@ def _accept(tx: Transaction, request: TextRequest) -> AcceptedText | TextRequest
 
 
 def _board_id(connection: Connection, board: BoardRef) -> int | None:
-    """Return the named attempt, or the newest; None before the board's first image."""
     query = select(boards.c.board_id).where(boards.c.board_type == board.type, boards.c.serial == board.serial)
     if board.attempt is not None:
         query = query.where(boards.c.attempt == board.attempt)

@@ -155,7 +155,6 @@ def forget_others(tx: Transaction, old: AgeLimit, limit: int) -> int:
 
 
 def unused_rules(connection: Connection, old: AgeLimit) -> tuple[list[str], int]:
-    """Return the old rules versions under which no attempt opened, and the last attempt that was looked at."""
     last_id = connection.execute(select(func.max(boards.c.board_id))).scalar() or 0
     table = rules_versions.c
     versions = set(connection.execute(select(table.rules_version).where(table.loaded_at < old.before)).scalars())
@@ -165,7 +164,6 @@ def unused_rules(connection: Connection, old: AgeLimit) -> tuple[list[str], int]
 
 
 def forget_rules(tx: Transaction, versions: Sequence[str], last_id: int) -> None:
-    """Remove rules and recipes of `versions` that no attempt after `last_id` opened under."""
     younger = select(boards.c.rules_version).where(boards.c.board_id > last_id)
     for table in (recipes, rules_versions):
         of_these = table.c.rules_version.in_(versions), table.c.rules_version.not_in(younger)
@@ -213,7 +211,6 @@ def _oldest(connection: Connection, limit: int, old: AgeLimit | None, *where: Co
 
 
 def _may_go(old: AgeLimit) -> ColumnElement[bool]:
-    """Select boards that are closed and old, with no younger or waiting image and no review."""
     table = inspections.c
     stays = (
         exists()

@@ -57,7 +57,6 @@ class ResultsReader:
         return as_sent(row) if row is not None else None
 
     def kept_copy(self, inspection_id: int) -> tuple[str | None, bool]:
-        """Return the `image_path` of an image's copy, and True if one is still to be made."""
         table = inspections.c
         query = select(table.image_path, pending.c.task).outerjoin_from(
             inspections, pending, pending.c.inspection_id == table.inspection_id
@@ -67,7 +66,6 @@ class ResultsReader:
         return (None, False) if row is None else (row.image_path, row.task is not None)
 
     def open_rules(self, board_type: str, serial: str, attempt: int | None) -> str | None:
-        """Return the rules version of the board's newest (or named) attempt while that is open."""
         table = boards.c
         query = select(table.rules_version, table.verdict).where(table.board_type == board_type, table.serial == serial)
         if attempt is not None:

@@ -147,7 +147,6 @@ class ReviewRefusedError(ControlError):
 
 
 def is_undo(note: str | None) -> bool:
-    """Return True if `note` has the form of an undo's note, which no reviewer may write."""
     return bool(note and _UNDO.fullmatch(note)) or bool(note and note.startswith(_UNDECIDED))
 
 
@@ -234,7 +233,6 @@ def is_newest(row: Any = reviews) -> ColumnElement[bool]:
 
 
 def stands() -> ColumnElement[bool]:
-    """A row of `reviews` decides and was not undone."""
     undo = reviews.alias("undo")
     same = (undo.c.inspection_id == reviews.c.inspection_id) | (undo.c.board_id == reviews.c.board_id)
     return reviews.c.undo_of.is_(None) & ~exists().where(same, undo.c.undo_of == reviews.c.review_id)
@@ -262,7 +260,6 @@ def newest_of_each() -> Subquery:
 
 
 def waiting(which: WaitingFilter | None = None, *, newest_first: bool = False) -> Select[*tuple[Any, ...]]:
-    """Select the finished images that wait for a person, board after board, with the columns of their boards."""
     table, board = inspections.c, boards.c
     query = (
         select(
@@ -298,7 +295,6 @@ def _where(which: WaitingFilter) -> list[ColumnElement[bool]]:
 
 
 def _is_decided() -> ColumnElement[bool]:
-    """The newest row of an image of `inspections` is a decision."""
     newest = reviews.alias("newest")
     undecided = newest.c.note.is_not(None) & newest.c.note.like(f"{_UNDECIDED}%")
     is_decision = newest.c.verdict != "review", ~undecided, is_newest(newest)
@@ -306,7 +302,6 @@ def _is_decided() -> ColumnElement[bool]:
 
 
 def _is_board_decided() -> ColumnElement[bool]:
-    """A person's decision about the whole attempt of a row of `boards` stands."""
     whole, later = reviews.alias("whole"), reviews.alias("later_whole")
     is_overruled = exists().where(later.c.board_id == whole.c.board_id, later.c.review_id > whole.c.review_id)
     is_decision = (whole.c.reviewer != DAEMON, whole.c.verdict != "review")

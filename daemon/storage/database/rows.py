@@ -103,7 +103,6 @@ def pending_row(inspection_id: int, key: JournalKey, pixels: Pixels) -> Row:
 
 
 def accepted_image(row: Row, pending: Row, board_type: str, attempt: int, accepted_s: float | None = None) -> Accepted:
-    """Return the image as the drive takes it, live and after a restart."""
     same = ("inspection_id", "source", "image_id", "component", "deadline_ms", "rules_version")
     return Accepted(
         **{name: row[name] for name in same},

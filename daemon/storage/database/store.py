@@ -203,7 +203,6 @@ class Store:
         return set(self._memory.segments)
 
     def wait_s(self) -> float | None:
-        """Seconds until the next open attempt reaches its time limit; None if none has one."""
         return max(0.0, self._memory.due[0][0] - self._clock.monotonic_s()) if self._memory.due else None
 
     def close(self) -> None:
@@ -255,7 +254,6 @@ class Store:
         return accepted
 
     def keep_rules(self, routes: Routes) -> None:
-        """Store the rules that came into force, once."""
         self._in_force = routes.version
         with self._transaction() as tx:
             inspections.keep_rules(tx, routes)
@@ -323,7 +321,6 @@ class Store:
             return self._examples.drop(tx)
 
     def forget_boards(self, board_ids: Sequence[int], old: prune.AgeLimit) -> prune.PrunedBoards:
-        """Prune the given attempts that are closed, old and kept by nothing, with all their rows."""
         with self._transaction() as tx:
             forgotten = prune.forget_boards(tx, board_ids, old)
         self._boards.forget(tx.touched)

@@ -155,7 +155,6 @@ def _sqlite_driver(connection: Connection, sql: str) -> Iterator[sqlite3.Connect
 
 @lru_cache(maxsize=256)
 def _prepare(dialect: Dialect, statement: Executable) -> tuple[str, Callable[[Row], Any]]:
-    """Return the text for the driver, and the function that turns named values into the driver's parameters."""
     compiled: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]  # every statement has it
     names: Sequence[str] = compiled.positiontup
     fixed: Row = compiled.params  # literal values of the statement itself

@@ -59,7 +59,6 @@ class WriteAheadLog:
 
     @property
     def is_nearly_done(self) -> bool:
-        """True if the log should restart, and the rest is small enough for the writer."""
         return self.pages >= _LOG_PAGES and self.pages - self.done <= _REST_PAGES
 
     @property
@@ -127,7 +126,6 @@ def vacuum(engine: Engine) -> None:
 
 
 def optimize(engine: Engine) -> None:
-    """Refresh the planner's statistics, from a sample."""
     _run(engine, f"PRAGMA analysis_limit = {_ANALYSIS_ROWS:d}", "PRAGMA optimize")
 
 
@@ -295,7 +293,6 @@ def _check_references(engine: Engine) -> Iterator[str]:
 
 
 def _check_numbers(engine: Engine) -> Iterator[str]:
-    """Check that each `seq` is there once, and only pruned ones are missing."""
     with engine.connect() as connection:
         count, distinct, last = connection.execute(
             text("SELECT count(*), count(DISTINCT seq), coalesce(max(seq), 0) FROM stream")
