@@ -89,10 +89,7 @@ def as_start_error(make: Callable[P, T], *arguments: P.args, **named: P.kwargs) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reports:
-    """Reports of the drivers, each called in its driver's thread: first counted, then passed to the driver that acts.
-
-    Made after all drivers and handed to each at its start, so that no driver knows another.
-    """
+    """Routes each driver's reports, on its own thread: first to the counters, then to the driver that acts."""
 
     metrics: Metrics
     timeline: WorkTimeline

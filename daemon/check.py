@@ -123,10 +123,7 @@ def model_problems(path: Path, config: Config) -> list[str]:
 
 
 def _require_servable(model: Model) -> None:
-    """Raise ModelError for the first mistake in configuration, headers, tokenizer, prepared files or memory.
-
-    Weights are not read. Imports torch and transformers, which takes seconds.
-    """
+    """Raise ModelError for the first mistake without reading weights. Imports torch, which takes seconds."""
     from experts.moe.model.keys_values import TextMemory, bytes_per_token, require_text_memory  # noqa: PLC0415
     from experts.moe.model.mode import Mode  # noqa: PLC0415
     from experts.moe.model.runtime import open_store, read_model  # noqa: PLC0415

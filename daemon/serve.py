@@ -35,10 +35,7 @@ _START_AT_MOST_S = 3600.0
 
 
 class Notifier:
-    """Speaks to `$NOTIFY_SOCKET` (sd_notify(3)), a path or an abstract address; without one nothing is sent.
-
-    For any thread. Packages such as systemd-watchdog cannot send `RELOADING=1` and its time in one datagram.
-    """
+    """Speaks to `$NOTIFY_SOCKET` (sd_notify(3)), if any. Any thread."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))

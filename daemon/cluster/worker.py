@@ -37,10 +37,7 @@ class CacheError(Exception):
 
 
 class ExpertCache:
-    """A folder of at most `max_bytes`, least recently used files deleted first. Any thread and process.
-
-    It survives restarts: a file's modification time tells roughly when any process last used it.
-    """
+    """A folder of at most `max_bytes`, for any process. A file's modification time is roughly its last use."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
@@ -64,10 +61,7 @@ class ExpertCache:
         return missing
 
     def take(self, digest: str, size: int, offset: int, chunk: bytes) -> None:
-        """Append to a file of `size` bytes; verify it after the last part, and move it into place.
-
-        Raises CacheError if its bytes do not match `digest`, or the cache is too small.
-        """
+        """Append to a file of `size` bytes, and verify it after the last part. Raises CacheError."""
         path = self._path(digest)
         part = path.with_name(f"{digest}.{os.getpid()}.part")
         if size > self._max_bytes:

@@ -50,10 +50,7 @@ class Consumer(Protocol):
 
 
 class LineAccess(Protocol):
-    """Questions of a consumer to its line. Methods may block: call them in a thread.
-
-    `alarms` is the file with a message of the active alarms; it may not exist.
-    """
+    """Questions to the line, which may block: call them in a thread. The file `alarms` may not exist."""
 
     @property
     def alarms(self) -> Path: ...

@@ -27,10 +27,7 @@ _MAX_TEXT = 600
 
 
 class SharedStatusPage:
-    """A page of shared memory, by its file number, on which a consumer's process writes its status.
-
-    A full disk does not affect it. What the last process wrote stays there while the next one starts.
-    """
+    """Shared memory for a consumer's status. A full disk does not affect it, and it outlives the process."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

@@ -173,10 +173,7 @@ class Drive:
         return self._call(lambda: self._answer(kind, fields))
 
     def reload(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> float:
-        """Replace experts and usage; return when they came into force (wall clock, seconds).
-
-        Call this before `Rulebook.replace`: images under new rules need the new catalog's experts.
-        """
+        """Replace experts and usage before `Rulebook.replace`; return when that was (wall clock, seconds)."""
         return self._wait_for(self.reload_later(catalog, routes))
 
     def reload_later(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> Future[float]:
@@ -216,9 +213,7 @@ class Drive:
             raise ControlError("internal", f"the scheduler gave no answer within {_ANSWER_WITHIN_S:g} s") from None
 
     def stop(self, timeout_s: float) -> bool:
-        """Report running work, start nothing new, and end; False if that took too long. Waiting images stay in the
-        journal.
-        """
+        """Report running work and end; False if that took too long. Waiting images stay in the journal."""
         deadline_s = self._clock() + timeout_s
         self._events.put(Stop())
         if self._thread.ident is not None:
@@ -257,10 +252,7 @@ class Drive:
     # The drive thread
 
     def turn(self, timeout_s: float | None = 0.0) -> float | None:
-        """Handle queued events, waiting up to `timeout_s` for the first, and carry out the scheduler's decisions.
-
-        Returns when to turn again even if no event comes, on the drive's clock; None if only an event can help.
-        """
+        """Handle events and carry out decisions; return when to turn again without an event (drive clock)."""
         for event in self._events.take(timeout_s):
             self._handle(event)
         return None if self._stopping else self._decide()
@@ -414,10 +406,7 @@ class Drive:
             self._note_failures()
 
     def _leave_batch(self, hung: HungBatch, now: float) -> None:
-        """Retry a hung batch's images, except one whose decoding hangs; without one, blame the expert.
-
-        On another PC blame the device or its connection: it counts as lost, and the expert goes on elsewhere.
-        """
+        """Retry all images but the one whose decoding hangs; else blame the expert, or another PC's device."""
         run = hung.running.run
         is_remote = self._work.pool_of(run.executor) in self._remote_pools
         images, seconds = self._flow.names(run.batch), round(hung.seconds, 1)

@@ -46,10 +46,7 @@ class _RunningBatch:
 
 @dataclass(slots=True)
 class _Inference:
-    """Answers of a batch so far; `memory_limit` is the largest batch that fitted after one ran out of memory.
-
-    `experts` are the images' experts, in order.
-    """
+    """Answers so far; `memory_limit` is the largest batch that fitted after one ran out of memory."""
 
     experts: Sequence[ExpertSpec]
     answers: dict[int, Answer | Unanswered] = field(default_factory=dict[int, "Answer | Unanswered"])

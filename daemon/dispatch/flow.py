@@ -107,10 +107,7 @@ class ImageAnswer:
 
 
 class Chains:
-    """The chain of experts of each image, by the number of its current request.
-
-    `on_answer` gets image, number and step of each answer, and the judgement before and after; it must not block.
-    """
+    """Each image's chain of experts, by the number of its current request. `on_answer` must not block."""
 
     def __init__(
         self,
@@ -134,10 +131,7 @@ class Chains:
         return self._images[request_id].accepted
 
     def head(self, request_id: RequestId) -> ExpertSpec | None:
-        """Return the head that judges an image's current step; None if a whole network does.
-
-        A newer version of the same family takes over at once; otherwise the image keeps the head it was queued with.
-        """
+        """Return the head that judges the current step: a newer version of the same family takes over at once."""
         image = self._images[request_id]
         newest = self.catalog.get(ExpertId(image.step.expert))
         if image.head is None or newest is None or newest.resident.expert != image.head.resident.expert:
@@ -329,10 +323,7 @@ class ImageFlow:
             self._go_on(request)
 
     def end_all(self, requests: Iterable[Request]) -> None:
-        """End requests whose expert cannot be used, or is no longer in the catalog.
-
-        An expert that has become a head, or a head of another backbone, is still there: its images go on with it.
-        """
+        """End requests whose expert is gone or unusable; an expert that has become a head is still there."""
         for request in requests:
             if request.expert not in self.resident and self._requeue(request):
                 continue

@@ -103,10 +103,7 @@ class Executor(Protocol):
         ...
 
     def give_up(self) -> RequestId | None:
-        """Abandon the running batch and be ready for the next. If it ever ends, its report follows.
-
-        Returns the image that was being decoded, None if the batch was past decoding.
-        """
+        """Abandon the running batch, whose report may still follow; return the image that was being decoded."""
         ...
 
     def stop(self, timeout_s: float) -> bool:
@@ -158,11 +155,7 @@ class Slot(Protocol):
 
 
 class Pool(Protocol):
-    """One device's memory for experts (experts.vision.slot.SlotPool).
-
-    `source` is a pool of the same kind (real or simulated) that holds the expert; without it the expert is read from
-    disk.
-    """
+    """One device's memory for experts. A load copies from the pool `source`, or else reads the disk."""
 
     @property
     def device(self) -> str: ...

@@ -39,10 +39,7 @@ class _Watched:
 
 
 class Watch(Generic[K]):
-    """Running work by key. Call `overdue` at `next_s` or before; nothing is overdue before `hang_after_s`.
-
-    Time is that in which this process ran: the sum of the intervals between checks, each of them bounded.
-    """
+    """Running work by key. Call `overdue` at `next_s`. Counts only time in which this process ran."""
 
     def __init__(self, hang_after_s: float) -> None:
         self._hang_after_s = hang_after_s

@@ -186,10 +186,7 @@ def executor_rows(
     busy_shares: Mapping[ExecutorId, float],
     out_of_service: Mapping[ExecutorId, str],
 ) -> list[dict[str, Any]]:
-    """Return `executors` of control's `status`: `queued` counts requests for the experts in an executor's pool.
-
-    Executors that share a pool show the same experts and bytes, which `pool_rows` lists once.
-    """
+    """Return `executors` of control's `status`. Executors that share a pool show the same experts and bytes."""
     pools = {pool.pool: pool for pool in now.pools}
     rows: list[dict[str, Any]] = []
     for facts in executors:
@@ -214,10 +211,7 @@ def executor_rows(
 def memory_rows(
     executors: Iterable[ExecutorFacts], now: Snapshot, resident: Mapping[ExpertId, ExpertSpec]
 ) -> list[dict[str, Any]]:
-    """Return `pools` of control's `memory`: the experts in each, in the order of loading, with their bytes.
-
-    A load that hangs holds what `used_bytes` has beyond the experts.
-    """
+    """Return `pools` of control's `memory`. A load that hangs holds what `used_bytes` has beyond the experts."""
     executors = tuple(executors)
     rows: list[dict[str, Any]] = []
     for pool in now.pools:

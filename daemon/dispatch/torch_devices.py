@@ -42,9 +42,7 @@ class TorchDevices:
 
 
 def shelf_of(devices: Mapping[str, Device]) -> LayoutShelf:
-    """Return what pools share, with budgets of pinned memory and of recordings: half of an executor's activation
-    memory, since batches that are not recorded need the other half.
-    """
+    """Return what pools share. Recordings get half of the activation memory: other batches need the rest."""
     pinned = [device.pinned_memory for name, device in devices.items() if name != "cpu" and device.memory == "own"]
     limits = [limit for limit in pinned if limit is not None]
     pin = PinnedBudget(sum(limits) if len(limits) == len(pinned) else None)

@@ -44,10 +44,7 @@ def _is_virtual(folder: Path) -> bool:
 
 @contextmanager
 def exclusive_lock(path: Path, guards: str, line: Path, *, stays: bool = True) -> Iterator[None]:
-    """Lock the file `path`, or raise StartError naming its owner; `guards` says what it protects.
-
-    The file has the owner's process number and, if it `stays` after its release, its `line`.
-    """
+    """Lock the file `path`, which names process and `line`, or raise StartError; `guards` says what it protects."""
     make_folder(path.parent)
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -80,10 +77,7 @@ def _write(fd: int, text: str) -> None:
 
 
 def owner(path: Path) -> tuple[int, str]:
-    """Return the process (0: none) and coserve.yaml in a lock file.
-
-    A power cut or a kill may leave other bytes: such a file names no coserve.yaml.
-    """
+    """Return the process (0: none) and coserve.yaml in a lock file; a power cut may leave neither."""
     try:
         process, begins, rest = path.read_bytes().partition(b"\n")
     except OSError:

@@ -153,10 +153,7 @@ class Scanned:
 
 @dataclass(slots=True)
 class _InFlight:
-    """An image or request for text at the writer, and its repetitions since then.
-
-    `content` tells if two are the same: the payload's sha256, or the request.
-    """
+    """A message at the writer, and its repetitions: those with the same `content` (sha256 or request)."""
 
     peer: Peer
     content: str | TextRequest

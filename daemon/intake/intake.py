@@ -68,10 +68,7 @@ class _CaughtUp:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A message that was read, or the rejection of a malformed one.
-
-    `payload` is None if there was no memory for it: it will be answered `busy`.
-    """
+    """A message, or the rejection of a malformed one. Without `payload` there was no memory: answer `busy`."""
 
     peer: Peer
     message: Inspect | Generate | Hello | Answer

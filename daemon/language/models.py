@@ -193,10 +193,7 @@ class LanguageModels:
         return [{"device": models[name].device, **thread.status()} for name, thread in self.threads.items()]
 
     def limit(self, limits: Any, ask: Callable[[dict[str, Any] | None], dict[str, Any]]) -> dict[str, Any]:
-        """Change budgets of devices, models included; `ask` is the drive's `limits`. Raises ControlError as the drive.
-
-        Models keep their memory for now: the images' pools take the difference until the next look.
-        """
+        """Change budgets of devices. Images' pools take the difference until the next look. Raises ControlError."""
         if not isinstance(limits, dict | None):
             return ask(limits)
         limits = limits or {}

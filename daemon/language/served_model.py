@@ -121,9 +121,7 @@ class ServedModel:
         return None
 
     def step(self) -> tuple[list[tuple[TextOutcome, str | None]], Exception | None]:
-        """Run one step; return requests that ended, each with the error that broke it, and the error after which the
-        model is lost.
-        """
+        """Run one step; return ended requests with their errors, and the error after which the model is lost."""
         ended = self._engine.step()
         if self._engine.last_step is not None:
             self._costs = learned(self._costs, self._engine.last_step)

@@ -23,10 +23,7 @@ from experts.spec import ExpertId
 
 
 class Scheduler:
-    """Facts, ledgers and one discipline. Every request that arrived leaves once: run, failed or expired.
-
-    `pools` and `executors` are as `assign.partition` made them for the preset.
-    """
+    """Facts, ledgers and one discipline over what `partition` made. Each request leaves once: run, failed or expired."""
 
     def __init__(
         self,
@@ -193,10 +190,7 @@ class Scheduler:
         self._discipline.moved(expert)
 
     def load_hung(self, load: Load) -> tuple[Request, ...]:
-        """Stop waiting for `load`; its bytes stay taken.
-
-        If no other pool can serve its requests, take them out and return them, to arrive again when it has ended.
-        """
+        """Stop waiting for `load`, whose bytes stay taken; return requests that no other pool can serve."""
         residency, pool, expert = self._residency, load.pool, load.expert
         residency.stuck[pool, expert] = residency.ledgers[pool].bytes_of(expert)
         residency.ledgers[pool].hold(expert)

@@ -158,10 +158,7 @@ class Store:
         shutil.rmtree(self._objects, ignore_errors=True)
 
     def prune(self, is_kept: Callable[[str, int], bool], before_s: float) -> int:
-        """Delete releases that are not kept, and files from before `before_s` that none names; return how many files.
-
-        A push at that time loses nothing: its new files stay, and if an old one has gone it is refused and tried again.
-        """
+        """Delete releases not kept, and unnamed files older than `before_s`: a push under way loses nothing."""
         if not self._manifests.is_dir():
             return 0
         with locked(self._manifests):

@@ -57,10 +57,7 @@ def claim(path: Path, config: Config) -> ExitStack:
 
 
 def claim_problems(path: Path, config: Config) -> list[str]:
-    """Return the places of a line that are not its own alone; each problem names its key.
-
-    Each other line is named once, with the first place that it owns.
-    """
+    """Return the places that are not the line's own alone, by key; each other line is named once."""
     problems: dict[str, str] = {}  # the first of each key
     of_others: dict[str, str] = {}  # the first of each other line
     ours = _claims(path, config)

@@ -72,10 +72,7 @@ class ImageFolder:
         self._log = structlog.get_logger("images")
 
     def copy(self, images: Sequence[CopyRequest]) -> list[ImageCopy]:
-        """Copy `images` and make the copies durable together; OSError if the disk does not take or give them now.
-
-        An image that the journal cannot give back is reported without a path, so that its row does not wait for ever.
-        """
+        """Make durable copies together; images that the journal lost get no path. OSError: try again later."""
         copies: list[ImageCopy] = []
         for image in images:
             try:

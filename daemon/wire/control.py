@@ -28,10 +28,7 @@ class ControlError(Exception):
 
 
 class ControlServer:
-    """Answers requests one after another. A handler takes the request's fields and returns the answer's.
-
-    It refuses by raising ControlError; other exceptions are logged and answered as `internal`.
-    """
+    """Answers one request after another. A handler refuses by ControlError; other exceptions are `internal`."""
 
     def __init__(
         self, context: "zmq.Context[Any]", endpoint: str, handlers: Mapping[str, Handler], max_connections: int = 64
@@ -102,10 +99,7 @@ def _configure(router: Socket) -> None:
 
 
 def ask(endpoint: str, kind: str, /, *, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
-    """Ask the daemon behind `endpoint` and return the fields of its answer.
-
-    ControlError with the daemon's code if it refuses, with `no_daemon` or `no_answer` if nothing answers.
-    """
+    """Return the daemon's answer. ControlError with its code, or with `no_daemon` or `no_answer`."""
     must_listen(endpoint)
     context: zmq.Context[Any] = zmq.Context()
     try:

@@ -120,10 +120,7 @@ def _check_keys(curve: CurveKeys) -> list[str]:
 
 
 class Gate:
-    """The daemon's allow-list of CURVE clients: one authenticator for every socket of a ZeroMQ context.
-
-    Sockets bound with `keys` (daemon.wire.sockets) refuse every client while it does not answer.
-    """
+    """The allow-list of CURVE clients for every socket of a context. While it does not answer, all are refused."""
 
     def __init__(self, context: "zmq.Context[Any]", curve: CurveKeys) -> None:
         self._context = context

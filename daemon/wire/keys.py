@@ -83,10 +83,7 @@ def checked_key(text: str) -> str:
 
 
 def read_allow_list(folder: Path) -> AllowList:
-    """Return the clients of all `.key` files in `folder`. An unusable file is a problem, and costs no other client.
-
-    OSError if the folder cannot be read.
-    """
+    """Return the clients of all `.key` files; unusable ones are problems. OSError if `folder` is unreadable."""
     clients: dict[str, str] = {}
     problems: list[str] = []
     for file in sorted(path for path in folder.iterdir() if path.suffix == ".key"):
@@ -138,9 +135,7 @@ def allow(folder: Path, name: str, public: str) -> Path:
 
 
 def revoke(folder: Path, name: str) -> list[str]:
-    """Remove `name`, under every name of its key, from the allow-list; return the removed names. KeyFileError if
-    absent.
-    """
+    """Remove `name`, under every name of its key, and return the removed names. KeyFileError if absent."""
     check_name(name)
     place = folder / f"{name}.key"
     if not place.exists():

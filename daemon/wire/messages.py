@@ -68,10 +68,7 @@ class Header:
 
 
 def split_envelope(frames: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """Split off the frames that routing put before a message: a REQ's delimiter, its request number, a proxy's ids.
-
-    The answer goes back behind the same envelope.
-    """
+    """Split off routing frames (a REQ's delimiter, its request number, a proxy's ids) for the answer."""
     for at, frame in enumerate(frames[: _MAX_ENVELOPE_FRAMES + 1]):
         if not frame:
             is_whole = at == 0 or (at + 1 < len(frames) and frames[at + 1].startswith(b"CS"))
@@ -507,10 +504,7 @@ def answer(kind: str, image_id: str | None, source: str | None, credit: int, **f
 
 
 def results_answer(asked: ResultsSince, page: Mapping[str, Any], credit: int) -> Answer:
-    """Return the answer to `results_since`: the first items of `page` that fit one header, `more` if any are left.
-
-    An item too long for that is sent alone, otherwise its consumer would never get past it.
-    """
+    """Return the first items of `page` that fit one header; one too long goes alone, so that nobody gets stuck."""
     room = MAX_HEADER_BYTES - 1024  # for what stands around the items
     items: list[Any] = page["items"]
     count = 0

@@ -84,10 +84,7 @@ class Binding:
 
 
 class SocketThread:
-    """`configure` sets the socket's options before it is bound; `serve` runs until `stop` and must then return.
-
-    `mailbox` wakes `serve`'s poller, and is closed with the socket. `guard` keeps the limits of its connections.
-    """
+    """`configure` sets options before the bind; `serve` runs until `stop`, and is woken by `mailbox`."""
 
     def __init__(
         self,
@@ -120,10 +117,7 @@ class SocketThread:
             raise
 
     def rebind(self, keys: ServerKeys, call: Callable[[Callable[[], None]], None]) -> None:
-        """Cut the clients of open endpoints, and bind these again under `keys`; StartError if that fails.
-
-        Call it from another thread; `call` has its argument called in this one.
-        """
+        """Cut clients of open endpoints, and bind these under `keys`; StartError. From another thread."""
         done: Future[None] = Future()
 
         def carry_out() -> None:

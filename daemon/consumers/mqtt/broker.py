@@ -53,10 +53,7 @@ class _BoundedClient(Client):
 
 
 class BrokerClient:
-    """One connection, for one event loop; when it ends, `lost` is done with the error.
-
-    `receive_maximum` is how many messages the broker accepts at once.
-    """
+    """One connection, for one event loop; when it ends, `lost` is done with the error."""
 
     def __init__(
         self, settings: MqttSettings, identifier: str, will: tuple[str, bytes], *, window: int, answer_s: float

@@ -135,10 +135,7 @@ class PlantConsumer:
                 await connection.execute(cast("LiteralString", statement), {"rows": rows})
 
     async def _take_reviews(self, connection: AsyncConnection[Any]) -> None:
-        """Apply decisions made at the hub, and write the answers back.
-
-        The line recognises a decision that it has already, so a lost answer does not make a second one.
-        """
+        """Apply decisions made at the hub. The line recognises repeats, so a lost answer does no harm."""
         self._next_reviews_s = time.monotonic() + _REVIEWS_EVERY_S
         asked = await connection.execute(
             "SELECT * FROM review_requests WHERE line = %s AND state = 'asked' ORDER BY request_id LIMIT 20",

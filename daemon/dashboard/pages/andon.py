@@ -67,11 +67,7 @@ _BEGINNINGS = f"SELECT first_seen_at FROM boards ORDER BY board_id DESC LIMIT {_
 
 
 class VerdictCounter:
-    """Counts verdicts by the minute, for any thread: closed first attempts of boards, and images.
-
-    Rows get their `seq` once, in order, and then never change, so each is counted once: counting the whole day at each
-    look would cost more as the day goes on.
-    """
+    """Counts verdicts by minute, each once by `seq`: counting the day anew would take ever longer. Any thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

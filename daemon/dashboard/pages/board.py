@@ -185,10 +185,7 @@ def find_boards(database: Database, search: BoardSearch) -> list[Row[Any]]:
 
 
 def _serial_condition(database: Database, text: str) -> tuple[str, dict[str, Any]]:
-    """Match serials by their beginning. It uses the index if few boards match.
-
-    Of many matches the newest are found sooner by a walk from the newest board; and the index has no other filter.
-    """
+    """Match serials by their beginning; by index if few match: many are found sooner from the newest board."""
     first, behind = serial_range(text)
     within = "lower(boards.serial) >= :first AND lower(boards.serial) < :behind"
     values = {"first": first, "behind": behind}

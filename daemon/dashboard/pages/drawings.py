@@ -21,9 +21,7 @@ _LETTER, _MAX_BAR, _BAR_SHARE = 8.0, 64.0, 0.72
 
 @dataclass(frozen=True, slots=True)
 class BarValue:
-    """One bar: `value` None is a gap, `tone` a colour of the sheet, `text` stands above, `mark` is a value to compare
-    with.
-    """
+    """One bar: `value` None is a gap, `text` stands above it, `mark` is a value to compare with."""
 
     name: str
     value: float | None

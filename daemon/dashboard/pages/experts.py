@@ -107,10 +107,7 @@ _Show = Literal["all", "resident", "trouble", "pinned", "unused"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRow:
-    """One listed expert: control's row, its numbers in the newest images, and its drift.
-
-    Rates are shares of its answers, None without answers. `failed` says why it cannot be loaded.
-    """
+    """Control's row, numbers in the newest images, drift. Rates are shares of its answers, None without answers."""
 
     expert: str
     architecture: str

@@ -228,10 +228,7 @@ def _totals(work: Mapping[str, Any]) -> list[tuple[str, str, int, int]]:
 
 
 def steps(samples: Sequence[Mapping[str, Any]], seconds: float, max_points: int) -> list[Mapping[str, Any]]:
-    """Return samples as points of a chart: a value holds until the next sample, the last one until now.
-
-    Of too many points, each few neighbours are replaced by the one with the most waiting.
-    """
+    """Return a step chart. Of too many points, the one with the most waiting stands for its neighbours."""
     points: list[Mapping[str, Any]] = []
     for sample in samples:
         ago_s = min(sample["ago_s"], seconds)

@@ -370,11 +370,7 @@ def _refusal(status: int, code: str, reason: str) -> JSONResponse:
 
 
 class ReviewOffers:
-    """The images shown on each open page, so that two reviewers seldom get the same image.
-
-    Kept in memory only; nothing depends on it: the database refuses a second decision about an image. A seat is one
-    open page; a reloaded page has another seat.
-    """
+    """The images on each open page (seat), so that two reviewers seldom get the same. Lost at a restart."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -386,10 +382,7 @@ class ReviewOffers:
     def choose(
         self, seat: str, waiting: Sequence[int], held: Collection[int], skipped: Sequence[int], count: int
     ) -> list[int]:
-        """Return `count` of `waiting` for `seat`, besides those it holds.
-
-        First images that no other page shows, then those that others show, then the `skipped` ones in their order.
-        """
+        """Return more of `waiting`: images on no other page first, then others, then `skipped`."""
         now_s = time.monotonic()
         places = {image: place for place, image in enumerate(skipped)}
 

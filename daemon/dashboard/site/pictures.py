@@ -88,10 +88,7 @@ class StoredPicture:
         self.file.close()
 
     def served(self, width: int = 0) -> ServedPicture:
-        """Return the picture, reduced to `width` pixels if wider; NoPicture if browsers cannot show it.
-
-        A damaged picture, or one too large to decode here, is sent whole.
-        """
+        """Reduce to `width` pixels; send whole what cannot be decoded here. NoPicture if browsers cannot show it."""
         reduced = _reduced(self.file, width) if width else None
         if reduced is not None:
             self.close()

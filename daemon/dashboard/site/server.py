@@ -105,10 +105,7 @@ class _HttpConnection(H11Protocol):
 
 
 class PageServer(uvicorn.Server):
-    """Serves one socket until SIGTERM. A client has `request_s` to send a request with its body.
-
-    An application that has admitted a client may set `heard_s` in the request's `state` to restart that time.
-    """
+    """Cuts off clients that need over `request_s` for a request; `heard_s` in its `state` restarts that time."""
 
     def __init__(self, app: ASGIApp, live: LiveTopics, request_s: float = _REQUEST_S) -> None:
         super().__init__(

@@ -132,10 +132,7 @@ def page_templates(
 
 
 def _moment(plant: PlantTime, value: str | datetime | None, style: str = "full") -> Markup:
-    """Format a time as `<time>`. app.js shows it in the plant's zone, or in the reader's.
-
-    `style` is `full`, `time` or `date`. Without scripts, and in the title, it is in the plant's zone in full.
-    """
+    """Format a time as `<time>`, `full`, `time` or `date`. app.js shows it in the plant's zone, or the reader's."""
     if not value:
         return Markup("–")
     value = utc_text(value.timestamp()) if isinstance(value, datetime) else value

@@ -48,10 +48,7 @@ class StoredRules:
     def reason(
         self, board_type: str, image: Any, answers: Sequence[Any], boxes: Sequence[Any], size: tuple[int, int] | None
     ) -> str:
-        """Explain the deciding step and its limit; the verdict alone if the rules are not stored.
-
-        `image` has verdict, reason, defect, component and rules_version; the others are its rows.
-        """
+        """Explain the deciding step of `image` and its limit; the verdict alone without stored rules."""
         beginning = _BEGINNINGS.get(image.verdict, "")
         if image.reason:
             return f"{beginning}: {_NOT_JUDGED.get(image.reason, image.reason)}"

@@ -37,10 +37,7 @@ def web_app(
     heart: int | None = None,
     unaffected: str = "the line itself goes on",
 ) -> FastAPI:
-    """Return the application with the pages of `routers`, without AccessGuard. It calls `close` when it ends.
-
-    It writes its heartbeat to `heart`. `unaffected` tells readers of an error page what goes on.
-    """
+    """Return the application without AccessGuard. `unaffected` tells readers of an error page what goes on."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

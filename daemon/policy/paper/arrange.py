@@ -13,10 +13,7 @@ from experts.spec import ExpertId
 
 @dataclass(slots=True, eq=False)
 class QueuedGroup:
-    """Consecutive requests of one expert. Those that left without running stay as holes until passed.
-
-    `overhead_ns` is the predicted cost beside K for each request: B and the load, until the first batch has run.
-    """
+    """Consecutive requests of one expert. `overhead_ns`: predicted cost beside K, until the first batch has run."""
 
     expert: ExpertId
     queue: "Queue"

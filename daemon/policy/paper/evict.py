@@ -10,10 +10,7 @@ from experts.spec import ExpertId
 
 
 class FirstInFirstOut:
-    """The expert that was loaded longest ago leaves first (`samba-fifo`): a ledger keeps its residents in that order.
-
-    Other orders of eviction, for policies that bind requests at their arrival, derive from this one.
-    """
+    """The expert loaded longest ago leaves first (`samba-fifo`): a ledger keeps residents in that order."""
 
     def __init__(self, residency: Residency, pools: Sequence[PoolId]) -> None:
         del pools  # those of executors: for orders that note each use

@@ -36,10 +36,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The values by subject since `at` (or `at_of` it): each that differs from its subject's last row becomes a row.
-
-    `words_of` a subject say what changed, in front of `note`.
-    """
+    """The values by subject since `at` (or `at_of` it): each that differs from its subject's last row becomes a row."""
 
     at: str
     who: str

@@ -87,11 +87,7 @@ def _assign(
 
 
 def _describe(attempt: Attempt, row: Row, arrival: Arrival) -> bool:
-    """Add an image's attributes to its open attempt; return True if there are more now.
-
-    The first text of each name stands. Those beyond the bounds are left out, which is logged once: an image is worth
-    more than its labels.
-    """
+    """Add new attributes within the bounds to an open attempt: an image is worth more than its labels."""
     known: dict[str, str] = json.loads(row["attributes"] or "{}")
     before, ignored = len(known), list[str]()
     for name, text in arrival.board.attributes:

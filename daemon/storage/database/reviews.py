@@ -359,10 +359,7 @@ class ExpertCalls:
 
 
 def calls_statement(expert: str | None = None, after: int | None = None) -> Select[*tuple[Any, ...]]:
-    """Select the columns of `ExpertCalls`, by expert and then by first use, of images after inspection `after`.
-
-    It reads every stage: without `after` it takes seconds for a million images.
-    """
+    """Select `ExpertCalls` of images after inspection `after`, without which it takes seconds for a million."""
     conditions = [stages.c.expert == expert] if expert is not None else []
     conditions += [stages.c.inspection_id > after] if after is not None else []
     counted = select(*_VERSION_KEY, func.count().label("verdicts")).where(*conditions)
@@ -439,10 +436,7 @@ def effect_of(old: str, final: str | None, new: str) -> str | None:
 
 
 def confidences_statement(expert: str | None = None) -> Select[*tuple[Any, ...]]:
-    """Select expert, version, settings, label, bin and count of each version's newest answers in recent images.
-
-    A repeated picture counts once: a version gives it the same answer each time, which adds no evidence.
-    """
+    """Count each version's newest answers by label and bin; a repeated picture adds no evidence."""
     confidence = stages.c.confidence
     # A CASE instead of arithmetic: databases differ in how they round a division.
     bins = case(*((confidence < edge, number) for number, edge in enumerate(EDGES)), else_=BINS - 1)

@@ -112,10 +112,7 @@ def add_rows(connection: Connection, table: Table, new: Sequence[Row]) -> None:
 
 
 def update_rows(connection: Connection, table: Table, columns: tuple[str, ...], changed: Sequence[Row]) -> None:
-    """Set `columns` in the rows of `table` that have the primary keys of `changed`.
-
-    One statement a row: one for many rows is slower below 16 (measured).
-    """
+    """Set `columns` by primary key, one statement a row: one for many rows is slower below 16 (measured)."""
     if not changed:
         return
     sql, names = _update(connection.dialect, table, columns)
@@ -205,10 +202,7 @@ class LastNumbers:
 
 @dataclass(slots=True)
 class Transaction:
-    """One transaction: the rows it adds, the numbers it gives, and the changes to memory if it commits.
-
-    Numbers are written with the transaction, so a failed one has given none: the next reads them again.
-    """
+    """Rows, numbers and changes to memory of one transaction. If it fails, it has given no numbers."""
 
     connection: Connection
     numbers: LastNumbers
