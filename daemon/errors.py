@@ -1,8 +1,4 @@
-"""Errors that the user has to correct before the line can start or go on.
-
-Errors are split by who acts on them: one message's sender acts on `messages.MessageError`, an operator on
-`control.ControlError`; one expert's and one image's errors are in `experts.errors`.
-"""
+"""Errors that the user has to correct before the line can start or go on; others are where their readers are."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,4 @@
-"""`coserve run`: start the line, one line when it is ready, wait for a signal, stop it in order.
-
-What the service manager hears meanwhile, and why, is in docs/service.md.
-"""
+"""`coserve run`: start the line, wait for a signal, stop it in order (docs/service.md)."""
 
 import faulthandler
 import gc

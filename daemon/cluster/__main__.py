@@ -1,7 +1,6 @@
 """`python -m daemon.cluster CONFIG SOCKET --heart FD`: the Ray driver of a line, as a process that the daemon keeps.
 
-It starts one actor for each device of another PC, keeps it going, and passes messages on. Ray ends this process
-together with the Ray processes of this PC; the daemon then starts it again.
+It keeps one actor going for each device of another PC. Ray ends this process together with its own on this PC.
 """
 
 import json

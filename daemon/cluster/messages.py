@@ -1,6 +1,6 @@
-"""Messages between the daemon and its process for the cluster, and what crosses the network: JSON and bytes only.
+"""What crosses the network and the socket to the Ray driver: JSON and bytes, nothing unpickled.
 
-A frame is two lengths (4 bytes each, big-endian), a JSON object and a body of bytes. Nothing is unpickled.
+A frame is two lengths (4 bytes each, big-endian), a JSON object and a body of bytes.
 """
 
 import hashlib

@@ -1,8 +1,7 @@
-"""The daemon's side of devices on other PCs: pools and executors whose work is done there.
+"""The daemon's side of devices on other PCs. Nothing here decides.
 
-Nothing here decides. Orders under way on a device that is lost are reported at once, as errors of that device, so that
-the drive gives their images to others; later answers are dropped. A lost device comes back empty, and the drive hears
-of the loss before the return: no order for the old device reaches the new one.
+Running orders of a lost device are reported at once as errors of that device, so that the drive gives their images to
+others; later answers are dropped. A lost device comes back empty, and the drive hears of the loss before the return.
 """
 
 import queue

@@ -1,7 +1,6 @@
-"""The other PC's side: pools and executors of one device, made by the functions that a line on one PC uses.
+"""The other PC's side: one Ray actor with pools and executors, and a cache of weights.
 
-An instance is one Ray actor. It makes no decisions and keeps only its cache of weights: a line that loses it starts
-another. Arguments and answers are texts and bytes.
+It makes no decisions: a line that loses it starts another. Arguments and answers are texts and bytes.
 """
 
 import json

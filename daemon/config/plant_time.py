@@ -1,8 +1,7 @@
 """The plant's clock: its days, hours and shifts as ranges of UTC, which is all that the database knows.
 
-A day lasts from midnight to midnight in the plant's time zone, 23 or 25 hours where the clock is put forward or back. A
-shift lasts until the next one begins, so that each moment belongs to exactly one; its day is the one on which it began.
-Whatever begins at a time that the clock skips begins when it skips it, and at a time that comes twice, the first time.
+Days have 23 or 25 hours where the clock is changed. A shift lasts until the next one begins; its day is the one on
+which it began. What begins at a skipped time begins at the skip, at a time that comes twice, the first time.
 """
 
 import itertools

@@ -1,7 +1,6 @@
 """A kind of consumer: its settings and its connection. The only interface between results and plant (docs/plant.md).
 
-A runner owns everything that all kinds share: reading the results, the durable position, gaps, back-off, the state
-that people see. A kind knows its own protocol and nothing else.
+A runner owns what all kinds share: reading results, the durable position, gaps, back-off, the state people see.
 """
 
 from collections.abc import Callable, Mapping, Sequence

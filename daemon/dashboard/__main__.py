@@ -1,7 +1,6 @@
 """`python -m daemon.dashboard CONFIG`: the web pages of a line, as a process beside its daemon.
 
-The daemon starts it with the listening socket as `--fd` and its `--heart`. Started by hand, for work on the pages, it
-binds `endpoints.http` itself. It asks the daemon over its control socket; the daemon need not run.
+Started by hand it binds `endpoints.http` itself, and the daemon need not run.
 """
 
 import argparse

@@ -1,8 +1,7 @@
 """The position of a consumer, in a file of its own that outlives a kill and a power cut.
 
-A database that comes out of a backup counts on from an older `seq`, and gives numbers again that had been delivered for
-other messages: its new epoch says so. The file also remembers when some earlier messages were made: these marks name
-the last message that both databases have.
+A restored database gives numbers again that were delivered for other messages: its new epoch says so. Marks remember
+when some earlier messages were made, and so name the last message that both databases have.
 """
 
 import hashlib

@@ -1,7 +1,6 @@
 """Delivery to one consumer: read on from its position, move it once messages are delivered, retry after failures.
 
-Nothing here waits for the line, nor the line for it: results are read from the database, a batch at a time, so that a
-consumer that is a million messages behind needs no more memory than one that keeps up.
+Results are read a batch at a time, so that a consumer that is a million messages behind needs no more memory.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Channels for weights: one transfer at a time on each, urgent loads before loads that may be needed later.
 
-All pools share the disk as one channel; each GPU has a channel from host memory, and host memory has one of its own.
-Two simultaneous transfers on a channel would each take twice as long, and the first would not arrive sooner.
+All pools share the disk as one channel; each GPU has one from host memory, and host memory its own. Two simultaneous
+transfers would each take twice as long.
 """
 
 import threading

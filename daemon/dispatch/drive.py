@@ -1,7 +1,6 @@
 """The drive thread: the only one that uses the scheduler. It takes events, carries out actions and reports outcomes.
 
-Every event (images accepted, a load or a batch that ended, an operator's request) arrives in one queue. After each
-turn the drive asks the scheduler for the next actions: loads go to the loaders, batches to the executors.
+All events arrive in one queue. After each turn loads go to the loaders, batches to the executors.
 """
 
 import queue

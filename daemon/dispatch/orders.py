@@ -1,8 +1,4 @@
-"""The contract between the drive and its devices: orders, reports, and the protocols of executors, loaders and pools.
-
-Real devices are threads (executors.py, loader.py); simulated ones (simulated.py) keep the same contract. `Devices`
-makes either: torch is imported only behind it.
-"""
+"""The contract between the drive and its devices, real (executors.py, loader.py) or simulated (simulated.py)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

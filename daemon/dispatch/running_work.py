@@ -1,4 +1,4 @@
-"""The current work of executors and loaders, hung work, and executors that are out of service. Drive thread only.
+"""Running and hung work of executors and loaders, and executors out of service. Drive thread only.
 
 Hung work is left behind: its thread keeps its memory until it ends, if ever, and a new thread takes over.
 """

@@ -1,7 +1,7 @@
 """Control requests about the scheduler: residents, queues, pins, memory limits. Drive thread only.
 
-Operators name devices. Under policies that give each executor its own share of memory, a device is several pools;
-either may be named, and a request for a device takes effect in all of its pools or in none.
+Operators name devices, or one of the pools that a policy divides them into; a request takes effect in all pools or
+none.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,8 +1,7 @@
 """Simulated devices: what executors and loaders promise (orders.py), without torch, weights or waiting.
 
-Everything happens on a `SimulatedClock`, which jumps from event to event, so that a run is exact and repeatable: tests
-of the drive, `coserve simulate`, load tests of language models. The pool keeps the real one's promises (never above its
-budget), so that a policy that would overbook is caught.
+A `SimulatedClock` jumps from event to event, so that a run is exact and repeatable. The pool never exceeds its budget,
+so that a policy that would overbook is caught.
 """
 
 import heapq

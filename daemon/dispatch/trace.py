@@ -1,7 +1,6 @@
-"""Traces: recording the scheduler's calls and decisions, and replaying them. The same calls give the same actions.
+"""Record the scheduler's calls and decisions, and replay them without clock or devices.
 
 A trace is JSON lines. The first describes the scheduler; each other line is one call with its arguments and result.
-Only calls are recorded, so a replay needs neither clock nor devices.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Processes that live and die with the daemon: the web pages, and each consumer of the results.
 
-They run at low priority, so that they never delay an image. A child that ends is restarted with growing pauses; a hung
-one is killed. No child outlives the daemon, even if the daemon is killed.
+They run at low priority. A child that ends is restarted with growing pauses; a hung one is killed. None outlives the
+daemon, even if that is killed.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""Folders that the daemon makes, durable and readable for the group (RESULTS.md), and exclusive locks.
-
-One line per database, journal and images (PROTOCOL.md, Sockets): locks die with their process.
-"""
+"""Folders that the daemon makes, durable and readable for the group (RESULTS.md), and locks that die with a process."""
 
 import fcntl
 import os

@@ -1,9 +1,6 @@
-"""Decide the answer to each message: the order of checks of PROTOCOL.md, duplicates in flight.
+"""Decide the answer to each message, in PROTOCOL.md's order of checks. Limits are in backlog.py.
 
-Credit and back-pressure are in backlog.py.
-
-No sockets and no threads here: frames in, an answer out, at once or when the writer replies. Only the intake thread may
-call it, except for `hold` and `resume`.
+No sockets and no threads here: only the intake thread may call it, except for `hold` and `resume`.
 """
 
 import hashlib

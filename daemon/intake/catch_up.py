@@ -1,7 +1,6 @@
-"""Answer consumers that catch up on results, in a thread of its own, one connection after the other.
+"""Answer consumers that catch up on results, in a thread of its own, one connection after another.
 
-Long queries must not delay images, so the thread rests between two answers as long as it worked. Waiting questions are
-bounded; a consumer that asks much at once gets little at a time, and `more` tells it to go on.
+The thread rests between two answers as long as it worked, so that long queries delay no images.
 """
 
 import threading

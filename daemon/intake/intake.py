@@ -1,7 +1,6 @@
 """The intake thread: owns the ROUTER socket, hands messages to `Admission` and its answers back to the peers.
 
-Other threads do what takes long, so that no image waits for it: answers to consumers that catch up (catch_up.py), and
-scans of large payloads.
+What takes long (catching up, scans of large payloads) is done by other threads, so that no image waits for it.
 """
 
 import termios

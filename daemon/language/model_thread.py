@@ -1,8 +1,7 @@
-"""The thread of one language model: opens its checkpoint, takes requests in and computes, one step after the other.
+"""The thread of one language model: opens its checkpoint, takes requests in and computes, one step after another.
 
-Each accepted request ends exactly once, with a text or as `unknown` and a reason. A text that cannot be computed costs
-no other request. If a checkpoint is damaged, changed or gone, the requests that the thread holds end as `unknown`; the
-next request opens it again.
+Each accepted request ends exactly once, with a text or as `unknown` and a reason. If a checkpoint is damaged, changed
+or gone, the thread's requests end as `unknown`; the next request opens it again.
 """
 
 import gc

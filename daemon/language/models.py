@@ -1,8 +1,4 @@
-"""Language models in service: hands requests to them, watches for hangs, and divides devices' memory with images.
-
-Every model has a thread of its own (model_thread.py). This module's thread watches them, and moves memory between them
-and the images' pools as the lease of each device says (line/lease.py).
-"""
+"""Language models in service: hands requests to their threads, watches for hangs, and shares memory with images."""
 
 import threading
 import time

@@ -1,7 +1,6 @@
 """A configuration with its rules, catalog and weights, read and checked together.
 
-The daemon's start, its reload, `coserve rules check` and `coserve check` (daemon/check.py) go through here, so that the
-checks accept exactly the lines that the daemon accepts.
+Start, reload and checks all go through here, so that the checks accept exactly what the daemon accepts.
 """
 
 import os

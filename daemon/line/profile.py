@@ -1,7 +1,7 @@
 """The profile of a machine (CoServe §4.5): what the offline profiler measured here, one YAML file, read at start.
 
-Its rows are the scheduler's performance matrix; its recommendations fill what `coserve.yaml` leaves open. A profile
-is true of one machine only, so it carries that machine's fingerprint, and another machine refuses it.
+Its rows are the performance matrix; its recommendations fill what `coserve.yaml` leaves open. Another machine refuses
+it.
 """
 
 import os

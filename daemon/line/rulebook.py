@@ -1,7 +1,6 @@
 """Rules and catalog in force, and earlier ones that are still needed: by open board attempts, by unwritten verdicts.
 
-Written by the control thread at a reload, read by the writer and the drive; each access is one dict or attribute
-operation, so readers see the old version or the new one, never half of each.
+Written by the control thread, read by the writer and the drive: each access is one operation, never half a version.
 """
 
 import threading

@@ -1,7 +1,6 @@
 """Events on the line, counted and timed by Prometheus' own client, in a registry of this daemon.
 
-Gauges sampled at scrape time are in gauges.py. Never labelled by expert, serial, source or board: the values of a
-label stay few however long the line runs. Names follow Prometheus' conventions (docs/monitoring.md has all of them).
+Never labelled by expert, serial, source or board: the values of a label stay few however long the line runs.
 """
 
 from collections.abc import Callable, Sequence

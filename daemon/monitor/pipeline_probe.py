@@ -1,9 +1,7 @@
-"""A probe that passes through the daemon's threads one after the other, as an image does.
+"""A probe that passes through intake, journal, writer, drive and publish, each between two pieces of work.
 
-Intake, journal, writer, drive, publish: each hands the probe on from its own loop, between two pieces of work. A
-thread that hangs, spins or has ended keeps it, and no ping goes to the watchdog. A problem that a restart would not
-solve does not hold it: the writer takes its turns also while the disk is full or the database is locked. The drive
-watches the executors.
+A thread that hangs, spins or has ended keeps it, and no ping goes to the watchdog. A problem that a restart would not
+solve does not hold it: the writer takes its turns also while the disk is full or the database is locked.
 """
 
 import threading

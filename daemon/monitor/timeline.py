@@ -1,7 +1,6 @@
 """The last minutes in memory: which batches ran, what was loaded, how much waited, and what was rejected.
 
-The database does not say when a batch began, and asking it each second would cost the line more than these few
-thousand small rows, which end with the daemon.
+The database does not say when a batch began, and asking it each second would cost more than these few rows.
 """
 
 import threading

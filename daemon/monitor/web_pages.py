@@ -1,7 +1,6 @@
 """`endpoints.http`: bound by the daemon, served by a process beside the line (daemon/dashboard).
 
-The daemon keeps the listening socket: a port in use ends its start, and clients that connect while the web process
-is started again wait for it instead of being refused.
+The daemon keeps the listening socket, so that clients wait for a restart of the web process instead of being refused.
 """
 
 import socket

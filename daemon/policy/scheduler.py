@@ -1,7 +1,7 @@
 """The scheduler as drivers see it: reports in, actions out. Pure: `now` comes in as an argument (docs/architecture.md).
 
-A driver asks `next_load` for every pool before `next_action` for every idle executor, after each report: a load that
-may not wait longer marks the experts that must become idle for it, and `next_action` respects the marks.
+After each report a driver asks `next_load` for every pool before `next_action` for every idle executor: an urgent load
+marks the experts that must become idle for it.
 """
 
 import math
@@ -23,7 +23,7 @@ from experts.spec import ExpertId
 
 
 class Scheduler:
-    """Facts, ledgers and one discipline over what `partition` made. Each request leaves once: run, failed or expired."""
+    """Facts, ledgers and one discipline over what `partition` made. Each request leaves once: run, failed, expired."""
 
     def __init__(
         self,

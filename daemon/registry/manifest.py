@@ -1,7 +1,6 @@
 """A release: the experts, backbones and rules of a line, each by its sha256, under a name and a number that only grows.
 
-A manifest is canonical JSON; its signature is that of exactly these bytes. It names no path: the receiver
-places files by their digests.
+A manifest is canonical JSON without paths; its signature is that of exactly these bytes.
 """
 
 import json

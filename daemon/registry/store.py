@@ -1,7 +1,7 @@
 """A content-addressed folder of releases: the hub's, a line's own, a USB stick's.
 
-`objects/ab/abcd…` are files by their sha256, `manifests/NAME/NUMBER.json` and `.sig` the releases. A file under
-its final name is complete, and everything that is read is compared with its digest.
+`objects/ab/abcd…` are files by their sha256, `manifests/NAME/NUMBER.json` and `.sig` the releases. Final names are
+complete files, and reads compare the digest.
 """
 
 import fcntl

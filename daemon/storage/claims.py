@@ -1,8 +1,7 @@
 """Claims: what a line writes, no other line writes, whether both run or not.
 
 Every path that a line writes is claimed by a lock file: in a folder, beside a file. Two paths of one line that are
-equal, or one inside the other, are a mistake, unless both are only read. Sockets end with the run, and so do their
-locks.
+equal, or nested, are a mistake, unless both are only read. Locks of sockets end with the run.
 """
 
 import re

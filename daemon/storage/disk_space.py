@@ -1,8 +1,4 @@
-"""Places of a line's files: can they be made (`coserve check`), and how much space is free there.
-
-A reserve stays free, so that every accepted image can be finished. The journal, the database and the images may lie on
-one disk or on three.
-"""
+"""Space on the disks of a line's files: a reserve stays free, so that every accepted image can be finished."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping

@@ -1,6 +1,6 @@
 """Images that stay after their verdict: copies of the journal's bytes under `images/`, made durable in groups.
 
-Raw pixels become PGM or PPM files, which viewers open: a header of ours, then the bytes that the camera sent.
+Raw pixels become PGM or PPM files: a header of ours, then the bytes that the camera sent.
 """
 
 import ctypes

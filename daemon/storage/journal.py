@@ -1,12 +1,11 @@
 """Accepted image bytes on disk: append-only segments of checksummed records, and the thread that appends to them.
 
-A record is a 16-byte header (magic, payload length, CRC-32 of length and payload) and the payload. A group of
-records costs one `fdatasync`; only then does a caller commit the rows that point at them. So no row points into a torn
-tail: opening a journal scans nothing and truncates nothing, appending goes on in a new segment.
+A record is a 16-byte header (magic, payload length, CRC-32 of length and payload) and the payload. A group costs one
+`fdatasync`; only then are the rows committed that point at it. So no row points into a torn tail: opening scans and
+truncates nothing, and appending goes on in a new segment.
 
-The journal thread forms the groups, fair by source. While it syncs one group the writer commits the rows of the one
-before. A group that cannot be written is handed on too, in its turn, so that every image is answered once
-(docs/architecture.md).
+Groups are fair by source. While one is synced the writer commits the rows of the one before. A group that cannot be
+written is handed on in its turn, so that every image is answered once (docs/architecture.md).
 """
 
 import errno

@@ -1,7 +1,6 @@
-"""Pruning: images by age, bytes and free space, results by age. Rows are changed first, then files are deleted.
+"""Pruning: images by age, bytes and free space, results by age.
 
-A crash between the two leaves a file that no row names, and `sweep` deletes it. The other order would leave rows that
-name nothing.
+Rows are changed first, then files are deleted: a crash leaves files that no row names, and `sweep` deletes them.
 """
 
 import time

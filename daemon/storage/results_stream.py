@@ -1,7 +1,6 @@
 """The publish thread: owns the PUB socket, sends results in the order of their `seq`, and a heartbeat every second.
 
-A subscriber that does not keep up loses messages: it sees the gap in `seq` and asks `results_since`. Nothing waits for
-it.
+Nothing waits for a slow subscriber: it loses messages, sees the gap in `seq` and asks `results_since`.
 """
 
 import time

@@ -1,11 +1,8 @@
 """Images that were in a decoder when the daemon died: marked while they are decoded, decoded apart at the next start.
 
-Each executor marks the journal key of the image in its decoder: a copy into shared memory, no system call. A clean stop
-clears the marks. An image that a start still finds marked is decoded in a process of its own, with limits, before it
-may enter a decoder of the daemon again: an image that kills its decoder costs one restart, never a loop of them.
-
-The child, `python -m daemon.storage.suspect_images`, reads the payload from its standard input. It imports no torch
-and opens nothing.
+Each executor marks its image in shared memory, without a system call; a clean stop clears the marks. An image that a
+start still finds marked is first decoded in a process of its own, with limits: an image that kills its decoder costs
+one restart, never a loop of them. The child reads the payload from standard input and imports no torch.
 """
 
 import mmap

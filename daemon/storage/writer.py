@@ -1,7 +1,6 @@
 """The writer thread: the only one that writes to the results database (docs/architecture.md).
 
-Arrivals come in groups whose bytes are durable already: their rows in one transaction, then the replies.
-Verdicts are written in batches of their own, and published once they are durable.
+Arrivals come in durable groups: their rows in one transaction, then the replies. Verdicts have batches of their own.
 """
 
 import queue

@@ -1,12 +1,11 @@
 """Limit the connections of a socket, and cut those that would fill the memory with a message that never ends.
 
-libzmq collects the parts of a message until the last has come, however many there are, and reports nothing meanwhile.
-So a thread watches from outside: over TCP the kernel counts the bytes that a connection has sent since its last whole
-message; elsewhere a connection is suspected if it sends without a pause while the process grows. A client that was cut
-may connect again.
+libzmq collects the parts of a message until the last has come, however many, and reports nothing meanwhile. So a thread
+watches from outside: over TCP the kernel counts a connection's bytes since its last whole message; elsewhere a
+connection is suspected if it sends without a pause while the process grows.
 
-libzmq accepts connections faster than a thread of Python cuts them, and its ipc listener ends the process once there is
-no handle left: the daemon raises its limit of open files at the start (daemon.host.machine).
+libzmq accepts connections faster than Python cuts them, and its ipc listener ends the process once no handle is left:
+the daemon raises its limit of open files at the start (daemon.host.machine).
 """
 
 import ctypes

@@ -1,7 +1,4 @@
-"""Who may reach the daemon: checks of endpoints before they are bound, `Gate` for keys, `Access` to reload them.
-
-Other machines need a key or, over HTTP, a token.
-"""
+"""Who may reach the daemon: checks of endpoints, `Gate` for keys, `Access` to reload keys and token."""
 
 import threading
 import time

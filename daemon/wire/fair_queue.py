@@ -1,7 +1,7 @@
 """Fair order of messages: the source and connection that have had least come next (self-clocked fair queueing).
 
-A flood over a hundred connections is still one source, and a client that invents a source for each message is still one
-connection: either way a publisher that sends now and then goes first. No clock, no threads.
+A flood over a hundred connections is one source, a client that invents sources is one connection: a modest publisher
+goes first either way. No clock, no threads.
 """
 
 from bisect import insort

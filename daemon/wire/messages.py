@@ -1,8 +1,7 @@
 """Messages of the wire, version 1 (PROTOCOL.md): frames to checked messages, and answers to frames.
 
-Envelope, magic and a strict JSON header are checked for intake and control alike; then the fields of each message.
-Every check here concerns the message alone; intake makes the checks that need the rules, the database or the image's
-bytes. Code that clients and the daemon share, such as `encode`, is in coserve_client/frames.py.
+Checks here concern the message alone; intake makes those that need the rules, the database or the image's bytes. Code
+that clients and the daemon share is in coserve_client/frames.py.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""A thread that owns one bound socket, and the mailbox through which other threads reach it.
-
-The thread binds, serves and closes its socket; `start` and `stop` are called from outside.
-"""
+"""A thread that owns one bound socket, and the mailbox through which other threads reach it."""
 
 import os
 import threading

@@ -1,8 +1,6 @@
 """Results over MQTT 5: each message to a topic of its own, the state of each board retained, a last will.
 
-`PREFIX/inspection/TYPE/SERIAL`, `PREFIX/board/TYPE/SERIAL`, `PREFIX/review/TYPE/SERIAL`, `PREFIX/generation/SOURCE`,
-`PREFIX/alarms` and `PREFIX/status`. A message is delivered when the broker has confirmed it (QoS 1). The state of a
-board has `final_verdict`, and is sent again after a review.
+A message is delivered when the broker has confirmed it (QoS 1). The state of a board is sent again after a review.
 """
 
 import asyncio

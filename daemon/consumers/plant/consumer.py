@@ -1,7 +1,6 @@
 """Write a line's rows to its plant's hub, each exactly once: rows and position are one transaction.
 
-The hub's position counts, not the line's: all messages up to it are there. So a hub that was killed during a commit, or
-restored from a backup, gets what it lacks and nothing twice.
+The hub's position counts, so a hub that was killed or restored from a backup gets what it lacks and nothing twice.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """Send pictures of a line's images to the hub, by digest: after the rows, and no faster than `bandwidth`.
 
-The queue is a position in the hub's own rows: a million pictures that wait for a slow link need no memory here, and a
-restart goes on where the last run ended.
+The queue is a position in the hub's own rows: it needs no memory here, and survives restarts.
 """
 
 import asyncio

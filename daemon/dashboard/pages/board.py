@@ -1,7 +1,4 @@
-"""The pages Boards (a list and a search) and Board (one attempt with its images and findings), and the pictures.
-
-Every question to the database has a limit, however many images a board has.
-"""
+"""The pages Boards (a list and a search) and Board (one attempt), and the pictures. Every question has a limit."""
 
 import json
 from collections import defaultdict

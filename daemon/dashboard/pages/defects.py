@@ -1,9 +1,7 @@
 """The page Defects: causes and places of fails, the line's false calls and escapes, and the images behind each number.
 
-The verdict that counts is a person's newest, else the line's. A false call is a `fail` that a person turned into a
-pass, an escape a `pass` that a person turned into a fail, as in the view `false_calls`. Most images are passes: they
-are counted by board and by component only. Images that were not passed, or that a person decided, are counted in a
-table of their own. So a million images are counted within seconds.
+The verdict that counts is a person's newest, else the line's. A million images are counted within seconds: passes by
+board and by component only, the few others in a table of their own.
 """
 
 import csv

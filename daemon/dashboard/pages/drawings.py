@@ -1,7 +1,4 @@
-"""Drawings in numbers, which templates turn into SVG: bars, lines, the memory of a pool, the work of the executors.
-
-Text in a drawing does not wrap, so each is made in two widths. What is too small to see is merged or has no text.
-"""
+"""Drawings in numbers, which templates turn into SVG, in two widths: text in a drawing does not wrap."""
 
 import math
 import zlib

@@ -1,8 +1,4 @@
-"""The pages Experts and one expert: memory, rates, loads, and drift of confidences since training.
-
-These pages change nothing. Pinning and unloading affect the speed of the line, so people who have access to the
-daemon's control socket request them with `coserve pin` (docs/decisions.md).
-"""
+"""The pages Experts and one expert: memory, rates, loads, drift. They change nothing (docs/decisions.md)."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

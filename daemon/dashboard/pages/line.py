@@ -1,8 +1,6 @@
 """The page Line: the last board's verdict, yield, the failures of now, and problems of the line itself.
 
-Alarms say what needs a person now and what to do about it. They are made from control's `status`, with what the web
-process knows added: experts that drift or cannot be loaded, disks, silence of the cameras. To add an alarm, write a
-function from the status to alarms and add it to ALARM_SOURCES.
+To add an alarm, write a function from control's `status` to alarms and add it to ALARM_SOURCES.
 """
 
 import time

@@ -1,7 +1,6 @@
 """The page Machine: executors and queues of the last minutes, temperature, disks, retention, versions, processes.
 
-The timeline comes from the daemon's memory (control's `timeline` and `waits`): exact to the millisecond, without a
-database query, and lost at a restart. Disks and files are examined by the web process itself.
+The timeline comes from the daemon's memory: exact to the millisecond, and lost at a restart.
 """
 
 import os

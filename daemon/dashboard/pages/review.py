@@ -1,8 +1,7 @@
 """The page Review: images that wait for a person's decision, one at a time, decided by a key.
 
-The page holds the next few images ready and asks for more. A decision goes to the daemon, which checks that no other
-person decided meanwhile. Fragments are rendered here, so that every text of a publisher is escaped in one place. The
-images that wait are defined in `storage.database.reviews`.
+The page holds the next few images ready. The daemon checks that no other person decided meanwhile. Fragments are
+rendered here, so that every text of a publisher is escaped in one place.
 """
 
 import json

@@ -1,9 +1,8 @@
 """Access to the pages, checked before any route.
 
-On loopback without a token everybody on this PC has access, but only under a loopback name: a web site elsewhere that
-points its own name here (DNS rebinding) is refused. With a token, browsers log in once and carry a cookie that is
-signed with the token and does not contain it; programs send `Authorization: Bearer TOKEN`. Requests that change
-something are refused if another site's page sends them.
+On loopback without a token everybody on this PC has access, but only under a loopback name (DNS rebinding). With a
+token, browsers log in once and carry a cookie signed with it; programs send `Authorization: Bearer TOKEN`. Requests
+that change something are refused if another site's page sends them.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The results database as pages ask it, read-only and limited in rows and time, and answers that are cached.
+"""The results database for pages: read-only, limited in rows and time, with cached answers.
 
 Every question is a short transaction of its own, so that none holds up the truncation of the database's log.
 """

@@ -1,8 +1,7 @@
 """Server-sent events for open pages: one poller for all listeners, and no polling while there are none.
 
-A topic is a text that can be made at any time, a rendered fragment or JSON. Listeners get the whole text whenever it
-has changed, so nothing is queued: a slow listener misses texts in between, never the newest. A listener that
-reconnects sends `Last-Event-ID` and gets the topics that have changed since.
+Listeners get a topic's whole text whenever it has changed, so nothing is queued: a slow listener misses texts in
+between, never the newest.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """Pictures of the images that were kept, requested by inspection and never by file name.
 
-The path comes from the database and is still not trusted: every part of it is opened below the images folder without
-following a link, so that neither a manipulated row nor a link in the folder leads anywhere else.
+The database's path is not trusted: each part is opened below the images folder without following a link.
 """
 
 import io

@@ -1,8 +1,6 @@
 """The services that every page gets: configuration, the daemon, the database, live topics, pictures, templates.
 
-A page is a module with `router(site) -> APIRouter`, listed in app.py. Its routes are plain functions (`def`, not
-`async def`): they run in a few threads, so that a question to the database delays no events. To show a page:
-`site.page(request, "line.html", boards=…)`.
+Routes are plain functions (`def`, not `async def`): a question to the database delays no events.
 """
 
 import time

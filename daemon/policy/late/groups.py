@@ -1,7 +1,6 @@
 """Groups: the queued requests of each expert, and the pools that hold it (`coserve-plus`).
 
-An arrival changes one group and a few sums; decisions look through the groups that they may choose, since arrivals
-are many more than loads and batches.
+Arrivals outnumber loads and batches, so an arrival changes one group and a few sums; decisions do the searching.
 """
 
 from collections import OrderedDict

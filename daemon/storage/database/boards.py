@@ -1,7 +1,7 @@
 """Attempts at boards (PROTOCOL.md, Boards): where an image belongs, when an attempt closes, how boards are found.
 
-The writer keeps the boards in use in memory. An attempt is rebuilt from rows by repeating the calls that were made when
-those rows were written; rows that changed nothing (`inspections.surplus`) are left out, however many they are.
+An attempt is rebuilt from rows by repeating the calls that were made when those rows were written; rows that changed
+nothing (`inspections.surplus`) are left out.
 """
 
 import json

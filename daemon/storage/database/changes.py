@@ -1,7 +1,6 @@
 """The table `changes`: who changed what about the line, appended and never changed; retention keeps all of it.
 
-Rows `start` and `reload` tell what came into force: the subject `rules` with the rules version, an expert with its
-version, `settings of` an expert with their digest. It is in force from `at` to that of the subject's next such row,
+Rows `start` and `reload` tell what came into force: a subject's value holds from `at` to that of its next such row,
 whose `new` is null where it is gone.
 """
 

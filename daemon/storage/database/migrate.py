@@ -1,7 +1,4 @@
-"""Create the results database, or bring one of an earlier release to the current schema (docs/upgrading.md).
-
-`PRAGMA user_version` names the release whose schema a database has.
-"""
+"""Create the results database, or upgrade it (docs/upgrading.md). `PRAGMA user_version` names its schema."""
 
 import re
 import sqlite3

@@ -1,9 +1,8 @@
 """Decisions of people about images and whole attempts: rows of `reviews`, appended and never changed.
 
-The newest row of an image, or of an attempt as a whole, counts, in the order of `review_id`, which no clock spoils.
-A decision names the row that its reviewer saw last, so that no decision is overruled unseen. Undoing appends a row as
-well: the decision before the undone one with its reviewer's name, or the line's own verdict, by `daemon`, if there was
-none. The note says what was undone and by whom. Boxes that people drew belong to the decision that they came with.
+The newest row of an image or attempt counts, by `review_id`, which no clock spoils. A decision names the row that its
+reviewer saw last, so that none is overruled unseen. Undoing appends the decision before the undone one again, or the
+line's own verdict, by `daemon`; the note says what was undone and by whom.
 
 The second half counts the outcomes of each expert version's answers, for `coserve experts` and the dashboard.
 """

@@ -1,7 +1,6 @@
 """Records into rows, and rows into the messages of the results stream (PROTOCOL.md, Results stream).
 
-The writer publishes what it just stored and the reader repeats what was stored. Both render the same rows here, so that
-a consumer that catches up gets what a live one got.
+Writer and reader render the same rows here, so that a consumer that catches up gets what a live one got.
 """
 
 import json
