@@ -72,7 +72,6 @@ _BAD_IMAGES_S = 1.0
 _DRAIN_POLL_S = 0.05
 _LAST_BATCHES_S = 2.0
 
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -494,7 +493,10 @@ class App:
         self._bad_images.stop(_BAD_IMAGES_S)
         self._retention.stop()
         self._writer.stop()
-        self._end_run()
+        try:
+            self._store.end_run(current_user())
+        except (SQLAlchemyError, OSError) as error:
+            self._log.warning("stop_not_noted", error=str(getattr(error, "orig", error)))
         self._database_watch.stop(tell)
         self._alarms.stop()
         self._results.stop()
@@ -514,12 +516,6 @@ class App:
         if not end_context(self._context):
             self._log.warning("context_left_behind", why="libzmq waits for subscribers that are gone")
         self._locks.close()
-
-    def _end_run(self) -> None:
-        try:
-            self._store.end_run(current_user())
-        except (SQLAlchemyError, OSError) as error:
-            self._log.warning("stop_not_noted", error=str(getattr(error, "orig", error)))
 
     def describe(self) -> str:
         config = self._config

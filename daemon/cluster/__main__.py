@@ -166,8 +166,8 @@ class RelayedDevice:
                 with self._sending:  # another order may have sent them in the meantime
                     answer = json.loads(self._ray.get(again()))
                     if missing := answer.get("missing"):
-                        refusal = self._send_files(actor, {digest: Path(head["files"][digest]) for digest in missing})
-                        answer = refusal or json.loads(self._ray.get(again()))
+                        sent = (self._send_file(actor, digest, Path(head["files"][digest])) for digest in missing)
+                        answer = next(filter(None, sent), None) or json.loads(self._ray.get(again()))
             if "missing" in answer:
                 message = "the weights left the worker's cache before they were read: raise its --cache-size"
                 answer = {"error": message, "is_device_error": True}
@@ -180,12 +180,6 @@ class RelayedDevice:
             answer = {"error": _text(error), "is_device_error": isinstance(error, of_ray.RayError)}
         answer = answer if isinstance(answer, dict) else {"error": f"its worker sent {answer!r:.80}"}
         self._say(answer | {"say": "answer", "device": self._name, "call": head["call"]})
-
-    def _send_files(self, actor: Any, files: dict[str, Path]) -> dict[str, Any] | None:
-        for digest, path in files.items():
-            if (refusal := self._send_file(actor, digest, path)) is not None:
-                return refusal
-        return None
 
     def _send_file(self, actor: Any, digest: str, path: Path) -> dict[str, Any] | None:
         take = actor.take.options(concurrency_group="files")

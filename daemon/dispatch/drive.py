@@ -17,7 +17,7 @@ import structlog
 
 from daemon.dispatch.flow import MAX_LOSSES, Chains, ImageAnswer, ImageFlow
 from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
-from daemon.dispatch.running_work import ExecutorHealth, HungBatch, HungLoad, Running, RunningWork
+from daemon.dispatch.running_work import ExecutorHealth, HungBatch, Running, RunningWork
 from daemon.dispatch.scheduler_control import SchedulerControl, executor_rows, memory_rows, pool_rows, queue_lengths
 from daemon.dispatch.trace import Makeup, RecordingScheduler
 from daemon.policy.actions import Load, Run, Wait
@@ -399,8 +399,11 @@ class Drive:
         batches, loads = self._work.hung_batches(now), self._work.hung_loads(now)
         for batch in batches:
             self._leave_batch(batch, now)
-        for load in loads:
-            self._leave_load(load)
+        for hung in loads:  # resident experts continue, and the disk may recover
+            load, seconds = hung.load, round(hung.seconds, 1)
+            self._log.error("load_hung", expert=load.expert, device=load.pool, seconds=seconds)
+            self._flow.last_error = f"the load of {load.expert} to {load.pool} did not end within {hung.seconds:.0f} s"
+            self._flow.park(self._scheduler.load_hung(load))
         if batches or loads:
             self._note_failures()
 
@@ -425,13 +428,6 @@ class Drive:
         for request in run.batch:
             if request is not blamed:
                 self._flow.again(request, MAX_LOSSES if is_remote else 1)
-
-    def _leave_load(self, hung: HungLoad) -> None:
-        """Park the images of a hung load. Resident experts continue, and the disk may recover."""
-        load, seconds = hung.load, round(hung.seconds, 1)
-        self._log.error("load_hung", expert=load.expert, device=load.pool, seconds=seconds)
-        self._flow.last_error = f"the load of {load.expert} to {load.pool} did not end within {hung.seconds:.0f} s"
-        self._flow.park(self._scheduler.load_hung(load))
 
     def _replace(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> float:
         before, at_s = self._flow.resident, time.time()

@@ -103,7 +103,8 @@ class SchedulerControl:
         if device is None:
             release(expert, None)
             return {"expert": expert}
-        self._require_known(expert)
+        if expert not in self._flow.resident:
+            raise ControlError("unknown_expert", f"{expert} is not in the catalog")
         pools = [now for now in self._scheduler.snapshot().pools if now.pool in self._pools(device)]
         holding = [now for now in pools if expert in (now.pinned if state == "pinned" else now.resident)]
         if not holding:
@@ -151,10 +152,6 @@ class SchedulerControl:
             raise ControlError("bad_field", "device: expected the name of a device, such as cpu or cuda:0")
         spec = self._flow.catalog.get(ExpertId(expert))
         return ExpertId(expert) if spec is None else self._flow.resident_of(spec).expert, device
-
-    def _require_known(self, expert: ExpertId) -> None:
-        if expert not in self._flow.resident:
-            raise ControlError("unknown_expert", f"{expert} is not in the catalog")
 
     def _pools(self, device: str) -> tuple[PoolId, ...]:
         pools = tuple(pool for pool in self._scheduler.pools if device in (pool, device_of(pool)))

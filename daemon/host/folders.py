@@ -29,14 +29,9 @@ def folder_problem(folder: Path) -> str | None:
     if not there.is_dir():
         return f"{there} is a file, where a folder is needed: move it, or name another folder"
     # Nothing can be made in /proc and similar filesystems, even with permission.
-    if not os.access(there, os.W_OK | os.X_OK) or _is_virtual(there):
+    if not os.access(there, os.W_OK | os.X_OK) or os.statvfs(there).f_blocks == 0:
         return f"nothing can be written in {there}: give this user the right to, or name another folder"
     return None
-
-
-def _is_virtual(folder: Path) -> bool:
-    state = os.statvfs(folder)
-    return state.f_blocks == 0
 
 
 @contextmanager

@@ -353,7 +353,8 @@ class Admission(Accounts):
             differs = known.payload_sha256 != (scan or self._scan(message, payload)).sha256
             return self._duplicate(message, differs=differs)
         self._check_rules(message)
-        if self.boards_wait and self._begins_board(message.board):
+        board = message.board
+        if self.boards_wait and self._reader.open_rules(board.type, board.serial, board.attempt) is None:
             return self.busy(
                 message, "another release is being put in force: new boards wait until it is", _FAILED_RETRY_MS
             )
@@ -429,9 +430,6 @@ class Admission(Accounts):
         version = self._reader.open_rules(board.type, board.serial, board.attempt)
         routes = None if version is None else self._rulebook.get(version)
         return routes or self._rulebook.current
-
-    def _begins_board(self, board: BoardRef) -> bool:
-        return self._reader.open_rules(board.type, board.serial, board.attempt) is None
 
     def _check_payload(self, message: Inspect, payload: bytes, scan: PayloadScan | None) -> str:
         if not payload:

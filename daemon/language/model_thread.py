@@ -177,7 +177,9 @@ class ModelThread:
     def _turn(self) -> None:
         self._take_letters()
         if self._given_up:
-            self._come_back()
+            self._close()  # its hanging call has ended: the next request opens it again
+            self._given_up = False
+            self._log.warning("model_came_back")
             return
         model = self._model
         if model is None or model.is_idle or self._stopping:
@@ -309,12 +311,6 @@ class ModelThread:
         self.text_tokens = self._model.text_tokens
         self._log.info("model_opened", took_s=round(self._clock() - now, 3), **self._account)
         return True
-
-    def _come_back(self) -> None:
-        """Close a model whose hanging call has ended: the next request opens it again."""
-        self._close()
-        self._given_up = False
-        self._log.warning("model_came_back")
 
     def _fail(self, reason: str, but: int | None = None) -> None:
         """End all requests `but` one, and close the model: the next request opens it again."""

@@ -69,7 +69,8 @@ class Lease:
     def next_grant(self, held: Held, now: float, *, images_under_way: bool, images_lack_room: bool) -> Grant | None:
         """Return the next change, None if there is none now. A grant may take a while to be carried out."""
         self._notice(now, under_way=images_under_way, lack_room=images_lack_room)
-        targets = {model: self._target(share) for model, share in self._shares.items()}
+        images_first = self._images_first
+        targets = {model: share.min_bytes if images_first else share.max_bytes for model, share in self._shares.items()}
         for model, target_bytes in targets.items():
             if held.models_bytes[model] > target_bytes:
                 return ToModel(model, target_bytes)
@@ -102,9 +103,6 @@ class Lease:
             self._idle_since_s = now
         if now - self._idle_since_s >= self._give_back_s:
             self._images_first = False
-
-    def _target(self, share: ModelShare) -> int:
-        return share.min_bytes if self._images_first else share.max_bytes
 
 
 def next_step_s(ended_s: float, took_s: float, *, images_under_way: bool, share: float = 0.1) -> float:

@@ -42,7 +42,11 @@ class Scheduler:
             self._measured.inferred(row.architecture, row.k_s + row.b_s)
         self._pace = Pace(executors)
         self._deadlines = Deadlines(self._least_s)
-        self._discipline = self._new_discipline()
+        self._discipline: Discipline = (
+            ExecutorQueues(self._residency, self._preset)
+            if self._preset.binding == "arrival"
+            else DemandTable(self._residency, self._deadlines, self._pace, self._preset, self._tuning)
+        )
         self._queued_count = 0
         self._running: dict[ExecutorId, Run] = {}
         #: When the passing of time alone may next change an answer.
@@ -334,11 +338,6 @@ class Scheduler:
                 raise AssertionError(f"pool {pool}: {runs} batches and {copies} copies run, the ledger counts {users}")
 
     # Parts
-
-    def _new_discipline(self) -> Discipline:
-        if self._preset.binding == "arrival":
-            return ExecutorQueues(self._residency, self._preset)
-        return DemandTable(self._residency, self._deadlines, self._pace, self._preset, self._tuning)
 
     def _first_fill(self) -> dict[PoolId, list[ExpertId]]:
         """Return the experts to load first: the most used where they can run, the next most used in the RAM tier."""

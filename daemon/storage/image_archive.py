@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import TypeGuard
 
 import structlog
 
@@ -78,8 +77,9 @@ class ImageFolder:
             try:
                 payload = self._read(image.key)
             except JournalError as error:
-                if _may_be_read_later(error.__cause__):
-                    raise error.__cause__ from error
+                cause = error.__cause__
+                if isinstance(cause, OSError) and cause.errno not in {errno.ENOENT, errno.EIO}:
+                    raise cause from error  # the bytes may be there: no descriptor, memory or permission
                 self._log.error("image_lost", inspection_id=image.inspection_id, error=str(error))
                 copies.append(ImageCopy(image.inspection_id, None))
                 continue
@@ -148,7 +148,6 @@ class ImageArchiver:
         self._folder = folder
         self._on_copied = on_copied
         self._may_copy = may_copy
-        #: Bytes that are still to be copied.
         self.waiting_bytes = 0
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[CopyRequest] = queue.SimpleQueue()
@@ -206,11 +205,6 @@ class ImageArchiver:
             if not self._may_copy(size_bytes):
                 return number
         return len(group)
-
-
-def _may_be_read_later(cause: BaseException | None) -> TypeGuard[OSError]:
-    """Return True if the bytes may be there: there was no descriptor, memory or permission to read them."""
-    return isinstance(cause, OSError) and cause.errno not in {errno.ENOENT, errno.EIO}
 
 
 def _format(payload: bytes, pixels: Pixels) -> tuple[bytes, str]:

@@ -153,7 +153,10 @@ class Pruner:
             total_bytes -= removed_bytes
             self._count_images(len(images) - len(failures), removed_bytes)
             if failures:
-                self._restore_paths(images, failures)
+                left = [ImageCopy(image.inspection_id, image.path) for image in images if image.path in failures]
+                self._run_task(lambda store, left=left: store.write(copies=left))
+                path, error = next(iter(failures.items()))
+                self._log.error("images_not_pruned", files=len(failures), example=path, error=error)
                 return
             # A disk that deletes slowly is a disk that others wait for.
             if not self._rest(max(_PAUSE_S, _PAUSE_SHARE * (time.monotonic() - began_s))):
@@ -225,12 +228,6 @@ class Pruner:
         self.counts.images += images
         self.counts.image_bytes += image_bytes
         self._on_pruned("images", images)
-
-    def _restore_paths(self, images: list[KeptImage], failures: dict[str, str]) -> None:
-        copies = [ImageCopy(image.inspection_id, image.path) for image in images if image.path in failures]
-        self._run_task(lambda store: store.write(copies=copies))
-        path, error = next(iter(failures.items()))
-        self._log.error("images_not_pruned", files=len(failures), example=path, error=error)
 
     def _old(self, age_s: float | None) -> AgeLimit | None:
         return None if age_s is None else self._ages(age_s)

@@ -89,7 +89,6 @@ class Writer:
         self._retry_s = 0.0
         self._results_at_s = 0.0
         self._stopping = False
-        #: Reason of the last write that failed, and when.
         self.last_error: str | None = None
         self.last_error_at_s = 0.0
         #: True if the disk or the database refused the last write.
@@ -303,7 +302,9 @@ class Writer:
             except Exception as error:
                 if _may_pass(error):
                     raise
-                self._write_unknown(outcome, error)
+                self._log.error("outcome_not_written", inspection_id=outcome.inspection_id, error=_reason(error))
+                self._outcomes[0] = Outcome(outcome.inspection_id, "unknown", None, "internal_error", ())  # no pass
+                self._write([self._outcomes[0]], [], [])
         for switch in switches:
             try:
                 self._write([], [switch], [])
@@ -313,12 +314,6 @@ class Writer:
                 self._switches.popleft()
                 self._log.error("expert_switch_not_written", loaded=switch.loaded, error=_reason(error))
         self._write([], [], copies)
-
-    def _write_unknown(self, outcome: Outcome, error: Exception) -> None:
-        """Write `unknown` for an outcome that the database refuses: it is never lost, and never a pass."""
-        self._log.error("outcome_not_written", inspection_id=outcome.inspection_id, error=_reason(error))
-        self._outcomes[0] = Outcome(outcome.inspection_id, "unknown", None, "internal_error", ())
-        self._write([self._outcomes[0]], [], [])
 
     def _wait_for_disk(self, error: Exception) -> None:
         self._note(error)

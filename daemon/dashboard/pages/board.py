@@ -106,7 +106,8 @@ def router(site: Site) -> APIRouter:
     @routes.get("/boards")
     def boards(request: Request, search: Annotated[BoardSearch, Depends()]) -> Response:
         matches = find_boards(site.database, search)
-        if search.serial and not search.before and _is_one_board(matches, search.serial):
+        is_one_board = len({(board.board_type, board.serial) for board in matches}) == 1
+        if is_one_board and not search.before and matches[0].serial == search.serial:  # a scanned serial
             return RedirectResponse(f"/boards/{matches[0].board_id}", 303)
         more = matches[_LIST_BOARDS - 1].board_id if len(matches) > _LIST_BOARDS else None
         rows = listed(site.database, matches[:_LIST_BOARDS])
@@ -204,11 +205,6 @@ def missing(board: Row[Any]) -> list[dict[str, Any]]:
 def attributes(board: Row[Any]) -> dict[str, Any]:
     items = _json_list(f"[{board.attributes or '{}'}]")
     return items[0] if items else {}
-
-
-def _is_one_board(matches: Sequence[Row[Any]], serial: str) -> bool:
-    """Return True if all matches are attempts at this board: a scanned serial opens it."""
-    return len({(board.board_type, board.serial) for board in matches}) == 1 and matches[0].serial == serial
 
 
 def _board_page(

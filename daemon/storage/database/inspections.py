@@ -115,7 +115,9 @@ def _attempts_told(serial: str) -> int:
 
 def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Routes, number: int) -> Row:
     plan = plan_of(routes, arrival.board.type)
-    _keep_recipe(tx, routes, arrival.board.type, plan)
+    keep_rules(tx, routes)
+    key = {"rules_version": routes.version, "board_type": arrival.board.type}
+    tx.add_once(recipes, key, lambda: {**key, "time_limit_s": plan.time_limit_s, "positions": plan.as_text()})
     row: Row = {
         "board_id": tx.next_board_id(),
         "board_type": arrival.board.type,
@@ -150,13 +152,6 @@ def plan_of(routes: Routes, board_type: str) -> BoardPlan:
 def keep_rules(tx: Transaction, routes: Routes) -> None:
     row = {"rules_version": routes.version, "sha256": routes.sha256, "loaded_at": tx.at, "text": routes.text}
     tx.add_once(rules_versions, {"rules_version": routes.version}, lambda: row)
-
-
-def _keep_recipe(tx: Transaction, routes: Routes, board_type: str, plan: BoardPlan) -> None:
-    """Store the rules and this board's part of them: an attempt keeps the rules it opened with."""
-    keep_rules(tx, routes)
-    key = {"rules_version": routes.version, "board_type": board_type}
-    tx.add_once(recipes, key, lambda: {**key, "time_limit_s": plan.time_limit_s, "positions": plan.as_text()})
 
 
 def newest_passes(connection: Connection, count: int) -> dict[str, list[int]]:

@@ -103,14 +103,15 @@ class ResultsReader:
                 *map(generation_message, _rows_after(connection, select(generations), generations, *rest)),
                 *messages_after(connection, *rest),
             ]
-            oldest_seq = _oldest_seq(connection)
+            tables = (inspections, boards, generations, reviews)
+            first = [connection.execute(select(func.min(table.c.seq))).scalar() for table in tables]
         messages.sort(key=lambda message: message.seq)
         items = [{"topic": message.topic, **message.body} for message in messages[:limit]]
         return {
             "items": items,
             "last_seq": items[-1]["seq"] if items else seq,
             "more": len(messages) > limit,
-            "oldest_seq": oldest_seq,
+            "oldest_seq": min((seq for seq in first if seq is not None), default=None),
         }
 
     def at(self, seq: int) -> str | None:
@@ -140,12 +141,6 @@ class ResultsReader:
                     changed = {"seq": review["seq"], "at": review["at"], "final_verdict": review["board_verdict"]}
                     states.append({"topic": message.topic, **message.body, **changed})
         return states
-
-
-def _oldest_seq(connection: Connection) -> int | None:
-    tables = (inspections, boards, generations, reviews)
-    first = [connection.execute(select(func.min(table.c.seq))).scalar() for table in tables]
-    return min((seq for seq in first if seq is not None), default=None)
 
 
 def _rows_after(connection: Connection, query: Any, table: Table, seq: int, limit: int) -> Sequence[Any]:
