@@ -42,7 +42,6 @@ class ExpertCache:
         self.folder = folder
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        #: When this process last used each digest.
         self._used_s: dict[str, float] = {}
         folder.mkdir(parents=True, exist_ok=True)
 

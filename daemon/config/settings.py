@@ -440,7 +440,6 @@ _PREFIX = "COSERVE_"
 #: A variable with this prefix that is not a setting: the command line's default for the file.
 _NOT_A_SETTING = "COSERVE_CONFIG"
 
-#: Sections whose entries have names of their own, with the keys of an entry.
 Named = Mapping[str, Collection[str]]
 
 

@@ -69,7 +69,6 @@ class Channel:
         self._users = 0
         self._closed = False
         self._left_behind: list[threading.Thread] = []
-        #: The load that is being transferred, and since when.
         self.under_way: tuple[Load, float] | None = None
         self._thread = self._new_thread()
         self._log: Any = structlog.get_logger("channel").bind(channel=name)

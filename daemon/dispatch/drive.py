@@ -46,12 +46,8 @@ class DriveCall(Generic[R]):
     answer: Future[R]
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    pass
-
-
-Event = tuple[Accepted, ...] | BatchReport | LoadEnd | DriveCall[Any] | Stop
+#: None: stop.
+Event = tuple[Accepted, ...] | BatchReport | LoadEnd | DriveCall[Any] | None
 
 
 class Events:
@@ -88,7 +84,6 @@ class DriveReports(Protocol):
 
     def finished(self, outcome: Outcome) -> None: ...
     def bad_image(self, image: Accepted, reason: str) -> None: ...
-
     def batch_done(self, batch: BatchDone) -> None: ...
     def switched(self, switch: ExpertSwitch) -> None: ...
     def sampled(self, sample: QueueSample) -> None: ...
@@ -214,7 +209,7 @@ class Drive:
     def stop(self, timeout_s: float) -> bool:
         """Report running work and end; False if that took too long. Waiting images stay in the journal."""
         deadline_s = self._clock() + timeout_s
-        self._events.put(Stop())
+        self._events.put(None)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         stopped = self._work.stop(deadline_s) and not self._thread.is_alive()
@@ -280,7 +275,7 @@ class Drive:
                     event.answer.set_result(event.do())
                 except Exception as error:  # noqa: BLE001  the caller gets it
                     event.answer.set_exception(error)
-            case Stop():
+            case None:
                 self._stopping = self._flow.is_stopping = True
             case images if not self._stopping:
                 self._flow.admit(images)

@@ -121,7 +121,6 @@ class Chains:
         self._wall = wall
         self._images: dict[RequestId, _Image] = {}
         self._last_id = 0
-        #: The experts in force.
         self.catalog: Mapping[ExpertId, ExpertSpec] = {}
 
     def __len__(self) -> int:

@@ -18,7 +18,6 @@ from daemon.policy.request import ExecutorFacts, PoolId, RequestId
 from experts.errors import ExpertError
 from experts.spec import Answer, ExpertId, ExpertSpec
 
-#: An expert's answer about an image.
 AnswerOf = Callable[[ExpertSpec, ImageOrder], Answer | Unanswered]
 
 

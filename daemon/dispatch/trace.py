@@ -27,7 +27,6 @@ from experts.spec import ExpertId
 FORMAT = 2
 
 _Took = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-#: Arguments of each recorded call.
 _ARGUMENTS: dict[str, Any] = {
     "arrive": tuple[Request, float],
     "expire": tuple[float],

@@ -44,7 +44,6 @@ class Line:
     routes: Routes
     catalog: Catalog
     measured: Measurements
-    #: Problems that do not stop the line.
     warnings: Sequence[str] = ()
 
 

@@ -24,7 +24,6 @@ class PipelineProbe:
         self._number = 0
         self._at: int | None = None  # the station that has the probe; None while there is none under way
         self._since_s = time.monotonic()
-        #: Number of probes that passed all threads.
         self.came_through = 0
         self._log: Any = structlog.get_logger("pulse")
 

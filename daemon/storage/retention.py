@@ -81,9 +81,7 @@ class RetentionThread:
         )
         self._pruned_at_s: float | None = None
         self._last_log = WriteAheadLog(0, 0, 0)
-        #: Free space at the last look, by place.
         self.disks: Mapping[str, FreeSpace] = {}
-        #: Reason why publishers get `busy`, while too little is free.
         self.problem: str | None = None
         self._full_since_s = 0.0
         self._is_full_logged = False

@@ -184,7 +184,6 @@ pictures = Table(
     Index("pictures_by_time", "line", "at"),
 )
 
-#: Partitions of `inspections` that exist, by day.
 partitions = Table("partitions", metadata, Column("day", Date, primary_key=True))
 
 

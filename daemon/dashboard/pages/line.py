@@ -33,7 +33,6 @@ from daemon.wire.control import ControlError
 _NEWEST_BOARDS = 30
 #: Open boards whose images are counted at each look; a line works at a few.
 _MAX_OPEN_COUNTED = 8
-#: Experts that an alarm names.
 _MAX_NAMES = 3
 #: A consumer that is further behind than this raises an alarm.
 _MAX_BEHIND = 1000

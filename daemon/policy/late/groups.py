@@ -25,7 +25,6 @@ class Group:
     since_s: float = 0.0
     #: The oldest request at that time. It orders groups that wait equally long, also after it has left.
     since_id: int = 0
-    #: The pools that hold the expert.
     homes: "tuple[tuple[Shelf, Home], ...]" = ()
     on_gpu: bool = False
     on_cpu: bool = False
@@ -37,7 +36,6 @@ class Group:
     copyable: bool = False
     #: The PCs that have read the expert (`Residency.readers`).
     readers: dict[str, None] = field(default_factory=dict[str, None])
-    #: Seconds of a load from disk.
     read_s: float = 0.0
 
     @property

@@ -25,7 +25,6 @@ ClosingReason = Literal["complete", "time_limit"]
 MAX_ATTEMPT = 2**63 - 1
 #: Boards whose attempts stay in memory; a line has a few at a time, and a forgotten one costs two queries.
 _CACHED_BOARDS = 1024
-#: Attempts of one board that stay in memory.
 _CACHED_ATTEMPTS = 256
 _ATTEMPTS = select(boards, recipes.c.positions, recipes.c.time_limit_s).join(
     recipes,

@@ -19,7 +19,6 @@ AS_SENT = (
     *(generations.c.max_new_tokens, generations.c.task, generations.c.slo_ms, generations.c.deadline_ms),
     generations.c.stream,
 )
-#: The columns of a result that are stored as they are.
 _RESULT = ("reason", "mode", "text", "prompt_tokens", "new_tokens", "expert_fetches")
 _WAITS = generations.c.status == "accepted"
 
