@@ -102,9 +102,7 @@ class Executor(Protocol):
         """Abandon the running batch, whose report may still follow; return the image that was being decoded."""
         ...
 
-    def stop(self, timeout_s: float) -> bool:
-        """Finish the running batch and end; False after `timeout_s` seconds."""
-        ...
+    def stop(self, timeout_s: float) -> bool: ...
 
 
 class Loader(Protocol):
@@ -180,9 +178,5 @@ class Devices(Protocol):
         mark: Callable[[JournalKey | None], None],
         max_pixels: int,
     ) -> Executor:
-        """Return an executor over `pool`, one of this object's; it decodes images of up to `max_pixels`.
-
-        `read(key)` gives an image's bytes; `threads` are its intra-op threads; `mark(key)` notes the image in the
-        decoder, None when none is: for the start after a crash (storage/suspect_images.py).
-        """
+        """Return an executor over `pool`. `read(key)` gives an image's bytes, `mark(key)` notes the decoded one."""
         ...

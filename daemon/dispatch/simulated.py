@@ -182,10 +182,7 @@ class SimulatedSlot:
 
 
 class SimulatedPool:
-    """Residents by name only. `broken` experts fail to load, as a damaged file does, or a lost device ("CUDA error").
-
-    `read(spec)` is called in each load, as a real pool reads the weights: it may take real time, or raise ExpertError.
-    """
+    """Residents by name only. `broken` experts fail to load. `read(spec)` may take real time, or raise ExpertError."""
 
     def __init__(
         self, budget_bytes: int, device: str = "cpu", read: Callable[[ExpertSpec], None] = lambda _spec: None
@@ -247,10 +244,7 @@ Route = Sequence[tuple[SimulatedChannel, float]]
 
 
 class SimulatedLoader:
-    """Loads pass the channels of their route; evictions and budgets are carried out at once.
-
-    A load of an expert in `hangs_s` takes that many seconds longer, as from a disk that does not answer.
-    """
+    """Loads pass the channels of their route. An expert in `hangs_s` takes that many seconds longer."""
 
     def __init__(
         self,

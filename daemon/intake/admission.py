@@ -208,10 +208,7 @@ class Admission(Accounts):
     def take(
         self, peer: Peer, message: Inspect | Generate | Hello, payload: bytes, post: Callable[[Posted], None]
     ) -> Answer | ScanRequest | None:
-        """Return the answer to a message; None if it follows when `post` has been called, by `settle`.
-
-        The caller carries out a ScanRequest; its result is posted for `scanned`.
-        """
+        """Return the answer, None if `settle` gives it after `post`, or a ScanRequest for the caller to carry out."""
         return self._answer(message, lambda: self._handle(peer, message, payload, post))
 
     def scanned(self, scanned: Scanned, post: Callable[[Posted], None]) -> Answer | None:

@@ -87,10 +87,9 @@ async def add_event(connection: _Connection, line: str, kind: str, text: str) ->
 async def claim(
     connection: _Connection, line: str, access: LineAccess, about: Mapping[str, str], newest: int | None
 ) -> tuple[str, int]:
-    """Register this connection as the writer of `line`; return its epoch and the last `seq` at the hub.
+    """Register as the writer of `line`; return its epoch and last `seq` at the hub. DeliveryError if another writes it.
 
-    `about` has `identity`, `host` and `software`. A line that the hub does not know begins with its oldest result, or
-    after `newest`. DeliveryError if another connection writes it, or may.
+    `about` has `identity`, `host` and `software`. A new line begins with its oldest result, or after `newest`.
     """
     last_seq, epoch = await asyncio.to_thread(access.end)
     if epoch is None:

@@ -115,8 +115,7 @@ class Keyring:
         return session if is_valid else None
 
     async def admits(self, authorization: str, state: dict[str, Any]) -> bool:
-        """Return True for the token. A wrong one waits, and while many do, so does the right one: timing reveals
-        nothing.
+        """Return True for the token. While many wrong ones wait, the right one does too: timing tells nothing.
 
         `state` is the request's: one with a wrong token is cut first where connections run out (server.py).
         """

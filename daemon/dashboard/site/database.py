@@ -53,11 +53,7 @@ class Database:
         limit: int,
         timeout_s: float = _MAX_QUESTION_S,
     ) -> list[Row[Any]]:
-        """Return at most `limit` rows; a page asks for one more than it shows, to know if there are more.
-
-        `parameters` are bound, never put into the text. TooMuchToCount after `timeout_s`, NoDatabase if it is
-        unreadable.
-        """
+        """Return at most `limit` rows; `parameters` are bound. TooMuchToCount after `timeout_s`; NoDatabase."""
         question = text(statement) if isinstance(statement, str) else statement
         try:
             with (
