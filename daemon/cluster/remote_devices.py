@@ -38,7 +38,6 @@ _PREFETCH_S = 10.0
 #: Bytes of images in one message; Ray keeps a large one in its object store, and the process refuses huge ones.
 _MAX_PART_BYTES = 128 << 20
 
-
 #: Called with the answer to an order, or None if its device is lost.
 OnAnswer = Callable[[dict[str, Any] | None], None]
 #: Messages to send over one connection, each a head and a body; None ends its sender.

@@ -159,7 +159,8 @@ class DeviceWorker:
         for executor in self._executors.values():
             executor.start(lambda report: self._ends[report.batch_id].put(report))
 
-    def ping(self) -> None: ...
+    def ping(self) -> None:
+        """Show that this process is alive."""
 
     def take(self, digest: str, size: int, offset: int, chunk: bytes) -> str:
         """Add a part of a weights file; return "", or an `error` as JSON: this PC's, or that the file is altered."""

@@ -22,8 +22,6 @@ K = TypeVar("K", bound=Hashable)
 
 #: Hung threads of one executor; beyond this number it gets no batch until one of them ends.
 _MAX_HUNG_THREADS = 4
-
-
 #: Work that takes this many times the predicted time does not end on its own.
 _FACTOR = 20.0
 #: Checks within the shortest patience. Each counts at most two intervals: a process that stood still (suspended, in a

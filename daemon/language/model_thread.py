@@ -32,7 +32,6 @@ MODEL_FAILED = "model_failed"
 #: Entries of an account that are 0 once the model is closed.
 _HELD = ("running", "used_bytes", "text_used_bytes")
 
-
 #: Opens a checkpoint within a budget of bytes for its experts, or raises an exception with the reason. The second
 #: argument is called within a step whenever a layer is done.
 Opener = Callable[[int, Callable[[], None]], "ServedModel"]

@@ -20,7 +20,6 @@ from daemon.storage.journal import WriteFailed
 _AT_ONCE = 64
 _RETRY_S = 0.5
 
-
 Reply = Callable[[TextStored], None]
 
 

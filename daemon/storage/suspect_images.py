@@ -38,7 +38,6 @@ _CHILDREN = 4
 #: The child's status for an image that its decoder refused in good order: the ordinary way will refuse it as well.
 _REFUSED = 3
 
-
 #: Images that were in a decoder when the daemon died, each with how often.
 Suspects = Mapping[JournalKey, int]
 
