@@ -1,4 +1,4 @@
-"""Errors that the user has to correct before the line can start or go on; others are where their readers are."""
+"""Errors that the user has to correct before the line can start or go on."""
 
 from collections.abc import Sequence
 

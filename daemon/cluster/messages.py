@@ -1,4 +1,4 @@
-"""What crosses the network and the socket to the Ray driver: JSON and bytes, nothing unpickled.
+"""Frames between daemon, Ray driver and other PCs: JSON and bytes, nothing unpickled.
 
 A frame is two lengths (4 bytes each, big-endian), a JSON object and a body of bytes.
 """

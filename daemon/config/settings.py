@@ -274,7 +274,7 @@ def _leaves(value: Any, at: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 
 def at_their_lines(path: Path, mistakes: Sequence[tuple[KeyPath, str]]) -> list[str]:
-    """Put its line in `path` before each mistake in settings that were read before."""
+    """Prefix each mistake in settings that were read before with its line in `path`."""
     try:
         document = read_settings(path)[0] if mistakes else None
     except ConfigError:

@@ -178,5 +178,5 @@ class Devices(Protocol):
         mark: Callable[[JournalKey | None], None],
         max_pixels: int,
     ) -> Executor:
-        """Return an executor over `pool`. `read(key)` gives an image's bytes, `mark(key)` notes the decoded one."""
+        """Return an executor over `pool`. `read(key)` gives an image's bytes; `mark(key)` notes the one in decoding."""
         ...

@@ -1,7 +1,6 @@
 """Control requests about the scheduler: residents, queues, pins, memory limits. Drive thread only.
 
-Operators name devices, or one of the pools that a policy divides them into; a request takes effect in all pools or
-none.
+Operators name a device or one of its pools; a request takes effect in all pools of a device or in none.
 """
 
 from collections.abc import Callable, Iterable, Mapping

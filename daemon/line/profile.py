@@ -1,7 +1,6 @@
 """The profile of a machine (CoServe §4.5): what the offline profiler measured here, one YAML file, read at start.
 
-Its rows are the performance matrix; its recommendations fill what `coserve.yaml` leaves open. Another machine refuses
-it.
+Its rows are the performance matrix; its recommendations fill gaps in `coserve.yaml`. Another machine refuses it.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The daemon's side of versions in shadow: images to their process, answers from it to the database.
 
-Nothing here blocks the line: an image that does not fit into the socket is left out and counted. The process reads its
-bytes in the journal while they are there. Messages are JSON in both directions (docs/security.md).
+Nothing here blocks the line: an image that does not fit into the socket is left out and counted. The process reads an
+image in the journal while it is there. Messages are JSON in both directions (docs/security.md).
 """
 
 import json

@@ -60,7 +60,7 @@ REFUSED: frozenset[Situation] = frozenset({"taken", "unknown", "copy"})
 def situation_of(
     known: Mapping[str, Any] | None, identity: str, epoch: str, *, is_free: bool, has_last: bool
 ) -> Situation:
-    """Classify a line. `is_free`: no other connection writes it. `has_last`: it has the hub's newest message."""
+    """Classify a line. `is_free`: no other connection writes it. `has_last`: it has (or pruned) the newest message."""
     is_same_place = known is not None and known["identity"] == identity
     if not is_free:
         return "still_connected" if known is None or is_same_place else "taken"

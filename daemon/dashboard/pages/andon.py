@@ -220,7 +220,7 @@ def silence(database: Database, now_s: float) -> tuple[float, float] | None:
 def unusual_silence(boards_s: Sequence[float], newest_s: float | None, now_s: float) -> tuple[float, float] | None:
     """Return the seconds since `newest_s` and the usual pause between `boards_s`; None if that is usual.
 
-    Unusual is five times the 90th percentile, at least five minutes. A line without images for eight hours is off.
+    Unusual is over five times the 90th percentile and five minutes. A line without images for eight hours is off.
     """
     pauses = sorted(pause for pause in (b - a for a, b in pairwise(sorted(boards_s))) if pause <= _BREAK_S)
     if newest_s is None or not pauses:

@@ -1,1 +1,1 @@
-"""What every page stands on: access, live events, pictures, the database with its limits, the HTTP server."""
+"""Services of every page: access, live events, pictures, the database with its limits, the HTTP server."""
