@@ -194,7 +194,7 @@ class Scheduler:
         self._discipline.moved(expert)
 
     def load_hung(self, load: Load) -> tuple[Request, ...]:
-        """Stop waiting for `load`, whose bytes stay taken; return requests that no other pool can serve."""
+        """Stop waiting for `load` (its bytes stay taken); return what no other pool serves, to arrive after it."""
         residency, pool, expert = self._residency, load.pool, load.expert
         residency.stuck[pool, expert] = residency.ledgers[pool].bytes_of(expert)
         residency.ledgers[pool].hold(expert)
