@@ -72,13 +72,12 @@ _BAD_IMAGES_S = 1.0
 _DRAIN_POLL_S = 0.05
 _LAST_BATCHES_S = 2.0
 
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def as_start_error(make: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """Return what `make` returns; raise StartError if the operating system or the database refuses it."""
+    """Call `make`; StartError if the operating system or the database refuses."""
     try:
         return make(*arguments, **named)
     except StoreError as error:
@@ -89,11 +88,7 @@ def as_start_error(make: Callable[P, T], *arguments: P.args, **named: P.kwargs) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reports:
-    """Reports of the drivers, one way: first to the counters, then to the driver that acts on them.
-
-    Made last, of all the drivers, and given to each when it starts: no driver knows another. Each method is called in
-    the thread of the driver that reports.
-    """
+    """Routes each driver's reports, on its own thread: first to the counters, then to the driver that acts."""
 
     metrics: Metrics
     timeline: WorkTimeline
@@ -164,7 +159,7 @@ class Reports:
 
 
 class App:
-    """One line, running. The constructor claims locks and opens files, `start` binds sockets; `stop` undoes both."""
+    """One running line. The constructor takes locks and opens files, `start` binds sockets, `stop` undoes both."""
 
     def __init__(
         self,
@@ -176,7 +171,7 @@ class App:
         open_model: OpenModelWith | None = None,
         note: str | None = None,
     ) -> None:
-        """`tell` gets the progress of a schema's change; `note` is why it starts. Devices are this PC's by default."""
+        """`tell` gets the progress of a schema change; `note` is why it starts; `devices` are this PC's by default."""
         self._path = path
         self._note = note
         self._config = config = line.config
@@ -268,14 +263,12 @@ class App:
         self._texts = TextRows(self._writer)
 
     def _claims(self) -> SpaceClaims:
-        """Return the space that accepted images still need."""
         kept = self._config.retention
         may_stay_bytes = self._backlog.bytes if kept.keep or kept.good_examples or kept.sample else 0
         arriving_bytes = self._admission.bytes_in_memory
         return SpaceClaims(self._backlog.images, may_stay_bytes, self._writer.to_copy_bytes, arriving_bytes)
 
     def _recover(self) -> None:
-        """Read the work that the last run left, and the rules that its open board attempts began with."""
         self._recovery = self._writer.recover()
         self._database_files.note(self._store.engine)
         self._texts_to_make = self._store.texts_to_make()
@@ -290,7 +283,7 @@ class App:
         self._poison = examine(suspects, pending, self._journal.read, limits.hang_after, limits.max_pixels)
 
     def _make_drive(self, config: Config, measured: Measurements, devices: Devices) -> Drive:
-        """Divide the devices as the policy needs it: one pool per device, or one per executor."""
+        """Divide the devices as the policy needs: one pool per device, or one per executor."""
         facts, executors = partition(*pools_and_executors(config), preset(config.policy))
         self._pools = pools = {each.pool: as_start_error(devices.pool, each) for each in facts}
         channels = Channels()
@@ -393,8 +386,6 @@ class App:
         )
 
     def _stations(self) -> list[tuple[str, Station]]:
-        """Return the threads that an image passes, for the probe (pipeline_probe.py)."""
-
         def writer_turn(then: Callable[[], None]) -> None:
             self._writer.run(lambda _store: then())
 
@@ -412,7 +403,7 @@ class App:
     # Life
 
     def start(self) -> None:
-        """Recover, bind, then run: results before intake, so that no verdict goes unpublished, and work last."""
+        """Start results before intake, so that every verdict is published, and work last."""
         for image in self._recovery.pending:
             self._backlog.restore(image.source, image.key.length)
         for text in self._texts_to_make:
@@ -455,7 +446,7 @@ class App:
         self._log.info("started", pending=pending, policy=self._config.policy)
 
     def _accept_again(self) -> None:
-        """Accept the images that the last run left. Those that ended its process become `unknown`."""
+        """Queue the images of the last run; those that crashed it become `unknown`."""
         poison = {image.inspection_id: reason for image, reason in self._poison}
         self._drive.accept([image for image in self._recovery.pending if image.inspection_id not in poison])
         for image, reason in self._poison:
@@ -483,7 +474,6 @@ class App:
         self._log.info("stopped", backlog=self._backlog.images)
 
     def _finish_backlog(self, within_s: float, goes_on: Callable[[int], bool]) -> None:
-        """Wait until the backlog is finished, or cut short."""
         self.operations.drain_to_stop()
         until_s = time.monotonic() + within_s
         ask_at_s = 0.0
@@ -503,7 +493,10 @@ class App:
         self._bad_images.stop(_BAD_IMAGES_S)
         self._retention.stop()
         self._writer.stop()
-        self._end_run()
+        try:
+            self._store.end_run(current_user())
+        except (SQLAlchemyError, OSError) as error:
+            self._log.warning("stop_not_noted", error=str(getattr(error, "orig", error)))
         self._database_watch.stop(tell)
         self._alarms.stop()
         self._results.stop()
@@ -523,13 +516,6 @@ class App:
         if not end_context(self._context):
             self._log.warning("context_left_behind", why="libzmq waits for subscribers that are gone")
         self._locks.close()
-
-    def _end_run(self) -> None:
-        """Note the stop, once the writer's thread has ended."""
-        try:
-            self._store.end_run(current_user())
-        except (SQLAlchemyError, OSError) as error:
-            self._log.warning("stop_not_noted", error=str(getattr(error, "orig", error)))
 
     def describe(self) -> str:
         config = self._config

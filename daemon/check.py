@@ -33,7 +33,7 @@ _PLACE = re.compile(r"(.+?):(\d+):(\d+): ")
 
 
 def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
-    """Return every mistake in a line, weights files included (each is read and its sha256 compared), and its facts."""
+    """Return every mistake in a line and its facts; each weights file is read and its sha256 compared."""
     try:
         config, mistakes, touched = sound_config(path)
     except ConfigError as error:
@@ -78,7 +78,6 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
 
 
 def _in_order(problems: list[str]) -> list[str]:
-    """Return the problems file by file, as the files came up, and in each in the order of its lines."""
     files: dict[str, int] = {}
     keys: list[tuple[int, int, int]] = []
     for problem in problems:
@@ -89,7 +88,7 @@ def _in_order(problems: list[str]) -> list[str]:
 
 
 def _gpu_count(config: Config) -> int:
-    """Return how many GPUs torch sees; it is asked, which takes seconds, only where the line names one."""
+    """Ask torch, which takes seconds, only if the line names a GPU."""
     if all(name == "cpu" or device.host is not None for name, device in config.devices.items()):
         return 0
     from daemon.dispatch.torch_devices import TorchDevices  # noqa: PLC0415  torch
@@ -109,7 +108,6 @@ def _weights_problems(path: Path, catalog: Catalog) -> list[str]:
 
 
 def model_problems(path: Path, config: Config) -> list[str]:
-    """Return the first mistake of each model, with the line that names its checkpoint."""
     problems: list[tuple[KeyPath, str]] = []
     for name, model in config.models.items():
         try:
@@ -125,10 +123,7 @@ def model_problems(path: Path, config: Config) -> list[str]:
 
 
 def _require_servable(model: Model) -> None:
-    """Raise ModelError for the first mistake in configuration, headers, tokenizer, prepared files or memory.
-
-    Weights are not read. Imports torch and transformers, which take seconds and are not needed without models.
-    """
+    """Raise ModelError for the first mistake without reading weights. Imports torch, which takes seconds."""
     from experts.moe.model.keys_values import TextMemory, bytes_per_token, require_text_memory  # noqa: PLC0415
     from experts.moe.model.mode import Mode  # noqa: PLC0415
     from experts.moe.model.runtime import open_store, read_model  # noqa: PLC0415

@@ -1,8 +1,4 @@
-"""Errors that the user has to correct before the line can start or go on.
-
-Errors are split by who acts on them: one message's sender acts on `messages.MessageError`, an operator on
-`control.ControlError`; one expert's and one image's errors are in `experts.errors`.
-"""
+"""Errors that the user has to correct before the line can start or go on."""
 
 from collections.abc import Sequence
 
@@ -25,11 +21,11 @@ class StartError(ConfigError):
 
 
 class DeviceLostError(Exception):
-    """A device of another PC is out of reach or has failed: its work must be done elsewhere."""
+    """A device of another PC is unreachable or has failed: its work must be done elsewhere."""
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Return True if a device has failed, and not its work; by name, so that this needs no torch."""
+    """Return True if a device failed, not its work; by name, so that this needs no torch."""
     if isinstance(error, DeviceLostError):
         return True
     if type(error).__name__ == "OutOfMemoryError":
@@ -38,22 +34,22 @@ def is_device_error(error: BaseException) -> bool:
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Return True if a smaller batch may succeed; torch has one error for GPUs and only a text for the CPU."""
+    """Return True if a smaller batch may succeed; torch has an error for GPUs and only a text for the CPU."""
     is_torch_error = type(error).__name__ == "OutOfMemoryError"
     return isinstance(error, MemoryError) or is_torch_error or "can't allocate memory" in str(error)
 
 
 def install_with(extra: str) -> str:
-    """Return the command that installs the packages of an extra into a checkout, at the versions of constraints.txt."""
+    """Return the command to install an extra into a checkout, at the versions of constraints.txt."""
     return f".venv/bin/python -m pip install --constraint constraints.txt --editable '.[{extra}]'"
 
 
 class MissingExtraError(Exception):
-    """`package` is not installed, so `what` cannot be done; the text says how to install it."""
+    """`package` is missing, so `what` cannot be done; the text says how to install it."""
 
     def __init__(self, package: str | None, what: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; {what} needs the extra `{extra}`: {install_with(extra)}")
 
 
 class ReleaseError(Exception):
-    """A release is refused or cannot be fetched; the text says which, why, and what to do."""
+    """A refused or unavailable release; the text says which, why, and what to do."""

@@ -14,7 +14,7 @@ MAX_ATTRIBUTES_BYTES = 4096
 
 
 def attributes_text(attributes: Mapping[str, str]) -> str:
-    """Return a board's attributes as they are stored: the names in order, without spaces."""
+    """Return a board's attributes as stored: names in order, without spaces."""
     return json.dumps(attributes, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
@@ -147,7 +147,6 @@ class TextRequest:
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes that it counts in the backlog."""
         return len(self.prompt.encode())
 
 

@@ -1,7 +1,4 @@
-"""`coserve run`: start the line, one line when it is ready, wait for a signal, stop it in order.
-
-What the service manager hears meanwhile, and why, is in docs/service.md.
-"""
+"""`coserve run`: start the line, wait for a signal, stop it in order (docs/service.md)."""
 
 import faulthandler
 import gc
@@ -35,10 +32,7 @@ _START_AT_MOST_S = 3600.0
 
 
 class Notifier:
-    """Speaks to `$NOTIFY_SOCKET` (sd_notify(3)), a path or an abstract address; without one nothing is sent.
-
-    For any thread. Packages such as systemd-watchdog cannot send `RELOADING=1` and its time in one datagram.
-    """
+    """Speaks to `$NOTIFY_SOCKET` (sd_notify(3)), if any. Any thread."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))
@@ -59,19 +53,18 @@ class Notifier:
         self._tell("WATCHDOG=1")
 
     def reloading(self, status: str) -> None:
-        """Report that a reload begins; `ready` ends it."""
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}", _sentence(status))
 
     def stopping(self, status: str) -> None:
         self._tell("STOPPING=1", _sentence(status))
 
     def extend(self, seconds: float) -> None:
-        """Ask for `seconds` more time for a start or a stop that takes long, so that it does not count as a hang."""
+        """Ask for `seconds` more time for a long start or stop, so that it does not count as a hang."""
         self._tell(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}", "WATCHDOG=1")
 
     @contextmanager
     def patience(self) -> Iterator[None]:
-        """While the body runs, ask for more time every ten seconds, for an hour at most."""
+        """Ask for more time every ten seconds while the body runs, for an hour at most."""
         done = threading.Event()
 
         def ask() -> None:
@@ -211,9 +204,9 @@ def _run(app: App, notifier: Notifier, signals: _Signals) -> int:
 
 
 def _leave_threads_behind(status: int) -> None:
-    """End the process here where threads are left: a batch or a load goes on, or hangs, or a stop has failed.
+    """Exit here if threads are left: a batch or a load goes on, or hangs, or a stop has failed.
 
-    The interpreter's own end would wait for some, and end others in the middle of native code, which aborts the
+    The interpreter's own exit would wait for some, and end others in the middle of native code, which aborts the
     process. Everything durable is closed by now, or is as a kill would leave it.
     """
     left = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
@@ -241,7 +234,6 @@ class _Watch:
         self._log: Any = structlog.get_logger("serve")
 
     def keep(self) -> None:
-        """Watch until a signal says stop."""
         # Images are served at once, so a long fill or a slow model delays no image.
         ready_by_s = time.monotonic() + _READY_WITHIN_S
         is_announced = False
@@ -279,7 +271,7 @@ class _Watch:
             self._status_at_s = now_s + _STATUS_S
 
     def _look_after_reload(self) -> None:
-        """Run reloads one after the other in a thread of their own: they may wait for disks and threads."""
+        """Run reloads one after another in a thread of their own: they may wait for disks and threads."""
         if self._reloading is not None and not self._reloading.is_alive():
             self._reloading = None
             self._notifier.ready(self._app.operations.sentence())

@@ -46,8 +46,6 @@ def parse_seconds(value: object) -> float:
 
 
 def between(min_s: float, max_s: float, expected: str) -> AfterValidator:
-    """Return a check of a duration; `expected` names both limits to a person."""
-
     def check(value: float) -> float:
         if not min_s <= value <= max_s:
             raise ValueError(f"expected a duration {expected}")
@@ -62,7 +60,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 
 
 def size_text(size_bytes: float) -> str:
-    """Return a size for a person, in powers of ten and three digits: `812 B`, `45 kB`, `44.8 MB`, `2.0 GB`."""
+    """Format a size in powers of ten and three digits: `812 B`, `45 kB`, `44.8 MB`, `2.0 GB`."""
     value = float(size_bytes)
     for unit, digits in (("B", 0), ("kB", 0), ("MB", 1), ("GB", 1)):
         shown = 0 if value >= 99.95 else digits
@@ -73,12 +71,12 @@ def size_text(size_bytes: float) -> str:
 
 
 def count_text(number: float, noun: str, plural: str = "") -> str:
-    """Return a number with its noun for a terminal: `1 image`, `1,042 images`."""
+    """Format a number with its noun for a terminal: `1 image`, `1,042 images`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return the same for a page, with thin spaces between thousands: `2\u202f140 boards`."""
+    """The same for a page, with thin spaces between thousands: `2 140 boards`."""
     return count_text(number, noun, plural).replace(",", "\u202f")
 
 
@@ -90,7 +88,6 @@ def utc_text(wall_s: float) -> str:
 
 
 def wall_seconds(text: str) -> float:
-    """Return a stored time as seconds since the epoch."""
     return datetime.fromisoformat(text).timestamp()
 
 

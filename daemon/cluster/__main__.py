@@ -1,7 +1,6 @@
 """`python -m daemon.cluster CONFIG SOCKET --heart FD`: the Ray driver of a line, as a process that the daemon keeps.
 
-It starts one actor for each device of another PC, keeps it going, and passes messages on. Ray ends this process
-together with the Ray processes of this PC; the daemon then starts it again.
+It keeps one actor going for each device of another PC. Ray ends this process together with its own on this PC.
 """
 
 import json
@@ -40,7 +39,6 @@ _MAX_HUNG = 4
 
 
 def relay(line: socket.socket, ray: Any) -> None:
-    """Pass on the daemon's messages and the devices' answers, each in a thread of its own."""
     answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     devices: dict[str, RelayedDevice] = {}
 
@@ -64,7 +62,7 @@ def relay(line: socket.socket, ray: Any) -> None:
 
 
 class RelayedDevice:
-    """One device of another PC and its actor; a lost actor is replaced by a new one."""
+    """One device of another PC and its actor, which is replaced when lost."""
 
     def __init__(self, name: str, about: dict[str, Any], ray: Any, say: Callable[[dict[str, Any]], None]) -> None:
         self._name = name
@@ -81,7 +79,7 @@ class RelayedDevice:
     # Its actor
 
     def keep(self) -> None:
-        """Start the actor and watch it; start another whenever it is lost. Never returns."""
+        """Start the actor, and another whenever it is lost. Never returns."""
         while True:
             self._lost.clear()
             self._hangs = False
@@ -133,7 +131,7 @@ class RelayedDevice:
     # Orders of the daemon
 
     def carry_out(self, head: dict[str, Any], body: bytes) -> None:
-        """Pass an order on; drop one for an earlier life of the device, which the daemon has reported as lost."""
+        """Pass on an order; drop one for an earlier life of the device, which was reported as lost."""
         if head["life"] != self._life:
             return
         actor = self._actor
@@ -158,19 +156,18 @@ class RelayedDevice:
                 raise ValueError(f"an unknown order: {other}")
 
     def _ask(self, actor: Any, head: dict[str, Any], call: Callable[[], Any]) -> None:
-        """Call the actor now, in the order of the daemon's messages, and wait for the answer in another thread."""
         self._calls.submit(self._answer, actor, head, call(), call)
 
     def _answer(self, actor: Any, head: dict[str, Any], first: Any, again: Callable[[], Any]) -> None:
-        """Pass on the answer of `first`; if weights are missing, send them and pass on the answer of `again`."""
+        """Pass on the answer; if weights are missing, send them and pass on the answer of `again`."""
         try:
             answer = json.loads(self._ray.get(first))
             if "missing" in answer:
                 with self._sending:  # another order may have sent them in the meantime
                     answer = json.loads(self._ray.get(again()))
                     if missing := answer.get("missing"):
-                        refusal = self._send_files(actor, {digest: Path(head["files"][digest]) for digest in missing})
-                        answer = refusal or json.loads(self._ray.get(again()))
+                        sent = (self._send_file(actor, digest, Path(head["files"][digest])) for digest in missing)
+                        answer = next(filter(None, sent), None) or json.loads(self._ray.get(again()))
             if "missing" in answer:
                 message = "the weights left the worker's cache before they were read: raise its --cache-size"
                 answer = {"error": message, "is_device_error": True}
@@ -184,15 +181,7 @@ class RelayedDevice:
         answer = answer if isinstance(answer, dict) else {"error": f"its worker sent {answer!r:.80}"}
         self._say(answer | {"say": "answer", "device": self._name, "call": head["call"]})
 
-    def _send_files(self, actor: Any, files: dict[str, Path]) -> dict[str, Any] | None:
-        """Send weights files until the worker refuses one; return that answer. Raises OSError."""
-        for digest, path in files.items():
-            if (refusal := self._send_file(actor, digest, path)) is not None:
-                return refusal
-        return None
-
     def _send_file(self, actor: Any, digest: str, path: Path) -> dict[str, Any] | None:
-        """Send a weights file in parts; return the worker's answer if it refuses the file. Raises OSError."""
         take = actor.take.options(concurrency_group="files")
         pending: list[Any] = []
         with path.open("rb") as file:
@@ -215,7 +204,7 @@ def _text(error: BaseException) -> str:
 
 
 def _start_thread(target: Callable[[], None]) -> None:
-    """Run `target` in a thread. If it fails, the process ends: the daemon starts another."""
+    """End the process if `target` fails: the daemon starts another."""
 
     def run() -> None:
         try:
@@ -228,7 +217,6 @@ def _start_thread(target: Callable[[], None]) -> None:
 
 
 def connect(address: str, control: socket.socket, beat: Callable[[], None]) -> None:
-    """Open the connection to the daemon and join the cluster; while it cannot be reached, report why."""
     ours, theirs = socket.socketpair()
     socket.send_fds(control, [b"line"], [theirs.fileno()])
     theirs.close()

@@ -42,12 +42,11 @@ class WorkerSettings:
 
 
 def resource_of(host: str) -> str:
-    """Return the name of the Ray resource that only the worker of this name has."""
     return f"coserve-{host}"
 
 
 def cluster_problems(config: Config) -> list[str]:
-    """Return why this PC cannot use devices of other PCs; a cluster that is out of reach is not a mistake."""
+    """Return why this PC cannot use remote devices; an unreachable cluster is not a mistake."""
     cluster = config.cluster
     if cluster.address is None:
         return []
@@ -60,7 +59,7 @@ def cluster_problems(config: Config) -> list[str]:
 
 
 def token_problem(file: Path | None) -> str | None:
-    """Return why `file` cannot be the cluster's secret, which is the head's on every PC; None if it can, or is None."""
+    """Return why `file` cannot be the cluster's secret; None is no secret."""
     try:
         if file is not None:
             read_token(file)
@@ -70,7 +69,6 @@ def token_problem(file: Path | None) -> str | None:
 
 
 def unreachable(address: str) -> str | None:
-    """Return why nothing answers at `address` (HOST:PORT), None if something does."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_WITHIN_S).close()
@@ -81,18 +79,17 @@ def unreachable(address: str) -> str | None:
 
 
 def last_line(error: BaseException) -> str:
-    """Return an error's type and the last line of its text, which Ray may make pages long."""
+    """Return an error's type and last line: Ray's texts can be pages long."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"[:300]
 
 
 def join(ray: Any, address: str) -> None:
-    """Connect this process to a cluster; `ray` is the package, which is imported once there is a need for it."""
     with chdir("/"):  # Ray lets workers import from a folder of this name, before their own code
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
 
 
 def port_problem(settings: WorkerSettings) -> str | None:
-    """Return which port is in use, None if all are free. Ray itself fails only after half a minute."""
+    """Name a port in use. Ray itself fails only after half a minute."""
     ports = {settings.ports + number: "--ports" for number in range(len(_COMPONENTS))}
     if settings.address is None:
         ports[settings.port] = "--port"
@@ -107,7 +104,7 @@ def port_problem(settings: WorkerSettings) -> str | None:
 
 
 def refusal(address: str, environment: Mapping[str, str]) -> str | None:
-    """Return why the cluster at `address` does not let this PC in, None if it does. `ray start` takes longer."""
+    """Return why the cluster refuses this PC; `ray start` takes longer to say so."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", f"--address={address}"]
     probe = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
     why = (probe.stderr.splitlines() or [""])[-1][:300]
@@ -119,7 +116,7 @@ def refusal(address: str, environment: Mapping[str, str]) -> str | None:
 
 
 def ray_environment(token: Path | None) -> dict[str, str]:
-    """Return the environment of Ray's processes: no statistics are sent, and only holders of the token may join."""
+    """Return the environment of Ray's processes: no usage statistics, token authentication."""
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled" if token is None else "token",
@@ -136,10 +133,7 @@ def ray_environment(token: Path | None) -> dict[str, str]:
 
 
 def join_command(settings: WorkerSettings) -> tuple[list[str], Mapping[str, str]]:
-    """Return the command that joins the cluster and stays, and its environment.
-
-    Raises StartError, MissingExtraError.
-    """
+    """Return command and environment to join the cluster and stay. Raises StartError, MissingExtraError."""
     if importlib.util.find_spec("ray") is None:
         raise MissingExtraError("ray", "a worker", "cluster")
     if settings.address is not None and (problem := unreachable(settings.address)):

@@ -1,6 +1,6 @@
-"""Messages between the daemon and its process for the cluster, and what crosses the network: JSON and bytes only.
+"""Frames between daemon, Ray driver and other PCs: JSON and bytes, nothing unpickled.
 
-A frame is two lengths (4 bytes each, big-endian), a JSON object and a body of bytes. Nothing is unpickled.
+A frame is two lengths (4 bytes each, big-endian), a JSON object and a body of bytes.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _SPEC_FIELDS = tuple(field.name for field in fields(ExpertSpec))
 
 
 class Report(BaseModel):
-    """A worker's report (`plain_report`); it is of another PC, and only what a report may be reaches the drive."""
+    """A worker's report (`plain_report`), checked because it comes from another PC."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,7 +47,7 @@ def send(line: socket.socket, head: dict[str, Any], body: Sequence[bytes] = ()) 
 
 
 def receive(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
-    """Return the next frame, None at the end of the connection. Raises OSError, ConnectionError if it is not one."""
+    """Return the next frame, None at the end of the connection. Raises OSError, ConnectionError for a bad frame."""
     prefix = stream.read(_LENGTHS.size)
     if not prefix:
         return None
@@ -70,7 +70,7 @@ def receive(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
 
 @cache
 def code_version() -> str:
-    """Return the version of this code with a digest of its files: both sides need the same."""
+    """Return version and digest of this code: both sides need the same."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
     for folder in ("daemon", "experts", "routing_rules"):
         for file in sorted((root / folder).rglob("*.py")):
@@ -82,13 +82,11 @@ def code_version() -> str:
 
 
 def plain_spec(spec: ExpertSpec) -> dict[str, Any]:
-    """Return an expert as JSON values; the other side finds its file by the digest."""
     plain = {name: getattr(spec, name) for name in _SPEC_FIELDS}
     return plain | {"file": str(spec.file), "backbone": spec.backbone and plain_spec(spec.backbone)}
 
 
 def spec_of(plain: dict[str, Any], folder: Path) -> ExpertSpec:
-    """Return the expert with its file in `folder`, named by its digest."""
     values = dict(plain)
     values |= {name: tuple(plain[name]) for name in ("classes", "mean", "std")}
     values |= {"file": folder / plain["sha256"], "backbone": plain["backbone"] and spec_of(plain["backbone"], folder)}
@@ -96,7 +94,7 @@ def spec_of(plain: dict[str, Any], folder: Path) -> ExpertSpec:
 
 
 def packed_order(order: BatchOrder, chosen: Sequence[int], sizes: Sequence[int]) -> bytes:
-    """Return the images `chosen` of a batch as JSON; `sizes` are the lengths of their bytes, which follow it."""
+    """Encode the images `chosen` of a batch as JSON; `sizes` are the lengths of their bytes, which follow it."""
     heads: dict[int, int] = {}
     specs: list[ExpertSpec] = []
     rows: list[Any] = []
@@ -112,7 +110,6 @@ def packed_order(order: BatchOrder, chosen: Sequence[int], sizes: Sequence[int])
 
 
 def order_of(body: bytes, order_bytes: int, folder: Path) -> tuple[BatchOrder, dict[JournalKey, bytes]]:
-    """Return the batch of `packed_order`, the first bytes of `body`, and its images' bytes by their key in it."""
     plain = json.loads(body[:order_bytes])
     heads = [spec_of(spec, folder) for spec in plain["heads"]]
     payloads: dict[JournalKey, bytes] = {}
@@ -128,13 +125,12 @@ def order_of(body: bytes, order_bytes: int, folder: Path) -> tuple[BatchOrder, d
 
 
 def plain_report(report: BatchReport) -> dict[str, Any]:
-    """Return a report as JSON values, without the times of another PC's clock."""
     names = ("infer_ms", "memory_limit", "device_error")
     return {name: getattr(report, name) for name in names} | {"results": [*map(_plain_result, report.results)]}
 
 
 def checked_report(plain: Any, experts: Sequence[ExpertSpec]) -> Report:
-    """Return a worker's report about images of which each went to one of `experts`; ValueError if it cannot be one."""
+    """Decode a worker's report about images at `experts`; ValueError if it cannot be one."""
     report = Report.model_validate(plain)
     if len(report.results) != len(experts):
         raise ValueError(f"{len(report.results)} results for {len(experts)} images")
@@ -152,7 +148,6 @@ def report_of(
     batch_id: int,
     times_s: tuple[float, float],
 ) -> BatchReport:
-    """Return the report with `results`, and with its start and end on this PC's clock."""
     outcome = report.infer_ms, report.memory_limit, report.device_error
     return BatchReport(executor, batch_id, tuple(results), *times_s, *outcome)
 

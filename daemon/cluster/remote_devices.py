@@ -1,8 +1,7 @@
-"""The daemon's side of devices on other PCs: pools and executors whose work is done there.
+"""The daemon's side of devices on other PCs. Nothing here decides.
 
-Nothing here decides. Orders under way on a device that is lost are reported at once, as errors of that device, so that
-the drive gives their images to others; later answers are dropped. A lost device comes back empty, and the drive hears
-of the loss before the return: no order for the old device reaches the new one.
+Running orders of a lost device are reported at once as errors of that device, so that the drive gives their images to
+others; later answers are dropped. A lost device comes back empty, and the drive hears of the loss before the return.
 """
 
 import queue
@@ -39,7 +38,6 @@ _PREFETCH_S = 10.0
 #: Bytes of images in one message; Ray keeps a large one in its object store, and the process refuses huge ones.
 _MAX_PART_BYTES = 128 << 20
 
-
 #: Called with the answer to an order, or None if its device is lost.
 OnAnswer = Callable[[dict[str, Any] | None], None]
 #: Messages to send over one connection, each a head and a body; None ends its sender.
@@ -47,10 +45,9 @@ _Outbox = queue.SimpleQueue[tuple[dict[str, Any], tuple[bytes, ...]] | None]
 
 
 class RemoteDevice:
-    """One device of another PC: the orders under way there, and the messages to it. Any thread."""
+    """One device of another PC: its running orders, and the messages to it. Any thread."""
 
     def __init__(self, name: str, settings: Device, max_pixels: int, post: Callable[..., None]) -> None:
-        """`post(head, body)` sends a message to the process of the cluster; OSError if there is none."""
         self.name = name
         self._settings = settings
         self._max_pixels = max_pixels
@@ -69,7 +66,6 @@ class RemoteDevice:
         self.problem: str | None = _NOT_YET
 
     def about(self) -> dict[str, Any]:
-        """Return what its worker needs to make its pools and executors."""
         names = ("executors", "threads", "activation_memory")
         settings = {name: getattr(self._settings, name) for name in names} | {"expert_memory": 1}
         facts = {"device": self._settings.device, "settings": settings, "max_pixels": self._max_pixels}
@@ -102,7 +98,6 @@ class RemoteDevice:
             call(message)
 
     def lost(self, reason: str, drive: Drive) -> None:
-        """End every order under way, then tell the drive."""
         with self._lock:
             was_there = self.life is not None
             is_news = was_there or self.problem != reason
@@ -115,7 +110,7 @@ class RemoteDevice:
             drive.device_lost(self.name, reason, was_there=was_there)
 
     def found(self, life: str, drive: Drive) -> None:
-        """Note that its worker is ready and empty; it is used once the drive has handled that."""
+        """Mark its worker as ready and empty; orders follow once the drive has handled that."""
         with self._lock:
             self.life = life
         drive.device_back(self.name, lambda: self._resume(life))
@@ -145,7 +140,7 @@ class RemoteLoad(NamedTuple):
 
 
 class RemotePool:
-    """Expert memory of another PC's device: `load` waits for its end; other orders do not, and keep their order."""
+    """Expert memory of another PC's device: `load` blocks; other orders do not, and keep their order."""
 
     def __init__(self, facts: PoolFacts, device: RemoteDevice) -> None:
         self.device = device.name
@@ -181,7 +176,7 @@ class RemotePool:
 
 
 class _UnsentBatch(NamedTuple):
-    """A batch with the images that are still to be sent, and the report about the others."""
+    """A batch with its unsent images, and the report about the others."""
 
     order: BatchOrder
     life: str | None
@@ -191,7 +186,6 @@ class _UnsentBatch(NamedTuple):
 
 
 def _first_part(images: tuple[ImageOrder, ...]) -> tuple[ImageOrder, ...]:
-    """Return the first images, at least one, that together have at most `_MAX_PART_BYTES`."""
     sizes = accumulate(image.key.length for image in images)
     return images[: max(1, sum(size <= _MAX_PART_BYTES for size in sizes))]
 
@@ -203,7 +197,7 @@ def _join_reports(first: BatchReport, then: BatchReport) -> BatchReport:
 
 
 class RemoteExecutor:
-    """One stream of batches on another PC's device. A thread reads the images' bytes and sends them with the batch."""
+    """One stream of batches on another PC's device. A thread reads the images' bytes and sends them."""
 
     def __init__(self, facts: ExecutorFacts, device: RemoteDevice, read: Callable[[JournalKey], bytes]) -> None:
         self.facts = facts
@@ -220,7 +214,7 @@ class RemoteExecutor:
         self._worker.put(_UnsentBatch(order, self._device.life, time.monotonic(), order.images))
 
     def give_up(self) -> RequestId | None:
-        """Have the worker started again, and return None: which image hangs is unknown here."""
+        """Restart the worker, and return None: which image hangs is unknown here."""
         self._device.tell({"do": "give_up"})
         self._worker = self._worker.successor()
         return None
@@ -229,7 +223,6 @@ class RemoteExecutor:
         return self._worker.stop(timeout_s)
 
     def _send(self, unsent: _UnsentBatch) -> None:
-        """Send the next images of a batch, as many as fit in one message."""
         part, faults = replace(unsent.order, images=_first_part(unsent.images)), dict[int, Unanswered]()
         try:
             payloads = self._payloads(part, faults)
@@ -247,7 +240,6 @@ class RemoteExecutor:
         self._device.call(unsent.life, on_answer, head, packed, *payloads.values())
 
     def _go_on(self, unsent: _UnsentBatch, part: BatchReport) -> None:
-        """Send the next part of a batch; after the last, or an error of the device, report the whole batch."""
         rest = unsent.images[len(part.results) :]
         if unsent.done is not None:
             part = _join_reports(unsent.done, part)
@@ -258,7 +250,6 @@ class RemoteExecutor:
             self._report(replace(part, results=part.results + lost))
 
     def _payloads(self, order: BatchOrder, faults: dict[int, Unanswered]) -> dict[int, bytes]:
-        """Return the bytes of the images that can be read, and add the others to `faults`, by number in the batch."""
         payloads: dict[int, bytes] = {}
         for number, image in enumerate(order.images):
             try:
@@ -290,10 +281,9 @@ class RemoteExecutor:
 
 
 class ClusterDevices:
-    """`Devices` (orders.py) of this PC and of others, and the connection to the process behind the latter."""
+    """`Devices` (orders.py) of this PC and of others, and the connection to the Ray driver."""
 
     def __init__(self, path: Path, config: Config, own: Devices) -> None:
-        """`path` is coserve.yaml's, for the child process."""
         self._path = path
         self._own = own
         limit = config.limits.max_pixels
@@ -340,14 +330,13 @@ class ClusterDevices:
         return [ChildSpec("cluster", argv, nice=0, pass_fds=(fd,), beats=True)]
 
     def start(self, drive: Drive) -> None:
-        """Report every remote device to `drive` as absent, and from now on each that comes or goes."""
         for device in self._remote.values():
             drive.device_lost(device.name, _NOT_YET, was_there=False)
         self._thread = threading.Thread(target=self._run, args=(drive,), name="cluster", daemon=True)
         self._thread.start()
 
     def prefetch(self, before: Mapping[ExpertId, ExpertSpec], after: Mapping[ExpertId, ExpertSpec]) -> None:
-        """Send new versions in `after` to the PCs that keep those of `before`; wait at most `_PREFETCH_S`."""
+        """Send new versions in `after` to the PCs that have those of `before`; wait at most `_PREFETCH_S`."""
         files: dict[str, str] = {}
         replaced: dict[str, str] = {}
         for old, new in ((before[expert], new) for expert, new in after.items() if expert in before):
@@ -362,7 +351,6 @@ class ClusterDevices:
         wait(answers, _PREFETCH_S)
 
     def stop(self) -> None:
-        """Accept no more connections. Call this after the process has ended."""
         with suppress(OSError):
             self._ours.shutdown(socket.SHUT_RDWR)
         if self._thread is not None:
@@ -377,7 +365,7 @@ class ClusterDevices:
         outbox.put((head, body))
 
     def _run(self, drive: Drive) -> None:
-        """Serve one connection after the other: each new process opens one."""
+        """Serve one connection after another: each new process opens one."""
         while (arrived := socket.recv_fds(self._ours, 16, 1))[0]:
             fds = arrived[1]
             if not fds:  # this process has no free file descriptor; the other one ends, and its successor tries again
@@ -406,7 +394,7 @@ class ClusterDevices:
                 device.lost(ended if device.life else device.problem or ended, drive)
 
     def _send_all(self, line: socket.socket, outbox: _Outbox) -> None:
-        """Send what is posted to one connection; if that fails, end it, so that its reader notices."""
+        """Send what is posted to one connection; shut it down on an error, so that its reader notices."""
         try:
             while (message := outbox.get()) is not None:
                 send(line, *message)

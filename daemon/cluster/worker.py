@@ -1,7 +1,6 @@
-"""The other PC's side: pools and executors of one device, made by the functions that a line on one PC uses.
+"""The other PC's side: one Ray actor with pools and executors, and a cache of weights.
 
-An instance is one Ray actor. It makes no decisions and keeps only its cache of weights: a line that loses it starts
-another. Arguments and answers are texts and bytes.
+It makes no decisions: a line that loses it starts another. Arguments and answers are texts and bytes.
 """
 
 import json
@@ -29,7 +28,7 @@ _NOTE_USE_EVERY_S = 3600.0
 
 
 class CacheError(Exception):
-    """A weights file was refused; the text says which and why. `is_altered`: its bytes do not match its digest."""
+    """A refused weights file, and why. `is_altered`: its bytes do not match its digest."""
 
     def __init__(self, message: str, *, is_altered: bool = False) -> None:
         self.is_altered = is_altered
@@ -37,21 +36,17 @@ class CacheError(Exception):
 
 
 class ExpertCache:
-    """A folder of at most `max_bytes`; the least recently used files are deleted first. For any thread and process.
-
-    It survives restarts: the modification time of a file is roughly when any process last used it.
-    """
+    """A folder of at most `max_bytes`, for any process. A file's modification time is roughly its last use."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        #: When this process last used each digest.
         self._used_s: dict[str, float] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def missing(self, digests: Iterable[str]) -> list[str]:
-        """Return the digests whose files are missing; the others count as used now."""
+        """Return the digests without a file; the others count as used now."""
         missing: list[str] = []
         for digest in dict.fromkeys(digests):
             path, now_s = self._path(digest), time.time()
@@ -64,10 +59,7 @@ class ExpertCache:
         return missing
 
     def take(self, digest: str, size: int, offset: int, chunk: bytes) -> None:
-        """Take the next part of a file of `size` bytes; after the last, verify it and put it in its place.
-
-        Raises CacheError if its bytes are not those of `digest`, or the cache is too small for it.
-        """
+        """Append to a file of `size` bytes, and verify it after the last part. Raises CacheError."""
         path = self._path(digest)
         part = path.with_name(f"{digest}.{os.getpid()}.part")
         if size > self._max_bytes:
@@ -94,7 +86,7 @@ class ExpertCache:
             raise CacheError(message, is_altered=True)
 
     def drop_altered(self, digests: Iterable[str]) -> list[str]:
-        """Delete files whose bytes no longer match their digest (power cut, bad disk); return the missing digests."""
+        """Delete files that no longer match their digest (power cut, bad disk); return the missing digests."""
         digests = list(dict.fromkeys(digests))
         for digest in digests:
             with suppress(OSError):
@@ -108,7 +100,6 @@ class ExpertCache:
         return self.folder / digest
 
     def _free_space(self, size: int) -> None:
-        """Delete files, the least recently used first, and partial files of processes that have died."""
         states: list[tuple[Path, os.stat_result]] = []
         for path in self.folder.iterdir():
             with suppress(FileNotFoundError):  # another process has put it in its place, or deleted it
@@ -127,7 +118,6 @@ class ExpertCache:
 
 
 def _is_being_written(path: Path) -> bool:
-    """Return True for a partial file whose process still runs."""
     return path.suffix == ".part" and Path("/proc", path.suffixes[0][1:]).exists()
 
 
@@ -138,7 +128,6 @@ NAME, CACHE, CACHE_SIZE = "COSERVE_WORKER_NAME", "COSERVE_WORKER_CACHE", "COSERV
 
 class DeviceWorker:
     def hello(self) -> str:
-        """Return the version of the code here."""
         return code_version()
 
     def open(self, about: str) -> None:
@@ -171,10 +160,10 @@ class DeviceWorker:
             executor.start(lambda report: self._ends[report.batch_id].put(report))
 
     def ping(self) -> None:
-        """Return at once, which shows that this process is alive."""
+        """Show that this process is alive."""
 
     def take(self, digest: str, size: int, offset: int, chunk: bytes) -> str:
-        """Take a part of a weights file; return "", or an `error` as JSON: this PC's, or that the file is altered."""
+        """Add a part of a weights file; return "", or an `error` as JSON: this PC's, or that the file is altered."""
         try:
             self._cache.take(digest, size, offset, chunk)
         except (CacheError, OSError) as error:
@@ -184,7 +173,6 @@ class DeviceWorker:
         return ""
 
     def prefetch(self, replaced: str) -> str:
-        """Return the `missing` digests of new versions whose old ones are here; `replaced` has old digests by new."""
         wanted = [new for new, old in json.loads(replaced).items() if not self._cache.missing([old])]
         missing = self._cache.missing(wanted)
         return json.dumps({"missing": missing} if missing else {})
@@ -212,7 +200,7 @@ class DeviceWorker:
         self._pools[PoolId(pool)].resize(budget_bytes)
 
     def run(self, executor: str, order_bytes: int, body: bytes) -> str:
-        """Run a batch (`order_of`) to its end; return `missing` digests of heads, or its `report`."""
+        """Run a batch (`order_of`); return `missing` digests of heads, or its `report`."""
         order, payloads = order_of(body, order_bytes, self._cache.folder)
         heads = [image.head.sha256 for image in order.images if image.head is not None]
         if missing := self._cache.missing(heads):

@@ -11,7 +11,6 @@ CREDENTIALS = "$CREDENTIALS_DIRECTORY"
 
 
 def http_endpoint(value: str) -> str:
-    """Return `value` unchanged; ValueError says what was expected."""
     if re.fullmatch(r"http://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", value) is None:
         raise ValueError(
             f"expected http://ADDRESS:PORT such as http://127.0.0.1:9470 (TLS: docs/security.md), not {value!r}"
@@ -20,7 +19,7 @@ def http_endpoint(value: str) -> str:
 
 
 def absolute_file(given: Path, folder: Path, environ: Mapping[str, str]) -> Path:
-    """Return the absolute path. An unset $CREDENTIALS_DIRECTORY stays in it: only a start of the line needs it."""
+    """Make a path absolute. An unset $CREDENTIALS_DIRECTORY stays: only a start needs it."""
     return folder / str(given).replace(CREDENTIALS, environ.get(CREDENTIALS[1:]) or CREDENTIALS)
 
 

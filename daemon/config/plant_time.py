@@ -1,8 +1,7 @@
 """The plant's clock: its days, hours and shifts as ranges of UTC, which is all that the database knows.
 
-A day lasts from midnight to midnight in the plant's time zone, 23 or 25 hours where the clock is put forward or back. A
-shift lasts until the next one begins, so that each moment belongs to exactly one; its day is the one on which it began.
-Whatever begins at a time that the clock skips begins when it skips it, and at a time that comes twice, the first time.
+Days have 23 or 25 hours where the clock is changed. A shift lasts until the next one begins; its day is the one on
+which it began. What begins at a skipped time begins at the skip, at a time that comes twice, the first time.
 """
 
 import itertools
@@ -30,7 +29,7 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A range of time as the database writes it: from `since` up to, but not with, `until`."""
+    """A range of time as the database writes it; `until` is excluded."""
 
     since: str
     until: str
@@ -46,7 +45,7 @@ class Shift(Span):
 
 @dataclass(frozen=True)
 class PlantTime:
-    """The clock of one plant; moments are in seconds since 1970. ValueError or OverflowError beyond the calendar."""
+    """The clock of one plant, in seconds since 1970. ValueError or OverflowError beyond the calendar."""
 
     timezone: str = "UTC"
     starts: tuple[tuple[str, time], ...] = ()
@@ -57,7 +56,6 @@ class PlantTime:
 
     @cached_property
     def shift_names(self) -> tuple[str, ...]:
-        """Return the shifts in the order in which a day begins them."""
         return tuple(name for name, _ in sorted(self.starts, key=itemgetter(1)))
 
     def at(self, day: date, clock: time = time()) -> float:
@@ -73,11 +71,10 @@ class PlantTime:
         return self._shown(now_s).date()
 
     def days(self, first: date, last: date | None = None) -> Span:
-        """Return the day `first`, or the days up to and with `last`."""
         return Span(utc_text(self.at(first)), utc_text(self.at((last or first) + _DAY)))
 
     def hours(self, span: Span) -> list[Span]:
-        """Return the hours of the plant's clock that begin in `span`, in order; the first and last may be shorter."""
+        """Return the clock hours that begin in `span`; the first and last may be shorter."""
         edges = [wall_seconds(span.since)]
         until_s = wall_seconds(span.until)
         while edges[-1] < until_s:
@@ -87,28 +84,24 @@ class PlantTime:
         return [Span(since, until) for since, until in itertools.pairwise(texts)]
 
     def shift(self, name: str, day: date) -> Shift:
-        """Return the shift `name` that begins on `day`; ValueError if the plant has no such shift."""
         if name not in self.shift_names:
             known = f"expected one of {', '.join(self.shift_names)}"
             raise ValueError(f"no shift {name!r}: {known if self.starts else 'coserve.yaml has no plant.shifts'}")
         return next(shift for shift in self._shifts_of(day) if shift.name == name)
 
     def shift_at(self, at_s: float) -> Shift | None:
-        """Return the shift to which a moment belongs; None in a plant without shifts."""
         text = utc_text(at_s)
         day = self.today(at_s)
         begun = [one for near in (day - _DAY, day) for one in self._shifts_of(near) if one.since <= text]
         return begun[-1] if begun else None
 
     def shifts(self, span: Span) -> list[Shift]:
-        """Return the shifts that have a part in `span`, in order."""
         day, last = self.today(wall_seconds(span.since)) - _DAY, self.today(wall_seconds(span.until))
         days = [day + number * _DAY for number in range((last - day).days + 1)]
         found = [one for day in days for one in self._shifts_of(day)]
         return [one for one in found if max(one.since, span.since) < min(one.until, span.until)]
 
     def text(self, at: str, style: str = "full") -> str:
-        """Return a stored time as the plant's clock shows it: `2026-11-21 10:28:11 CET`."""
         return format(datetime.fromtimestamp(wall_seconds(at), self.zone), _FORMATS[style])
 
     def _shown(self, at_s: float) -> datetime:
@@ -124,7 +117,6 @@ class PlantTime:
 
 
 def timezone_name(name: str) -> str:
-    """Return `name` if it is a time zone; ValueError with the nearest name if it is not."""
     known = sorted(available_timezones())
     if name in known:
         return name
@@ -134,14 +126,13 @@ def timezone_name(name: str) -> str:
 
 
 def shift_name(name: str) -> str:
-    """Return `name` if it can name a shift; ValueError if not. `@` stands between a shift and its day."""
+    """Refuse `@`, which stands between a shift and its day."""
     if not re.fullmatch(r"\w[\w.-]{0,31}", name):
         raise ValueError("expected a name of at most 32 letters, digits and _ . -")
     return name
 
 
 def clock_time(text: str) -> str:
-    """Return `text` if it is a time of day such as `06:00`; ValueError if it is not."""
     try:
         time.fromisoformat(text if len(text) == 5 and text[2] == ":" else "")
     except ValueError:

@@ -49,10 +49,10 @@ class Endpoints(_ConfigSection):
 
 
 class Device(_ConfigSection):
-    """One processor. Omitted keys come from `profile`, else from these defaults; `expert_memory` has no default.
+    """One processor. Omitted keys come from `profile`, else these defaults; `expert_memory` has no default.
 
-    A GPU with `memory: shared` computes in the host's memory: its `expert_memory` is a part of the CPU's. With a
-    `host` it is the `device` of that worker of the cluster.
+    A GPU with `memory: shared` computes in host memory: its `expert_memory` is part of the CPU's. With a `host` it is
+    the `device` of that worker of the cluster.
     """
 
     expert_memory: Bytes = 0
@@ -95,23 +95,20 @@ class Model(_ConfigSection):
 
     @property
     def least_bytes(self) -> int:
-        """Return the bytes that the model keeps while images need its memory."""
         return min(self.memory, self.memory // 4 if self.least_memory is None else self.least_memory)
 
     @property
     def text_bytes(self) -> int:
-        """Return the bytes that its texts may hold in addition to its experts."""
         return self.memory // 4 if self.text_memory is None else self.text_memory
 
     @property
     def mode_options(self) -> dict[str, Any]:
-        """Return the mode's own options, with the SLOs that its latency controller keeps."""
         slos_s = {"ttft_slo_ms": self.ttft_slo, "tpot_slo_ms": self.tpot_slo}
         return self.options | {name: slo_s * 1000 for name, slo_s in slos_s.items() if slo_s is not None}
 
 
 class Limits(_ConfigSection):
-    """Back-pressure in counts and bytes, of one source and of all; a source beyond its share gets `busy`."""
+    """Back-pressure in counts and bytes, per source and in total; a source beyond its share gets `busy`."""
 
     backlog_images: Count = 20_000
     backlog_bytes: Bytes = 8 * 2**30
@@ -126,7 +123,7 @@ class Limits(_ConfigSection):
 
 
 class Retention(_ConfigSection):
-    """Which images are kept after their verdict, how long images and results stay, and how much disk stays free."""
+    """Images kept after their verdict, the age of images and results, and the disk space kept free."""
 
     keep: list[Literal["pass", "fail", "review", "unknown"]] = ["fail", "review", "unknown"]
     good_examples: Annotated[int, Field(ge=0, le=100)] = 3
@@ -141,33 +138,32 @@ class Retention(_ConfigSection):
 
 
 class PlantClock(_ConfigSection):
-    """The plant's clock, with the start of each shift, and its goal."""
+    """The plant's clock, the start of each shift, and the yield goal."""
 
     timezone: Annotated[str, AfterValidator(timezone_name)] | None = None
     shifts: dict[Annotated[str, AfterValidator(shift_name)], Annotated[str, AfterValidator(clock_time)]] = {}
     yield_goal: Annotated[float, Field(gt=0, le=1)] | None = None
 
     def clock(self) -> PlantTime:
-        """Return the plant's days, hours and shifts."""
         starts = tuple((name, time.fromisoformat(at)) for name, at in self.shifts.items())
         return PlantTime(self.timezone or "UTC", starts)
 
 
 class Plant(PlantClock):
-    """The plant, and whose releases the line takes."""
+    """The plant, and whose releases the line accepts."""
 
     signers: Annotated[list[Path], Field(max_length=64)] = []
 
 
 class ClusterSettings(_ConfigSection):
-    """The Ray cluster of devices on other PCs: `address` is that of its head, `token` the file of its secret."""
+    """The Ray cluster of devices on other PCs: `address` of its head, `token` file of its secret."""
 
     address: Annotated[str, Field(pattern=CLUSTER_ADDRESS)] | None = None
     token: Path | None = None
 
 
 class StopSettings(_ConfigSection):
-    """Work before a stop: finish the `running` batches, or the whole `backlog`, `within` that time."""
+    """Work before a stop: the `running` batches, or the whole `backlog`, `within` that time."""
 
     drain: Literal["running", "backlog"] = "running"
     within: Annotated[Seconds, between(0.0, 3600.0, "of 1h at most")] = 12.0
@@ -194,7 +190,7 @@ def _line_name(name: str) -> str:
 
 
 class Config(_ConfigSection):
-    """A whole line, resolved: paths absolute, endpoints expanded. `line` is the name that its results carry."""
+    """A resolved line: paths absolute, endpoints expanded. `line` is the name that its results carry."""
 
     line: Annotated[str, AfterValidator(_line_name)] = Field(default_factory=socket.gethostname)
 
@@ -218,22 +214,18 @@ class Config(_ConfigSection):
 
     @property
     def quarantine(self) -> Path:
-        """Folder of refused images, beside the journal."""
         return self.journal.parent / "quarantine"
 
     @property
     def positions(self) -> Path:
-        """Folder of the consumers' positions, beside the journal."""
         return self.journal.parent / "consumers"
 
     @property
     def alarms(self) -> Path:
-        """File of the active alarms, for consumers."""
         return self.positions / "alarms.json"
 
     @property
     def logged_out(self) -> Path:
-        """File of the web pages' sessions that were logged out, beside the journal."""
         return self.journal.parent / "logged_out"
 
 
@@ -260,7 +252,7 @@ def sound_config(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[C
 
 
 def read_settings(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[Document, list[Problem]]:
-    """Return the settings of `path` and the environment, unchecked, and mistakes; ConfigError if there are none."""
+    """Return unchecked settings of `path` and the environment, and mistakes; ConfigError if there are none."""
     document = read_yaml(path)
     if not isinstance(document.data, dict):
         expected = Problem(str(path), 1, 1, "expected a mapping with keys such as rules, catalog and devices")
@@ -269,7 +261,7 @@ def read_settings(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[
 
 
 def stated_settings(path: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what the file and the environment state: JSON by dotted key, without passwords."""
+    """Return the settings that file and environment state: JSON by dotted key, without passwords."""
     return dict(_leaves(read_settings(path, environ)[0].data, ()))
 
 
@@ -282,7 +274,7 @@ def _leaves(value: Any, at: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 
 def at_their_lines(path: Path, mistakes: Sequence[tuple[KeyPath, str]]) -> list[str]:
-    """Return mistakes in settings that were read before, each with its line in `path`."""
+    """Prefix each mistake in settings that were read before with its line in `path`."""
     try:
         document = read_settings(path)[0] if mistakes else None
     except ConfigError:
@@ -298,7 +290,6 @@ def at_their_keys(path: Path, mistakes: Sequence[str]) -> list[str]:
 def _resolve(
     config: Config, folder: Path, document: Document, environ: Mapping[str, str]
 ) -> tuple[Config, list[tuple[KeyPath, str]]]:
-    """Return the settings with absolute paths and endpoints, and contradictions, each with its key."""
     endpoints, mistakes = _absolute_endpoints(config.endpoints, folder, environ)
     try:
         database = absolute_database(config.database, folder)
@@ -335,7 +326,7 @@ def _absolute_endpoints(
 
 
 def _contradictions(config: Config, devices_written: Sequence[str]) -> Iterator[tuple[KeyPath, str]]:
-    """Yield contradictions that no other file can resolve; a device that was taken out as wrong is reported already."""
+    """Yield contradictions within the settings; a device taken out as wrong is reported already."""
     remote: dict[tuple[str, str], str] = {}
     for name, device in config.devices.items():
         for keys, message in _device_mistakes(name, device):
@@ -416,14 +407,14 @@ def _model_mistakes(model: Model, devices: Mapping[str, Device]) -> Iterator[tup
 
 
 class StartSettings:
-    """The settings of `path` at the start, to compare the file with later: a reload reads no setting again."""
+    """The settings at the start, to compare the file with later: a reload reads no setting again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._at_start = load_config(path)
 
     def changed(self) -> tuple[list[str], list[str]]:
-        """Return the keys whose values changed, and why the file cannot be read: one of the two is empty."""
+        """Return the changed keys, and why the file cannot be read: one of the two is empty."""
         try:
             now = load_config(self._path)
         except ConfigError as error:
@@ -432,7 +423,7 @@ class StartSettings:
 
 
 def changed_keys(before: Config, now: Config) -> list[str]:
-    """Return paths such as `devices.cpu.executors` in the file's order; an added or removed section by its own name."""
+    """Return paths such as `devices.cpu.executors` in file order; an added or removed section by its name."""
     return list(_differences(before.model_dump(), now.model_dump(), ()))
 
 
@@ -449,12 +440,10 @@ _PREFIX = "COSERVE_"
 #: A variable with this prefix that is not a setting: the command line's default for the file.
 _NOT_A_SETTING = "COSERVE_CONFIG"
 
-#: Sections whose entries have names of their own, with the keys of an entry.
 Named = Mapping[str, Collection[str]]
 
 
 def is_setting(name: str) -> bool:
-    """Return True if an environment variable of this name is meant to override a setting."""
     return name.startswith(_PREFIX) and name != _NOT_A_SETTING
 
 

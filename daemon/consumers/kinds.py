@@ -33,7 +33,6 @@ def make_consumer(name: str, settings: ConsumerSettings, journal: Path, line: Li
 
 
 def consumer_mistakes(consumers: Mapping[str, ConsumerSettings]) -> KeyedTexts:
-    """Return contradictions in the section `consumers`, each with its key, the consumer's name first."""
     names = list(consumers)
     return [
         ((name, *key), text)
@@ -43,7 +42,6 @@ def consumer_mistakes(consumers: Mapping[str, ConsumerSettings]) -> KeyedTexts:
 
 
 def _of_its_kind(section: Any) -> ConsumerSettings:
-    """Validate one consumer against the settings of its `kind`."""
     if isinstance(section, ConsumerSettings):
         return section
     if not isinstance(section, dict):

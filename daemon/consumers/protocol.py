@@ -1,7 +1,6 @@
 """A kind of consumer: its settings and its connection. The only interface between results and plant (docs/plant.md).
 
-A runner owns everything that all kinds share: reading the results, the durable position, gaps, back-off, the state
-that people see. A kind knows its own protocol and nothing else.
+A runner owns what all kinds share: reading results, the durable position, gaps, back-off, the state people see.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,40 +30,36 @@ class Consumer(Protocol):
     """Delivers messages, one call at a time; after an error the runner calls `close`, and later `open` again."""
 
     async def open(self, position: int) -> int | None:
-        """Connect. Everything up to `position` is delivered already. Raises DeliveryError if there is no connection.
+        """Connect. Everything up to `position` is delivered already. Raises DeliveryError.
 
-        A server that keeps its own position returns it if it is lower: everything after it is handed over again.
+        A server that keeps its own position returns it if it is lower: everything after it is delivered again.
         """
         ...
 
     async def deliver(self, messages: Sequence[Message]) -> int:
-        """Deliver `messages` in the order of their `seq`; return the `seq` up to which all are delivered durably.
+        """Deliver `messages` in the order of `seq`; return the `seq` up to which all are delivered durably.
 
-        Later ones are handed over again. Without messages, only check that the connection is still there, and return 0.
-        Raises DeliveryError if the connection is lost.
+        Later ones come again. Without messages, check the connection and return 0. Raises DeliveryError if it is lost.
         """
         ...
 
     async def close(self) -> None:
-        """End the connection, in good order if that is possible; quick, and never raises DeliveryError."""
+        """Disconnect quickly, in good order if possible; never raises DeliveryError."""
         ...
 
 
 class LineAccess(Protocol):
-    """A line's answers to its consumers, beside the messages. Every method may take time: call it in a thread.
-
-    `alarms` is the file with a message of the active alarms; it may not exist.
-    """
+    """Questions to the line, which may block: call them in a thread. The file `alarms` may not exist."""
 
     @property
     def alarms(self) -> Path: ...
 
     def end(self) -> tuple[int, str | None]:
-        """Return the last `seq` and the epoch that it belongs to."""
+        """Return the last `seq` and its epoch."""
         ...
 
     def at(self, seq: int) -> str | None:
-        """Return the `at` of the message with that number, None if there is none (any more)."""
+        """Return `at` of the message `seq`, None if there is none (any more)."""
         ...
 
     def before_oldest(self) -> int:
@@ -72,11 +67,11 @@ class LineAccess(Protocol):
         ...
 
     def picture(self, inspection_id: int) -> bytes | None:
-        """Return an image's kept picture, None if it is gone; NotYetError while its copy is still to be made."""
+        """Return a kept picture, None if it is gone; NotYetError while its copy is still to be made."""
         ...
 
     def review(self, fields: Mapping[str, Any]) -> None:
-        """Make a decision as control's `review` does. Raises ReviewAnswerError if it is not made."""
+        """Decide as control's `review` does. Raises ReviewAnswerError."""
         ...
 
 
@@ -85,7 +80,7 @@ class NotYetError(Exception):
 
 
 class ReviewAnswerError(Exception):
-    """The line did not make a decision; `is_final` if it never will."""
+    """The line refused a decision; `is_final` if it always will."""
 
     def __init__(self, reason: str, *, is_final: bool) -> None:
         super().__init__(reason)
@@ -93,7 +88,7 @@ class ReviewAnswerError(Exception):
 
 
 class DeliveryError(Exception):
-    """Nothing can be delivered now. The text says what was refused, by whom, and what to do."""
+    """Delivery is impossible now. The text says what was refused, by whom, and what to do."""
 
     def __init__(self, reason: str, state: Literal["refused", "waiting"] = "waiting") -> None:
         super().__init__(reason)
@@ -102,7 +97,7 @@ class DeliveryError(Exception):
 
 
 class ConsumerSettings(BaseModel):
-    """Keys of every kind, which adds its own and its `kind`, and overrides what it needs; no method connects."""
+    """Settings of every kind; a kind adds its own and its `kind`. No method connects."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -120,15 +115,14 @@ class ConsumerSettings(BaseModel):
     start: Literal["oldest", "newest"] = "oldest"
 
     def make(self, identifier: str, line: LineAccess) -> Consumer:
-        """Import the packages and return a consumer, not yet connected; `identifier` is the same at every start."""
+        """Import the packages and return a consumer, not yet connected; `identifier` never changes."""
         raise NotImplementedError
 
     def servers(self) -> list[tuple[str, int]]:
-        """Return host and port of every server that it connects to."""
         return []
 
     def mistakes(self, others: Mapping[str, "ConsumerSettings"]) -> KeyedTexts:
-        """Return contradictions between these settings, or with those of `others`, the consumers above it."""
+        """Return contradictions within these settings, or with `others`, the consumers above it."""
         del others
         return []
 

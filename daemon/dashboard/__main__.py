@@ -1,7 +1,6 @@
 """`python -m daemon.dashboard CONFIG`: the web pages of a line, as a process beside its daemon.
 
-The daemon starts it with the listening socket as `--fd` and its `--heart`. Started by hand, for work on the pages, it
-binds `endpoints.http` itself. It asks the daemon over its control socket; the daemon need not run.
+Started by hand it binds `endpoints.http` itself, and the daemon need not run.
 """
 
 import argparse
@@ -25,7 +24,6 @@ from daemon.wire.sockets import bind_http
 
 
 def main() -> int:
-    """Return 0 after SIGTERM; 2, and print one line on stderr, if it cannot start."""
     parser = argparse.ArgumentParser(prog="python -m daemon.dashboard", description="The web pages of a line.")
     parser.add_argument("config", type=Path, help="the line's coserve.yaml")
     parser.add_argument("--fd", type=int, help="file descriptor of an open listening socket")
@@ -42,7 +40,6 @@ def main() -> int:
 
 
 def serve(path: Path, fd: int | None, heart: int | None) -> None:
-    """Serve the pages until SIGTERM. SIGHUP reads the token again."""
     config = load_config(path)
     keyring = Keyring(config.security.http_token, config.logged_out)
     if fd is not None:

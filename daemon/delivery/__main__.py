@@ -1,7 +1,4 @@
-"""`python -m daemon.delivery CONFIG NAME`: one consumer as a process of its own, which the daemon keeps running.
-
-By hand it says what it does on stderr. Exit status 2: its configuration is wrong, or the packages it needs are missing.
-"""
+"""`python -m daemon.delivery CONFIG NAME`: one consumer as a process. Exit status 2: settings or packages are wrong."""
 
 import argparse
 import contextlib

@@ -27,10 +27,7 @@ _MAX_TEXT = 600
 
 
 class SharedStatusPage:
-    """A page of shared memory on which a consumer's process writes its status, by its file number.
-
-    A full disk does not affect it. What the last process wrote stays there while the next one starts.
-    """
+    """Shared memory for a consumer's status. A full disk does not affect it, and it outlives the process."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -42,7 +39,6 @@ class SharedStatusPage:
         return cls(fd)
 
     def write(self, facts: Mapping[str, Any]) -> None:
-        """Replace the status. Long texts are cut."""
         short = {key: value[:_MAX_TEXT] if isinstance(value, str) else value for key, value in facts.items()}
         text = json.dumps(short).encode()
         head = f"{len(text):08d} {zlib.crc32(text):08x} ".encode()
@@ -69,7 +65,7 @@ _LATER = frozenset({"no_answer", "no_daemon", "not_allowed", "not_stored", "inte
 
 
 class StoredLine:
-    """`LineAccess` of the line that a configuration describes; its database is opened at the first question."""
+    """`LineAccess` of a configured line; the first question opens its database."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -118,7 +114,6 @@ class Deliveries:
         self._status_pages = {name: SharedStatusPage.make(name) for name in config.consumers}
 
     def children(self, last_seq: int) -> list[ChildSpec]:
-        """Return a process for each; `start: newest` begins behind `last_seq`, that of the daemon's start."""
         return [
             ChildSpec(
                 _child(name),
@@ -169,7 +164,6 @@ def consumer_problems(path: Path, config: Config) -> list[str]:
 
 
 def consumer_warnings(path: Path, config: Config) -> list[str]:
-    """Return settings that work and are unsafe, with their line."""
     consumers = config.consumers.items()
     warnings = [(("consumers", name, *key), text) for name, one in consumers for key, text in one.warnings()]
     return at_their_lines(path, warnings)

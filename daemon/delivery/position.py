@@ -1,8 +1,7 @@
 """The position of a consumer, in a file of its own that outlives a kill and a power cut.
 
-A database that comes out of a backup counts on from an older `seq`, and gives numbers again that had been delivered for
-other messages: its new epoch says so. The file also remembers when some earlier messages were made: these marks name
-the last message that both databases have.
+A restored database gives numbers again that were delivered for other messages: its new epoch says so. Marks remember
+when some earlier messages were made, and so name the last message that both databases have.
 """
 
 import hashlib
@@ -19,12 +18,12 @@ _MODE = 0o640
 
 
 class PositionError(Exception):
-    """The file exists and cannot be used; the text says what is wrong with it."""
+    """A position file that cannot be used; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A message that was delivered: its `seq` and its `at`, which no other message of that `seq` has."""
+    """A delivered message: `seq` and its `at`, which no other message of that `seq` has."""
 
     seq: int
     at: str
@@ -32,10 +31,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryPosition:
-    """Everything up to `seq` is delivered. `missed` counts what was pruned before that could be.
+    """Everything up to `seq` is delivered. `missed` counts what was pruned before delivery.
 
     `epoch` is the database's; None was saved by CoServe 1.0. What is pruned up to `counted_to` is in that count
-    already, or was nothing to miss: it was gone before there was this consumer.
+    already, or was gone before there was this consumer.
     """
 
     seq: int
@@ -45,7 +44,7 @@ class DeliveryPosition:
     epoch: str | None = None
 
     def moved(self, seq: int, there: Sequence[Mark] = ()) -> "DeliveryPosition":
-        """Return the position after delivery up to `seq`; `there` are the messages since then that were not pruned."""
+        """Move to `seq`; `there` are the messages since then that were not pruned."""
         after = max(self.seq, self.counted_to)
         gone = max(0, seq - after) - sum(after < mark.seq <= seq for mark in there)
         return replace(
@@ -76,7 +75,6 @@ class PositionFile:
         self.path = folder / f"{name}.position"
 
     def load(self) -> DeliveryPosition | None:
-        """Return the last saved position, None if there is none. Raises PositionError if the file is damaged."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:

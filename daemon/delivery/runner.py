@@ -1,7 +1,6 @@
 """Delivery to one consumer: read on from its position, move it once messages are delivered, retry after failures.
 
-Nothing here waits for the line, nor the line for it: results are read from the database, a batch at a time, so that a
-consumer that is a million messages behind needs no more memory than one that keeps up.
+Results are read a batch at a time, so that a consumer that is a million messages behind needs no more memory.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ _GOODBYE_S = 1.0
 
 
 class Runner:
-    """One consumer of one database. `run` until `stop`; all in one event loop."""
+    """One consumer of one database, all in one event loop."""
 
     def __init__(  # noqa: PLR0913 - most by keyword
         self,
@@ -54,7 +53,7 @@ class Runner:
         newest: int | None = None,
         status_page: SharedStatusPage | None = None,
     ) -> None:
-        """A consumer without a position begins behind `newest`, or with the oldest message that is kept."""
+        """A consumer without a position begins after `newest`, or with the oldest message that is kept."""
         self._consumer = consumer
         self._reader = reader
         self._file = positions
@@ -86,7 +85,7 @@ class Runner:
         self.stopping.set()
 
     async def run(self) -> None:
-        """Deliver until `stop`. Every failure is reported, and tried again."""
+        """Deliver until `stop`. Every failure is reported and retried."""
         has_begun = False
         while not self.stopping.is_set():
             try:
@@ -129,7 +128,6 @@ class Runner:
             await self._close()
 
     async def _deliver_page(self) -> bool:
-        """Deliver the next messages; return True if there were any."""
         last_seq, epoch = await self._ask(self._reader.end)
         if last_seq < self._position.seq or epoch != self._position.epoch:
             self._position = await self._ask(self._checked, self._position)
@@ -202,7 +200,7 @@ class Runner:
         return DeliveryPosition(seq, counted_to=last_seq, epoch=epoch)
 
     def _checked(self, position: DeliveryPosition) -> DeliveryPosition:
-        """Return the position in this database; in another or older one, that of the last message that both have."""
+        """Return the position in this database; in another or older one, that of the last common message."""
         last_seq, epoch = self._reader.end()
         marks = position.marks[::-1]
         is_same = position.epoch == epoch or bool(marks and self._reader.at(marks[0].seq) == marks[0].at)

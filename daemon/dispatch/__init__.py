@@ -1,5 +1,4 @@
-"""Inspection of durable images: the drive, chains and missed deadlines (`flow`), executors, loaders, channels.
+"""Inspection of durable images. The drive's thread alone asks the scheduler (daemon/policy).
 
-The drive's thread alone asks the scheduler (daemon/policy). `orders` is the contract that real and simulated devices
-keep; `simulated` has the simulated ones. Nothing here opens a socket or writes the database.
+`orders` is the contract that real and simulated devices keep. Nothing here opens a socket or writes the database.
 """

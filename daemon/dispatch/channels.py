@@ -1,7 +1,7 @@
 """Channels for weights: one transfer at a time on each, urgent loads before loads that may be needed later.
 
-All pools share the disk as one channel; each GPU has a channel from host memory, and host memory has one of its own.
-Two simultaneous transfers on a channel would each take twice as long, and the first would not arrive sooner.
+All pools share the disk as one channel; each GPU has one from host memory, and host memory its own. Two simultaneous
+transfers would each take twice as long.
 """
 
 import threading
@@ -26,7 +26,7 @@ PATIENCE = 8
 
 
 class WaitingLine(Generic[T]):
-    """Transfers that wait for one channel: by urgency, then in order of arrival, with bounded overtaking."""
+    """Transfers that wait for one channel: by urgency, then arrival, with bounded overtaking."""
 
     def __init__(self) -> None:
         self._lanes: tuple[deque[T], ...] = tuple(deque() for _ in range(max(_URGENCY.values()) + 1))
@@ -36,7 +36,6 @@ class WaitingLine(Generic[T]):
         self._lanes[_URGENCY[cause]].append(transfer)
 
     def take(self) -> T | None:
-        """Return the next transfer; None if none waits."""
         waiting = [urgency for urgency, lane in enumerate(self._lanes) if lane]
         if not waiting:
             return None
@@ -70,7 +69,6 @@ class Channel:
         self._users = 0
         self._closed = False
         self._left_behind: list[threading.Thread] = []
-        #: The load that is being transferred, and since when.
         self.under_way: tuple[Load, float] | None = None
         self._thread = self._new_thread()
         self._log: Any = structlog.get_logger("channel").bind(channel=name)
@@ -82,10 +80,7 @@ class Channel:
                 self._thread.start()
 
     def transfer(self, load: Load, carry_out: Callable[[], T], report: Callable[[T], None]) -> None:
-        """Call `carry_out` on the channel's thread when its turn comes, then `report` with its result.
-
-        The load is no longer `under_way` when `report` is called.
-        """
+        """Call `carry_out` when its turn comes; `report` gets its result once `load` is not `under_way` any more."""
         with self._changed:
             self._waiting.put(load.cause, Transfer(load, carry_out, report))
             self._changed.notify_all()
@@ -105,10 +100,7 @@ class Channel:
             self._thread.start()
 
     def close(self, timeout_s: float) -> bool:
-        """Close; the last user's close finishes the running transfer and gives up waiting ones.
-
-        False if that took longer than `timeout_s` seconds.
-        """
+        """Close; the last user finishes the running transfer and drops waiting ones. False after `timeout_s`."""
         with self._changed:
             self._users -= 1
             if self._users > 0 or self._thread.ident is None:
@@ -137,7 +129,6 @@ class Channel:
                     self.under_way = None
 
     def _next(self) -> Transfer | None:
-        """Return this thread's next transfer; None if the thread must end."""
         with self._changed:
             while not self._closed and threading.current_thread() is self._thread:
                 transfer = self._waiting.take()
@@ -154,7 +145,6 @@ class Channels:
         self._copying: dict[str, Channel] = {}
 
     def copying_to(self, pool: PoolId) -> Channel:
-        """Return the channel into `pool` for weights that are already in memory."""
         name = copy_channel(pool)
         channel = self._copying.get(name)
         if channel is None:
@@ -163,6 +153,6 @@ class Channels:
 
 
 def copy_channel(pool: PoolId) -> str:
-    """Return the GPU's name, or "memory": CPU pools and the RAM tier share the bandwidth of host memory."""
+    """Return the GPU, or "memory": CPU pools and the RAM tier share the bandwidth of host memory."""
     device = device_of(pool)
     return device if device.startswith("cuda") else "memory"

@@ -1,7 +1,6 @@
 """The drive thread: the only one that uses the scheduler. It takes events, carries out actions and reports outcomes.
 
-Every event (images accepted, a load or a batch that ended, an operator's request) arrives in one queue. After each
-turn the drive asks the scheduler for the next actions: loads go to the loaders, batches to the executors.
+All events arrive in one queue. After each turn loads go to the loaders, batches to the executors.
 """
 
 import queue
@@ -18,7 +17,7 @@ import structlog
 
 from daemon.dispatch.flow import MAX_LOSSES, Chains, ImageAnswer, ImageFlow
 from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
-from daemon.dispatch.running_work import ExecutorHealth, HungBatch, HungLoad, Running, RunningWork
+from daemon.dispatch.running_work import ExecutorHealth, HungBatch, Running, RunningWork
 from daemon.dispatch.scheduler_control import SchedulerControl, executor_rows, memory_rows, pool_rows, queue_lengths
 from daemon.dispatch.trace import Makeup, RecordingScheduler
 from daemon.policy.actions import Load, Run, Wait
@@ -43,18 +42,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class DriveCall(Generic[R]):
-    """Work for the drive thread that another thread has asked for."""
-
     do: Callable[[], R]
     answer: Future[R]
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    pass
-
-
-Event = tuple[Accepted, ...] | BatchReport | LoadEnd | DriveCall[Any] | Stop
+#: None: stop.
+Event = tuple[Accepted, ...] | BatchReport | LoadEnd | DriveCall[Any] | None
 
 
 class Events:
@@ -77,7 +70,6 @@ class Events:
             pass
 
     def refuse_the_rest(self) -> None:
-        """Answer every call that is still queued with `stopping`."""
         while True:
             try:
                 event = self._waiting.get_nowait()
@@ -88,13 +80,10 @@ class Events:
 
 
 class DriveReports(Protocol):
-    """Reports of the drive, called on its thread; none of them may block."""
+    """Called on the drive's thread; none may block."""
 
     def finished(self, outcome: Outcome) -> None: ...
-    def bad_image(self, image: Accepted, reason: str) -> None:
-        """Note that decoding has rejected `image`."""
-        ...
-
+    def bad_image(self, image: Accepted, reason: str) -> None: ...
     def batch_done(self, batch: BatchDone) -> None: ...
     def switched(self, switch: ExpertSwitch) -> None: ...
     def sampled(self, sample: QueueSample) -> None: ...
@@ -160,12 +149,10 @@ class Drive:
     # From any thread
 
     def start(self, reports: DriveReports) -> None:
-        """Start loaders, executors and the drive thread. Images are served at once, while the pools fill."""
         self.start_devices(reports)
         self._thread.start()
 
     def start_devices(self, reports: DriveReports) -> None:
-        """Start loaders and executors only, for a caller that turns the drive itself (`turn`)."""
         self._reports = reports
         self._work.start(self._events.put)
 
@@ -173,24 +160,21 @@ class Drive:
         self._events.put(tuple(images))
 
     def ask(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a request of the control socket. Raises ControlError."""
+        """Answer a request of the control socket. Raises ControlError."""
         return self._wait_for(self.ask_later(kind, fields))
 
     def ask_later(self, kind: str, fields: Mapping[str, Any]) -> Future[dict[str, Any]]:
         return self._call(lambda: self._answer(kind, fields))
 
     def reload(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> float:
-        """Replace experts and usage; return when they are in force, and since when (wall clock, seconds).
-
-        Call this before `Rulebook.replace`: images under new rules need the new catalog's experts.
-        """
+        """Replace experts and usage before `Rulebook.replace`; return when that was (wall clock, seconds)."""
         return self._wait_for(self.reload_later(catalog, routes))
 
     def reload_later(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> Future[float]:
         return self._call(lambda: self._replace(catalog, routes))
 
     def device_lost(self, device: str, reason: str, *, was_there: bool = True) -> None:
-        """Note that a device of another PC is gone, or not there yet; its batches were reported before."""
+        """Note that a device of another PC is gone or not there yet; its batches were reported before."""
 
         def note() -> None:
             self._health.device_lost(device, reason, was_there=was_there)
@@ -200,7 +184,7 @@ class Drive:
         self._call(note)
 
     def device_back(self, device: str, resume: Callable[[], None]) -> None:
-        """Note that a device of another PC is there, its memory empty; `resume` is called before any order to it."""
+        """Use a device of another PC, its memory empty; `resume` is called before any order to it."""
 
         def note() -> None:
             self._health.device_back(device)
@@ -215,7 +199,6 @@ class Drive:
         return answer
 
     def _wait_for(self, answer: Future[R]) -> R:
-        """Return the answer; ControlError if the drive has ended, or does not give it in time."""
         if self._thread.ident is not None and not self._thread.is_alive():
             self._events.refuse_the_rest()
         try:
@@ -224,12 +207,9 @@ class Drive:
             raise ControlError("internal", f"the scheduler gave no answer within {_ANSWER_WITHIN_S:g} s") from None
 
     def stop(self, timeout_s: float) -> bool:
-        """Start nothing new, report running work, and end.
-
-        Waiting images stay in the journal. Return False if it took too long.
-        """
+        """Report running work and end; False if that took too long. Waiting images stay in the journal."""
         deadline_s = self._clock() + timeout_s
-        self._events.put(Stop())
+        self._events.put(None)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         stopped = self._work.stop(deadline_s) and not self._thread.is_alive()
@@ -243,17 +223,15 @@ class Drive:
 
     @property
     def is_filling(self) -> bool:
-        """True during the pools' initial fill, until the first image has its verdict."""
+        """True during the pools' initial fill, until the first verdict."""
         return bool(self._filling) and self._flow.completed == 0
 
     @property
     def has_events(self) -> bool:
-        """True if something has happened since the last turn."""
         return not self._events.are_none()
 
     @property
     def images_under_way(self) -> int:
-        """Number of images between acceptance and verdict."""
         return self._flow.under_way
 
     @property
@@ -263,16 +241,12 @@ class Drive:
 
     @property
     def last_error(self) -> tuple[str | None, float]:
-        """Return the last error and when it was (wall clock, seconds)."""
         return self._flow.last_error, self._flow.last_error_at_s
 
     # The drive thread
 
     def turn(self, timeout_s: float | None = 0.0) -> float | None:
-        """Handle the queued events, waiting up to `timeout_s` for the first, and carry out the scheduler's decisions.
-
-        Returns when to turn again even if no event comes, on the drive's clock; None if only an event can help.
-        """
+        """Handle events and carry out decisions; return when to turn again without an event (drive clock)."""
         for event in self._events.take(timeout_s):
             self._handle(event)
         return None if self._stopping else self._decide()
@@ -301,7 +275,7 @@ class Drive:
                     event.answer.set_result(event.do())
                 except Exception as error:  # noqa: BLE001  the caller gets it
                     event.answer.set_exception(error)
-            case Stop():
+            case None:
                 self._stopping = self._flow.is_stopping = True
             case images if not self._stopping:
                 self._flow.admit(images)
@@ -420,16 +394,16 @@ class Drive:
         batches, loads = self._work.hung_batches(now), self._work.hung_loads(now)
         for batch in batches:
             self._leave_batch(batch, now)
-        for load in loads:
-            self._leave_load(load)
+        for hung in loads:  # resident experts continue, and the disk may recover
+            load, seconds = hung.load, round(hung.seconds, 1)
+            self._log.error("load_hung", expert=load.expert, device=load.pool, seconds=seconds)
+            self._flow.last_error = f"the load of {load.expert} to {load.pool} did not end within {hung.seconds:.0f} s"
+            self._flow.park(self._scheduler.load_hung(load))
         if batches or loads:
             self._note_failures()
 
     def _leave_batch(self, hung: HungBatch, now: float) -> None:
-        """Retry a hung batch's images, except one whose decoding hangs; without one, blame the expert.
-
-        On another PC blame the device or the connection to it: it counts as lost, and the expert goes on elsewhere.
-        """
+        """Retry all images but the one whose decoding hangs; else blame the expert, or another PC's device."""
         run = hung.running.run
         is_remote = self._work.pool_of(run.executor) in self._remote_pools
         images, seconds = self._flow.names(run.batch), round(hung.seconds, 1)
@@ -449,13 +423,6 @@ class Drive:
         for request in run.batch:
             if request is not blamed:
                 self._flow.again(request, MAX_LOSSES if is_remote else 1)
-
-    def _leave_load(self, hung: HungLoad) -> None:
-        """Park the images of a hung load. Resident experts continue meanwhile, and the disk may recover."""
-        load, seconds = hung.load, round(hung.seconds, 1)
-        self._log.error("load_hung", expert=load.expert, device=load.pool, seconds=seconds)
-        self._flow.last_error = f"the load of {load.expert} to {load.pool} did not end within {hung.seconds:.0f} s"
-        self._flow.park(self._scheduler.load_hung(load))
 
     def _replace(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> float:
         before, at_s = self._flow.resident, time.time()
@@ -485,7 +452,6 @@ class Drive:
         return own() if own else self._control.answer(kind, fields)
 
     def _status(self) -> dict[str, Any]:
-        """Return the drive's part of control's `status`; `under_way` counts images between acceptance and verdict."""
         now = self._scheduler.snapshot()
         self._note_failures()
         facts = [executor.facts for executor in self._work.executors.values()]
@@ -519,7 +485,6 @@ class FreshLoad:
     ended_s: float
 
     def held_up_ms(self, batch: Sequence[Request]) -> float:
-        """Return how long the first image of `batch` waited for this load; 0 if it came after the load's end."""
         since_s = min(request.arrived_s for request in batch)
         return min(self.load_ms, max(0.0, self.ended_s - since_s) * 1000.0)
 
@@ -527,7 +492,7 @@ class FreshLoad:
 def _stage_of(
     request: Request, result: Answered, spec: ExpertSpec, report: BatchReport, pool: PoolId, load_ms: float
 ) -> Stage:
-    """Return a row of `stages`. `load_ms` is how long the batch waited for a load, 0 if its expert was resident."""
+    """Return a row of `stages`. `load_ms` is the batch's wait for a load, 0 if its expert was resident."""
     return Stage(
         expert=spec.expert,
         expert_version=spec.version,
@@ -549,7 +514,7 @@ def _stage_of(
 def _batch_of(
     run: Run, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float, wall_ahead_s: float
 ) -> BatchDone:
-    """Return the record of a batch. `wall_ahead_s` is the wall clock's time minus the drive's."""
+    """Return a batch's record. `wall_ahead_s` is wall clock minus drive clock."""
     return BatchDone(
         executor=report.executor,
         device=device_of(pool),

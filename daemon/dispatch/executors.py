@@ -33,7 +33,7 @@ class _GivenUpError(Exception):
 
 @dataclass(slots=True)
 class _RunningBatch:
-    """The running batch, shared by its thread and the drive's."""
+    """Shared by the executor's thread and the drive's."""
 
     order: BatchOrder
     preparing: RequestId | None = None
@@ -46,10 +46,7 @@ class _RunningBatch:
 
 @dataclass(slots=True)
 class _Inference:
-    """Answers of a batch so far; `memory_limit` is the largest batch that fitted after one ran out of memory.
-
-    `experts` are the images' experts, in order.
-    """
+    """Answers so far; `memory_limit` is the largest batch that fitted after one ran out of memory."""
 
     experts: Sequence[ExpertSpec]
     answers: dict[int, Answer | Unanswered] = field(default_factory=dict[int, "Answer | Unanswered"])
@@ -62,9 +59,8 @@ class ExecutorThread(Generic[S]):
 
     `slot(expert)` gives the resident expert's slot, `read(key)` an image's bytes (Journal.read). `infer(slot, images,
     experts)` is the forward pass: for each image, in order, the answer of its expert, or why that one has none. `enter`
-    prepares the thread. `mark(key)` notes the image that is being decoded, None when none is: for the start after a
-    crash (storage/suspect_images.py). A decoder
-    refuses more than `max_pixels`.
+    prepares the thread. `mark(key)` notes the image in the decoder, None when none is, for the start after a crash
+    (storage/suspect_images.py). A decoder refuses more than `max_pixels`.
     """
 
     def __init__(
@@ -164,7 +160,6 @@ class ExecutorThread(Generic[S]):
         )
 
     def _prepare(self, work: _RunningBatch) -> tuple[dict[int, Prepared], dict[int, Unanswered]]:
-        """Return images ready for the network and the faults of the others, by their number in the batch."""
         prepared: dict[int, Prepared] = {}
         faults: dict[int, Unanswered] = {}
         for number, image in enumerate(work.order.images):
@@ -200,7 +195,7 @@ class ExecutorThread(Generic[S]):
     def _infer(self, slot: S, prepared: dict[int, Prepared], chosen: tuple[int, ...], into: _Inference) -> None:
         """Answer the images `chosen`: in halves after running out of memory, one by one after another error.
 
-        An error of the device is not the fault of an image and would repeat for each: it ends the batch.
+        An error of the device is no image's fault and would repeat for each: it ends the batch.
         """
         if not chosen:
             return

@@ -32,7 +32,7 @@ class Parked:
     """Requests that cannot be served now, through no fault of theirs: they wait here and block no queue.
 
     Either a load of their expert hangs (they go on when it has ended), or their image's bytes cannot be read now (they
-    are retried). Each ends at its deadline, or after `max_s` seconds here, counted from its first arrival.
+    are retried). Each ends at its deadline, or `max_s` seconds after its first arrival here.
     """
 
     def __init__(self, max_s: float) -> None:
@@ -56,16 +56,14 @@ class Parked:
         return True
 
     def forget(self, request_id: RequestId) -> None:
-        """Forget the first arrival of a request that has ended or gone on: its next stay has a new time limit."""
+        """Forget the first arrival of a request: its next stay has a new time limit."""
         self._first_s.pop(request_id, None)
 
     def of(self, expert: ExpertId) -> list[Request]:
-        """Take out and return the requests that wait for a load of `expert`."""
         entries = self._waiting.values()
         return self._take([entry for entry in entries if entry.again_s is None and entry.request.expert == expert])
 
     def due(self, now: float) -> tuple[list[Request], list[tuple[Request, End]]]:
-        """Take out and return the requests to retry, and those whose time is up with the reason of their end."""
         if not self._waiting:
             return [], []
         ended: list[tuple[Request, End]] = []
@@ -78,7 +76,6 @@ class Parked:
         return self._take(again), ended
 
     def next_s(self) -> float | None:
-        """Return when to call `due` next; None if nothing waits."""
         times = [min(entry.until_s, entry.again_s or entry.until_s) for entry in self._waiting.values()]
         return min(times, default=None)
 
@@ -110,10 +107,7 @@ class ImageAnswer:
 
 
 class Chains:
-    """The chain of experts of each image, by the number of its current request.
-
-    `on_answer` gets the image, number and step of each answer, and the judgement before and after; it must not block.
-    """
+    """Each image's chain of experts, by the number of its current request. `on_answer` must not block."""
 
     def __init__(
         self,
@@ -127,7 +121,6 @@ class Chains:
         self._wall = wall
         self._images: dict[RequestId, _Image] = {}
         self._last_id = 0
-        #: The experts in force.
         self.catalog: Mapping[ExpertId, ExpertSpec] = {}
 
     def __len__(self) -> int:
@@ -137,10 +130,7 @@ class Chains:
         return self._images[request_id].accepted
 
     def head(self, request_id: RequestId) -> ExpertSpec | None:
-        """Return the head that judges an image's current step; None if a whole network does.
-
-        A newer version of the same family takes over at once; otherwise the image keeps the head it was queued with.
-        """
+        """Return the head that judges the current step: a newer version of the same family takes over at once."""
         image = self._images[request_id]
         newest = self.catalog.get(ExpertId(image.step.expert))
         if image.head is None or newest is None or newest.resident.expert != image.head.resident.expert:
@@ -159,7 +149,6 @@ class Chains:
         return self._request(_Image(accepted, step, deadline_s))
 
     def answered(self, answered: ImageAnswer, now: float) -> Request | Outcome:
-        """Judge an answer. Return the request of the chain's next step, or the image's end."""
         image = self._images.pop(answered.request_id)
         image.stages.append(answered.stage)
         answer, before = answered.answer, image.judgement
@@ -176,7 +165,6 @@ class Chains:
         return Outcome(image.accepted.inspection_id, verdict, defect, None, tuple(image.stages))
 
     def again(self, request_id: RequestId, max_failures: int) -> Request | None:
-        """Return a request for the same step; None if its batches have failed more than `max_failures` times."""
         image = self._images[request_id]
         if image.failures >= max_failures:
             return None
@@ -192,7 +180,6 @@ class Chains:
         return self._request(self._images.pop(request_id))
 
     def ended(self, request_id: RequestId, reason: str) -> Outcome:
-        """Return the end of an image that could not be judged."""
         return _unjudged(self._images.pop(request_id), reason)
 
     def _request(self, image: _Image) -> Request:
@@ -208,7 +195,7 @@ class Chains:
 
 
 def _unjudged(image: _Image, reason: str) -> Outcome:
-    """Return `unknown`: an image that was not judged to its end is never a pass. The stages that ran are kept."""
+    """An image that was not judged to its end is never a pass. The stages that ran are kept."""
     return Outcome(image.accepted.inspection_id, "unknown", None, reason, tuple(image.stages))
 
 
@@ -264,7 +251,6 @@ class ImageFlow:
 
     @property
     def parked(self) -> int:
-        """Count of images that wait for a hung load, or for bytes that cannot be read."""
         return len(self._parked)
 
     def admit(self, images: Iterable[Accepted]) -> None:
@@ -303,7 +289,6 @@ class ImageFlow:
         self.end(request, "bad_image")
 
     def again(self, request: Request, max_failures: int = 1) -> None:
-        """Retry an image that is not to blame; end it if it has failed `max_failures` times before."""
         again = self._chains.again(request.request_id, max_failures)
         if again is None:
             self.end(request, "expert_failed")
@@ -312,7 +297,7 @@ class ImageFlow:
             self._go_on(again)
 
     def retry_and_expire(self, now: float) -> float | None:
-        """End images whose time is up and retry parked ones that are due. Return when to call this again."""
+        """End images whose time is up and retry due ones. Return when to call this again."""
         for request in self._scheduler.expire(now):
             self.end(request, "deadline")
         again, ended = self._parked.due(now)
@@ -327,7 +312,6 @@ class ImageFlow:
         return self._parked.next_s()
 
     def park(self, requests: Iterable[Request]) -> None:
-        """Let requests wait whose expert's load hangs."""
         for request in requests:
             if not self._parked.park(request, self._clock()):
                 self.end(request, "expert_failed")
@@ -338,10 +322,7 @@ class ImageFlow:
             self._go_on(request)
 
     def end_all(self, requests: Iterable[Request]) -> None:
-        """End requests whose expert cannot be used, or is no longer in the catalog.
-
-        An expert that has become a head, or a head of another backbone, is still there: its images go on with it.
-        """
+        """End requests whose expert is gone or unusable; an expert that has become a head is still there."""
         for request in requests:
             if request.expert not in self.resident and self._requeue(request):
                 continue
@@ -359,7 +340,6 @@ class ImageFlow:
         self._refusals.clear()
 
     def _requeue(self, request: Request) -> bool:
-        """Queue an image once more under the catalog in force; False if its expert is gone."""
         again = self._chains.requeued(request.request_id)
         if again is None:
             return False
@@ -382,7 +362,6 @@ class ImageFlow:
         self._finish(self._chains.ended(request.request_id, reason))
 
     def _go_on(self, step: Request | Outcome) -> None:
-        """Queue a chain's next request, or end the image."""
         if isinstance(step, Outcome):
             self._finish(step)
             return

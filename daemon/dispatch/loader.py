@@ -20,9 +20,7 @@ class PoolLoader:
 
     Evictions, unloads and smaller budgets take effect at once, in the order of the calls. The scheduler's decisions
     then fit the budget whichever waiting load goes first, so that on a channel a demand may overtake a prefetch of its
-    pool.
-
-    `channels` are shared with the machine's other pools; `pools` are those that weights can be copied from.
+    pool. `channels` are shared with the machine's other pools; `pools` are those that weights can be copied from.
     """
 
     def __init__(
@@ -63,7 +61,6 @@ class PoolLoader:
         channel.give_up(load)
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish the running load and end; loads that have not begun are given up."""
         until_s = time.monotonic() + timeout_s
         closed = self._from_disk.close(timeout_s)
         return self._from_memory.close(max(0.0, until_s - time.monotonic())) and closed

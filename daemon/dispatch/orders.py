@@ -1,8 +1,4 @@
-"""The contract between the drive and its devices: orders, reports, and the protocols of executors, loaders and pools.
-
-Real devices are threads (executors.py, loader.py); simulated ones (simulated.py) keep the same contract. `Devices`
-makes either: torch is imported only behind it.
-"""
+"""The contract between the drive and its devices, real (executors.py, loader.py) or simulated (simulated.py)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +16,7 @@ Fault = Literal["bad_image", "expert_failed", "unreadable"]
 
 @dataclass(frozen=True, slots=True)
 class ImageOrder:
-    """An image to judge; with `head` by that head of the batch's backbone, else by the batch's expert."""
+    """An image to judge: by `head` on the batch's backbone, else by the batch's expert."""
 
     request_id: RequestId
     key: JournalKey
@@ -79,10 +75,7 @@ class LoadOrder:
 
 @dataclass(frozen=True, slots=True)
 class LoadEnd:
-    """The end of a load. `error` says what was wrong and what to do; None for a load that succeeded.
-
-    `is_device_error` is True if the device failed, not the expert.
-    """
+    """The end of a load. `error` says what was wrong and what to do; `is_device_error` if the device failed."""
 
     load: Load
     spec: ExpertSpec
@@ -106,15 +99,10 @@ class Executor(Protocol):
         ...
 
     def give_up(self) -> RequestId | None:
-        """Leave the running batch behind and be ready for the next. If it ever ends, its report follows.
-
-        Returns the image that was being decoded, None if the batch was past decoding.
-        """
+        """Abandon the running batch, whose report may still follow; return the image that was being decoded."""
         ...
 
-    def stop(self, timeout_s: float) -> bool:
-        """Finish the running batch and end. False if that took longer than `timeout_s` seconds."""
-        ...
+    def stop(self, timeout_s: float) -> bool: ...
 
 
 class Loader(Protocol):
@@ -130,15 +118,15 @@ class Loader(Protocol):
         ...
 
     def under_way(self) -> Sequence[tuple[Load, float]]:
-        """Return the loads whose transfer has begun, each with its start time. Reported loads are not among them."""
+        """Return running transfers with their start times, without reported ones."""
         ...
 
     def give_up(self, load: Load) -> None:
-        """Let other loads go on without waiting for `load`, which is under way. If it ever ends, it is reported."""
+        """Let other loads pass `load`, which is under way. If it ever ends, it is reported."""
         ...
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish the running load, give up waiting ones. False if that took longer than `timeout_s` seconds."""
+        """Finish the running load, drop waiting ones; False after `timeout_s` seconds."""
         ...
 
 
@@ -161,11 +149,7 @@ class Slot(Protocol):
 
 
 class Pool(Protocol):
-    """One device's memory for experts (experts.vision.slot.SlotPool).
-
-    `source` is a pool of the same kind (real or simulated) that holds the expert; without it the expert is read from
-    disk.
-    """
+    """One device's memory for experts. A load copies from the pool `source`, or else reads the disk."""
 
     @property
     def device(self) -> str: ...
@@ -180,12 +164,10 @@ class Devices(Protocol):
     """The processors that a line runs on: real ones (torch_devices.py) or simulated ones (simulated.py)."""
 
     def gpu_count(self) -> int:
-        """Return how many GPUs there are: `cuda:0` up to, not including, `cuda:<count>`."""
+        """Count GPUs: `cuda:0` up to, not including, `cuda:<count>`."""
         ...
 
-    def pool(self, facts: PoolFacts) -> Pool:
-        """Return memory for experts, empty."""
-        ...
+    def pool(self, facts: PoolFacts) -> Pool: ...
 
     def executor(
         self,
@@ -196,9 +178,5 @@ class Devices(Protocol):
         mark: Callable[[JournalKey | None], None],
         max_pixels: int,
     ) -> Executor:
-        """Return an executor over `pool`, one of this object's; it decodes images of up to `max_pixels`.
-
-        `read(key)` gives an image's bytes; `threads` are its intra-op threads; `mark(key)` notes the image that is
-        being decoded, None when none is: for the start after a crash (storage/suspect_images.py).
-        """
+        """Return an executor over `pool`. `read(key)` gives an image's bytes; `mark(key)` notes the one in decoding."""
         ...

@@ -1,4 +1,4 @@
-"""The current work of executors and loaders, hung work, and executors that are out of service. Drive thread only.
+"""Running and hung work of executors and loaders, and executors out of service. Drive thread only.
 
 Hung work is left behind: its thread keeps its memory until it ends, if ever, and a new thread takes over.
 """
@@ -22,8 +22,6 @@ K = TypeVar("K", bound=Hashable)
 
 #: Hung threads of one executor; beyond this number it gets no batch until one of them ends.
 _MAX_HUNG_THREADS = 4
-
-
 #: Work that takes this many times the predicted time does not end on its own.
 _FACTOR = 20.0
 #: Checks within the shortest patience. Each counts at most two intervals: a process that stood still (suspended, in a
@@ -39,10 +37,7 @@ class _Watched:
 
 
 class Watch(Generic[K]):
-    """Running work by key. Call `overdue` at `next_s` or before; nothing is overdue before `hang_after_s`.
-
-    Time is that in which this process ran: the sum of the intervals between checks, each of them bounded.
-    """
+    """Running work by key. Call `overdue` at `next_s`. Counts only time in which this process ran."""
 
     def __init__(self, hang_after_s: float) -> None:
         self._hang_after_s = hang_after_s
@@ -65,7 +60,7 @@ class Watch(Generic[K]):
         self._watched.pop(key, None)
 
     def overdue(self, now: float) -> list[tuple[K, float]]:
-        """Return the keys whose time is up, each with its seconds; these are not watched any more."""
+        """Return keys whose time is up with their seconds, and stop watching them."""
         self._count_to(now)
         took_s = {key: self._ran_s - work.began_s for key, work in self._watched.items()}
         late = [(key, s) for key, s in took_s.items() if s > self._watched[key].patience_s - _ROUNDING_S]
@@ -142,7 +137,6 @@ class RunningWork:
         return self.executors[executor].facts.pool
 
     def hanging(self) -> list[str]:
-        """Describe hung batches and loads in words."""
         batches = [f"a batch of {left.run.expert} on {left.run.executor}" for left in self._left_behind.values()]
         return batches + [f"the load of {hung.load.expert} to {hung.load.pool}" for hung in self._hung_loads.values()]
 
@@ -156,7 +150,6 @@ class RunningWork:
     # Batches
 
     def idle(self) -> list[ExecutorId]:
-        """Return the executors that run nothing and have not too many hung threads."""
         hung = Counter(left.run.executor for left in self._left_behind.values()) if self._left_behind else {}
         return [name for name in self.executors if name not in self.running and hung.get(name, 0) < _MAX_HUNG_THREADS]
 
@@ -167,7 +160,6 @@ class RunningWork:
         self.executors[name].submit(running.order)
 
     def ended(self, report: BatchReport) -> tuple[Running, bool]:
-        """Return the batch of `report`, and True if it had been given up before."""
         left = self._left_behind.pop(report.batch_id, None)
         if left is not None:
             return left, True
@@ -177,7 +169,7 @@ class RunningWork:
         return running, False
 
     def hung_batches(self, now: float) -> list[HungBatch]:
-        """Return the batches that take too long; each is left behind with its thread, and its executor becomes free."""
+        """Abandon batches that take too long, with their threads; their executors become free."""
         hung_batches: list[HungBatch] = []
         for name, seconds in self._batches.overdue(now):
             running, executor = self.running.pop(name), self.executors[name]
@@ -242,7 +234,7 @@ class BusyShare:
         self._busy_s += ended_s - started_s
 
     def share(self, now: float, running_since_s: float | None = None) -> float:
-        """Return the busy share; `running_since_s` is when the current work began, None if idle."""
+        """`running_since_s` is when the current work began, None if idle."""
         self._roll(now)
         busy_s = self._before_busy_s + self._busy_s
         if running_since_s is not None:
@@ -289,7 +281,6 @@ class ExecutorHealth:
         self._log: Any = structlog.get_logger("health")
 
     def batch_answered(self, executor: ExecutorId) -> bool:
-        """Note that the device of `executor` works. Return True if it was out of service and is back."""
         state = self._states[executor]
         was_out = state.reason is not None
         state.errors, state.reason = 0, None
@@ -308,7 +299,6 @@ class ExecutorHealth:
         self._hangs.clear()
 
     def load_failed(self, pool: PoolId, error: str, now: float) -> None:
-        """Note a load into `pool` that failed through an error of its device."""
         self._failed([executor for executor, state in self._states.items() if state.pool == pool], error, now)
 
     def device_lost(self, device: str, reason: str, *, was_there: bool) -> None:
@@ -323,31 +313,26 @@ class ExecutorHealth:
             self._log.warning("device_absent", device=device, reason=reason)
 
     def device_back(self, device: str) -> None:
-        """Use a device of another PC again; its memory is empty."""
         for pool in self._set(device, None, 0.0):
             self._scheduler.pool_back(pool)
             self._scheduler.set_budget(pool, self._budgets_bytes[pool])
         self._log.info("device_back", device=device)
 
     def _set(self, device: str, reason: str | None, retry_s: float) -> list[PoolId]:
-        """Set the state of each executor of `device`, and return its pools."""
         states = [state for state in self._states.values() if device_of(state.pool) == device]
         for state in states:
             state.errors, state.reason, state.retry_s = 0, reason, retry_s
         return list(dict.fromkeys(state.pool for state in states))
 
     def is_lost(self, pool: PoolId) -> bool:
-        """True if no executor of `pool` is in service."""
         states = [state for state in self._states.values() if state.pool == pool]
         return bool(states) and all(state.reason is not None for state in states)
 
     def rests(self, executor: ExecutorId, now: float) -> bool:
-        """True if `executor` must not run a batch now."""
         state = self._states[executor]
         return state.reason is not None and (now < state.retry_s or not self.is_lost(state.pool))
 
     def next_try_s(self, now: float) -> float | None:
-        """Return when an executor out of service is retried next."""
         lost = (state for state in self._states.values() if state.retry_s > now and self.is_lost(state.pool))
         return min((state.retry_s for state in lost if state.retry_s != math.inf), default=None)
 

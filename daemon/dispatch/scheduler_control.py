@@ -1,7 +1,6 @@
 """Control requests about the scheduler: residents, queues, pins, memory limits. Drive thread only.
 
-Operators name devices. Under policies that give each executor its own share of memory, a device is several pools;
-either may be named, and a request for a device takes effect in all of its pools or in none.
+Operators name a device or one of its pools; a request takes effect in all pools of a device or in none.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -44,7 +43,7 @@ class SchedulerControl:
             raise ControlError(error.code, error.reason) from error
 
     def _experts(self, _fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a row for each expert; what is loaded, pinned and queued for a head is its backbone."""
+        """For a head, residency, pins and queue are its backbone's."""
         now = self._scheduler.snapshot()
         rows = [
             {
@@ -103,7 +102,8 @@ class SchedulerControl:
         if device is None:
             release(expert, None)
             return {"expert": expert}
-        self._require_known(expert)
+        if expert not in self._flow.resident:
+            raise ControlError("unknown_expert", f"{expert} is not in the catalog")
         pools = [now for now in self._scheduler.snapshot().pools if now.pool in self._pools(device)]
         holding = [now for now in pools if expert in (now.pinned if state == "pinned" else now.resident)]
         if not holding:
@@ -144,7 +144,6 @@ class SchedulerControl:
         return {"expert_memory": now}
 
     def _expert_and_device(self, fields: Mapping[str, Any]) -> tuple[ExpertId, str | None]:
-        """Return the expert and device that a request names; in place of a head its backbone."""
         expert, device = fields.get("expert"), fields.get("device")
         if not isinstance(expert, str):
             raise ControlError("bad_field", "expert: expected the name of an expert of the catalog")
@@ -152,10 +151,6 @@ class SchedulerControl:
             raise ControlError("bad_field", "device: expected the name of a device, such as cpu or cuda:0")
         spec = self._flow.catalog.get(ExpertId(expert))
         return ExpertId(expert) if spec is None else self._flow.resident_of(spec).expert, device
-
-    def _require_known(self, expert: ExpertId) -> None:
-        if expert not in self._flow.resident:
-            raise ControlError("unknown_expert", f"{expert} is not in the catalog")
 
     def _pools(self, device: str) -> tuple[PoolId, ...]:
         pools = tuple(pool for pool in self._scheduler.pools if device in (pool, device_of(pool)))
@@ -187,10 +182,7 @@ def executor_rows(
     busy_shares: Mapping[ExecutorId, float],
     out_of_service: Mapping[ExecutorId, str],
 ) -> list[dict[str, Any]]:
-    """Return `executors` of control's `status`: `queued` counts requests for the experts in an executor's pool.
-
-    Executors that share a pool show the same experts and bytes, which `pool_rows` lists once.
-    """
+    """Return `executors` of control's `status`. Executors that share a pool show the same experts and bytes."""
     pools = {pool.pool: pool for pool in now.pools}
     rows: list[dict[str, Any]] = []
     for facts in executors:
@@ -215,10 +207,7 @@ def executor_rows(
 def memory_rows(
     executors: Iterable[ExecutorFacts], now: Snapshot, resident: Mapping[ExpertId, ExpertSpec]
 ) -> list[dict[str, Any]]:
-    """Return `pools` of control's `memory`: the experts in each, in the order of loading, with their bytes.
-
-    A load that hangs holds what `used_bytes` has beyond the experts.
-    """
+    """Return `pools` of control's `memory`. A load that hangs holds what `used_bytes` has beyond the experts."""
     executors = tuple(executors)
     rows: list[dict[str, Any]] = []
     for pool in now.pools:
@@ -239,7 +228,7 @@ def memory_rows(
 
 
 def pool_rows(executors: Iterable[ExecutorFacts], now: Snapshot) -> list[dict[str, Any]]:
-    """Return `pools` of control's `status`, each with the executors that share it (none: host memory beside a GPU)."""
+    """Return `pools` of control's `status` with the executors that share each (none: host memory beside a GPU)."""
     executors = tuple(executors)
     return [
         {
@@ -256,7 +245,6 @@ def pool_rows(executors: Iterable[ExecutorFacts], now: Snapshot) -> list[dict[st
 
 
 def queue_lengths(now: Snapshot) -> tuple[dict[str, int], int]:
-    """Return the requests queued for each device's resident experts, and those for experts resident nowhere."""
     by_device = dict.fromkeys((device_of(pool.pool) for pool in now.pools), 0)
     homes: dict[ExpertId, dict[str, None]] = {}
     for pool in now.pools:

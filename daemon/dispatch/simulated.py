@@ -1,8 +1,7 @@
 """Simulated devices: what executors and loaders promise (orders.py), without torch, weights or waiting.
 
-Everything happens on a `SimulatedClock`, which jumps from event to event, so that a run is exact and repeatable: tests
-of the drive, `coserve simulate`, load tests of language models. The pool keeps the real one's promises (never above its
-budget), so that a policy that would overbook is caught.
+A `SimulatedClock` jumps from event to event, so that a run is exact and repeatable. The pool never exceeds its budget,
+so that a policy that would overbook is caught.
 """
 
 import heapq
@@ -19,7 +18,6 @@ from daemon.policy.request import ExecutorFacts, PoolId, RequestId
 from experts.errors import ExpertError
 from experts.spec import Answer, ExpertId, ExpertSpec
 
-#: An expert's answer about an image.
 AnswerOf = Callable[[ExpertSpec, ImageOrder], Answer | Unanswered]
 
 
@@ -36,7 +34,6 @@ class SimulatedClock:
 
     @property
     def next_s(self) -> float | None:
-        """Return the time of the next event, None if there is none."""
         return self._events[0][0] if self._events else None
 
     def after(self, seconds: float, do: Callable[[], None]) -> None:
@@ -44,10 +41,7 @@ class SimulatedClock:
         heapq.heappush(self._events, (self.now() + seconds, self._serial, do))
 
     def step(self, until_s: float | None = None) -> bool:
-        """Jump to the next event, or to `until_s` if that is earlier, and do everything that is due then.
-
-        Return False if no event is left.
-        """
+        """Jump to the next event, or to `until_s` if earlier, and do all that is due then; False without events."""
         next_s = self.next_s
         if next_s is None or (until_s is not None and until_s < next_s):
             if until_s is None:
@@ -79,7 +73,6 @@ class SimulatedChannel:
         self.under_way: tuple[Load, float] | None = None
 
     def transfer(self, load: Load, seconds: float, done: Callable[[], None]) -> None:
-        """Call `done` at the end of a transfer of `seconds`, which begins when its turn comes."""
         self._waiting.put(load.cause, (load, seconds, done))
         if self.under_way is None:
             self._begin()
@@ -123,13 +116,12 @@ class SimulatedNetwork(SimulatedChannel):
         self.sent_bytes = 0
 
     def transfer(self, load: Load, seconds: float, done: Callable[[], None]) -> None:
-        """Call `done` at the end of a transfer that would take `seconds` alone."""
         self.sent_bytes += round(seconds * self._bytes_per_s)
         begun = (load, self._clock.now())
         self._uplink.run(seconds, lambda: self._end(begun, done))
 
     def send(self, size_bytes: int, done: Callable[[], None]) -> None:
-        """Send a batch's images and call `done` when they have arrived; the latency of the answer is included."""
+        """Call `done` when a batch's images have arrived; the latency of the answer is included."""
         self.sent_bytes += size_bytes
         self._uplink.run(size_bytes / self._bytes_per_s, lambda: self._clock.after(2 * self._fixed_s, done))
 
@@ -147,7 +139,7 @@ class SimulatedProcessor:
         self._version = 0
 
     def run(self, work_s: float, done: Callable[[], None]) -> None:
-        """Call `done` once this batch has received `work_s` seconds of undivided processor time."""
+        """Call `done` after `work_s` seconds of undivided processor time."""
         self._advance()
         self._serial += 1
         heapq.heappush(self._active, (self._served_s + work_s, self._serial, done))
@@ -190,10 +182,7 @@ class SimulatedSlot:
 
 
 class SimulatedPool:
-    """Residents by name only. `broken` experts fail to load, as a damaged file does, or a lost device ("CUDA error").
-
-    `read(spec)` is called in each load, as a real pool reads the weights: it may take real time, or raise ExpertError.
-    """
+    """Residents by name only. `broken` experts fail to load. `read(spec)` may take real time, or raise ExpertError."""
 
     def __init__(
         self, budget_bytes: int, device: str = "cpu", read: Callable[[ExpertSpec], None] = lambda _spec: None
@@ -212,7 +201,6 @@ class SimulatedPool:
         return tuple(self._resident)
 
     def slot(self, expert: ExpertId) -> SimulatedSlot:
-        """Return the resident expert's slot; ExpertError if it is not resident."""
         if expert not in self._resident:
             raise ExpertError(expert, "is not resident")
         return SimulatedSlot(self._resident[expert])
@@ -256,10 +244,7 @@ Route = Sequence[tuple[SimulatedChannel, float]]
 
 
 class SimulatedLoader:
-    """Loads pass the channels of their route; evictions and budgets are carried out at once.
-
-    A load of an expert in `hangs_s` takes that many seconds longer, as from a disk that does not answer.
-    """
+    """Loads pass the channels of their route. An expert in `hangs_s` takes that many seconds longer."""
 
     def __init__(
         self,
@@ -334,8 +319,7 @@ class SimulatedLoader:
 class SimulatedExecutor:
     """A batch of n images takes `k_s` · n + `b_s` simulated seconds of its processor; `answer` gives the answers.
 
-    `hangs(order)` returns the extra seconds of a batch, and the image whose decoding does not end, if that is the
-    cause.
+    `hangs(order)` returns the extra seconds of a batch, and the image whose decoding hangs, if that is the cause.
     """
 
     def __init__(

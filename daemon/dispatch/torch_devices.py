@@ -42,9 +42,7 @@ class TorchDevices:
 
 
 def shelf_of(devices: Mapping[str, Device]) -> LayoutShelf:
-    """Return what the pools of `devices` share, with the budgets of pinned memory and of recordings: half of an
-    executor's share of the activation memory, since batches that are not recorded need the other half.
-    """
+    """Return what pools share. Recordings get half of the activation memory: other batches need the rest."""
     pinned = [device.pinned_memory for name, device in devices.items() if name != "cpu" and device.memory == "own"]
     limits = [limit for limit in pinned if limit is not None]
     pin = PinnedBudget(sum(limits) if len(limits) == len(pinned) else None)
@@ -62,7 +60,6 @@ def shelf_of(devices: Mapping[str, Device]) -> LayoutShelf:
 
 
 def set_threads(threads: int) -> None:
-    """Set how many threads torch computes with when the calling thread calls it."""
     torch.set_num_threads(threads)
     # Asking makes it this thread's own: until then the next thread's setting would overwrite it (measured).
     torch.get_num_threads()

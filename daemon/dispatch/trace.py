@@ -1,7 +1,6 @@
-"""Traces: recording the scheduler's calls and decisions, and replaying them. The same calls give the same actions.
+"""Record the scheduler's calls and decisions, and replay them without clock or devices.
 
 A trace is JSON lines. The first describes the scheduler; each other line is one call with its arguments and result.
-Only calls are recorded, so a replay needs neither clock nor devices.
 """
 
 import json
@@ -28,7 +27,6 @@ from experts.spec import ExpertId
 FORMAT = 2
 
 _Took = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-#: Arguments of each recorded call.
 _ARGUMENTS: dict[str, Any] = {
     "arrive": tuple[Request, float],
     "expire": tuple[float],
@@ -59,12 +57,11 @@ CONTRADICTS = "contradicts the lines before it; was the file edited?"
 
 
 class TraceError(Exception):
-    """A trace that cannot be replayed; names the file, the line and the fault."""
+    """A trace that cannot be replayed: file, line and fault."""
 
 
 @contextmanager
 def trace_line(path: Path, line: int, fault: str) -> Iterator[None]:
-    """Turn errors that the contents of a line cause into a TraceError that names the line and the fault."""
     try:
         yield
     except (ArithmeticError, AssertionError, LedgerError, LookupError, TypeError, ValueError) as error:
@@ -73,7 +70,7 @@ def trace_line(path: Path, line: int, fault: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Makeup:
-    """Everything a scheduler is made of; pools and executors are divided as the policy needs them (`partition`)."""
+    """All parts of a scheduler; pools and executors are divided as the policy needs (`partition`)."""
 
     experts: tuple[ExpertFacts, ...]
     pools: tuple[PoolFacts, ...]
@@ -124,8 +121,6 @@ class RecordingScheduler(Scheduler):
 
 
 def _recorded(call: str) -> Callable[..., Any]:
-    """Return the method that calls the scheduler's own and records it. Its arguments come by position."""
-
     def method(scheduler: RecordingScheduler, *arguments: Any) -> Any:
         # An iterator would be used up before it is written.
         return scheduler._note(call, tuple(list(each) if isinstance(each, Iterator) else each for each in arguments))  # pyright: ignore[reportPrivateUsage]
@@ -158,7 +153,7 @@ class Call:
 
 
 def read_makeup(path: Path) -> Makeup:
-    """Return the makeup of the recorded scheduler; TraceError if the file is not a trace of this version."""
+    """TraceError if the file is not a trace of this version."""
     with path.open("rb") as file, trace_line(path, 1, "not a trace"):
         line = json.loads(file.readline())
         version = line["trace"]
@@ -171,7 +166,6 @@ def read_makeup(path: Path) -> Makeup:
 
 
 def read_calls(path: Path) -> Iterator[Call]:
-    """Yield the calls of a trace in order; TraceError if one is torn or unknown."""
     adapters = {call: TypeAdapter[tuple[Any, ...]](arguments) for call, arguments in _ARGUMENTS.items()}
     with path.open("rb") as file:
         file.readline()
@@ -183,7 +177,6 @@ def read_calls(path: Path) -> Iterator[Call]:
 
 
 def replay(path: Path) -> Iterator[Difference]:
-    """Repeat the calls of a trace and yield each difference; TraceError if the file is not a trace."""
     scheduler = read_makeup(path).scheduler()
     for call in read_calls(path):
         with trace_line(path, call.line, CONTRADICTS):

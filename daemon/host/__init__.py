@@ -1,4 +1,1 @@
-"""This PC: folders and locks, logs, child processes, the service manager, temperatures.
-
-Every other room may import these modules. Nothing here knows of images, experts or the wire.
-"""
+"""This PC: folders and locks, logs, child processes, temperatures. Knows nothing of images."""

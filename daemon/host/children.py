@@ -1,7 +1,7 @@
 """Processes that live and die with the daemon: the web pages, and each consumer of the results.
 
-They run at low priority, so that they never delay an image. A child that ends is restarted with growing pauses; a hung
-one is killed. No child outlives the daemon, even if the daemon is killed.
+They run at low priority. A child that ends is restarted with growing pauses; a hung one is killed. None outlives the
+daemon, even if that is killed.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class Children:
             self._thread.start()
 
     def stop(self) -> None:
-        """Send SIGTERM to each, and SIGKILL 3 s later to those that still run. Does nothing before `start`."""
+        """Send SIGTERM to each, and SIGKILL 3 s later. Does nothing before `start`."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -104,7 +104,7 @@ class Children:
 
 
 class _Child:
-    """One program. The children's thread alone changes it."""
+    """One program; only the children's thread changes it."""
 
     def __init__(self, spec: ChildSpec) -> None:
         self.spec = spec
@@ -131,7 +131,6 @@ class _Child:
         }
 
     def poll(self, now_s: float) -> None:
-        """Start the child if it is due; notice its end, or that it hangs."""
         if self.process is None:
             if now_s >= self._start_at_s:
                 self._start(now_s)
@@ -229,8 +228,8 @@ async def beat(fd: int | None, is_well: Callable[[], bool] = lambda: True) -> No
 def live_with_parent() -> None:
     """Have the kernel kill this process when the daemon ends, in any way. A child calls it first.
 
-    Standard input is a pipe whose other end only the daemon holds and never writes to: if it is closed, the daemon was
-    gone before the kernel was asked. A child that was started by hand ends with its terminal.
+    Standard input is a pipe that only the daemon holds and never writes to: if it is closed, the daemon was gone before
+    the kernel was asked. A child that was started by hand ends with its terminal.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):

@@ -1,7 +1,4 @@
-"""Folders that the daemon makes, durable and readable for the group (RESULTS.md), and exclusive locks.
-
-One line per database, journal and images (PROTOCOL.md, Sockets): locks die with their process.
-"""
+"""Folders that the daemon makes, durable and readable for the group (RESULTS.md), and locks that die with a process."""
 
 import fcntl
 import os
@@ -18,7 +15,7 @@ FOLDER_LOCK = ".lock"
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder` and every missing folder above it: durable, each with its mode under any umask."""
+    """Make `folder` and its missing parents: durable, each with its mode under any umask."""
     missing = [path for path in (folder, *folder.parents) if not path.is_dir()]
     for path in reversed(missing):
         path.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -32,22 +29,14 @@ def folder_problem(folder: Path) -> str | None:
     if not there.is_dir():
         return f"{there} is a file, where a folder is needed: move it, or name another folder"
     # Nothing can be made in /proc and similar filesystems, even with permission.
-    if not os.access(there, os.W_OK | os.X_OK) or _is_virtual(there):
+    if not os.access(there, os.W_OK | os.X_OK) or os.statvfs(there).f_blocks == 0:
         return f"nothing can be written in {there}: give this user the right to, or name another folder"
     return None
 
 
-def _is_virtual(folder: Path) -> bool:
-    state = os.statvfs(folder)
-    return state.f_blocks == 0
-
-
 @contextmanager
 def exclusive_lock(path: Path, guards: str, line: Path, *, stays: bool = True) -> Iterator[None]:
-    """Lock the file `path` for the block, or raise StartError naming its process; `guards` says what it protects.
-
-    The file has the owner's process number and, if it `stays` after its release, its `line`.
-    """
+    """Lock the file `path`, which names process and `line`, or raise StartError; `guards` says what it protects."""
     make_folder(path.parent)
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -80,10 +69,7 @@ def _write(fd: int, text: str) -> None:
 
 
 def owner(path: Path) -> tuple[int, str]:
-    """Return the process (0: none) and coserve.yaml in a lock file.
-
-    A power cut may fill it with other bytes, and a kill may leave a part of it: such a file names no coserve.yaml.
-    """
+    """Return the process (0: none) and coserve.yaml in a lock file; a power cut may leave neither."""
     try:
         process, begins, rest = path.read_bytes().partition(b"\n")
     except OSError:

@@ -65,7 +65,7 @@ class JournaldLogger:
 
     @staticmethod
     def fields(_logger: object, _method: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
-        """Return an event's keys as the journal's fields: the last processor."""
+        """Convert an event to the journal's fields: the last processor."""
         priority = _PRIORITIES.get(str(event.pop("level", "info")), 6)
         trace = event.pop("exception", None)
         message = f"{_render(None, '', dict(event))}".removeprefix("event=")
@@ -87,7 +87,7 @@ class JournaldLogger:
 
 
 def _field(key: str) -> str:
-    """Return a name that the journal takes: capitals, digits and underscores, a letter first, 64 at most."""
+    """Return a name that the journal accepts: capitals, digits and underscores, a letter first, 64 at most."""
     name = re.sub(r"[^A-Z0-9_]", "_", key.upper()).lstrip("_0123456789")[:64] or "KEY"
     return f"COSERVE_{name}" if name in _TAKEN or name.startswith("SYSLOG_") else name
 

@@ -20,7 +20,6 @@ OWNERS["coserve_client"] = {"coserve", "coserve-client"}
 
 
 def reachable(url: str) -> str:
-    """Return `url`, with the address of this PC if it names all addresses."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{own_address()}:{parts.port}" if parts.hostname in EVERYWHERE else url
 
@@ -39,7 +38,7 @@ def own_address() -> str:
 
 @dataclass(frozen=True, slots=True)
 class HandleShares:
-    """Numbers of connections that each socket takes; most handles stay for files and children."""
+    """Connections that each socket accepts; most handles stay for files and children."""
 
     intake: int
     results: int
@@ -47,7 +46,6 @@ class HandleShares:
 
 
 def raise_handle_limit() -> int:
-    """Raise the soft limit of open files, often 1,024, as far as the hard limit allows; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     possible = _MAX_HANDLES if hard == resource.RLIM_INFINITY else min(hard, _MAX_HANDLES)
     if soft != resource.RLIM_INFINITY and soft < possible:
@@ -56,12 +54,10 @@ def raise_handle_limit() -> int:
 
 
 def handle_shares(handles: int) -> HandleShares:
-    """Divide a process's handles into connections of each socket."""
     return HandleShares(min(2048, handles // 8), min(1024, handles // 16), min(64, handles // 32))
 
 
 def foreign_owners() -> dict[str, list[str]]:
-    """Return the other distributions and folders that provide a package of ours, by package; empty if all is well."""
     distributions = packages_distributions()
     home = Path(__file__).resolve().parents[2]
     foreign: dict[str, list[str]] = {}

@@ -22,7 +22,7 @@ class Reading:
 
 
 class Thermometer:
-    """Reads all sensors, at most once in 5 s; `read` may be called from any thread."""
+    """Reads all sensors, at most once in 5 s. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,7 +38,6 @@ class Thermometer:
             return self._readings
 
     def _gpus(self) -> tuple[Reading, ...]:
-        """Return the readings of GPUs. A machine without a driver is asked once."""
         if not self._has_gpus:
             return ()
         try:

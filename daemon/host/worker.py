@@ -36,7 +36,6 @@ class Worker(Generic[T]):
         return successor
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish the orders so far and end; return False if the thread still runs after `timeout_s` seconds."""
         self._orders.put(None)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)

@@ -1,9 +1,6 @@
-"""Decide the answer to each message: the order of checks of PROTOCOL.md, duplicates in flight.
+"""Decide the answer to each message, in PROTOCOL.md's order of checks. Limits are in backlog.py.
 
-Credit and back-pressure are in backlog.py.
-
-No sockets and no threads here: frames in, an answer out, at once or when the writer replies. Only the intake thread may
-call it, except for `hold` and `resume`.
+No sockets and no threads here: only the intake thread may call it, except for `hold` and `resume`.
 """
 
 import hashlib
@@ -65,9 +62,7 @@ class TextReader(Protocol):
 class TextModel(Protocol):
     """Facts about a model that are known without running it."""
 
-    def problem(self, request: TextRequest) -> str | None:
-        """Return why the model can never serve this request, with the name of the field; None if it can."""
-        ...
+    def problem(self, request: TextRequest) -> str | None: ...
 
 
 class TextWriter(Protocol):
@@ -85,7 +80,6 @@ class TextIntake:
     writer: TextWriter
 
     def check(self, message: Generate, routes: Routes) -> None:
-        """Raise MessageError if this request can never be accepted."""
         request = message.request
         if request.board is not None and request.board.type not in routes.recipes:
             raise refusal(message, "unknown_board", f"the rules name no board type {request.board.type!a}")
@@ -128,7 +122,7 @@ class PayloadScan:
 
 
 def scan_payload(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int = MAX_STEPS) -> PayloadScan:
-    """Return the scan of a payload. LongWalkError if its structure has more than `max_steps` parts."""
+    """LongWalkError if the structure has more than `max_steps` parts."""
     flaw: ImageHeaderError | None = None
     try:
         check_structure(payload, max_pixels, max_steps, raw_shape=pixels.shape)
@@ -139,7 +133,7 @@ def scan_payload(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int
 
 @dataclass(frozen=True, slots=True)
 class ScanRequest:
-    """A large payload to scan: one of 64 MB takes some 50 ms to hash, and no other publisher's image waits for that."""
+    """A large payload to scan elsewhere: hashing 64 MB takes some 50 ms, and no other publisher should wait."""
 
     scan: Callable[[], None]
 
@@ -156,10 +150,7 @@ class Scanned:
 
 @dataclass(slots=True)
 class _InFlight:
-    """An image or request for text at the writer, and its repetitions since then.
-
-    Each has its content, by which two are the same: the payload's sha256, or the request.
-    """
+    """A message at the writer, and its repetitions: those with the same `content` (sha256 or request)."""
 
     peer: Peer
     content: str | TextRequest
@@ -191,8 +182,8 @@ class Admission(Accounts):
     ) -> None:
         """`room(bytes)` returns why the disk cannot take an image of that size now; None reserves its bytes.
 
-        `on_stored(seconds)` is called with the time that each accepted image spent at the writer. `identity` is
-        `line` and `epoch`, for each `welcome`.
+        `on_stored(seconds)` is called with the time that each accepted image spent at the writer. `identity` is `line`
+        and `epoch`, for each `welcome`.
         """
         super().__init__(limits, backlog, room)
         self._texts = texts
@@ -208,7 +199,6 @@ class Admission(Accounts):
         self._log = structlog.get_logger("intake")
 
     def read(self, frames: Sequence[bytes]) -> tuple[Message, bytes] | Answer:
-        """Return a message and its payload, or the rejection of a malformed one."""
         try:
             message, payload = parse(frames)
         except MessageError as error:
@@ -218,14 +208,11 @@ class Admission(Accounts):
     def take(
         self, peer: Peer, message: Inspect | Generate | Hello, payload: bytes, post: Callable[[Posted], None]
     ) -> Answer | ScanRequest | None:
-        """Return the answer to a message; None if it follows when `post` has been called, by `settle`.
-
-        The caller carries out a ScanRequest; its result is posted for `scanned`.
-        """
+        """Return the answer, None if `settle` gives it after `post`, or a ScanRequest for the caller to carry out."""
         return self._answer(message, lambda: self._handle(peer, message, payload, post))
 
     def scanned(self, scanned: Scanned, post: Callable[[Posted], None]) -> Answer | None:
-        """Continue with an image whose payload another thread has scanned; return the same as `take`."""
+        """Continue, as `take`, with an image whose payload another thread has scanned."""
         peer, message, payload, scan = scanned.peer, scanned.message, scanned.payload, scanned.scan
         self.left_memory(message.source, len(payload))
         self.answered(peer)
@@ -248,7 +235,6 @@ class Admission(Accounts):
         return self.busy(message, "the daemon cannot look at this message now", _FAILED_RETRY_MS)
 
     def _unread(self, message: Message, error: SQLAlchemyError) -> Answer:
-        """Answer `busy` if the database cannot be read, and log it in one line."""
         why = str(getattr(error, "orig", error)).partition("\n")[0]
         self._log.warning("intake_waits", source=message.source, id=message.image_id, error=why)
         self._is_unread = True
@@ -278,7 +264,6 @@ class Admission(Accounts):
                 return self._welcome(message)
 
     def settle(self, settled: Settled) -> list[tuple[Peer, Answer]]:
-        """Return the answers to a message and to its repetitions, once the writer has replied."""
         key, result = settled.key, settled.result
         flight = self._in_flight.pop(key, None)
         if flight is None:
@@ -330,7 +315,7 @@ class Admission(Accounts):
     def _scan_elsewhere(
         self, peer: Peer, message: Inspect, payload: bytes, post: Callable[[Posted], None]
     ) -> Answer | ScanRequest:
-        """Check everything but the payload, then ask for its scan; the payload waits in memory, as other images do."""
+        """Check all but the payload, then ask for its scan; the payload waits in memory, as other images do."""
         key = Key("image", message.source, message.image_id)
         if key not in self._in_flight and self._reader.find(key.source, key.id) is None:
             self._check_rules(message)
@@ -365,7 +350,8 @@ class Admission(Accounts):
             differs = known.payload_sha256 != (scan or self._scan(message, payload)).sha256
             return self._duplicate(message, differs=differs)
         self._check_rules(message)
-        if self.boards_wait and self._begins_board(message.board):
+        board = message.board
+        if self.boards_wait and self._reader.open_rules(board.type, board.serial, board.attempt) is None:
             return self.busy(
                 message, "another release is being put in force: new boards wait until it is", _FAILED_RETRY_MS
             )
@@ -374,7 +360,6 @@ class Admission(Accounts):
         return self._store(message, key, flight, partial(self._writer.write, arrival), post)
 
     def _generate(self, peer: Peer, message: Generate, post: Callable[[Posted], None]) -> Answer | None:
-        """Accept a request for text: its row is what makes it durable, since it has no payload."""
         texts, request = self._texts, message.request
         if texts is None:
             raise refusal(message, "unknown_model", "the configuration names no model")
@@ -395,7 +380,6 @@ class Admission(Accounts):
         write: Callable[[Callable[[Stored | TextStored], None]], None],
         post: Callable[[Posted], None],
     ) -> Answer | None:
-        """Hand a checked message to the writer, or return why it has to be sent again."""
         busy = self.enter(flight.peer, message, flight.size_bytes)
         if busy is not None:
             return busy
@@ -438,18 +422,13 @@ class Admission(Accounts):
             raise refusal(message, "unknown_component", _wrong_position(recipe, message))
 
     def _rules_of(self, board: BoardRef) -> Routes:
-        """Return the rules with which this image's board attempt began; those in force if it begins one."""
         if self._rulebook.is_alone:
             return self._rulebook.current
         version = self._reader.open_rules(board.type, board.serial, board.attempt)
         routes = None if version is None else self._rulebook.get(version)
         return routes or self._rulebook.current
 
-    def _begins_board(self, board: BoardRef) -> bool:
-        return self._reader.open_rules(board.type, board.serial, board.attempt) is None
-
     def _check_payload(self, message: Inspect, payload: bytes, scan: PayloadScan | None) -> str:
-        """Return the payload's sha256 if its structure is sound; a bad image goes to the quarantine."""
         if not payload:
             raise refusal(message, "bad_image", "the payload is missing or empty")
         if len(payload) > self.limits.max_payload_bytes:

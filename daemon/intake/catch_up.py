@@ -1,7 +1,6 @@
-"""Answer consumers that catch up on results, in a thread of its own, one connection after the other.
+"""Answer consumers that catch up on results, in a thread of its own, one connection after another.
 
-Long queries must not delay images, so the thread rests between two answers as long as it worked. Waiting questions are
-bounded; a consumer that asks much at once gets little at a time, and `more` tells it to go on.
+The thread rests between two answers as long as it worked, so that long queries delay no images.
 """
 
 import threading
@@ -46,7 +45,6 @@ class CatchUps:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the running answer and end; what waits is dropped."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -56,10 +54,7 @@ class CatchUps:
     def ask(
         self, peer: str, message: ResultsSince, is_reading: Callable[[], bool], done: Callable[[Page | None], None]
     ) -> bool:
-        """Put a question into the queue; return False if too many wait already.
-
-        A peer that has stopped reading its answers by then gets no page.
-        """
+        """Queue a question; False if too many wait. A peer that has stopped reading by then gets no page."""
         with self._changed:
             if self._by_peer[peer] >= _QUESTIONS_PER_PEER or self._by_peer.total() >= _QUESTIONS:
                 return False

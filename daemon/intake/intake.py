@@ -1,7 +1,6 @@
 """The intake thread: owns the ROUTER socket, hands messages to `Admission` and its answers back to the peers.
 
-Other threads do what takes long, so that no image waits for it: answers to consumers that catch up (catch_up.py), and
-scans of large payloads.
+What takes long (catching up, scans of large payloads) is done by other threads, so that no image waits for it.
 """
 
 import termios
@@ -68,10 +67,7 @@ class _CaughtUp:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A message that was read, or the rejection of a malformed one.
-
-    `payload` is None if there was no memory for it: it will be answered `busy`.
-    """
+    """A message, or the rejection of a malformed one. Without `payload` there was no memory: answer `busy`."""
 
     peer: Peer
     message: Inspect | Generate | Hello | Answer
@@ -79,7 +75,7 @@ class _Waiting:
 
     @property
     def names(self) -> Sequence[Hashable]:
-        """Return the names that share fairly: connection and source."""
+        """The names that share fairly: connection and source."""
         source = None if isinstance(self.message, Answer) else self.message.source
         return (self.peer.identity,) if source is None else (self.peer.identity, source)
 
@@ -121,11 +117,11 @@ class Intake:
         self._thread = SocketThread("intake", binding, self._mailbox, self._configure, self._run)
 
     def start(self) -> list[str]:
-        """Bind and begin to answer. Return the endpoints as bound, ports filled in; StartError if that fails."""
+        """Bind and begin to answer. Return the endpoints with ports filled in; StartError if that fails."""
         return self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Take no more messages, wait at most `timeout_s` for the writer's replies to those taken, and close."""
+        """Take no more messages, wait at most `timeout_s` for the writer's replies, and close."""
         self._stop_by_s = time.monotonic() + timeout_s
         self._thread.stop()
 
@@ -143,7 +139,7 @@ class Intake:
 
     @property
     def dropped_answers(self) -> int:
-        """The number of answers that could not be sent: the peer was gone, or had 10,000 unread."""
+        """Count of answers that could not be sent: the peer was gone, or had 10,000 unread."""
         return self._dropped_answers
 
     def _configure(self, router: Socket) -> None:
@@ -234,7 +230,6 @@ class Intake:
             self._refuse(router, self._waiting.shed(), _CROWDED, _CROWDED_RETRY_MS)
 
     def _carry_out(self, router: Socket) -> None:
-        """Take messages in fair order, until the turn is over or no more refusals may be sent now."""
         until_s = time.monotonic() + _TURN_S
         while len(self._waiting) and self._earn_refusals():
             waiting = self._waiting.take()
@@ -255,7 +250,6 @@ class Intake:
             self._send(router, peer, answer)
 
     def _earn_refusals(self) -> bool:
-        """Return True if a message may be taken now, even if it has to be refused."""
         now_s = time.monotonic()
         earned = (now_s - self._refused_at_s) * _REFUSALS_PER_S
         self._refused_at_s = now_s
@@ -263,7 +257,6 @@ class Intake:
         return self._may_refuse >= 1
 
     def _refuse(self, router: Socket, waiting: _Waiting, reason: str, retry_after_ms: int) -> None:
-        """Answer a message unread: its rejection if it is malformed, else `busy`."""
         message = waiting.message
         busy = message if isinstance(message, Answer) else self._admission.busy(message, reason, retry_after_ms)
         self._send(router, waiting.peer, busy)

@@ -1,4 +1,1 @@
-"""Language models in service: a thread each, the memory they share with images, the rows of what they wrote.
-
-How a model computes is in experts/moe. Nothing here touches images but through the drive's limits.
-"""
+"""Language models in service: threads, memory shared with images, rows of texts. How they compute: experts/moe."""

@@ -1,8 +1,7 @@
-"""The thread of one language model: opens its checkpoint, takes requests in and computes, one step after the other.
+"""The thread of one language model: opens its checkpoint, takes requests in and computes, one step after another.
 
-Each accepted request ends exactly once, with a text or as `unknown` and a reason. A text that cannot be computed costs
-no other request. If a checkpoint is damaged, changed or gone, the requests that the thread holds end as `unknown`; the
-next request opens it again.
+Each accepted request ends exactly once, with a text or as `unknown` and a reason. If a checkpoint is damaged, changed
+or gone, the thread's requests end as `unknown`; the next request opens it again.
 """
 
 import gc
@@ -32,7 +31,6 @@ _OPENING_FACTOR = 10.0
 MODEL_FAILED = "model_failed"
 #: Entries of an account that are 0 once the model is closed.
 _HELD = ("running", "used_bytes", "text_used_bytes")
-
 
 #: Opens a checkpoint within a budget of bytes for its experts, or raises an exception with the reason. The second
 #: argument is called within a step whenever a layer is done.
@@ -94,7 +92,7 @@ class ModelThread:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """End after the running step; requests without a result stay accepted. Return False if that took too long."""
+        """End after the running step; False after `timeout_s`. Requests without a result stay accepted."""
         self._stopping = True
         self._letters.put(None)
         if self._thread.ident is not None:
@@ -110,7 +108,7 @@ class ModelThread:
             self._letters.put(text)
 
     def resize(self, budget_bytes: int) -> "Future[int]":
-        """Set another budget from the next step on. The future gives the bytes held then, or the error."""
+        """Set a budget from the next step on. The future gives the bytes held then, or the error."""
         with self._lock:
             if self._resizing is None or self._resizing.budget_bytes != budget_bytes:
                 self._resizing = _Resize(budget_bytes, Future())
@@ -119,7 +117,6 @@ class ModelThread:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes for the model's experts: those held or those ordered, whichever is larger."""
         with self._lock:
             ordered_bytes = 0 if self._resizing is None else self._resizing.budget_bytes
             return max(self._budget_bytes, self._taking_bytes, ordered_bytes)
@@ -179,7 +176,9 @@ class ModelThread:
     def _turn(self) -> None:
         self._take_letters()
         if self._given_up:
-            self._come_back()
+            self._close()  # its hanging call has ended: the next request opens it again
+            self._given_up = False
+            self._log.warning("model_came_back")
             return
         model = self._model
         if model is None or model.is_idle or self._stopping:
@@ -207,7 +206,7 @@ class ModelThread:
                 self._begin(letter)
 
     def _wait_s(self) -> float | None:
-        """Return the seconds to wait for a letter: None for no limit, 0 for not at all."""
+        """Seconds to wait for a letter: None for no limit, 0 for not at all."""
         if self._stopping:
             return 0.0
         if self._model is None or self._model.is_idle:
@@ -273,7 +272,7 @@ class ModelThread:
                 self._account = self._model.account()
 
     def _undo_resize(self) -> None:
-        """Return the memory that a failed growth has taken: it counts as free."""
+        """Return the memory of a failed growth: it counts as free."""
         assert self._model is not None, "a closed model has any budget"
         try:
             self._model.resize(self._budget_bytes)
@@ -289,7 +288,6 @@ class ModelThread:
     # Opening and failing
 
     def _open(self) -> bool:
-        """Try to open the model, at most once a second. Return True if it is open."""
         now = self._clock()
         if self._failed_at_s is not None and now - self._failed_at_s < _OPEN_AGAIN_S:
             return False
@@ -312,12 +310,6 @@ class ModelThread:
         self.text_tokens = self._model.text_tokens
         self._log.info("model_opened", took_s=round(self._clock() - now, 3), **self._account)
         return True
-
-    def _come_back(self) -> None:
-        """Close a model whose hanging call has ended: the next request opens it again."""
-        self._close()
-        self._given_up = False
-        self._log.warning("model_came_back")
 
     def _fail(self, reason: str, but: int | None = None) -> None:
         """End all requests `but` one, and close the model: the next request opens it again."""
@@ -354,7 +346,7 @@ class ModelThread:
             self._end(TextOutcome(generation_id, None, MODEL_FAILED))
 
     def _end(self, outcome: TextOutcome) -> None:
-        """Report the end of a request, once; a request that was given up has ended already."""
+        """Report the end of a request once, even if it was given up before."""
         with self._lock:
             text = self._texts.pop(outcome.generation_id, None)
         if text is None:

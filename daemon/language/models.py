@@ -1,8 +1,4 @@
-"""Language models in service: hands requests to them, watches for hangs, and divides devices' memory with images.
-
-Every model has a thread of its own (model_thread.py). This module's thread watches them, and moves memory between them
-and the images' pools as the lease of each device says (line/lease.py).
-"""
+"""Language models in service: hands requests to their threads, watches for hangs, and shares memory with images."""
 
 import threading
 import time
@@ -59,7 +55,7 @@ class Prompts:
             structlog.get_logger("model").warning("prompts_unchecked", model=name, error=str(error))
 
     def problem(self, request: TextRequest) -> str | None:
-        """Return why the model will never continue this prompt; None if it can, or if that is not known yet."""
+        """Return why the model will never continue this prompt; None also while that is not known."""
         tasks, max_tokens = self._model.tasks, self._model.max_new_tokens
         if tasks and request.task is not None and request.task not in tasks:
             return f"task: model {self._name} knows {', '.join(tasks)}, not {request.task!a}"
@@ -112,7 +108,6 @@ class LanguageModels:
         open_model: OpenModelWith,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`pools` are those of the images."""
         self._config = config
         self._clock = clock
         self._looked_s, self._ran_s = clock(), 0.0
@@ -158,7 +153,7 @@ class LanguageModels:
             thread.stop(max(0.0, until_s - self._clock()))
 
     def generate(self, texts: Sequence[AcceptedText]) -> None:
-        """Hand durable requests to their models; a request whose model a restart removed ends here."""
+        """Hand durable requests to their models; end those whose model a restart removed."""
         for text in texts:
             thread = self.threads.get(text.request.model)
             if thread is None:
@@ -186,7 +181,6 @@ class LanguageModels:
         return any(thread.is_opening for thread in self.threads.values())
 
     def unopened(self) -> list[str]:
-        """Return one line for each model that cannot write, with the reason."""
         closed = [thread for thread in self.threads.values() if thread.is_opening or thread.is_failing]
         return [f"model {thread.name}: {' '.join((thread.last_error or 'still opens').split())}" for thread in closed]
 
@@ -195,10 +189,7 @@ class LanguageModels:
         return [{"device": models[name].device, **thread.status()} for name, thread in self.threads.items()]
 
     def limit(self, limits: Any, ask: Callable[[dict[str, Any] | None], dict[str, Any]]) -> dict[str, Any]:
-        """Change budgets of devices, models included; `ask` is the drive's `limits`. Raises ControlError as the drive.
-
-        Models keep their memory for now: the images' pools take the difference until the next look.
-        """
+        """Change budgets of devices. Images' pools take the difference until the next look. Raises ControlError."""
         if not isinstance(limits, dict | None):
             return ask(limits)
         limits = limits or {}
@@ -248,7 +239,6 @@ class LanguageModels:
                 thread.give_up(f"a step of model {thread.name} did not get on for {seconds:.0f} s")
 
     def _move_memory(self, shared: SharedDevice) -> None:
-        """Carry out grants of the lease until there is none, or until one is not finished at once."""
         under_way = self._images_under_way()
         lack_room = under_way and self._images_lack_room(shared)
         with self._lock:
@@ -260,13 +250,11 @@ class LanguageModels:
                     return
 
     def _held(self, shared: SharedDevice) -> Held:
-        """Return the bytes that pools and models have, or were ordered to have, whichever is more."""
         pools_bytes = sum(pool.budget_bytes for pool in self._pools if pool.device == shared.name)
         models = {model: self.threads[model].held_bytes for model in shared.models}
         return Held(max(pools_bytes, shared.ordered_bytes), models)
 
     def _carry_out(self, shared: SharedDevice, grant: Grant) -> bool:
-        """Carry out a grant. Return False if it is not finished yet, or failed."""
         match grant:
             case ToModel(model, budget_bytes):
                 return self._to_model(shared, model, budget_bytes)
@@ -323,5 +311,5 @@ class LanguageModels:
         return any(row["queued"] for row in absent) or (switched and bool(absent))
 
     def _asked(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the drive's answer. Raises ControlError if it refuses, TimeoutError if it is busy."""
+        """Raises ControlError if the drive refuses, TimeoutError if it is busy."""
         return self._drive.ask_later(kind, fields).result(_ANSWER_S)

@@ -43,7 +43,7 @@ class ServedModel:
         on_token: Callable[[AcceptedText, int, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_token` gets tokens of requests that are streamed. Raises ModelError, OSError, ModuleNotFoundError."""
+        """`on_token` gets tokens of streamed requests. Raises ModelError, OSError, ModuleNotFoundError."""
         self._settings = model
         self._on_token = on_token
         self._clock = clock
@@ -121,9 +121,7 @@ class ServedModel:
         return None
 
     def step(self) -> tuple[list[tuple[TextOutcome, str | None]], Exception | None]:
-        """Run one step of the engine; return the requests that ended, each with the error that broke it, and the error
-        after which the model is lost.
-        """
+        """Run one step; return ended requests with their errors, and the error after which the model is lost."""
         ended = self._engine.step()
         if self._engine.last_step is not None:
             self._costs = learned(self._costs, self._engine.last_step)
@@ -165,11 +163,10 @@ class ServedModel:
         return f"{folder / name}: {what} while the model was in service; it is opened again for the next request"
 
     def resize(self, budget_bytes: int) -> None:
-        """Set another budget for its experts, in force on return. Raises ModelError if it is too small."""
+        """Set the budget of its experts, in force on return. Raises ModelError if it is too small."""
         self._mode.resize(budget_bytes)
 
     def account(self) -> dict[str, Any]:
-        """Return the model's memory, and its work since it was opened."""
         cache = self._runtime.cache
         counts = cache.metrics.counts
         return {
@@ -217,13 +214,12 @@ class ServedModel:
         return outcome, None if ended.error is None else f"{type(ended.error).__name__}: {ended.error}"
 
     def _threshold(self) -> float | None:
-        """Return the lower brownout threshold in force; None in a mode without one."""
         thresholds = getattr(self._mode, "thresholds", None)
         return min(thresholds.values()) if thresholds else None
 
 
 def learned(costs: StepCosts, timing: StepTiming) -> StepCosts:
-    """Return the costs after one more step: a moving mean, since memory, load and prompts change them.
+    """Update the costs by one step: a moving mean, since memory, load and prompts change them.
 
     The loading time of a task that entered is in its profile, not in the costs of a prompt.
     """

@@ -20,7 +20,6 @@ from daemon.storage.journal import WriteFailed
 _AT_ONCE = 64
 _RETRY_S = 0.5
 
-
 Reply = Callable[[TextStored], None]
 
 
@@ -30,7 +29,7 @@ class TextReports(Protocol):
     def texts_accepted(self, texts: list[AcceptedText]) -> None: ...
     def published(self, messages: list[Published]) -> None: ...
     def texts_done(self, texts: list[tuple[str, int]]) -> None:
-        """Report requests whose text is durable: source and bytes in the backlog of each."""
+        """Report durable texts: source and bytes in the backlog of each."""
         ...
 
 
@@ -50,7 +49,6 @@ class TextRows:
         self._reports = reports
 
     def write(self, request: TextRequest, reply: Reply) -> None:
-        """Make `request` durable; `reply` is called once."""
         self._requests.append((request, reply))
         task = self._writer.run(self._accept)
         task.add_done_callback(lambda done: self._refuse("the daemon stops") if done.cancelled() else None)
@@ -100,7 +98,7 @@ class TextRows:
         self._reports.texts_done(written.done)
 
     def _end_doubt(self, store: Store) -> None:
-        """Write over the remains of a failed commit, so that they cannot take effect after a later one."""
+        """Overwrite the remains of a failed commit, so that they cannot take effect after a later one."""
         if self._is_in_doubt:
             store.write_over()
             self._is_in_doubt = False

@@ -65,12 +65,11 @@ def complete(path: Path, config: Config, here: MachineIdentity) -> tuple[Config,
 
 
 def _shared_bytes(devices: Mapping[str, Device]) -> int:
-    """Return the bytes of the host's memory that are for experts of GPUs."""
     return sum(device.expert_memory for device in devices.values() if device.memory == "shared")
 
 
 def pools_and_executors(config: Config) -> tuple[tuple[PoolFacts, ...], tuple[ExecutorFacts, ...]]:
-    """Return a pool per device, one in host memory if a GPU has a `host_cache`, and executors: not divided yet."""
+    """Return undivided executors and a pool per device, one in host memory if a GPU has a `host_cache`."""
     pools: list[PoolFacts] = []
     executors: list[ExecutorFacts] = []
     for name, device in config.devices.items():
@@ -86,7 +85,6 @@ def pools_and_executors(config: Config) -> tuple[tuple[PoolFacts, ...], tuple[Ex
 
 
 def device_problems(config: Config, gpu_count: int) -> list[str]:
-    """Return the devices, and the memory, that `config` names and this machine does not have."""
     problems = [
         f"devices.{name}: torch sees {gpu_count} such GPUs here: name another device, or install torch for CUDA"
         for name, device in config.devices.items()
@@ -102,7 +100,7 @@ def device_problems(config: Config, gpu_count: int) -> list[str]:
 
 
 def memory_problems(config: Config, used: Sequence[str], catalog: Mapping[ExpertId, ExpertSpec]) -> list[str]:
-    """Return the experts of the rules (`used`) that fit no pool as the policy divides the memory, with the remedy.
+    """Return experts of the rules (`used`) that fit no pool as the policy divides the memory, with the remedy.
 
     Only one expert of a chain needs to be resident at a time: the largest expert is what a chain needs.
     """
@@ -158,7 +156,6 @@ def profile_warnings(
 
 
 def _profiles(config: Config, here: MachineIdentity, problems: list[Problem | str]) -> dict[Path, Profile]:
-    """Read each named profile once; add its mistakes to `problems`."""
     profiles: dict[Path, Profile] = {}
     for path in dict.fromkeys(device.profile for device in config.devices.values() if device.profile):
         try:

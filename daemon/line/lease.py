@@ -63,14 +63,14 @@ class Lease:
         self._idle_since_s: float | None = None
 
     def first_grant(self) -> Held:
-        """Return the memory of images and models at the start."""
         max_bytes = {model: share.max_bytes for model, share in self._shares.items()}
         return Held(self.total_bytes - sum(max_bytes.values()), max_bytes)
 
     def next_grant(self, held: Held, now: float, *, images_under_way: bool, images_lack_room: bool) -> Grant | None:
         """Return the next change, None if there is none now. A grant may take a while to be carried out."""
         self._notice(now, under_way=images_under_way, lack_room=images_lack_room)
-        targets = {model: self._target(share) for model, share in self._shares.items()}
+        images_first = self._images_first
+        targets = {model: share.min_bytes if images_first else share.max_bytes for model, share in self._shares.items()}
         for model, target_bytes in targets.items():
             if held.models_bytes[model] > target_bytes:
                 return ToModel(model, target_bytes)
@@ -86,12 +86,11 @@ class Lease:
         return None
 
     def cannot_shrink(self, model: str, min_bytes: int) -> None:
-        """Note that the model does not work with less than `min_bytes`."""
         share = self._shares[model]
         self._shares[model] = ModelShare(model, share.max_bytes, min(share.max_bytes, min_bytes))
 
     def cannot_grow(self, model: str, now: float) -> None:
-        """Note that the machine lacks the memory that the budget leaves for the model: it is offered again later."""
+        """Offer memory again later: the machine lacks what the budget leaves for the model."""
         self._not_before_s[model] = now + self._again_s
 
     def _notice(self, now: float, *, under_way: bool, lack_room: bool) -> None:
@@ -105,13 +104,10 @@ class Lease:
         if now - self._idle_since_s >= self._give_back_s:
             self._images_first = False
 
-    def _target(self, share: ModelShare) -> int:
-        return share.min_bytes if self._images_first else share.max_bytes
-
 
 def next_step_s(ended_s: float, took_s: float, *, images_under_way: bool, share: float = 0.1) -> float:
     """Return when a model may take its next step after one that ended at `ended_s` and took `took_s` (seconds).
 
-    While images are under way a model computes for `share` of the time, and images have the rest.
+    While images are under way a model computes for `share` of the time.
     """
     return ended_s + took_s * (1.0 / share - 1.0) if images_under_way else ended_s

@@ -1,7 +1,6 @@
 """A configuration with its rules, catalog and weights, read and checked together.
 
-The daemon's start, its reload, `coserve rules check` and `coserve check` (daemon/check.py) go through here, so that the
-checks accept exactly the lines that the daemon accepts.
+Start, reload and checks all go through here, so that the checks accept exactly what the daemon accepts.
 """
 
 import os
@@ -45,7 +44,6 @@ class Line:
     routes: Routes
     catalog: Catalog
     measured: Measurements
-    #: Problems that do not stop the line.
     warnings: Sequence[str] = ()
 
 
@@ -54,8 +52,8 @@ def load_line(
 ) -> Line:
     """Read `path` and all it names; ConfigError lists every mistake in all of the files.
 
-    `record` takes the place of the setting. A command that measures a profile reads the line without the profiles it
-    names: they may be missing or of another machine, and a person did not set what they recommend.
+    `record` overrides the setting. A command that measures a profile reads the line without the profiles it names: they
+    may be missing or of another machine, and a person did not set what they recommend.
     """
     config = load_config(path, environ)
     if record is not None:
@@ -117,7 +115,6 @@ def reload_rules_and_catalog(config: Config) -> tuple[Routes, Catalog]:
 
 
 def _states(files: Sequence[Path]) -> list[tuple[int, int, float]]:
-    """Return the state of each file: inode, size and time of its last change."""
     states: list[tuple[int, int, float]] = []
     for file in files:
         try:
@@ -130,7 +127,7 @@ def _states(files: Sequence[Path]) -> list[tuple[int, int, float]]:
 
 
 def load_routes(path: Path, catalog: Catalog | None, catalog_path: Path | None = None) -> Routes:
-    """Compile `path`, against the catalog's experts and labels where there is one; RulesError lists every mistake."""
+    """Compile `path`, against the catalog's experts and labels if any; RulesError lists every mistake."""
     document = _read(path, catalog_path) if catalog_path else read_yaml(path)
     return compile_rules(document, str(path), labels_of(catalog))
 
@@ -147,7 +144,6 @@ def _read(path: Path, catalog: Path) -> Document:
 
 
 def compile_kept_rules(text: str, catalog: Catalog) -> Routes | None:
-    """Return the rules under which an open attempt was started; None if they no longer fit the catalog."""
     try:
         return compile_rules(read_yaml_text(text, "kept rules"), "kept rules", labels_of(catalog))
     except RulesError:
@@ -155,7 +151,6 @@ def compile_kept_rules(text: str, catalog: Catalog) -> Routes | None:
 
 
 def weights_folders(config: Config) -> tuple[Path, ...]:
-    """Return the folders that weights files may lie in: the catalog's, and those of the configuration."""
     return (config.catalog.parent, *config.security.weights)
 
 
@@ -176,7 +171,7 @@ def load_catalog(path: Path, folders: Sequence[Path] = ()) -> tuple[Catalog | No
 
 
 def warn_of_weights(catalog: Catalog) -> list[ExpertId]:
-    """Return the experts whose weights file is missing or damaged, and log that there are any, or no experts at all."""
+    """Return experts with missing or damaged weights, and log that there are any, or no experts at all."""
     if not catalog:
         structlog.get_logger("line").warning("no_experts", advice=NO_EXPERTS)
     experts = [expert for expert in catalog if expert not in catalog.headers]
@@ -187,14 +182,12 @@ def warn_of_weights(catalog: Catalog) -> list[ExpertId]:
 
 
 def labels_of(catalog: Catalog | None) -> Mapping[str, ExpertLabels] | None:
-    """Return each expert's task and classes, against which rules are checked."""
     if catalog is None:
         return None
     return {spec.expert: ExpertLabels(spec.task, spec.classes) for spec in catalog.values() if spec.classes}
 
 
 def start_problems(line: Line, gpu_count: int) -> list[str]:
-    """Return the reasons why this machine cannot serve a line whose files fit together."""
     problems = device_problems(line.config, gpu_count)
     if problem := folder_problem(line.config.images):  # made with its first picture, when it is late to say so
         problems.append(f"images: {problem}")
@@ -202,7 +195,7 @@ def start_problems(line: Line, gpu_count: int) -> list[str]:
 
 
 def settings_problems(config: Config, touched: Collection[str] = ()) -> list[str]:
-    """Return the mistakes of a configuration beyond its form: an unknown policy, endpoints that may not be bound.
+    """Return mistakes beyond a configuration's form: an unknown policy, endpoints that may not be bound.
 
     `touched` sections lost a mistaken part: checks that such a part may decide are left out.
     """
@@ -224,12 +217,10 @@ def settings_problems(config: Config, touched: Collection[str] = ()) -> list[str
 
 
 def curve_keys(security: Security) -> CurveKeys | None:
-    """Return the keys for endpoints beyond loopback; None if the configuration names none."""
     if security.server_key is None or security.allowed_clients is None:
         return None
     return CurveKeys(security.server_key, security.allowed_clients)
 
 
 def capacity_problems(config: Config, routes: Routes, catalog: Catalog) -> list[str]:
-    """Return the models and experts that do not fit the devices' memory."""
     return sharing_problems(config) or memory_problems(images_config(config), routes.experts, catalog)

@@ -1,7 +1,6 @@
 """The profile of a machine (CoServe §4.5): what the offline profiler measured here, one YAML file, read at start.
 
-Its rows are the scheduler's performance matrix; its recommendations fill what `coserve.yaml` leaves open. A profile
-is true of one machine only, so it carries that machine's fingerprint, and another machine refuses it.
+Its rows are the performance matrix; its recommendations fill gaps in `coserve.yaml`. Another machine refuses it.
 """
 
 import os
@@ -42,7 +41,6 @@ class MachineIdentity(_Section):
     gpus: tuple[str, ...] = ()
 
     def differences(self, here: "MachineIdentity") -> list[str]:
-        """Describe the differences between `here` and this machine; empty if there are none."""
         texts: list[str] = []
         if self.cpu != here.cpu:
             texts.append(f"its processor is {self.cpu!r}, here it is {here.cpu!r}")
@@ -71,7 +69,7 @@ class ArchitectureEntry(_Section):
 
 
 class DeviceEntry(_Section):
-    """One processor: the settings that served it best (memory: bytes of the whole device), its rows by layout."""
+    """One processor: its best settings (memory: bytes of the whole device), its rows by layout."""
 
     executors: Count | None = None
     threads: Count | None = None
@@ -105,7 +103,6 @@ class Profile:
         return tuple(row for row in self.rows if row.device == device)
 
     def machine_problems(self, here: MachineIdentity) -> list[Problem]:
-        """Return why this machine cannot use the profile; empty if it can."""
         other = self.machine.differences(here)
         if not other:
             return []
@@ -114,7 +111,7 @@ class Profile:
 
 
 def load_profile(path: Path) -> Profile:
-    """Read `path`, a profile of any machine; ConfigError names every mistake with its line."""
+    """Read a profile of any machine; ConfigError names every mistake with its line."""
     document = read_yaml(path)
     file, problems = validate(ProfileFile, document)
     if file is None:

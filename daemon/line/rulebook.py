@@ -1,7 +1,6 @@
 """Rules and catalog in force, and earlier ones that are still needed: by open board attempts, by unwritten verdicts.
 
-Written by the control thread at a reload, read by the writer and the drive; each access is one dict or attribute
-operation, so readers see the old version or the new one, never half of each.
+Written by the control thread, read by the writer and the drive: each access is one operation, never half a version.
 """
 
 import threading
@@ -31,15 +30,12 @@ class Rulebook:
 
     @property
     def is_alone(self) -> bool:
-        """Return True if only the current rules are known."""
         return len(self._by_version) == 1
 
     def get(self, version: str) -> Routes | None:
-        """Return the routes of an attempt opened under `version`; None if they no longer compile."""
         return self._by_version.get(version)
 
     def keep(self, routes: Routes) -> None:
-        """Remember older routes for the attempts that are still open under them."""
         self._by_version.setdefault(routes.version, routes)
 
     def replace(self, routes: Routes, in_use: Collection[str] | None = None) -> float:
@@ -87,7 +83,6 @@ class Catalogs:
 
 
 def changed_experts(before: Catalog, after: Catalog) -> list[dict[str, Any]]:
-    """Return the experts that may answer otherwise from now on: version and settings, and `what` changed."""
     changed: list[dict[str, Any]] = []
     for expert in dict.fromkeys((*after, *before)):
         old, new = before.get(expert), after.get(expert)
@@ -103,7 +98,6 @@ def changed_experts(before: Catalog, after: Catalog) -> list[dict[str, Any]]:
 
 
 def version_of(catalog: Catalog, expert: str, expert_version: str) -> ExpertVersion | None:
-    """Describe the weights that gave a verdict; None if the catalog has others by now."""
     spec = catalog.get(ExpertId(expert))
     if spec is None or spec.version != expert_version:
         return None

@@ -32,7 +32,6 @@ def shared_devices(config: Config) -> list[SharedDevice]:
 
 
 def images_config(config: Config) -> Config:
-    """Return the configuration with the memory that is left for images on each device at the start."""
     devices = dict(config.devices)
     for shared in shared_devices(config):
         update = {"expert_memory": max(0, shared.ordered_bytes)}
@@ -41,7 +40,6 @@ def images_config(config: Config) -> Config:
 
 
 def sharing_problems(config: Config) -> list[str]:
-    """Return a problem for each device whose whole memory the models take."""
     problems: list[str] = []
     for shared in shared_devices(config):
         total_bytes = config.devices[shared.name].expert_memory
@@ -65,7 +63,7 @@ def _shared(config: Config, name: str) -> SharedDevice:
 
 
 def _dense_bytes(model: Model) -> int:
-    """Return the bytes of the model outside of its experts; 0 if its files cannot be read: then it is not opened."""
+    """Return the model's bytes outside of experts; 0 if its files are unreadable: then it is not opened."""
     try:
         return dense_bytes(model.checkpoint)
     except ModelError:

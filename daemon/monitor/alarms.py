@@ -117,7 +117,7 @@ class Alarms:
     """The thread. `rows` are the active alarms and `counts` how many of each rule, replaced as a whole."""
 
     def __init__(self, rulebook: Rulebook, reader: ResultsReader, file: Path | None) -> None:
-        """Write the active alarms into `file`, for consumers, unless it is None."""
+        """`file` gets the active alarms, for consumers."""
         self._rulebook = rulebook
         self._reader = reader
         self._file = file
@@ -132,7 +132,7 @@ class Alarms:
         self.counts: dict[str, int] = {}
 
     def start(self, last_seq: int) -> None:
-        """Start with the stored messages up to `last_seq`; later ones come by `published`."""
+        """Start with stored messages up to `last_seq`; later ones come by `published`."""
         self._seq = last_seq
         self._thread.start()
 
@@ -142,7 +142,7 @@ class Alarms:
             self._thread.join()
 
     def published(self, messages: Sequence[Published]) -> None:
-        """Take durable messages, in the order of their `seq`. Any thread."""
+        """Take durable messages, in the order of `seq`. Any thread."""
         self._messages.extend(messages)
 
     def _run(self) -> None:

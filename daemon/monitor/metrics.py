@@ -1,7 +1,6 @@
 """Events on the line, counted and timed by Prometheus' own client, in a registry of this daemon.
 
-Gauges sampled at scrape time are in gauges.py. Never labelled by expert, serial, source or board: the values of a
-label stay few however long the line runs. Names follow Prometheus' conventions (docs/monitoring.md has all of them).
+Never labelled by expert, serial, source or board: the values of a label stay few however long the line runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -106,13 +105,11 @@ class Metrics:
         self._accepted.inc(len(images))
 
     def answered(self, kind: str, code: str | None = None) -> None:
-        """Count an answer of intake; `code` is why a message was rejected."""
         self._answer_of(kind).inc()
         if code is not None:
             self._rejects.labels(code).inc()
 
     def observe_acceptance(self, seconds: float) -> None:
-        """Note the time of one image from its admission to `accepted`."""
         self._acceptance.observe(seconds)
 
     def finished(self, outcome: Outcome) -> None:

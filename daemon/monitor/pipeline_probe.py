@@ -1,9 +1,7 @@
-"""A probe that passes through the daemon's threads one after the other, as an image does.
+"""A probe that passes through intake, journal, writer, drive and publish, each between two pieces of work.
 
-Intake, journal, writer, drive, publish: each hands the probe on from its own loop, between two pieces of work. A
-thread that hangs, spins or has ended keeps it, and no ping goes to the watchdog. A problem that a restart would not
-solve does not hold it: the writer takes its turns also while the disk is full or the database is locked. The drive
-watches the executors.
+A thread that hangs, spins or has ended keeps it, and no ping goes to the watchdog. A problem that a restart would not
+solve does not hold it: the writer takes its turns also while the disk is full or the database is locked.
 """
 
 import threading
@@ -26,12 +24,10 @@ class PipelineProbe:
         self._number = 0
         self._at: int | None = None  # the station that has the probe; None while there is none under way
         self._since_s = time.monotonic()
-        #: Number of probes that passed all threads.
         self.came_through = 0
         self._log: Any = structlog.get_logger("pulse")
 
     def send(self) -> None:
-        """Send the next probe, unless one is still under way."""
         with self._lock:
             if self._at is not None:
                 return
@@ -40,7 +36,6 @@ class PipelineProbe:
         self._hand_to(0, number)
 
     def held_by(self) -> tuple[str, float] | None:
-        """Return the thread that has the probe, and for how many seconds; None if none is under way."""
         with self._lock:
             return None if self._at is None else (self._stations[self._at][0], time.monotonic() - self._since_s)
 

@@ -1,7 +1,6 @@
 """The last minutes in memory: which batches ran, what was loaded, how much waited, and what was rejected.
 
-The database does not say when a batch began, and asking it each second would cost the line more than these few
-thousand small rows, which end with the daemon.
+The database does not say when a batch began, and asking it each second would cost more than these few rows.
 """
 
 import threading
@@ -83,7 +82,7 @@ class _Pair:
 
 
 class Rejections:
-    """Messages of the last hour that will never be accepted, by source and code (metrics.py counts no sources)."""
+    """Rejected messages of the last hour by source and code (metrics.py counts no sources)."""
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
@@ -108,7 +107,6 @@ class Rejections:
                 del self._pairs[next(iter(self._pairs))]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return source, code, images, the newest reason and its time of the last hour, the newest pair first."""
         since = int((self._wall() - _HOUR_S) // _MINUTE_S)
         with self._lock:
             counts = {key: sum(count for minute, count in pair.minutes if minute > since)

@@ -1,7 +1,6 @@
 """`endpoints.http`: bound by the daemon, served by a process beside the line (daemon/dashboard).
 
-The daemon keeps the listening socket: a port in use ends its start, and clients that connect while the web process
-is started again wait for it instead of being refused.
+The daemon keeps the listening socket, so that clients wait for a restart of the web process instead of being refused.
 """
 
 import socket
@@ -30,19 +29,16 @@ class WebPages:
             read_token(token_file)
 
     def start(self) -> str:
-        """Bind; return the address. StartError if that fails, or if it would be open without a token."""
         self._listener = bind_http(self._endpoint, has_token=self._token_file is not None)
         return url_of(self._listener)
 
     def child(self) -> ChildSpec:
-        """Return the process that serves the socket, once that is bound."""
         assert self._listener is not None
         fd = self._listener.fileno()
         argv = (sys.executable, "-m", "daemon.dashboard", str(self._config.resolve()), "--fd", str(fd))
         return ChildSpec(NAME, argv, pass_fds=(fd,), beats=True, longest_back_off_s=_LONGEST_BACK_OFF_S)
 
     def reload(self) -> list[str]:
-        """Reread the token; if that fails, return the problem and keep the old one."""
         if self._token_file is not None:
             try:
                 read_token(self._token_file)

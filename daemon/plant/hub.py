@@ -52,7 +52,7 @@ class Hub:
 
 
 def open_hub(settings: HubSettings) -> tuple[Hub, Upkeep]:
-    """Return the hub of plant.yaml and its upkeep, not yet started; nothing is connected yet."""
+    """Return the hub of plant.yaml and its upkeep; nothing is started or connected yet."""
     engine = open_database(settings.database, read_password(settings.password) if settings.password else None)
     pictures = open_pictures(settings.pictures)
     upkeep = Upkeep(engine, settings, pictures)
@@ -62,7 +62,6 @@ def open_hub(settings: HubSettings) -> tuple[Hub, Upkeep]:
 
 
 def make_app(hub: Hub, *routers: APIRouter) -> FastAPI:
-    """Return the hub's HTTP for lines and programs: `/pictures`, `/healthz`, and those of `routers`."""
     app = FastAPI(title="CoServe plant", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.hub = hub
     # Lines try again after a status of 500 or more.
@@ -81,7 +80,6 @@ def _refuse(status: int, _request: Request, error: Exception) -> JSONResponse:
 
 
 def picture_router(hub: Hub) -> APIRouter:
-    """Return the routes where lines send pictures and programs check the hub's health."""
     router = APIRouter()
 
     @router.put("/pictures/{sha256}/space")
@@ -116,7 +114,6 @@ def picture_router(hub: Hub) -> APIRouter:
 
 
 def picture(hub: Hub, sha256: str) -> Response:
-    """Return the answer with a stored picture; 404 if there is none, or it was deleted."""
     try:
         content = hub.pictures.get(sha256)
     except PictureStoreError as error:
@@ -130,7 +127,7 @@ def picture(hub: Hub, sha256: str) -> Response:
 
 
 async def in_parts(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """Yield pieces in parts so small that a slow client can read each within the server's time limit."""
+    """Yield parts so small that a slow client can read each within the server's time limit."""
     async for piece in iterate_in_threadpool(pieces):
         for start in range(0, len(piece), _PART_BYTES):
             yield piece[start : start + _PART_BYTES]
@@ -182,7 +179,6 @@ def _hub_transaction(path: Path) -> Iterator[tuple[Hub, Connection]]:
 
 
 def check_hub(path: Path) -> dict[str, Any]:
-    """Read plant.yaml and ask the database; return its address, version and lines. ConfigError, StartError."""
     with _hub_transaction(path) as (hub, connection):
         require_utf8(connection)
         version = connection.exec_driver_sql("SHOW server_version").scalar()
@@ -200,7 +196,6 @@ def accept_line(path: Path, line: str) -> None:
 
 
 def line_of(hub: Hub, request: Request) -> str:
-    """Return the line whose key the request carries; 401 if there is none."""
     header = request.headers.get("authorization", "")
     line = next((name for name, key in hub.keys.items() if key.matches(header)), None)
     if line is None:
@@ -212,7 +207,7 @@ def line_of(hub: Hub, request: Request) -> str:
 
 
 async def parts_of(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body of a request of an admitted sender, in parts: it may take any time while they keep coming."""
+    """Yield the body of an admitted sender's request, in parts: it may take any time while they keep coming."""
     async for part in request.stream():
         request.state.heard_s = time.monotonic()
         yield part

@@ -30,7 +30,6 @@ class FolderPictures:
                 replace_durably(file, content, _MODE)
 
     def get(self, sha256: str) -> bytes | None:
-        """Return the bytes, None if there are none, or they were removed."""
         with self._file(sha256) as file:
             content = file.read_bytes() if file.is_file() else None
         if content is not None and hashlib.sha256(content).hexdigest() != sha256:

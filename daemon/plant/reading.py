@@ -43,7 +43,7 @@ class _Number(Loader):
 
 
 class _Text(StrDumperUnknown):
-    """Writes U+FFFD for the character U+0000, which PostgreSQL's texts cannot hold."""
+    """Replaces U+0000, which PostgreSQL's texts cannot hold, by U+FFFD."""
 
     def dump(self, obj: str) -> Buffer | None:
         return super().dump(obj.replace("\0", "\ufffd"))

@@ -20,7 +20,6 @@ _INCOMING = "incoming-"
 
 
 def release_router(hub: Hub) -> APIRouter:
-    """Return the routes `/releases` and `/objects`, of the hub's folder `releases`."""
     router, store = APIRouter(), Store(hub.settings.releases)
     read, change = [Depends(partial(require_reader, hub))], [Depends(partial(require_administrator, hub))]
     for left in store.folder.glob(f"{_INCOMING}*"):

@@ -32,7 +32,6 @@ _ENSURE_DAY = """
 
 
 def open_database(url: str, password: str | None = None) -> Engine:
-    """Return an engine of the hub's database, not yet connected."""
     address = make_url(url)
     if password is not None:
         address = address.set(password=password)
@@ -42,7 +41,6 @@ def open_database(url: str, password: str | None = None) -> Engine:
 
 
 def require_utf8(connection: Connection) -> None:
-    """Raise StartError if the database cannot hold every text that a line sends."""
     encoding = connection.exec_driver_sql("SHOW server_encoding").scalar()
     if encoding != "UTF8":
         raise StartError(
@@ -73,12 +71,10 @@ def make_schema(engine: Engine) -> int:
 
 
 def unknown_line(connection: Connection, line: str) -> str | None:
-    """If the hub does not know `line`, return a sentence with the lines that it knows."""
     names = connection.execute(select(lines.c.line).order_by(lines.c.line)).scalars().all()
     return None if line in names else f"the hub knows no line {line!r}, only: {', '.join(names) or 'none yet'}"
 
 
 def database_problem(engine: Engine, error: Exception) -> str:
-    """Return one sentence about an error of the database, with its address and without the password."""
     cause = str(getattr(error, "orig", None) or error).strip().splitlines()
     return f"{engine.url.render_as_string()}: {cause[0] if cause else type(error).__name__}"

@@ -35,7 +35,6 @@ def _s3_place(value: str) -> str:
 
 
 def _postgresql(value: str) -> str:
-    """Return the URL with its driver."""
     scheme, _, rest = value.partition("://")
     if scheme not in ("postgresql", "postgresql+psycopg"):
         raise ValueError("expected postgresql://USER@HOST:PORT/DATABASE: the hub needs PostgreSQL")

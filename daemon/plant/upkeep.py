@@ -69,7 +69,6 @@ class Upkeep:
 
 
 def keep_in_order(engine: Engine, retention: Retention, store: PictureStore, now_s: float) -> Mapping[str, int]:
-    """Make the next days and delete what is too old; return how many days, rows and pictures were deleted."""
     now = datetime.fromtimestamp(now_s, UTC)
     for ahead in range(_DAYS_AHEAD + 1):
         with _short_locks(engine) as connection:
@@ -116,7 +115,6 @@ def _short_locks(engine: Engine) -> Iterator[Connection]:
 
 
 def _drop_days(engine: Engine, before: datetime) -> int:
-    """Drop partitions of days whose results are too old for every line."""
     with _short_locks(engine) as connection:
         old = connection.execute(select(partitions.c.day).where(partitions.c.day < before.date())).scalars().all()
         for day in old:
@@ -126,7 +124,6 @@ def _drop_days(engine: Engine, before: datetime) -> int:
 
 
 def _delete_rows(engine: Engine, table: Table, line: str, before: datetime) -> int:
-    """Delete the line's rows from before then, some at a time; return how many."""
     key = tuple_(*table.primary_key)
     is_old = (table.c.line == line) & (table.c.at < before)
     some = select(*table.primary_key).where(is_old).limit(_ROWS_AT_ONCE)

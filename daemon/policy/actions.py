@@ -13,8 +13,8 @@ Cause = Literal["demand", "prefetch", "startup", "pin"]
 class Load:
     """Bring `expert` into `pool` after evicting `evict`, in that order. Reported back as done or failed.
 
-    `source` is the pool that its bytes are copied from (another device's or the RAM tier; it stays resident there
-    until the load has ended), None: they are read from disk.
+    `source` is the pool that its bytes are copied from (another device's or the RAM tier; it stays resident there until
+    the load has ended); without it they come from disk.
     """
 
     pool: PoolId
@@ -26,7 +26,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """Free `experts` of `pool`. The ledger has forgotten them already: carry it out before any later load there."""
+    """Free `experts` of `pool`. The ledger has forgotten them: carry it out before any later load there."""
 
     pool: PoolId
     experts: tuple[ExpertId, ...]
@@ -42,7 +42,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run one batch of requests of one resident expert on `executor`."""
+    """One batch of requests of one resident expert on `executor`."""
 
     executor: ExecutorId
     expert: ExpertId
@@ -72,7 +72,7 @@ class PoolSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One moment's state. `queued` counts waiting requests by expert, `running` names each busy executor's expert."""
+    """One moment's state. `queued` counts requests by expert, `running` names each busy executor's expert."""
 
     pools: tuple[PoolSnapshot, ...]
     queued: dict[ExpertId, int]

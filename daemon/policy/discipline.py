@@ -27,9 +27,7 @@ class Discipline(Protocol):
 
     def add(self, request: Request) -> None: ...
 
-    def discard(self, request: Request) -> None:
-        """Remove `request`, which has not run."""
-        ...
+    def discard(self, request: Request) -> None: ...
 
     def take(self, executor: ExecutorId, now: float, /) -> tuple[Request, ...]:
         """Remove and return the next batch, all of one expert that can run in the executor's pool; empty: wait."""
@@ -51,9 +49,7 @@ class Discipline(Protocol):
         """Return False if `wants` would answer for `pool` as it did the last time, apart from the effect of time."""
         ...
 
-    def granted(self, want: Want, pool: PoolId, /) -> None:
-        """Note that the load of `want` has begun."""
-        ...
+    def granted(self, want: Want, pool: PoolId, /) -> None: ...
 
     def victims(self, pool: PoolId, evict: Evict, /) -> Iterable[ExpertId]:
         """Return the residents of `pool` in the order in which they should leave."""
@@ -62,7 +58,7 @@ class Discipline(Protocol):
     def requests_of(self, expert: ExpertId) -> tuple[Request, ...]: ...
 
     def queued(self) -> dict[ExpertId, int]:
-        """Count the waiting requests by expert, in a stable order; experts without any are left out."""
+        """Count waiting requests by expert, in a stable order, without zeros."""
         ...
 
     def next_turn_s(self, now: float, /) -> float | None:
@@ -70,7 +66,7 @@ class Discipline(Protocol):
         ...
 
     def rebuild(self) -> None:
-        """Compute everything again that is derived from the facts: they have changed."""
+        """Recompute everything derived from the facts: they have changed."""
         ...
 
     def check(self) -> None:

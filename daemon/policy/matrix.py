@@ -10,9 +10,9 @@ from experts.spec import ArchitectureId
 class Performance:
     """One architecture on one device. A batch of n images takes `k_s` · n + `b_s` seconds.
 
-    `max_batch` is where the latency per image flattens, `activation_bytes` what one image of a batch needs beside
-    the weights. `disk_s` and `ram_s` are the seconds of a load from disk and from host memory; `ram_s` is None if
-    no copy in host memory can serve this device.
+    `max_batch` is where the latency per image flattens, `activation_bytes` what one image of a batch needs beside the
+    weights. `disk_s` and `ram_s` are the seconds of a load from disk and from host memory; `ram_s` is None if no copy
+    in host memory can serve this device.
     """
 
     device: str
@@ -36,7 +36,6 @@ class Matrix:
         return key in self._rows
 
     def was_measured(self, device: str, architecture: ArchitectureId) -> bool:
-        """Return True if the row was measured, not assumed."""
         return (device, architecture) in self._measured
 
     def of(self, device: str, architecture: ArchitectureId) -> Performance:

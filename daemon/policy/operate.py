@@ -10,7 +10,7 @@ from experts.spec import ExpertId
 
 
 class OperationRefusedError(Exception):
-    """Refusal of an operator's request: a short code, and a reason that says what to do instead."""
+    """A refused request of an operator: a short code, and a reason that says what to do instead."""
 
     def __init__(self, code: str, reason: str) -> None:
         self.code = code
@@ -128,13 +128,12 @@ class Operator:
         return None
 
     def wants(self, pool: PoolId) -> Iterator[Want]:
-        """Yield the pinned experts that are not resident yet."""
         for expert in self._residency.ledgers[pool].pinned:
             if not self._residency.ledgers[pool].holds(expert):
                 yield Want(expert, "pin", "any")
 
     def load_failed(self, pool: PoolId, expert: ExpertId) -> bool:
-        """Return True if the failed load was of weights that are not wanted any more; if not, give up its pin."""
+        """Return True if the failed load's weights are no longer wanted; otherwise give up their pin."""
         if expert in self._residency.leaving[pool]:
             del self._residency.leaving[pool][expert]
             return True
@@ -163,7 +162,6 @@ class Operator:
         return Unload(pool, experts)
 
     def _starving(self) -> dict[ExpertId, None]:
-        """Return the experts that fit no pool, as budgets and pins are."""
         fits, experts = self._residency.fits, self._residency.experts
         return {expert: None for expert in experts if not any(fits(pool, expert) for pool in self._serving())}
 

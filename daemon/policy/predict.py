@@ -33,10 +33,7 @@ def expert_facts(
 def family_facts(
     family: ExpertId, heads: Sequence[ExpertFacts], weights_bytes: int, family_of: Mapping[ExpertId, ExpertId]
 ) -> ExpertFacts:
-    """Return the facts of a family, which may be one whole network: of all its heads, weighted by their usage.
-
-    `family_of` has the family of every expert that is in one.
-    """
+    """Return the facts of a family, which may be one whole network: of all heads, weighted by usage."""
     usage = sum(head.usage for head in heads)
     then: dict[ExpertId, float] = {}
     for head in heads:
@@ -50,7 +47,7 @@ def family_facts(
 
 
 def resident_bytes(specs: Iterable[ExpertSpec]) -> dict[ExpertId, int]:
-    """Return the bytes of all that slots hold for these experts; a backbone's are with those of its heads."""
+    """Return the bytes that slots hold for these experts; a backbone's are with those of its heads."""
     sizes: dict[ExpertId, int] = {}
     for spec in specs:
         if spec.classes:
@@ -79,10 +76,7 @@ def initial_fill(experts: Iterable[ExpertFacts], pools: Sequence[PoolFacts]) -> 
 
 
 class LeastTimes:
-    """The least time, per architecture, that a batch and a load have taken so far; 0 until one was measured.
-
-    A lower bound on purpose: a request is given up early only where even the best case would be too late.
-    """
+    """Least time of batch and load by architecture: a lower bound, so that only hopeless requests are given up."""
 
     def __init__(self) -> None:
         self._infer_s: dict[ArchitectureId, float] = {}

@@ -1,7 +1,4 @@
-"""The policies by name: each a combination of switches, so that each idea can be measured alone.
-
-See docs/how-it-schedules.md.
-"""
+"""The policies by name, each a combination of switches (docs/how-it-schedules.md)."""
 
 from dataclasses import dataclass, replace
 from typing import Literal

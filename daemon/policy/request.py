@@ -35,8 +35,8 @@ class Request:
 class ExpertFacts:
     """Facts of an expert that are known before any image runs.
 
-    `usage` is the probability that an image uses it; `then` lists the subsequent experts with the share of
-    this expert's images that go on to each (CoServe §4.5).
+    `usage` is the probability that an image uses it; `then` lists the subsequent experts with the share of this
+    expert's images that go on to each (CoServe §4.5).
     """
 
     expert: ExpertId
@@ -50,8 +50,8 @@ class ExpertFacts:
 class PoolFacts:
     """Expert memory of a device, or of one executor of it. `max_batch` bounds a batch there.
 
-    `activation_bytes` is what each executor has for a batch's intermediate results; None: not bounded. `host`
-    is the PC that the device is in, "" for the line's own: nothing is copied between pools of two PCs.
+    `activation_bytes` is what each executor has for a batch's intermediate results; None: not bounded. `host` is the PC
+    that the device is in, "" for the line's own: nothing is copied between pools of two PCs.
     """
 
     pool: PoolId

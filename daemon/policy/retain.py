@@ -1,7 +1,4 @@
-"""Order of pruning when disk space is needed: passed images first, the newest good examples late, evidence last.
-
-The oldest go first within each.
-"""
+"""Order of pruning: passed images first, the newest good examples late, evidence last; the oldest first within each."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The scheduler as drivers see it: reports in, actions out. Pure: `now` comes in as an argument (docs/architecture.md).
 
-A driver asks `next_load` for every pool before `next_action` for every idle executor, after each report: a load that
-may not wait longer marks the experts that must become idle for it, and `next_action` respects the marks.
+After each report a driver asks `next_load` for every pool before `next_action` for every idle executor: an urgent load
+marks the experts that must become idle for it.
 """
 
 import math
@@ -23,10 +23,7 @@ from experts.spec import ExpertId
 
 
 class Scheduler:
-    """Facts, ledgers and one discipline. Every request that arrived leaves once: run, failed or expired.
-
-    `pools` and `executors` are as `assign.partition` made them for the preset.
-    """
+    """Facts, ledgers and one discipline over what `partition` made. Each request leaves once: run, failed, expired."""
 
     def __init__(
         self,
@@ -45,7 +42,11 @@ class Scheduler:
             self._measured.inferred(row.architecture, row.k_s + row.b_s)
         self._pace = Pace(executors)
         self._deadlines = Deadlines(self._least_s)
-        self._discipline = self._new_discipline()
+        self._discipline: Discipline = (
+            ExecutorQueues(self._residency, self._preset)
+            if self._preset.binding == "arrival"
+            else DemandTable(self._residency, self._deadlines, self._pace, self._preset, self._tuning)
+        )
         self._queued_count = 0
         self._running: dict[ExecutorId, Run] = {}
         #: When the passing of time alone may next change an answer.
@@ -56,7 +57,7 @@ class Scheduler:
     # Requests
 
     def arrive(self, request: Request, now: float) -> str | None:
-        """Queue `request`. If its expert cannot serve it, do not queue it and return the reason."""
+        """Queue `request`, unless its expert cannot serve it: then return the reason."""
         expert = request.expert
         if not self._residency.is_usable(expert):
             reason = self._why_not(expert, now)
@@ -70,7 +71,6 @@ class Scheduler:
         return None
 
     def expire(self, now: float) -> tuple[Request, ...]:
-        """Take out the requests that can no longer meet their deadline, earliest deadline first."""
         due = self._deadlines.due(now)
         for request in due:
             self._discard(request)
@@ -171,7 +171,7 @@ class Scheduler:
         return self._take_out(expert)
 
     def batch_done(self, executor: ExecutorId, infer_s: float) -> None:
-        """Note that the batch of `executor` was answered; its images' next steps arrive after this report."""
+        """Note that the batch was answered; its images' next steps arrive after this report."""
         run = self._end(executor)
         facts = self._residency.experts.get(run.expert)
         if facts is not None:
@@ -194,10 +194,7 @@ class Scheduler:
         self._discipline.moved(expert)
 
     def load_hung(self, load: Load) -> tuple[Request, ...]:
-        """Stop waiting for `load`; its bytes stay taken.
-
-        If no other pool can serve its requests, take them out and return them, to arrive again when it has ended.
-        """
+        """Stop waiting for `load` (its bytes stay taken); return what no other pool serves, to arrive after it."""
         residency, pool, expert = self._residency, load.pool, load.expert
         residency.stuck[pool, expert] = residency.ledgers[pool].bytes_of(expert)
         residency.ledgers[pool].hold(expert)
@@ -217,7 +214,6 @@ class Scheduler:
         self._moved(load.expert)
 
     def is_stuck(self, expert: ExpertId) -> bool:
-        """Return True if no pool can provide `expert` until a load that hangs has ended."""
         residency = self._residency
         if not any(stuck == expert for _, stuck in residency.stuck):
             return False
@@ -236,8 +232,8 @@ class Scheduler:
     def replace_facts(self, experts: Iterable[ExpertFacts], changed: Sequence[ExpertId]) -> tuple[Request, ...]:
         """Replace the experts; return the requests of those that are gone or no longer fit anywhere.
 
-        Residents that are gone, or in `changed` (other weights under the same name), are unloaded when idle;
-        failed loads are retried.
+        Residents that are gone, or in `changed` (other weights under the same name), are unloaded when idle; failed
+        loads are retried.
         """
         by_name = {facts.expert: facts for facts in experts}
         self._residency.failures.clear()
@@ -314,7 +310,6 @@ class Scheduler:
         return self._residency.usage(expert)
 
     def budgets(self) -> dict[PoolId, int]:
-        """Return the requested bytes of each pool."""
         return dict(self._residency.targets_bytes)
 
     def snapshot(self) -> Snapshot:
@@ -343,11 +338,6 @@ class Scheduler:
                 raise AssertionError(f"pool {pool}: {runs} batches and {copies} copies run, the ledger counts {users}")
 
     # Parts
-
-    def _new_discipline(self) -> Discipline:
-        if self._preset.binding == "arrival":
-            return ExecutorQueues(self._residency, self._preset)
-        return DemandTable(self._residency, self._deadlines, self._pace, self._preset, self._tuning)
 
     def _first_fill(self) -> dict[PoolId, list[ExpertId]]:
         """Return the experts to load first: the most used where they can run, the next most used in the RAM tier."""
@@ -380,7 +370,6 @@ class Scheduler:
                     yield Want(expert, "startup", "none")
 
     def _first_load(self, pool: PoolId, wants: Iterable[Want]) -> Load | None:
-        """Begin and return the first load for which there is room."""
         residency, ledger = self._residency, self._residency.ledgers[pool]
         # Bytes for which there was no room, by what a load may evict: there is none for as many or more either.
         refused_bytes: dict[Evict, int] = {}
@@ -398,10 +387,7 @@ class Scheduler:
         return None
 
     def _plan(self, pool: PoolId, want: Want) -> Load | None:
-        """Return the load of `want` with its evictions, or None.
-
-        Mark the experts that must become idle for an urgent one.
-        """
+        """Return the load of `want` with its evictions. Mark the experts that must become idle for an urgent one."""
         ledger, expert = self._residency.ledgers[pool], want.expert
         need_bytes = self._residency.bytes_of(expert)
         evict = ledger.plan_room(need_bytes, self._discipline.victims(pool, want.evict))
@@ -464,7 +450,7 @@ class Scheduler:
         return self._residency.why_never(expert)
 
     def _wait(self, now: float) -> Wait:
-        """Return a wait until a due group, a deadline or a retry changes something; a report may come earlier."""
+        """Wait until time changes something: a due group, a deadline, a retry. A report may come earlier."""
         until_s = self._discipline.next_turn_s(now)
         for time_s in (self._deadlines.next_s(), self._residency.next_forgiven_s()):
             if time_s is not None and (until_s is None or time_s < until_s):

@@ -1,5 +1,1 @@
-"""Releases: signed, content-addressed versions of experts and rules that lines of one plant share (docs/releases.md).
-
-`manifest`, `signing` and `store` are for commands and the hub; `hub_store` reaches a hub over HTTP, for its store and
-for the pictures of the consumer `plant`. Nothing here changes a line.
-"""
+"""Signed, content-addressed releases of experts and rules (docs/releases.md). Nothing here changes a line."""

@@ -37,7 +37,6 @@ class HubStore:
         return list(self._listed("names"))
 
     def numbers(self, name: str) -> list[int]:
-        """Return the numbers of a name's releases, the newest last."""
         return self._listed("names").get(name, [])
 
     def revoked(self) -> list[str]:
@@ -49,13 +48,11 @@ class HubStore:
             return SignedManifest(_read(answer, MAX_MANIFEST_BYTES), signature.encode("ascii", "replace"))
 
     def add_manifest(self, name: str, number: int, signed: SignedManifest) -> None:
-        """Add a release whose files are all there."""
         header = {SIGNATURE_HEADER: signed.signature.decode("ascii", "replace").strip()}
         with self._ask("PUT", f"/releases/{name}/{number}", signed.data, header):
             pass
 
     def pieces(self, sha256: str, start: int) -> Iterable[bytes]:
-        """Yield the bytes of a file from `start` on."""
         with self._ask("GET", f"/objects/{sha256}?start={start}") as answer:
             while piece := _part(answer, _CHUNK_BYTES):
                 yield piece
@@ -68,7 +65,6 @@ class HubStore:
             self.put(f"/objects/{sha256}", body, file.stat().st_size)
 
     def put(self, path: str, body: Iterable[bytes], size_bytes: int) -> None:
-        """Send a body of `size_bytes`, part by part."""
         length = {"Content-Length": str(size_bytes), "Content-Type": "application/octet-stream"}
         with self._ask("PUT", path, body, length):
             pass

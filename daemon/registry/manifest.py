@@ -1,7 +1,6 @@
 """A release: the experts, backbones and rules of a line, each by its sha256, under a name and a number that only grows.
 
-A manifest is canonical JSON; its signature is that of exactly these bytes. It names no path: the receiver
-places files by their digests.
+A manifest is canonical JSON without paths; its signature is that of exactly these bytes.
 """
 
 import json
@@ -61,23 +60,20 @@ class Manifest(_Part):
 
     @property
     def release(self) -> str:
-        """Return its name for people: `mainboards/7`."""
+        """Name for people: `mainboards/7`."""
         return f"{self.name}/{self.number}"
 
     @property
     def files(self) -> dict[str, int]:
-        """Return the bytes of each file by its sha256."""
         files = {expert.entry.sha256: expert.bytes for expert in self.experts.values()}
         return files | {file.sha256: file.bytes for file in (*self.backbones, *([self.rules] if self.rules else ()))}
 
     @property
     def contents(self) -> str:
-        """Describe its contents: the number of experts and backbones, and if it has rules."""
         parts = f"{count_text(len(self.experts), 'expert')}, {count_text(len(self.backbones), 'backbone')}"
         return parts + (", rules" if self.rules is not None else ", no rules")
 
     def encoded(self) -> bytes:
-        """Return the bytes that are signed."""
         return canonical(self.model_dump(mode="json", exclude_defaults=True) | {"format": self.format})
 
 
@@ -90,12 +86,10 @@ class SignedManifest:
 
 
 def canonical(document: Any) -> bytes:
-    """Return canonical JSON: equal values give equal bytes."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def parse_release(text: str) -> tuple[str, int]:
-    """Return name and number of `NAME/NUMBER`. Raises ReleaseError."""
     name, _, number = text.partition("/")
     if not (is_name(name) and re.fullmatch("[1-9][0-9]{0,9}", number)):
         raise ReleaseError(f"expected NAME/NUMBER such as mainboards/7, not {printable(text)!r}")
@@ -103,12 +97,11 @@ def parse_release(text: str) -> tuple[str, int]:
 
 
 def is_name(text: str) -> bool:
-    """Return True if `text` may name releases: letters, digits, dash and underscore, 64 at most."""
     return re.fullmatch(_NAME[1:-1], text) is not None
 
 
 def decode(data: bytes, what: str) -> Manifest:
-    """Return the manifest in `data` without checking its signature. Raises ReleaseError."""
+    """Parse a manifest without checking its signature. Raises ReleaseError."""
     if len(data) > MAX_MANIFEST_BYTES:
         raise ReleaseError(f"{what} has {len(data)} bytes; a manifest has {MAX_MANIFEST_BYTES} at most")
     try:
@@ -137,7 +130,6 @@ def _check_parts(manifest: Manifest, what: str) -> None:
 
 
 def signer_of(signed: SignedManifest, signers: Mapping[Path, PublicKey], what: str) -> Path:
-    """Return the file of the key that signed these bytes. Raises ReleaseError."""
     if not signers:
         raise ReleaseError(f"{what}: this line accepts no signers: name their keys in plant.signers of coserve.yaml")
     signature = signature_bytes(signed.signature)

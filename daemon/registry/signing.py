@@ -68,23 +68,21 @@ def read_public_key(file: Path) -> Ed25519PublicKey:
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """Return the name of a key that people compare: 16 hex digits of the sha256 of its bytes, in groups of four."""
+    """Return a key's name for people: 16 hex digits of the sha256 of its bytes, in groups of four."""
     digits = hashlib.sha256(key.public_bytes_raw()).hexdigest()[:16]
     return " ".join(digits[start : start + 4] for start in range(0, 16, 4))
 
 
 def signature_of(data: bytes, key: Ed25519PrivateKey) -> str:
-    """Return the signature of `data` as a line of base64."""
     return f"{base64.b64encode(key.sign(data)).decode()}\n"
 
 
 def sign(file: Path, key: Ed25519PrivateKey) -> None:
-    """Write SIGNATURE beside `file`."""
     file.with_name(SIGNATURE).write_text(signature_of(file.read_bytes(), key), encoding="ascii")
 
 
 def signature_bytes(text: bytes) -> bytes | None:
-    """Return the signature in a line of base64; None if it is cut off or not one."""
+    """Decode a line of base64; None if it is no whole signature."""
     try:
         signature = base64.b64decode(text.strip(), validate=True)
     except ValueError:
@@ -93,7 +91,6 @@ def signature_bytes(text: bytes) -> bytes | None:
 
 
 def is_signed_by(data: bytes, signature: bytes, key: Ed25519PublicKey) -> bool:
-    """Return True if `signature` is that of exactly these bytes by the owner of `key`."""
     try:
         key.verify(signature, data)
     except InvalidSignature:
@@ -102,7 +99,6 @@ def is_signed_by(data: bytes, signature: bytes, key: Ed25519PublicKey) -> bool:
 
 
 def signature_problem(file: Path, key: Ed25519PublicKey, signed_by: str | None) -> str | None:
-    """Return why SIGNATURE is not that of `file` by `key`; `signed_by` is the key that the package names."""
     place = file.with_name(SIGNATURE)
     if place.is_symlink() or not place.is_file():
         return f"it is not signed: it has no {SIGNATURE}"

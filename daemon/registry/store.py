@@ -1,7 +1,7 @@
 """A content-addressed folder of releases: the hub's, a line's own, a USB stick's.
 
-`objects/ab/abcd…` are files by their sha256, `manifests/NAME/NUMBER.json` and `.sig` the releases. A file under
-its final name is complete, and everything that is read is compared with its digest.
+`objects/ab/abcd…` are files by their sha256, `manifests/NAME/NUMBER.json` and `.sig` the releases. Final names are
+complete files, and reads compare the digest.
 """
 
 import fcntl
@@ -56,7 +56,6 @@ class Store:
         return sorted(place.name for place in places if is_name(place.name))
 
     def numbers(self, name: str) -> list[int]:
-        """Return the numbers of a name's releases, the newest last."""
         files = self._manifest(name, 1).parent.glob("*.json")
         return sorted(int(file.stem) for file in files if file.stem.isascii() and file.stem.isdecimal())
 
@@ -95,17 +94,15 @@ class Store:
             replace_durably(file, signed.data)
 
     def place(self, sha256: str) -> Path:
-        """Return where the file of this digest is stored, or would be."""
         if not is_digest(sha256):
             raise ReleaseError(f"{sha256!r} is not a sha256")
         return self._objects / sha256[:2] / sha256
 
     def has(self, sha256: str) -> bool:
-        """Return True if there is a file of this name, without reading it as `checked` does."""
+        """Check only the name; `checked` reads the file."""
         return self.place(sha256).is_file()
 
     def checked(self, sha256: str, size_bytes: int) -> Path:
-        """Return the place of a file that has exactly these bytes."""
         place = self.place(sha256)
         if not place.is_file():
             raise ReleaseError(f"{self} lacks the file {sha256[:12]}…: copy the release again")
@@ -114,13 +111,11 @@ class Store:
         return place
 
     def pieces(self, sha256: str, start: int) -> Iterable[bytes]:
-        """Yield the bytes of a file from `start` on."""
         if not self.has(sha256):
             raise ReleaseError(f"{self} lacks the file {sha256[:12]}…: copy the release again")
         return _pieces(self.place(sha256), start)
 
     def add_object(self, file: Path, sha256: str) -> None:
-        """Copy a file into the store, unless it is there."""
         if not self.has(sha256):
             self.fetch(lambda _, start: _pieces(file, start), sha256, file.stat().st_size)
 
@@ -154,21 +149,16 @@ class Store:
         return place
 
     def check_free_space(self, size_bytes: int) -> None:
-        """Raise ReleaseError unless the disk has space for `size_bytes` more."""
         free = shutil.disk_usage(next(place for place in (self.folder, *self.folder.parents) if place.exists())).free
         if size_bytes + _SPARE_BYTES > free:
             lacks = size_bytes + _SPARE_BYTES - free
             raise ReleaseError(f"{self}: {lacks} more bytes of free disk space are needed: free some, then try again")
 
     def drop_objects(self) -> None:
-        """Delete all files; manifests stay."""
         shutil.rmtree(self._objects, ignore_errors=True)
 
     def prune(self, is_kept: Callable[[str, int], bool], before_s: float) -> int:
-        """Delete releases that are not kept, and files from before `before_s` that none names; return how many files.
-
-        A push at that time loses nothing: its new files stay, and if an old one has gone it is refused and tried again.
-        """
+        """Delete releases not kept, and unnamed files older than `before_s`: a push under way loses nothing."""
         if not self._manifests.is_dir():
             return 0
         with locked(self._manifests):
@@ -203,7 +193,7 @@ def locked(folder: Path, *, waits: bool = True) -> Iterator[None]:
 
 
 def _small(file: Path, max_bytes: int) -> bytes:
-    """Return the bytes of a small file: a pipe, or a file of any size on a stick, must not hold a pull up."""
+    """Limit what is read: a pipe, or a file of any size on a stick, must not hold a pull up."""
     if file.exists() and not (file.is_file() and file.stat().st_size <= max_bytes):
         raise ReleaseError(f"{file} is not a file of at most {max_bytes} bytes: see who made it")
     return file.read_bytes()

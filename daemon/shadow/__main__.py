@@ -1,7 +1,6 @@
 """`python -m daemon.shadow CONFIG SOCKET --heart FD`: answers in shadow, as a process that the daemon keeps running.
 
-It prepares images and infers with the functions that the line uses: one at a time, with one thread, on the CPU. What
-the rules make of an answer is judged by the daemon.
+It infers as the line does, one image at a time on the CPU; the daemon judges the answers.
 """
 
 import json
@@ -89,7 +88,6 @@ class ShadowJudge:
 
 
 def main() -> None:
-    """Answer images until the daemon ends this process."""
     live_with_parent()
     config, fd, _, heart = sys.argv[1:]
     torch.set_num_threads(1)

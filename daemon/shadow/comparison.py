@@ -20,7 +20,7 @@ MAX_IMAGES = 50_000
 
 
 def outcome_text(judgement: Judgement) -> str:
-    """Return a judgement at one step as it is stored: pass, fail CODE, review, next STEP, or review, next STEP."""
+    """Return a judgement at one step as stored: pass, fail CODE, review, next STEP, or review, next STEP."""
     if judgement.next is not None:
         return f"{'review, ' if judgement.verdict == 'review' else ''}next {judgement.next.name}"
     return f"fail {judgement.defect}" if judgement.verdict == "fail" else judgement.verdict

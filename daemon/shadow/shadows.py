@@ -1,8 +1,7 @@
 """The daemon's side of versions in shadow: images to their process, answers from it to the database.
 
-Nothing here blocks the line: an image that does not fit into the socket is left out and counted. The process gets the
-place of an image in the journal, and reads its bytes while they are there; they are in the page cache then. Messages
-are JSON in both directions: nothing that runs code is read (docs/security.md).
+Nothing here blocks the line: an image that does not fit into the socket is left out and counted. The process reads an
+image in the journal while it is there. Messages are JSON in both directions (docs/security.md).
 """
 
 import json
@@ -84,7 +83,6 @@ class Shadows:
         self._log: Any = structlog.get_logger("shadow")
 
     def offer(self, image: Accepted, number: int, step: Step, before: Judgement | None, judged: Judgement) -> None:
-        """Hand over an image that an expert answered, if a version of it is in shadow and there is room."""
         version = self._versions.get(step.expert)
         if version is not None and len(self._waiting) < _MAX_WAITING:
             self._waiting.append(ShadowImage(image, version, number, step, before, judged))
@@ -92,7 +90,7 @@ class Shadows:
             self._dropped[step.expert] += 1
 
     def read(self) -> None:
-        """Read which versions are in shadow: at the start and after each change. Their process is soon another one."""
+        """Read which versions are in shadow, at the start and after each change, and restart their process."""
         try:
             experts = Versions(self._catalog).read()
         except (VersionsError, OSError) as error:
@@ -117,7 +115,6 @@ class Shadows:
         ]
 
     def stop(self) -> None:
-        """End the process, and write its last answers."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -144,7 +141,7 @@ class Shadows:
                 self._log.exception("shadow_answers_lost")
 
     def _restart(self, versions: dict[str, str]) -> None:
-        """End the process, which takes seconds at idle priority, and start the next one if there are `versions`."""
+        """End the process, which takes seconds at idle priority; start the next if there are `versions`."""
         self._children.stop()
         self._children, fd = Children(), self._theirs.fileno()
         if versions:
@@ -167,7 +164,6 @@ class Shadows:
             self._asked.popitem(last=False)
 
     def _take(self, message: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-        """Take a message of the process: an answer, a problem, or an image that it has left out."""
         expert, problem = message["expert"], message.get("problem")
         asked = self._asked.pop((message.get("inspection_id", 0), message.get("step", 0)), None)
         if asked is not None and "label" in message:

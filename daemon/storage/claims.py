@@ -1,8 +1,7 @@
 """Claims: what a line writes, no other line writes, whether both run or not.
 
 Every path that a line writes is claimed by a lock file: in a folder, beside a file. Two paths of one line that are
-equal, or one inside the other, are a mistake, unless both are only read. Sockets end with the run, and so do their
-locks.
+equal, or nested, are a mistake, unless both are only read. Locks of sockets end with the run.
 """
 
 import re
@@ -26,7 +25,7 @@ _TRACE_BEGINS = b'{"trace"'
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """A path of a line. `names` are those that may lie in a folder before the line has it; `lock` claims the path."""
+    """A path of a line. `names` may lie in a folder before the line has it; `lock` claims the path."""
 
     key: str
     noun: str
@@ -57,10 +56,7 @@ def claim(path: Path, config: Config) -> ExitStack:
 
 
 def claim_problems(path: Path, config: Config) -> list[str]:
-    """Return which places of the line of `path` are not its own alone; each problem names its key.
-
-    Each other line is named once, with the first place that it owns.
-    """
+    """Return the places that are not the line's own alone, by key; each other line is named once."""
     problems: dict[str, str] = {}  # the first of each key
     of_others: dict[str, str] = {}  # the first of each other line
     ours = _claims(path, config)
@@ -84,7 +80,6 @@ def claim_problems(path: Path, config: Config) -> list[str]:
 
 
 def _is_claimed(lock: Path, other: Path, path: Path) -> bool:
-    """Return True if the line of `other`, which is not that of `path`, still writes what `lock` guards."""
     with suppress(OSError, ConfigError):
         try:
             if other.samefile(path):
@@ -140,7 +135,6 @@ def _relation(each: _Claim, other: _Claim) -> str:
 
 
 def _foreign_problem(each: _Claim) -> str | None:
-    """Return why a place cannot be this line's alone: other files lie in a folder, a file has a second name."""
     with suppress(OSError):
         if each.names is not None and each.lock is not None and not each.lock.exists():
             names = sorted(file.name for file in each.path.iterdir())

@@ -49,10 +49,7 @@ def learned_files(catalog: Path, expert: str) -> tuple[Path, Path, Path]:
 
 
 def decided_question(expert: str) -> Select[*tuple[Any, ...]]:
-    """Select the images of `expert` whose newest review is a person's and whose picture is kept.
-
-    The most recently reviewed image comes first.
-    """
+    """Select images of `expert` with a kept picture whose newest review is a person's, last reviewed first."""
     newest = newest_of_each()
     return (
         select(

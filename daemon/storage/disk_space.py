@@ -1,8 +1,4 @@
-"""Places of a line's files: can they be made (`coserve check`), and how much space is free there.
-
-A reserve stays free, so that every accepted image can be finished. The journal, the database and the images may lie on
-one disk or on three.
-"""
+"""Space on the disks of a line's files: a reserve stays free, so that every accepted image can be finished."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -92,7 +88,6 @@ class DiskSpace:
         return None
 
     def refused(self) -> bool:
-        """Return True if an image was refused since the last call."""
         refused, self._refused = self._refused, False
         return refused
 
@@ -114,7 +109,6 @@ class DiskSpace:
         return min(self._reserve_bytes, space.total_bytes // _RESERVE_SHARE)
 
     def _floors(self, arriving_bytes: int, factor: float) -> Iterator[tuple[list[str], FreeSpace, int]]:
-        """Yield each disk with its places, and the bytes that have to be free on it."""
         claims = self._claims()
         needed = {
             "journal": self._admitted_bytes + arriving_bytes,
@@ -129,7 +123,6 @@ class DiskSpace:
 
 
 def places(config: Config) -> dict[str, Path]:
-    """Return the folders that the line writes to, as `DiskSpace` takes them."""
     return {"journal": config.journal, "images": config.images, "database": sqlite_path(config.database).parent}
 
 
@@ -164,7 +157,6 @@ def storage_problems(config: Config) -> list[str]:
 
 
 def _check_database(url: str) -> None:
-    """Raise StoreError if the database cannot be used. A missing file is fine: the first start makes it."""
     path = sqlite_path(url)
     if problem := folder_problem(path.parent):
         raise StoreError(problem)

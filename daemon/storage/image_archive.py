@@ -1,6 +1,6 @@
 """Images that stay after their verdict: copies of the journal's bytes under `images/`, made durable in groups.
 
-Raw pixels become PGM or PPM files, which viewers open: a header of ours, then the bytes that the camera sent.
+Raw pixels become PGM or PPM files: a header of ours, then the bytes that the camera sent.
 """
 
 import ctypes
@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import TypeGuard
 
 import structlog
 
@@ -72,17 +71,15 @@ class ImageFolder:
         self._log = structlog.get_logger("images")
 
     def copy(self, images: Sequence[CopyRequest]) -> list[ImageCopy]:
-        """Copy `images` and make the copies durable together; OSError if the disk does not take or give them now.
-
-        An image that the journal cannot give back is reported without a path, so that its row does not wait for ever.
-        """
+        """Make durable copies together; images that the journal lost get no path. OSError: try again later."""
         copies: list[ImageCopy] = []
         for image in images:
             try:
                 payload = self._read(image.key)
             except JournalError as error:
-                if _may_be_read_later(error.__cause__):
-                    raise error.__cause__ from error
+                cause = error.__cause__
+                if isinstance(cause, OSError) and cause.errno not in {errno.ENOENT, errno.EIO}:
+                    raise cause from error  # the bytes may be there: no descriptor, memory or permission
                 self._log.error("image_lost", inspection_id=image.inspection_id, error=str(error))
                 copies.append(ImageCopy(image.inspection_id, None))
                 continue
@@ -151,7 +148,6 @@ class ImageArchiver:
         self._folder = folder
         self._on_copied = on_copied
         self._may_copy = may_copy
-        #: Bytes that are still to be copied.
         self.waiting_bytes = 0
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[CopyRequest] = queue.SimpleQueue()
@@ -167,7 +163,6 @@ class ImageArchiver:
         self._thread.join()
 
     def archive(self, image: CopyRequest) -> None:
-        """Copy an image soon. Any thread."""
         with self._lock:
             self.waiting_bytes += image.key.length
         self._queue.put(image)
@@ -194,7 +189,6 @@ class ImageArchiver:
         return 0
 
     def _copy(self, group: list[CopyRequest]) -> int:
-        """Copy the images that there is room for, report them, take them off `group`, and return their number."""
         count = self._count_that_fit(group)
         copies = self._folder.copy(group[:count]) if count else []
         if copies:
@@ -213,13 +207,7 @@ class ImageArchiver:
         return len(group)
 
 
-def _may_be_read_later(cause: BaseException | None) -> TypeGuard[OSError]:
-    """Return True if the bytes may be there: there was no descriptor, memory or permission to read them."""
-    return isinstance(cause, OSError) and cause.errno not in {errno.ENOENT, errno.EIO}
-
-
 def _format(payload: bytes, pixels: Pixels) -> tuple[bytes, str]:
-    """Return the header to write before the bytes, and the file's suffix."""
     if pixels.shape is not None:
         return raw_header(pixels.shape)
     return b"", next((suffix for signature, suffix in _SIGNATURES if payload.startswith(signature)), ".bin")

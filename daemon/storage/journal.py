@@ -1,12 +1,11 @@
 """Accepted image bytes on disk: append-only segments of checksummed records, and the thread that appends to them.
 
-A record is a 16-byte header (magic, payload length, CRC-32 of length and payload) and the payload. A group of
-records costs one `fdatasync`; only then does a caller commit the rows that point at them. So no row points into a torn
-tail: opening a journal scans nothing and truncates nothing, appending goes on in a new segment.
+A record is a 16-byte header (magic, payload length, CRC-32 of length and payload) and the payload. A group costs one
+`fdatasync`; only then are the rows committed that point at it. So no row points into a torn tail: opening scans and
+truncates nothing, and appending goes on in a new segment.
 
-The journal thread forms the groups, fair by source. While it syncs one group the writer commits the rows of the one
-before. A group that cannot be written is handed on too, in its turn, so that every image is answered once
-(docs/architecture.md).
+Groups are fair by source. While one is synced the writer commits the rows of the one before. A group that cannot be
+written is handed on in its turn, so that every image is answered once (docs/architecture.md).
 """
 
 import errno
@@ -107,12 +106,11 @@ class Journal:
 
     @property
     def segments(self) -> tuple[int, ...]:
-        """The segments on disk, oldest first."""
         return tuple(sorted(self._sizes))
 
     @property
     def frontier(self) -> int:
-        """The number below which segments take no more records."""
+        """Segments below this number take no more records."""
         return self._active if self._writing is not None else self._active + 1
 
     def begin_after(self, segment: int) -> None:
@@ -122,8 +120,8 @@ class Journal:
     def append(self, payloads: Sequence[bytes]) -> list[JournalKey]:
         """Make `payloads` durable with one `fdatasync` and return their keys; JournalError if none of them is.
 
-        After a failure the segment takes no more records: the state after a failed sync is unknown, and a second
-        sync may succeed without having written anything.
+        After a failure the segment takes no more records: the state after a failed sync is unknown, and a second sync
+        may succeed without having written anything.
         """
         writing = self._segment_with_room()
         keys: list[JournalKey] = []
@@ -197,7 +195,6 @@ class Journal:
             self._readers.clear()
 
     def _delete(self, number: int) -> None:
-        """Delete the file and drop its reader, which would keep the space occupied."""
         with self._lock:
             self._readers.pop(number, None)
         segment_file(self._folder, number).unlink(missing_ok=True)
@@ -367,7 +364,6 @@ class JournalThread:
         self._queue.put(callback)
 
     def settled(self) -> None:
-        """Note that a group is answered; the next may follow."""
         self._ahead.release()
 
     def _run(self) -> None:
@@ -427,9 +423,8 @@ class SegmentCleanup:
     """Deletes the segments that no row needs, except those that a commit in doubt may still need.
 
     A failed commit stays in the database's log until another overwrites it. After a kill it may become valid, and then
-    the journal has the only bytes of its images (docs/decisions.md, "A commit that failed").
-
-    Only the writer's thread calls it. Deleting is never urgent: a failure is retried with the next segment.
+    the journal has the only bytes of its images (docs/decisions.md, "A commit that failed"). Only the writer's thread
+    calls it. Deleting is never urgent: a failure is retried with the next segment.
     """
 
     def __init__(self, journal: Journal, store: "Store") -> None:
@@ -443,7 +438,6 @@ class SegmentCleanup:
         self._log = structlog.get_logger("journal")
 
     def begin(self) -> None:
-        """Delete the segments that the last run left and no row needs."""
         self._journal.begin_after(max(self._store.segments_in_use, default=0))
         self._answered = self._frontier = self._journal.frontier
         self.drop()
@@ -455,7 +449,7 @@ class SegmentCleanup:
         self._advance()
 
     def answered(self, frontier: int) -> None:
-        """Note that a group is answered, and that segments below `frontier` hold nothing of later ones."""
+        """A group is answered, and segments below `frontier` hold nothing of later ones."""
         self._answered = max(self._answered, frontier)
         self._advance()
 

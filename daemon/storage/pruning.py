@@ -1,7 +1,6 @@
-"""Pruning: images by age, bytes and free space, results by age. Rows are changed first, then files are deleted.
+"""Pruning: images by age, bytes and free space, results by age.
 
-A crash between the two leaves a file that no row names, and `sweep` deletes it. The other order would leave rows that
-name nothing.
+Rows are changed first, then files are deleted: a crash leaves files that no row names, and `sweep` deletes them.
 """
 
 import time
@@ -72,7 +71,6 @@ class RunningAges:
     """
 
     def __init__(self, url: str, clock: Clock, run_task: RunTask) -> None:
-        """Raise StoreError if the database cannot be opened."""
         self._engine = open_for_reading(url)
         self._clock = clock
         self._run_task = run_task
@@ -83,7 +81,7 @@ class RunningAges:
         self._engine.dispose()
 
     def note(self) -> None:
-        """Note the clock and the newest rows; every few minutes, because a restart loses the time since."""
+        """Store the clock and the newest rows; every few minutes, because a restart loses the time since."""
         running_s, wall_s = int(self._clock.monotonic_s() - self._start_s), self._clock.wall_s()
         self._run_task(lambda store: store.transact(note_age, running_s, wall_s, _DAY_S))
 
@@ -155,14 +153,16 @@ class Pruner:
             total_bytes -= removed_bytes
             self._count_images(len(images) - len(failures), removed_bytes)
             if failures:
-                self._restore_paths(images, failures)
+                left = [ImageCopy(image.inspection_id, image.path) for image in images if image.path in failures]
+                self._run_task(lambda store, left=left: store.write(copies=left))
+                path, error = next(iter(failures.items()))
+                self._log.error("images_not_pruned", files=len(failures), example=path, error=error)
                 return
             # A disk that deletes slowly is a disk that others wait for.
             if not self._rest(max(_PAUSE_S, _PAUSE_SHARE * (time.monotonic() - began_s))):
                 return
 
     def prune_results(self) -> None:
-        """Prune closed boards with all their rows, loads, and answers of language models."""
         old = self._old(self._settings.results_for)
         if old is None:
             return
@@ -183,7 +183,6 @@ class Pruner:
             pass
 
     def sweep(self) -> None:
-        """Delete the files that an interrupted pruning left behind."""
         old = self._old(self._settings.results_for)
         before = None if old is None else old.before
         for files in images_by_folder(self._images):
@@ -209,7 +208,6 @@ class Pruner:
         return images_to_prune(oldest, excess)[:_IMAGES_PER_TURN]
 
     def _free(self) -> tuple[int | None, int | None]:
-        """Return the free bytes of the images' disk, and the bytes that have to be free; None if none have to."""
         space = self._disk_space.space("images")
         if space is None or self._settings.free is None:
             return None, None
@@ -230,12 +228,6 @@ class Pruner:
         self.counts.images += images
         self.counts.image_bytes += image_bytes
         self._on_pruned("images", images)
-
-    def _restore_paths(self, images: list[KeptImage], failures: dict[str, str]) -> None:
-        copies = [ImageCopy(image.inspection_id, image.path) for image in images if image.path in failures]
-        self._run_task(lambda store: store.write(copies=copies))
-        path, error = next(iter(failures.items()))
-        self._log.error("images_not_pruned", files=len(failures), example=path, error=error)
 
     def _old(self, age_s: float | None) -> AgeLimit | None:
         return None if age_s is None else self._ages(age_s)

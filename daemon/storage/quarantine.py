@@ -112,11 +112,9 @@ class BadImages:
         self._worker.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish the copies; False if that takes longer than `timeout_s`."""
         return self._worker.stop(timeout_s)
 
     def keep(self, image: Accepted, reason: str) -> None:
-        """Queue `image` to be copied. Any thread."""
         self._worker.put((image, reason))
 
     def _copy(self, request: tuple[Accepted, str]) -> None:

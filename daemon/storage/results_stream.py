@@ -1,7 +1,6 @@
 """The publish thread: owns the PUB socket, sends results in the order of their `seq`, and a heartbeat every second.
 
-A subscriber that does not keep up loses messages: it sees the gap in `seq` and asks `results_since`. Nothing waits for
-it.
+Nothing waits for a slow subscriber: it loses messages, sees the gap in `seq` and asks `results_since`.
 """
 
 import time
@@ -81,12 +80,11 @@ class ResultsStream:
         return self._thread.start()[0]
 
     def publish(self, messages: Sequence[Published]) -> None:
-        """Send `messages`, durable and in the order of their `seq`, in the order of the calls. Any thread."""
+        """Send durable `messages` in the order of their `seq` and of the calls. Any thread."""
         for message in messages:
             self._mailbox.put(message)
 
     def publish_token(self, token: GeneratedToken) -> None:
-        """Send a token, after the messages before it. Any thread."""
         self._mailbox.put(token)
 
     def call(self, callback: Callable[[], None]) -> None:

@@ -81,9 +81,7 @@ class RetentionThread:
         )
         self._pruned_at_s: float | None = None
         self._last_log = WriteAheadLog(0, 0, 0)
-        #: Free space at the last look, by place.
         self.disks: Mapping[str, FreeSpace] = {}
-        #: Reason why publishers get `busy`, while too little is free.
         self.problem: str | None = None
         self._full_since_s = 0.0
         self._is_full_logged = False
@@ -97,7 +95,6 @@ class RetentionThread:
 
     @property
     def wal_bytes(self) -> int:
-        """The size of the database's write-ahead log, a second ago."""
         return self._last_log.file_bytes
 
     def start(self) -> None:
@@ -166,7 +163,6 @@ class RetentionThread:
             self._log.exception("upkeep_failed", task=getattr(task, "__name__", "?"))
 
     def _run_task(self, task: Callable[[Store], T]) -> T:
-        """Run `task` in the writer's thread; CancelledError if that has ended."""
         done = self._writer.run(task)
         while not wait([done], _WRITER_S).done:
             if not self._writer.is_alive:

@@ -73,7 +73,6 @@ def write_review(
 
 
 def not_stored(error: Exception) -> str:
-    """Return the reason for a reviewer when a disk or a database takes nothing."""
     return f"the decision is not stored: {getattr(error, 'orig', None) or error}: try again"
 
 

@@ -1,11 +1,8 @@
 """Images that were in a decoder when the daemon died: marked while they are decoded, decoded apart at the next start.
 
-Each executor marks the journal key of the image in its decoder: a copy into shared memory, no system call. A clean stop
-clears the marks. An image that a start still finds marked is decoded in a process of its own, with limits, before it
-may enter a decoder of the daemon again: an image that kills its decoder costs one restart, never a loop of them.
-
-The child, `python -m daemon.storage.suspect_images`, reads the payload from its standard input. It imports no torch
-and opens nothing.
+Each executor marks its image in shared memory, without a system call; a clean stop clears the marks. An image that a
+start still finds marked is first decoded in a process of its own, with limits: an image that kills its decoder costs
+one restart, never a loop of them. The child reads the payload from standard input and imports no torch.
 """
 
 import mmap
@@ -40,7 +37,6 @@ MAX_DEATHS = 3
 _CHILDREN = 4
 #: The child's status for an image that its decoder refused in good order: the ordinary way will refuse it as well.
 _REFUSED = 3
-
 
 #: Images that were in a decoder when the daemon died, each with how often.
 Suspects = Mapping[JournalKey, int]
@@ -93,7 +89,6 @@ class DecodeMarks:
         self._memory.close()
 
     def _read(self) -> Suspects:
-        """Return the images in the last run's decoders, and the suspects of that run."""
         if self._memory is None:
             return {}
         records = list(_RECORD.iter_unpack(self._memory[: 2 * _PAST]))
@@ -151,7 +146,6 @@ def examine(
 
 
 def decode_apart(payload: bytes, pixels: Pixels, limit_s: float, max_pixels: int) -> str | None:
-    """Decode `payload` in a child. Return how it ended, None if it ended in good order."""
     settings = [",".join(map(str, pixels.shape or ())), str(limit_s), str(max_pixels)]
     try:
         child = subprocess.run(  # noqa: S603 - our own module, no shell

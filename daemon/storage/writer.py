@@ -1,7 +1,6 @@
 """The writer thread: the only one that writes to the results database (docs/architecture.md).
 
-Arrivals come in groups whose bytes are durable already: their rows in one transaction, then the replies.
-Verdicts are written in batches of their own, and published once they are durable.
+Arrivals come in durable groups: their rows in one transaction, then the replies. Verdicts have batches of their own.
 """
 
 import queue
@@ -67,7 +66,7 @@ class WriterReports(Protocol):
     def accepted(self, images: list[Accepted]) -> None: ...
     def published(self, messages: list[Published]) -> None: ...
     def done(self, images: list[tuple[str, int]]) -> None:
-        """Note images whose verdict is durable: source and payload bytes of each."""
+        """Report durable verdicts: source and payload bytes of each image."""
 
 
 class Writer:
@@ -90,7 +89,6 @@ class Writer:
         self._retry_s = 0.0
         self._results_at_s = 0.0
         self._stopping = False
-        #: Reason of the last write that failed, and when.
         self.last_error: str | None = None
         self.last_error_at_s = 0.0
         #: True if the disk or the database refused the last write.
@@ -104,7 +102,6 @@ class Writer:
 
     @property
     def to_copy_bytes(self) -> int:
-        """Bytes of images that stay and are still to be copied to `images/`."""
         return self._archiver.waiting_bytes
 
     @property
@@ -124,7 +121,6 @@ class Writer:
         return self._store.recover()
 
     def start(self, reports: WriterReports) -> None:
-        """Begin to write; `reports` gets every commit."""
         self._reports = reports
         self._thread.start()
         self._journal_thread.start()
@@ -140,11 +136,9 @@ class Writer:
         self._archiver.stop()
 
     def write(self, arrival: Arrival, reply: Reply) -> None:
-        """Make `arrival` durable; `reply` is called once, in the writer thread."""
         self._journal_thread.write(WaitingArrival(arrival, reply))
 
     def call_journal(self, callback: Callable[[], None]) -> None:
-        """Call `callback` in the journal's thread, between two groups."""
         self._journal_thread.call(callback)
 
     def finish(self, outcome: Outcome) -> None:
@@ -201,7 +195,6 @@ class Writer:
     # -- collecting
 
     def _collect(self) -> None:
-        """Take the items of the queue; wait for the first if there is nothing else to do."""
         wait_s = self._idle_s()
         for _ in range(_BATCH_RESULTS):
             try:
@@ -229,7 +222,6 @@ class Writer:
                 self._copies.extend(item)
 
     def _idle_s(self) -> float | None:
-        """Return the seconds until the next work that is due, None if there is none."""
         if self._tasks or self._groups:
             return 0.0
         wait_s = 0.0 if self._has_results else self._store.wait_s()
@@ -310,7 +302,9 @@ class Writer:
             except Exception as error:
                 if _may_pass(error):
                     raise
-                self._write_unknown(outcome, error)
+                self._log.error("outcome_not_written", inspection_id=outcome.inspection_id, error=_reason(error))
+                self._outcomes[0] = Outcome(outcome.inspection_id, "unknown", None, "internal_error", ())  # no pass
+                self._write([self._outcomes[0]], [], [])
         for switch in switches:
             try:
                 self._write([], [switch], [])
@@ -320,12 +314,6 @@ class Writer:
                 self._switches.popleft()
                 self._log.error("expert_switch_not_written", loaded=switch.loaded, error=_reason(error))
         self._write([], [], copies)
-
-    def _write_unknown(self, outcome: Outcome, error: Exception) -> None:
-        """Write `unknown` for an outcome that the database refuses: it is never lost, and never a pass."""
-        self._log.error("outcome_not_written", inspection_id=outcome.inspection_id, error=_reason(error))
-        self._outcomes[0] = Outcome(outcome.inspection_id, "unknown", None, "internal_error", ())
-        self._write([self._outcomes[0]], [], [])
 
     def _wait_for_disk(self, error: Exception) -> None:
         self._note(error)

@@ -1,12 +1,11 @@
 """Limit the connections of a socket, and cut those that would fill the memory with a message that never ends.
 
-libzmq collects the parts of a message until the last has come, however many there are, and reports nothing meanwhile.
-So a thread watches from outside: over TCP the kernel counts the bytes that a connection has sent since its last whole
-message; elsewhere a connection is suspected if it sends without a pause while the process grows. A client that was cut
-may connect again.
+libzmq collects the parts of a message until the last has come, however many, and reports nothing meanwhile. So a thread
+watches from outside: over TCP the kernel counts a connection's bytes since its last whole message; elsewhere a
+connection is suspected if it sends without a pause while the process grows.
 
-libzmq accepts connections faster than a thread of Python cuts them, and its ipc listener ends the process once there is
-no handle left: the daemon raises its limit of open files at the start (daemon.host.machine).
+libzmq accepts connections faster than Python cuts them, and its ipc listener ends the process once no handle is left:
+the daemon raises its limit of open files at the start (daemon.host.machine).
 """
 
 import ctypes
@@ -81,8 +80,8 @@ class ConnectionGuard:
     """Cut connections beyond the limits; together they may have four times the unfinished bytes of one.
 
     If one connection is too many, the oldest that sent nothing yet is cut, else the oldest without a whole message,
-    else one that sent none for a minute, else the new one. `watch`, `receive` and `stop` are called by the thread
-    that owns the socket.
+    else one that sent none for a minute, else the new one. `watch`, `receive` and `stop` are called by the thread that
+    owns the socket.
     """
 
     def __init__(self, name: str, context: "zmq.Context[Any]", limits: ConnectionLimits) -> None:
@@ -133,7 +132,6 @@ class ConnectionGuard:
         return (frames if is_allowed(str(client)) else None), fd
 
     def stop(self, sock: Socket) -> None:
-        """End; called before `sock` is closed."""
         self._stopping.set()
         sock.disable_monitor()  # libzmq's own thread would wait until its events are read; the last one wakes ours
         self._thread.join()

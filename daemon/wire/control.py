@@ -19,7 +19,7 @@ _REQUESTS_PER_PEER = 64
 
 
 class ControlError(Exception):
-    """A request that was not carried out: `code` for programs, `reason` for the person who asked."""
+    """A refused request: `code` for programs, `reason` for the person who asked."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -28,10 +28,7 @@ class ControlError(Exception):
 
 
 class ControlServer:
-    """Answers requests one after the other. A handler takes the request's fields and returns those of its answer.
-
-    It refuses by raising ControlError; other exceptions are logged and answered as `internal`.
-    """
+    """Answers one request after another. A handler refuses by ControlError; other exceptions are `internal`."""
 
     def __init__(
         self, context: "zmq.Context[Any]", endpoint: str, handlers: Mapping[str, Handler], max_connections: int = 64
@@ -45,7 +42,6 @@ class ControlServer:
         self._thread = SocketThread("control", binding, self._mailbox, _configure, self._serve)
 
     def start(self) -> str:
-        """Bind and begin to answer; StartError if that fails."""
         if not self._endpoint.startswith("ipc://"):
             self._mailbox.close()
             raise StartError(
@@ -54,7 +50,6 @@ class ControlServer:
         return self._thread.start()[0]
 
     def stop(self) -> None:
-        """Finish the running request, and close."""
         self._stopping = True
         self._thread.stop()
 
@@ -104,10 +99,7 @@ def _configure(router: Socket) -> None:
 
 
 def ask(endpoint: str, kind: str, /, *, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
-    """Ask the daemon behind `endpoint` and return the fields of its answer.
-
-    ControlError with the daemon's code if it refuses, with `no_daemon` or `no_answer` if nothing answers.
-    """
+    """Return the daemon's answer. ControlError with its code, or with `no_daemon` or `no_answer`."""
     must_listen(endpoint)
     context: zmq.Context[Any] = zmq.Context()
     try:

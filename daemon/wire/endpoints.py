@@ -1,7 +1,4 @@
-"""Who may reach the daemon: checks of endpoints before they are bound, `Gate` for keys, `Access` to reload them.
-
-Other machines need a key or, over HTTP, a token.
-"""
+"""Who may reach the daemon: checks of endpoints, `Gate` for keys, `Access` to reload keys and token."""
 
 import threading
 import time
@@ -37,7 +34,6 @@ class CurveKeys:
 def check_endpoints(
     intake: Sequence[str], results: str, control: str, curve: CurveKeys | None, http: str | None = None
 ) -> list[str]:
-    """Return the problems that forbid binding these endpoints, each with its remedy."""
     problems = [problem for endpoint in intake for problem in _check("endpoints.intake", endpoint, curve)]
     problems += _check("endpoints.results", results, curve)
     if control.startswith("tcp://"):
@@ -98,7 +94,7 @@ def check_http(endpoint: str | None, token: Path | None) -> list[str]:
 
 
 def check_allowed_clients(curve: CurveKeys | None) -> list[str]:
-    """Return the problems of the allow-list: unusable files, duplicate keys. The line starts anyway."""
+    """Return the allow-list's unusable files and duplicate keys. The line starts anyway."""
     try:
         problems = read_allow_list(curve.allowed_clients).problems if curve else ()
     except OSError:
@@ -121,10 +117,7 @@ def _check_keys(curve: CurveKeys) -> list[str]:
 
 
 class Gate:
-    """The daemon's allow-list of CURVE clients: one authenticator for every socket of a ZeroMQ context.
-
-    Sockets bound with `keys` (daemon.wire.sockets) refuse every client while it does not answer.
-    """
+    """The allow-list of CURVE clients for every socket of a context. While it does not answer, all are refused."""
 
     def __init__(self, context: "zmq.Context[Any]", curve: CurveKeys) -> None:
         self._context = context
@@ -141,7 +134,7 @@ class Gate:
 
     @property
     def is_alive(self) -> bool:
-        """Return True if the authenticator runs; without it no client can connect."""
+        """True if the authenticator runs; without it no client can connect."""
         return self._authenticator.is_alive()
 
     def start(self) -> None:
@@ -152,7 +145,7 @@ class Gate:
         self.reload()
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """Admit or refuse a client that connects; pyzmq's authenticator calls this in its own thread."""
+        """Admit or refuse a client; pyzmq's authenticator calls this in its own thread."""
         public = key.decode("ascii")
         if public in self._clients:
             return True
@@ -169,7 +162,6 @@ class Gate:
             self._log.warning("client_refused", fingerprint=fingerprint(public), folder=folder)
 
     def is_allowed(self, client: str) -> bool:
-        """Return True if this public key is allowed now. Any thread."""
         return client in self._clients
 
     def reload(self) -> tuple[bool, list[str]]:
@@ -229,7 +221,6 @@ class Access:
 
     @property
     def problem(self) -> str | None:
-        """Return why allowed clients of other machines cannot connect, None if they can."""
         if self._gate is not None and self._gate.has_started and not self._gate.is_alive:
             return "the authenticator has ended, so that no new client can connect: coserve reload starts it again"
         return self._lost

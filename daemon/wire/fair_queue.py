@@ -1,7 +1,7 @@
 """Fair order of messages: the source and connection that have had least come next (self-clocked fair queueing).
 
-A flood over a hundred connections is still one source, and a client that invents a source for each message is still one
-connection: either way a publisher that sends now and then goes first. No clock, no threads.
+A flood over a hundred connections is one source, a client that invents sources is one connection: a modest publisher
+goes first either way. No clock, no threads.
 """
 
 from bisect import insort
@@ -48,7 +48,6 @@ class FairQueue(Generic[T]):
         return len(self._places)
 
     def add(self, names: Sequence[Hashable], item: T, size_bytes: int) -> None:
-        """Add a message. Messages of one name stay in order."""
         flows = [self._flows.setdefault(name, _Flow()) for name in names]
         tag = max(self._now, *(flow.tag for flow in flows)) + size_bytes + _MESSAGE_COST
         for flow in flows:
@@ -81,7 +80,7 @@ class FairQueue(Generic[T]):
         return self._leave(self._places.pop())
 
     def drop_payload(self, lighter: Callable[[T], T]) -> None:
-        """Let the least fair message that has bytes wait on without them, as `lighter(item)`."""
+        """Strip the least fair message that has bytes, as `lighter(item)`."""
         for place in reversed(self._places):
             if place.size_bytes:
                 self.bytes -= place.size_bytes
@@ -98,7 +97,6 @@ class FairQueue(Generic[T]):
         return place.item
 
     def check(self) -> None:
-        """Assert that sums, order and flows are right."""
         assert self.bytes == sum(place.size_bytes for place in self._places), "bytes differ"
         assert self._places == sorted(self._places), "out of order"
         waiting = sum(flow.waiting for flow in self._flows.values())

@@ -40,7 +40,7 @@ class AllowList:
 
 
 def fingerprint(public: str) -> str:
-    """Return a public key as people compare it: 16 hex digits of its SHA-256 in groups of four."""
+    """Format a public key for people: 16 hex digits of its SHA-256 in groups of four."""
     digits = hashlib.sha256(z85.decode(public.encode("ascii"))).hexdigest()[:16]
     return " ".join(digits[start : start + 4] for start in range(0, 16, 4))
 
@@ -71,7 +71,6 @@ def read_server_keys(file: Path) -> ServerKeys:
 
 
 def read_public_key(file: Path) -> str:
-    """Return the public key of a client's `.key` file, Z85."""
     public, secret = _load(file)
     if secret is not None:
         raise KeyFileError(f"{file} has the client's secret key, which stays with the client: name its .key file")
@@ -84,10 +83,7 @@ def checked_key(text: str) -> str:
 
 
 def read_allow_list(folder: Path) -> AllowList:
-    """Return the clients of all `.key` files in `folder`. An unusable file is a problem, and costs no other client.
-
-    OSError if the folder cannot be read.
-    """
+    """Return the clients of all `.key` files; unusable ones are problems. OSError if `folder` is unreadable."""
     clients: dict[str, str] = {}
     problems: list[str] = []
     for file in sorted(path for path in folder.iterdir() if path.suffix == ".key"):
@@ -139,10 +135,7 @@ def allow(folder: Path, name: str, public: str) -> Path:
 
 
 def revoke(folder: Path, name: str) -> list[str]:
-    """Remove the client `name`, under every name of its key, from the allow-list; return the removed names.
-
-    KeyFileError if it is not in the list.
-    """
+    """Remove `name`, under every name of its key, and return the removed names. KeyFileError if absent."""
     check_name(name)
     place = folder / f"{name}.key"
     if not place.exists():
@@ -164,7 +157,6 @@ def _key_in(file: Path) -> str | None:
 
 
 def check_name(name: str) -> None:
-    """Raise KeyFileError unless `name` may name a client and its files."""
     if not _NAME.fullmatch(name):
         raise KeyFileError(
             f"{name!r} is not a name for a key: use letters, digits, dot, dash and underscore, at most 64"
@@ -219,7 +211,7 @@ def unusable(secrets: Iterable[tuple[_Key, Path | None, Callable[[Path], object]
 
 
 def require_private(file: Path) -> None:
-    """Raise CredentialError if anyone but its owner can read `file`."""
+    """CredentialError if anyone but its owner can read `file`."""
     try:
         readers = open_to(file)
     except OSError as error:
@@ -249,25 +241,22 @@ class Token:
         self._secret = secret
 
     def matches(self, authorization: str) -> bool:
-        """Return True if an `Authorization` header carries this token."""
         scheme, _, secret = authorization.partition(" ")
         is_equal = hmac.compare_digest(secret.strip().encode("utf-8", "replace"), self._secret)
         return is_equal and scheme.lower() == "bearer"
 
     def sign(self, text: str) -> str:
-        """Return a signature of `text` that only a holder of this token can make and that does not reveal the token."""
+        """Sign `text`: only a holder of this token can, and the signature does not reveal it."""
         return hmac.new(self._secret, text.encode("utf-8", "replace"), "sha256").hexdigest()
 
 
 def no_token_text(authorization: str) -> str:
-    """Return the answer to a wrong `Authorization` header (empty for none)."""
     scheme, _, secret = authorization.partition(" ")
     is_wrong = scheme.lower() == "bearer" and secret.strip()
     return "this token is not the line's" if is_wrong else "a bearer token is needed"
 
 
 def read_token(file: Path) -> Token:
-    """Return the token in `file`; TokenError if others can read the file, or it is wrong."""
     try:
         secret = file.read_bytes().strip()
         readers = open_to(file)

@@ -1,8 +1,7 @@
 """Messages of the wire, version 1 (PROTOCOL.md): frames to checked messages, and answers to frames.
 
-Envelope, magic and a strict JSON header are checked for intake and control alike; then the fields of each message.
-Every check here concerns the message alone; intake makes the checks that need the rules, the database or the image's
-bytes. Code that clients and the daemon share, such as `encode`, is in coserve_client/frames.py.
+Checks here concern the message alone; intake makes those that need the rules, the database or the image's bytes. Code
+that clients and the daemon share is in coserve_client/frames.py.
 """
 
 import json
@@ -68,10 +67,7 @@ class Header:
 
 
 def split_envelope(frames: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """Split off the frames that routing put before a message: a REQ's delimiter, its request number, a proxy's ids.
-
-    The answer goes back behind the same envelope.
-    """
+    """Split off routing frames (a REQ's delimiter, its request number, a proxy's ids) for the answer."""
     for at, frame in enumerate(frames[: _MAX_ENVELOPE_FRAMES + 1]):
         if not frame:
             is_whole = at == 0 or (at + 1 < len(frames) and frames[at + 1].startswith(b"CS"))
@@ -82,7 +78,6 @@ def split_envelope(frames: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
 
 
 def read_header(frames: Sequence[bytes]) -> Header:
-    """Check the frames and parse the header; MessageError with bad_frames, unsupported_version or bad_header."""
     flaw = _flaw_of_frames(frames)
     if flaw is None:
         return _parse_header(frames[1])
@@ -333,7 +328,6 @@ class _Fields:
         raise self._wrong("serial", NAME_EXPECTED, value)
 
     def attributes(self) -> tuple[tuple[str, str], ...]:
-        """Return the texts of `attributes` in the order of their names; null is an absent one."""
         value = self._fields.get("attributes")
         if value is None:
             return ()
@@ -377,7 +371,7 @@ class _Fields:
 
 
 def parse(frames: Sequence[bytes]) -> tuple[Message, bytes | None]:
-    """Return the message in `frames` (without envelope) and its payload; MessageError if it will never be accepted."""
+    """Check frames without envelope; return message and payload. MessageError if it will never be accepted."""
     header = read_header(frames)
     try:
         message = _KINDS[_Fields(header.fields).choice("type", *_KINDS)](header)
@@ -468,7 +462,7 @@ _KINDS = {"inspect": _inspect, "generate": _generate, "hello": _hello, "results_
 
 
 def _utc_of_rfc3339(text: str) -> str | None:
-    """Return `text` as UTC with milliseconds (truncated), None if it is not a valid time of RFC 3339."""
+    """Return UTC with milliseconds (truncated), None for an invalid time of RFC 3339."""
     match = _RFC3339.fullmatch(text)
     if match is None:
         return None
@@ -503,16 +497,13 @@ class Answer:
 
 
 def answer(kind: str, image_id: str | None, source: str | None, credit: int, **fields: Any) -> Answer:
-    """Return the answer to a message, with the number of messages that may be outstanding from now on."""
+    """Return the answer to a message; `credit` is the number of messages that may be outstanding from now on."""
     header = encode({"type": kind, "id": image_id, "source": source, "credit": credit, **fields})
     return Answer(kind, header, fields.get("code"), source, fields.get("reason", ""))
 
 
 def results_answer(asked: ResultsSince, page: Mapping[str, Any], credit: int) -> Answer:
-    """Return the answer to `results_since`: the first items of `page` that fit one header, `more` if any are left.
-
-    An item too long for that is sent alone, otherwise its consumer would never get past it.
-    """
+    """Return the first items of `page` that fit one header; one too long goes alone, so that nobody gets stuck."""
     room = MAX_HEADER_BYTES - 1024  # for what stands around the items
     items: list[Any] = page["items"]
     count = 0

@@ -1,7 +1,4 @@
-"""A thread that owns one bound socket, and the mailbox through which other threads reach it.
-
-The thread binds, serves and closes its socket; `start` and `stop` are called from outside.
-"""
+"""A thread that owns one bound socket, and the mailbox through which other threads reach it."""
 
 import os
 import threading
@@ -45,7 +42,6 @@ class Mailbox(Generic[T]):
                 os.eventfd_write(self._wake, 1)
 
     def wake(self) -> None:
-        """Wake the owner as an item would."""
         with self._lock:
             if not self._closed:
                 os.eventfd_write(self._wake, 1)
@@ -85,10 +81,7 @@ class Binding:
 
 
 class SocketThread:
-    """`configure` sets the socket's options before it is bound; `serve` runs until `stop` and must then return.
-
-    `mailbox` wakes `serve`'s poller, and is closed with the socket. `guard` keeps the limits of its connections.
-    """
+    """`configure` sets options before the bind; `serve` runs until `stop`, and is woken by `mailbox`."""
 
     def __init__(
         self,
@@ -121,10 +114,7 @@ class SocketThread:
             raise
 
     def rebind(self, keys: ServerKeys, call: Callable[[Callable[[], None]], None]) -> None:
-        """Cut the clients of open endpoints, and bind these again under `keys`; StartError if that fails.
-
-        Call it from another thread; `call` has its argument called in this one.
-        """
+        """Cut clients of open endpoints, and bind these under `keys`; StartError. From another thread."""
         done: Future[None] = Future()
 
         def carry_out() -> None:

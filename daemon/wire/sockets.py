@@ -89,7 +89,6 @@ def _is_here(name: str) -> bool:
 
 
 def ipc_problem(path: str) -> str | None:
-    """Return why no socket can be bound at `path`, with the remedy; None if one can."""
     size = len(os.fsencode(path))
     if not path or path in ("*", "@") or path.startswith("@"):
         return f"ipc://{path} names no file: its access could not be limited to a group"
@@ -99,10 +98,7 @@ def ipc_problem(path: str) -> str | None:
 
 
 def bind(sock: "zmq.Socket[Any]", endpoints: Sequence[str], keys: ServerKeys | None = None) -> list[str]:
-    """Bind every endpoint and return them as bound (ports filled in); StartError names one that cannot be, and why.
-
-    libzmq fixes security at bind(), so local endpoints are bound first, without CURVE; then open ones, with it.
-    """
+    """Bind local endpoints, then open ones with CURVE: libzmq fixes security when it binds. Raises StartError."""
     bound: dict[str, str] = {}
     for endpoint in sorted(endpoints, key=is_open):
         if is_open(endpoint):

@@ -1,4 +1,1 @@
-"""MQTT 5: `settings` and credentials, `consumer`, and `broker`, the connection that it uses.
-
-Only `consumer` and `broker` import paho, which the extra `mqtt` installs.
-"""
+"""MQTT 5. Only `consumer` and `broker` import paho, which the extra `mqtt` installs."""

@@ -27,7 +27,7 @@ _MAX_UNRELEASED = 16
 
 
 class PublishRefusedError(DeliveryError):
-    """The broker answered a message with a reason why it does not take it."""
+    """The broker refused a message, with a reason code."""
 
     def __init__(self, where: str, topic: str, code: int) -> None:
         try:
@@ -39,7 +39,7 @@ class PublishRefusedError(DeliveryError):
 
 
 class _BoundedClient(Client):
-    """Cuts off a broker that ignores our limits: paho would read a whole packet at once, however large."""
+    """Disconnects a broker that ignores our limits: paho would read a whole packet, however large."""
 
     excess: str | None = None
 
@@ -53,10 +53,7 @@ class _BoundedClient(Client):
 
 
 class BrokerClient:
-    """One connection, for one event loop; `lost` is done once it has ended, with the error that says why.
-
-    `receive_maximum` is how many messages the broker takes at once.
-    """
+    """One connection, for one event loop; when it ends, `lost` is done with the error."""
 
     def __init__(
         self, settings: MqttSettings, identifier: str, will: tuple[str, bytes], *, window: int, answer_s: float
@@ -110,7 +107,6 @@ class BrokerClient:
         return answer
 
     async def publish_and_confirm(self, topic: str, body: bytes, *, retain: bool) -> None:
-        """Publish with QoS 1 and wait for the broker's answer; DeliveryError if none comes."""
         await self._confirmed(self.publish(topic, body, retain=retain))
 
     async def close(self) -> None:

@@ -1,8 +1,6 @@
 """Results over MQTT 5: each message to a topic of its own, the state of each board retained, a last will.
 
-`PREFIX/inspection/TYPE/SERIAL`, `PREFIX/board/TYPE/SERIAL`, `PREFIX/review/TYPE/SERIAL`, `PREFIX/generation/SOURCE`,
-`PREFIX/alarms` and `PREFIX/status`. A message is delivered when the broker has confirmed it (QoS 1). The state of a
-board has `final_verdict`, and is sent again after a review.
+A message is delivered when the broker has confirmed it (QoS 1). The state of a board is sent again after a review.
 """
 
 import asyncio
@@ -35,7 +33,7 @@ class Mqtt:
     """A consumer (protocol.py) at the broker in `settings`. Password and certificates are read for each connection."""
 
     def __init__(self, settings: MqttSettings, client: str, alarms: Path) -> None:
-        """`client` is our identifier, always the same: the broker then ends an old connection that it still keeps."""
+        """`client` is our identifier, always the same, so that the broker ends a stale connection."""
         self._settings = settings
         self._identifier = settings.client or client
         self._status_topic = f"{settings.prefix}/status"
@@ -68,7 +66,7 @@ class Mqtt:
         await self._publish_status()
 
     async def deliver(self, messages: Sequence[Message]) -> int:
-        """Deliver as `Consumer` says; as many of `messages` are under way at once as the broker allows."""
+        """Deliver as `Consumer` says, with as many messages in flight as the broker allows."""
         await self._publish_alarms()
         if not messages:
             self._require_connection()
@@ -129,7 +127,6 @@ class Mqtt:
         return [outcome if isinstance(outcome, int | Exception) else client.no_answer() for outcome in outcomes]
 
     async def _hand_over(self, messages: Sequence[Message], answers: list[asyncio.Future[int]]) -> None:
-        """Publish each message as soon as the broker takes one more, and wait for the last answer."""
         client, window, prefix = self._client, self._window, self._settings.prefix
         assert client is not None
         for message in messages:
@@ -145,7 +142,7 @@ class Mqtt:
         await asyncio.wait(answers)
 
     def _is_delivered(self, message: Message, reason_code: int) -> bool:
-        """Return True if the broker took the message and its subscribers, if it had any, are back."""
+        """Return True if the broker accepted the message and its subscribers, if it ever had any, are back."""
         kind = message["topic"].partition("/")[0]
         if reason_code != _NO_SUBSCRIBERS:
             self._listened.add(kind)
@@ -163,7 +160,6 @@ class Mqtt:
         self._reported = self._position
 
     async def _publish_alarms(self) -> None:
-        """Publish the active alarms, once for each connection and whenever they change."""
         body = self._alarms.read_bytes() if self._alarms.exists() else self._alarms_told
         if body != self._alarms_told:
             await self._publish_retained(f"{self._settings.prefix}/alarms", body)

@@ -23,7 +23,7 @@ def _host(value: str) -> str:
 
 
 def _prefix(value: str) -> str:
-    """Check the levels of a topic before those of the results (MQTT 5, 4.7)."""
+    """Check the first levels of the topics (MQTT 5, 4.7)."""
     if re.fullmatch(r"[^\x00-\x1f\x7f+#$/][^\x00-\x1f\x7f+#/]*(/[^\x00-\x1f\x7f+#/]+)*", value) is None:
         raise ValueError(f"expected topic levels such as plant-1/line-2, without + # or an empty level, not {value!r}")
     if len(value.encode()) > 1024:
@@ -101,7 +101,7 @@ class MqttSettings(ConsumerSettings):
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
-    """Return a context that checks the broker's name and authority, and shows our certificate if there is one."""
+    """Check the broker's name and authority, and show our certificate if there is one."""
     try:
         context = ssl.create_default_context(cafile=tls.ca)
     except OSError as error:  # ssl.SSLError is one

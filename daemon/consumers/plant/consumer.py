@@ -1,7 +1,6 @@
 """Write a line's rows to its plant's hub, each exactly once: rows and position are one transaction.
 
-The hub's position counts, not the line's: all messages up to it are there. So a hub that was killed during a commit, or
-restored from a backup, gets what it lacks and nothing twice.
+The hub's position counts, so a hub that was killed or restored from a backup gets what it lacks and nothing twice.
 """
 
 import asyncio
@@ -45,8 +44,6 @@ _ADVICE = {
 
 
 class PlantConsumer:
-    """`Consumer` of the hub that `settings` name."""
-
     def __init__(self, settings: PlantSettings, identifier: str, line: LineAccess) -> None:
         self._settings, self._identifier, self._line = settings, identifier, line
         self._connection: AsyncConnection[dict[str, Any]] | None = None
@@ -108,7 +105,7 @@ class PlantConsumer:
         return await AsyncConnection[dict[str, Any]].connect(address, autocommit=True, row_factory=dict_row)
 
     async def _ensure_days(self, connection: AsyncConnection[Any], messages: Sequence[Message]) -> None:
-        """Make the partitions of the messages' days, in a transaction of its own: it locks all of `inspections`."""
+        """Make the messages' partitions in a transaction of its own: it locks all of `inspections`."""
         days = {message["at"][:10] for message in messages if message["topic"].startswith("inspection/")}
         await connection.execute("SELECT ensure_day(day) FROM unnest(%s::date[]) AS day", (sorted(days),))
 
@@ -137,10 +134,7 @@ class PlantConsumer:
                 await connection.execute(cast("LiteralString", statement), {"rows": rows})
 
     async def _take_reviews(self, connection: AsyncConnection[Any]) -> None:
-        """Hand decisions that were made at the hub to the line, and write its answers back.
-
-        The line recognises a decision that it has already, so a lost answer does not make a second one.
-        """
+        """Apply decisions made at the hub. The line recognises repeats, so a lost answer does no harm."""
         self._next_reviews_s = time.monotonic() + _REVIEWS_EVERY_S
         asked = await connection.execute(
             "SELECT * FROM review_requests WHERE line = %s AND state = 'asked' ORDER BY request_id LIMIT 20",
@@ -166,7 +160,6 @@ class PlantConsumer:
             )
 
     def _delivery_error(self, error: Error) -> DeliveryError:
-        """Return one sentence: what went wrong at the hub's database, and what to do if a person must act."""
         text = (error.diag.message_primary or str(error).strip() or type(error).__name__).splitlines()[0]
         where = f"the hub's database ({self._settings.line})"
         about = error.sqlstate or str(error)

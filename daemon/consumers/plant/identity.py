@@ -60,10 +60,7 @@ REFUSED: frozenset[Situation] = frozenset({"taken", "unknown", "copy"})
 def situation_of(
     known: Mapping[str, Any] | None, identity: str, epoch: str, *, is_free: bool, has_last: bool
 ) -> Situation:
-    """Return the situation of a line at a hub that has the row `known` for its name.
-
-    `is_free`: no other connection writes it. `has_last`: its database has, or has pruned, the hub's newest message.
-    """
+    """Classify a line. `is_free`: no other connection writes it. `has_last`: it has (or pruned) the newest message."""
     is_same_place = known is not None and known["identity"] == identity
     if not is_free:
         return "still_connected" if known is None or is_same_place else "taken"
@@ -90,12 +87,9 @@ async def add_event(connection: _Connection, line: str, kind: str, text: str) ->
 async def claim(
     connection: _Connection, line: str, access: LineAccess, about: Mapping[str, str], newest: int | None
 ) -> tuple[str, int]:
-    """Register this connection as the one that writes `line`. DeliveryError if another one does, or may.
+    """Register as the writer of `line`; return its epoch and last `seq` at the hub. DeliveryError if another writes it.
 
-    Returns the epoch that it writes, and the `seq` up to which the hub has it.
-
-    `about` has `identity`, `host` and `software`. A line that the hub does not know begins with its oldest result,
-    or after `newest` if that is given.
+    `about` has `identity`, `host` and `software`. A new line begins with its oldest result, or after `newest`.
     """
     last_seq, epoch = await asyncio.to_thread(access.end)
     if epoch is None:
@@ -134,7 +128,7 @@ async def claim(
 
 
 async def _has_message(access: LineAccess, seq: int, at: datetime | None, last_seq: int) -> bool:
-    """Return True if the line's database has this message of the hub, or has pruned it; False if it has another."""
+    """Return True if the line has this message of the hub, or has pruned it; False if it has another."""
     text = await asyncio.to_thread(access.at, seq)
     if text is None or at is None:
         return at is None or seq <= last_seq
@@ -142,7 +136,6 @@ async def _has_message(access: LineAccess, seq: int, at: datetime | None, last_s
 
 
 async def _last_common(connection: _Connection, line: str, access: LineAccess, epoch: str, last_seq: int) -> int:
-    """Return the last `seq` of `epoch` that is the same message at the hub and in the line's database."""
     low, high = 0, last_seq  # low is common
     while low < high:
         middle = (low + high + 1) // 2

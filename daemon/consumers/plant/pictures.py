@@ -1,7 +1,6 @@
 """Send pictures of a line's images to the hub, by digest: after the rows, and no faster than `bandwidth`.
 
-The queue is a position in the hub's own rows: a million pictures that wait for a slow link need no memory here, and a
-restart goes on where the last run ended.
+The queue is a position in the hub's own rows: it needs no memory here, and survives restarts.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ _CANDIDATES: dict[str, LiteralString] = {
 
 
 class PictureSender:
-    """Sends the pictures of one epoch over a connection of its own; a failure delays pictures, never rows."""
+    """Sends the pictures of one epoch over its own connection; a failure delays pictures, never rows."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class PictureSender:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Send until cancelled; every failure is logged and tried again, and one over HTTP is an event at the hub."""
+        """Send until cancelled; log and retry every failure, and report one over HTTP as an event at the hub."""
         wait_s = _FIRST_WAIT_S
         while True:
             try:
@@ -77,7 +76,6 @@ class PictureSender:
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     async def _send_next(self, connection: AsyncConnection[dict[str, Any]]) -> None:
-        """Send the next few pictures and move the position behind each."""
         key = {"line": self._settings.line, "epoch": self._epoch}
         position = await (await connection.execute(_POSITION, key)).fetchone()
         if position is None or position["after"] >= position["upto"]:
@@ -114,7 +112,6 @@ class PictureSender:
         )
 
     async def _picture(self, inspection_id: int) -> bytes | None:
-        """Return the picture once the line has its copy; None if there is none any more."""
         until_s = time.monotonic() + _COPY_S
         while True:
             try:
@@ -125,7 +122,7 @@ class PictureSender:
             await asyncio.sleep(_POLL_S)
 
     def _put(self, digest: str, content: bytes) -> bool:
-        """Send one picture, no faster than `bandwidth`; return False if the hub takes none so large. ReleaseError."""
+        """Send one picture within `bandwidth`; return False if it is too large for the hub. ReleaseError."""
         key = self._settings.key.read_text("ascii").strip() if self._settings.key else None
         hub = HubStore(self._settings.hub or "", key)
         if not hub.ask_json("PUT", f"/pictures/{digest}/space?bytes={len(content)}")["fits"]:

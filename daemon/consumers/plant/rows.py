@@ -9,7 +9,7 @@ from daemon.consumers.protocol import Message
 
 
 def new_rows(table: str) -> str:
-    """Return the SQL of the rows of one batch: JSON objects whose fields are the columns of `table`."""
+    """Return SQL for the rows of a batch: JSON objects whose fields are the columns of `table`."""
     return f"json_populate_recordset(NULL::{table}, %(rows)s)"
 
 
@@ -90,7 +90,6 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def rows_of(messages: Sequence[Message], line: str, epoch: str) -> dict[str, str]:
-    """Return the rows of each table as JSON; texts as PostgreSQL can hold them."""
     rows: dict[str, list[Message]] = {}
     for message in messages:
         kind = message["topic"].partition("/")[0]
@@ -100,7 +99,7 @@ def rows_of(messages: Sequence[Message], line: str, epoch: str) -> dict[str, str
 
 
 def _row(kind: str, message: Message) -> dict[str, Any]:
-    """Return the fields of a message, each that has a column under the column's name."""
+    """Return the fields of a message that have a column, under the column's name."""
     board = message["board"]
     row = message | {"board_type": board["type"], "board_serial": board["serial"], "attempt": board["attempt"]}
     if kind != "review":
@@ -116,5 +115,5 @@ def _row(kind: str, message: Message) -> dict[str, Any]:
 
 
 def _storable(text: str) -> str:
-    """Return JSON with U+FFFD for U+0000, which PostgreSQL's texts cannot hold."""
+    """Replace U+0000, which PostgreSQL's texts cannot hold, by U+FFFD."""
     return re.sub(r"(\\\\)|\\u0000", lambda match: match[1] or "\ufffd", text) if "\\u0000" in text else text

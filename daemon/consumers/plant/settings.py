@@ -19,7 +19,6 @@ _DATABASE = r"postgresql(?:\+psycopg)?://(?:[^@/]+@)?[^@/?]*/[^@/?]+(?:\?[^@]*)?
 
 
 def line_name(value: str) -> str:
-    """Return `value` unchanged; ValueError says what a line's name at the hub may be."""
     if re.fullmatch(LINE_NAME, value) is None:
         raise ValueError(f"expected a name such as line-3: letters, digits and . _ - (64 at most), not {value!r}")
     return value

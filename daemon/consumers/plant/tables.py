@@ -1,7 +1,6 @@
 """The tables of the hub's PostgreSQL database: results of all lines, keyed by line, epoch and `seq`.
 
-A line's rows come from its results stream, unchanged where a column has the name of a field. `epoch` names one history
-of a line: a line that was restored from a backup counts again and has another one.
+`epoch` names one history of a line: a line that was restored from a backup counts again and has another one.
 """
 
 from datetime import date
@@ -185,7 +184,6 @@ pictures = Table(
     Index("pictures_by_time", "line", "at"),
 )
 
-#: Partitions of `inspections` that exist, by day.
 partitions = Table("partitions", metadata, Column("day", Date, primary_key=True))
 
 

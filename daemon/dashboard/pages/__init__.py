@@ -1,4 +1,1 @@
-"""A module for each page with `router(site) -> APIRouter`, beside its questions to the database and its pictures.
-
-A page imports from daemon/dashboard/site; no page imports another's routes.
-"""
+"""A module for each page with `router(site) -> APIRouter`; no page imports another's routes."""

@@ -67,11 +67,7 @@ _BEGINNINGS = f"SELECT first_seen_at FROM boards ORDER BY board_id DESC LIMIT {_
 
 
 class VerdictCounter:
-    """Counts verdicts by the minute, for any thread: closed first attempts of boards, and images.
-
-    Rows get their `seq` once, in order, and never change their verdict after it, so each is counted once: counting the
-    whole day at each look would cost more as the day goes on.
-    """
+    """Counts verdicts by minute, each once by `seq`: counting the day anew would take ever longer. Any thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -101,7 +97,6 @@ class VerdictCounter:
             return total
 
     def _count(self, table: str) -> bool:
-        """Add the rows that are new, and return True once all are counted."""
         last = self._database.number(_LAST.format(table=table))
         sql = _COUNT.format(table=table, only=_TABLES[table])
         for _ in range(_STEPS_AT_ONCE):
@@ -115,7 +110,7 @@ class VerdictCounter:
         return self._seq[table] >= last
 
     def _first_seq(self, table: str, since: str) -> int:
-        """Return the first `seq` from `since` on by bisection: rows are numbered in the order of their completion."""
+        """Bisect: rows are numbered in the order of their completion."""
         low, high = 0, self._database.number(_LAST.format(table=table)) + 1
         while low < high:
             middle = (low + high) // 2
@@ -128,16 +123,12 @@ class VerdictCounter:
 
 
 def first_pass_yield(verdicts: Mapping[str, int]) -> float | None:
-    """Return the share of boards that passed, of all that were closed at their first attempt."""
     closed = sum(verdicts.values())
     return verdicts.get("pass", 0) / closed if closed else None
 
 
 def passed_by_review(database: Database, day: Span) -> int | None:
-    """Return how many more of the day's first attempts passed after review than before; None if none was reviewed.
-
-    Negative if fewer passed.
-    """
+    """Return how many more first attempts passed after review (negative: fewer); None if none was reviewed."""
     row = database.first(_PASSED_BY_REVIEW, since=day.since, until=day.until)
     return None if row is None or row[0] is None else int(row[0])
 
@@ -145,7 +136,7 @@ def passed_by_review(database: Database, day: Span) -> int | None:
 def yield_charts(
     counter: VerdictCounter, clock: PlantTime, goal: float | None, now_s: float
 ) -> list[tuple[str, Pictures]]:
-    """Return the yield of the last hours, and of the last shifts where the plant has some: title, and both widths."""
+    """Return charts of the last hours, and of the last shifts if there are any: title, and both widths."""
     now = utc_text(now_s)
     hours = clock.hours(Span(utc_text(now_s - _HOURS * 3600), now))[1:]  # the first is not whole
     parts: dict[str, list[tuple[str, Span]]] = {
@@ -173,9 +164,9 @@ def _yield_bar(name: str, verdicts: Counter[str], goal: float | None) -> BarValu
 
 @dataclass(frozen=True, slots=True)
 class LastBoard:
-    """The board that closed last: `verdict` is final, `decided_by` a person where one decided.
+    """The board that closed last: `verdict` is final, `decided_by` the person who decided, if any.
 
-    `findings` are its images that did not pass, the worst first, `shown` the first of them that has a picture.
+    `findings` are its images that did not pass, the worst first; `shown` is the first of them with a picture.
     """
 
     board: Row[Any]
@@ -209,7 +200,7 @@ def last_board(database: Database) -> LastBoard | None:
 
 
 def fails_now(database: Database, rules: StoredRules, since: str) -> tuple[list[Any], list[Any]]:
-    """Return the most frequent defects and positions of the boards failed since then: (name, boards) each."""
+    """Return the most frequent defects and positions of boards failed since then, as (name, boards)."""
     defects: Counter[str] = Counter()
     positions: Counter[str] = Counter()
     for board in database.rows(_FAILED, {"since": since}, limit=_MAX_FAILED_BOARDS):
@@ -220,17 +211,16 @@ def fails_now(database: Database, rules: StoredRules, since: str) -> tuple[list[
 
 
 def silence(database: Database, now_s: float) -> tuple[float, float] | None:
-    """Return how long no image came and the usual pause between boards, in seconds; None if that is not unusual."""
+    """Return seconds without an image and the usual pause between boards; None if that is not unusual."""
     newest = database.first(_NEWEST_IMAGE)
     begun = [wall_seconds(row.first_seen_at) for row in database.rows(_BEGINNINGS, limit=_PAUSE_BOARDS)]
     return unusual_silence(begun, wall_seconds(newest.accepted_at) if newest else None, now_s)
 
 
 def unusual_silence(boards_s: Sequence[float], newest_s: float | None, now_s: float) -> tuple[float, float] | None:
-    """Return how long ago `newest_s` is and the usual pause between `boards_s`, in seconds; None if that is usual.
+    """Return the seconds since `newest_s` and the usual pause between `boards_s`; None if that is usual.
 
-    Too long is five times the pause that nine of ten boards do not exceed, and at least five minutes. A line that had
-    no image for eight hours is off.
+    Unusual is over five times the 90th percentile and five minutes. A line without images for eight hours is off.
     """
     pauses = sorted(pause for pause in (b - a for a, b in pairwise(sorted(boards_s))) if pause <= _BREAK_S)
     if newest_s is None or not pauses:

@@ -1,7 +1,4 @@
-"""The pages Boards (a list and a search) and Board (one attempt with its images and findings), and the pictures.
-
-Every question to the database has a limit, however many images a board has.
-"""
+"""The pages Boards (a list and a search) and Board (one attempt), and the pictures. Every question has a limit."""
 
 import json
 from collections import defaultdict
@@ -82,7 +79,7 @@ IdInQuery = Annotated[int, Query(ge=0, le=MAX_INTEGER)]
 
 @dataclass(frozen=True, slots=True)
 class BoardSearch:
-    """The filters in the address; an empty one matches every board. `before` is the last board of the list before."""
+    """The filters in the address; an empty one matches every board. `before` is the last board of the previous list."""
 
     serial: SearchText = ""
     #: After review.
@@ -109,7 +106,8 @@ def router(site: Site) -> APIRouter:
     @routes.get("/boards")
     def boards(request: Request, search: Annotated[BoardSearch, Depends()]) -> Response:
         matches = find_boards(site.database, search)
-        if search.serial and not search.before and _is_one_board(matches, search.serial):
+        is_one_board = len({(board.board_type, board.serial) for board in matches}) == 1
+        if is_one_board and not search.before and matches[0].serial == search.serial:  # a scanned serial
             return RedirectResponse(f"/boards/{matches[0].board_id}", 303)
         more = matches[_LIST_BOARDS - 1].board_id if len(matches) > _LIST_BOARDS else None
         rows = listed(site.database, matches[:_LIST_BOARDS])
@@ -135,7 +133,6 @@ def router(site: Site) -> APIRouter:
         newest: SeenReview = "",
         cookie: ReviewerCookie = "",
     ) -> Response:
-        """Release or scrap a whole attempt, or undo that; a refusal is shown on the page, with the note."""
         reviewer, note = name_of(cookie), note.strip()
         fields: dict[str, Any] = {"undo": True} if verdict == "undo" else {"verdict": verdict, "note": note or None}
         fields |= {"reviewer": reviewer or None, "newest": int(newest) if newest else None}
@@ -151,7 +148,6 @@ def router(site: Site) -> APIRouter:
 
 
 def final_verdicts(database: Database, board_ids: Sequence[int]) -> dict[int, Row[Any]]:
-    """Return the final verdict of each closed attempt among `board_ids`: `verdict`, `decided_by`, `decided_at`."""
     question = text(_FINAL).bindparams(bindparam("ids", expanding=True))
     rows = database.rows(question, {"ids": list(board_ids)}, limit=len(board_ids)) if board_ids else []
     return {row.board_id: row for row in rows}
@@ -160,13 +156,12 @@ def final_verdicts(database: Database, board_ids: Sequence[int]) -> dict[int, Ro
 def listed(
     database: Database, boards: Sequence[Row[Any]]
 ) -> list[tuple[Row[Any], list[dict[str, Any]], Row[Any] | None]]:
-    """Return each board with its failed positions and, if it is closed, its final verdict, for _boards_table.html."""
     final = final_verdicts(database, [board.board_id for board in boards])
     return [(board, failures(board), final.get(board.board_id)) for board in boards]
 
 
 def find_boards(database: Database, search: BoardSearch) -> list[Row[Any]]:
-    """Return the boards of one list and one more, the newest first. A serial matches by its beginning, in any case."""
+    """Return one list, newest first, and one board more. A serial matches by its beginning, in any case."""
     conditions = {
         "verdict": "boards.verdict IS NULL" if search.verdict == "open" else "final_boards.verdict = :verdict",
         "board_type": "boards.board_type = :board_type",
@@ -188,10 +183,7 @@ def find_boards(database: Database, search: BoardSearch) -> list[Row[Any]]:
 
 
 def _serial_condition(database: Database, text: str) -> tuple[str, dict[str, Any]]:
-    """Return the condition for serials that begin with `text`, and its values. It uses the index if few boards match.
-
-    Of many matches the newest are found sooner by a walk from the newest board; and the index has no other filter.
-    """
+    """Match serials by their beginning; by index if few match: many are found sooner from the newest board."""
     first, behind = serial_range(text)
     within = "lower(boards.serial) >= :first AND lower(boards.serial) < :behind"
     values = {"first": first, "behind": behind}
@@ -203,30 +195,22 @@ def _serial_condition(database: Database, text: str) -> tuple[str, dict[str, Any
 
 
 def failures(board: Row[Any]) -> list[dict[str, Any]]:
-    """Return the failed positions of a closed board: `designator`, `component`, `defect`."""
     return _json_list(board.failed)
 
 
 def missing(board: Row[Any]) -> list[dict[str, Any]]:
-    """Return the missing positions of a closed board: `component`, `count`, perhaps `designators`."""
     return _json_list(board.missing)
 
 
 def attributes(board: Row[Any]) -> dict[str, Any]:
-    """Return the texts that cameras sent with the board's images, by name."""
     items = _json_list(f"[{board.attributes or '{}'}]")
     return items[0] if items else {}
-
-
-def _is_one_board(matches: Sequence[Row[Any]], serial: str) -> bool:
-    """Return True if all matches are attempts at the board of this serial: a scanned serial opens its board."""
-    return len({(board.board_type, board.serial) for board in matches}) == 1 and matches[0].serial == serial
 
 
 def _board_page(
     site: Site, request: Request, board_id: int, verdict: str, after: int, inspection: int, **shown_beside: Any
 ) -> HTMLResponse:
-    """Return the page; `shown_beside` is the reviewer and, of a refused decision, the problem, note and status code."""
+    """Render the page; `shown_beside` is the reviewer and, of a refused decision, problem, note and status code."""
     database = site.database
     board = database.first(f"{BOARDS} WHERE board_id = :board_id", board_id=board_id)
     if board is None:
@@ -281,7 +265,6 @@ def _board_page(
 
 
 def _part_of_board(database: Database, board_id: int, verdict: str, after: int) -> list[Row[Any]]:
-    """Return the images of one part and one more, in the order in which they came, behind the inspection `after`."""
     of_verdict = "AND verdict = :verdict" if verdict else ""
     sql = f"{_IMAGES} WHERE board_id = :board_id {of_verdict} AND inspection_id > :after ORDER BY inspection_id"
     values: dict[str, Any] = {"board_id": board_id, "after": after} | ({"verdict": verdict} if verdict else {})
@@ -290,7 +273,6 @@ def _part_of_board(database: Database, board_id: int, verdict: str, after: int) 
 
 
 def _whole_board(database: Database, board_id: int, verdict: str) -> list[Row[Any]]:
-    """Return every image of a small board, the worst first."""
     sql = f"{_IMAGES} WHERE board_id = :board_id ORDER BY inspection_id"
     rows = database.rows(sql, {"board_id": board_id}, limit=_MAX_WHOLE_IMAGES)
     matches = [row for row in rows if not verdict or row.verdict == verdict]
@@ -305,7 +287,6 @@ def _chosen(database: Database, board_id: int, inspection: int) -> InspectedComp
 
 
 def _components(database: Database, images: Sequence[Row[Any]]) -> list[InspectedComponent]:
-    """Return the images with their stages, boxes (of very many the surest) and reviews."""
     ids = [image.inspection_id for image in images]
     stages = _by_image(database, _STAGES, ids, _MAX_STAGES)
     boxes = _by_image(database, _BOXES, ids, _MAX_BOXES)
@@ -328,7 +309,6 @@ def _by_image(database: Database, sql: str, ids: Iterable[int], max_each: int) -
 
 
 def _json_list(value: str | None) -> list[dict[str, Any]]:
-    """Return the objects of a stored JSON list; none if there is no list or it is damaged."""
     try:
         items = json.loads(value or "[]")
     except ValueError:
@@ -376,5 +356,5 @@ def _not_shown(inspection_id: int, error: NoPicture) -> HTTPException:
 
 
 def _cache_headers(etag: str) -> dict[str, str]:
-    """Let browsers ask each time, which is mostly answered "unchanged": a pruned picture leaves every screen."""
+    """Let browsers revalidate each time, so that a pruned picture leaves every screen."""
     return {"Cache-Control": "private, no-cache", "ETag": etag}

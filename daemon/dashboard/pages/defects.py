@@ -1,9 +1,7 @@
 """The page Defects: causes and places of fails, the line's false calls and escapes, and the images behind each number.
 
-The verdict that counts is a person's newest, else the line's. A false call is a `fail` that a person turned into a
-pass, an escape a `pass` that a person turned into a fail, as in the view `false_calls`. Most images are passes: they
-are counted by board and by component only. Images that were not passed, or that a person decided, are counted in a
-table of their own. So a million images are counted within seconds.
+The verdict that counts is a person's newest, else the line's. A million images are counted within seconds: passes by
+board and by component only, the few others in a table of their own.
 """
 
 import csv
@@ -56,7 +54,7 @@ Question = Select[*tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class DefectSpan:
-    """Boards closed from the plant's day `since` to `until`. An empty filter matches all, `-` no lot or station."""
+    """Boards closed on the plant's days `since` to `until`. An empty filter matches all, `-` no lot or station."""
 
     since: date
     until: date
@@ -67,7 +65,6 @@ class DefectSpan:
 
     @property
     def edges(self) -> Span:
-        """Return the first and last moment of the span, in UTC."""
         return self.plant.days(self.since, self.until)
 
 
@@ -102,7 +99,6 @@ class DefectFilter:
         return since, until
 
     def query(self, **more: Any) -> str:
-        """Return the query of a link: these filters with the changes `more`."""
         fields: dict[str, Any] = {"range": self.range}
         if self.range == "own":
             fields |= {"from": self.span.since, "to": self.span.until}
@@ -113,7 +109,7 @@ class DefectFilter:
 
 @dataclass(frozen=True, slots=True)
 class ImageFilter:
-    """More filters in the address of a list of images; an empty one matches all. The defect `-` is a missing code."""
+    """Filters of a list of images; an empty one matches all. The defect `-` is a missing code."""
 
     final: Verdict = ""
     component: ShortText = ""
@@ -266,7 +262,6 @@ class DefectTally:
 
     @property
     def final(self) -> dict[str, int]:
-        """Return the number of images by the verdict that counts."""
         others = {verdict: self.not_passed[verdict] for verdict in _VERDICTS[1:]}
         return {"pass": max(0, self.judged - sum(others.values())), **others}
 
@@ -314,7 +309,6 @@ class DefectSummary:
 def summarize(
     not_passed: Sequence[Any], by_board: Iterable[Any], by_component: Iterable[Any], by: Grouping
 ) -> DefectSummary:
-    """Return the tables made of the rows of the three counting questions."""
     total, boards = DefectTally("all"), 0
     tallies: dict[str, dict[str, DefectTally]] = {"day": {}, "lot": {}, "station": {}, "component": {}}
 
@@ -356,7 +350,6 @@ def pareto(rows: Iterable[Any], by: Grouping) -> list[FailCause]:
 
 
 def _day_charts(tallies: Sequence[DefectTally]) -> Pictures | None:
-    """Draw the fail rate of each of the last days up to the newest; None if there is only one to draw."""
     by_day = {tally.name: tally for tally in tallies}
     if len(by_day) < 2:
         return None
@@ -413,7 +406,6 @@ def not_passed_question(span: DefectSpan) -> Question:
 
 
 def by_board_question(span: DefectSpan) -> Question:
-    """Count all images by their boards' day, lot and station, including images not judged yet."""
     of_board = select(func.count()).where(inspections.c.board_id == boards.c.board_id).correlate(boards)
     counted = (
         select(_day_of(span).label("day"), boards.c.lot, boards.c.station, of_board.scalar_subquery().label("images"))
@@ -426,7 +418,6 @@ def by_board_question(span: DefectSpan) -> Question:
 
 
 def by_component_question(span: DefectSpan) -> Question:
-    """Count all images by component, including images not judged yet."""
     component = inspections.c.component
     return (
         select(component, func.count().label("images"))
@@ -438,7 +429,7 @@ def by_component_question(span: DefectSpan) -> Question:
 
 
 def images_question(span: DefectSpan, only: ImageFilter, before: int | None) -> Question:
-    """Select the images behind a number, the newest first, older than the image `before`."""
+    """Select the images behind a number, newest first, older than the image `before`."""
     query = _joined(
         select(
             *(inspections.c.inspection_id, inspections.c.board_id, boards.c.completed_at, boards.c.board_type),
@@ -453,7 +444,7 @@ def images_question(span: DefectSpan, only: ImageFilter, before: int | None) -> 
 
 
 def choices_questions() -> dict[str, Question]:
-    """Select the values of each filter over all closed boards: the index on them is read once."""
+    """Select each filter's values over all closed boards: the index on them is read once."""
     columns = {"type": boards.c.board_type, "lot": boards.c.lot, "station": boards.c.station}
     return {
         name: select(column, func.count())
@@ -514,5 +505,4 @@ def _conditions(span: DefectSpan, only: ImageFilter) -> list[ColumnElement[bool]
 
 
 def _equal(*filters: tuple[ColumnElement[Any], str], missing: str | None = None) -> list[ColumnElement[bool]]:
-    """Return the conditions of the filters that are set; the value `missing` matches NULL."""
     return [column.is_(None) if value == missing else column == value for column, value in filters if value]

@@ -1,7 +1,4 @@
-"""Drawings in numbers, which templates turn into SVG: bars, lines, the memory of a pool, the work of the executors.
-
-Text in a drawing does not wrap, so each is made in two widths. What is too small to see is merged or has no text.
-"""
+"""Drawings in numbers, which templates turn into SVG, in two widths: text in a drawing does not wrap."""
 
 import math
 import zlib
@@ -21,10 +18,7 @@ _LETTER, _MAX_BAR, _BAR_SHARE = 8.0, 64.0, 0.72
 
 @dataclass(frozen=True, slots=True)
 class BarValue:
-    """One bar to draw: `value` None is a gap. `tone` is a colour of the sheet, and `text` stands above the bar.
-
-    `mark` is a value to compare it with.
-    """
+    """One bar: `value` None is a gap, `text` stands above it, `mark` is a value to compare with."""
 
     name: str
     value: float | None
@@ -50,7 +44,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class BarChart:
-    """Bars from the line `base_y` up; `goal_y` is where a goal's line lies."""
+    """Bars from the line `base_y` up; a goal's line lies at `goal_y`."""
 
     width: int
     height: int
@@ -64,7 +58,7 @@ Pictures = Sequence[tuple[str, BarChart]]
 
 
 def bar_charts(values: Sequence[BarValue], *, wide: int = WIDE, most: float, goal: float | None = None) -> Pictures:
-    """Draw bars side by side on a scale from 0 to `most`; texts that would not fit are left out."""
+    """Draw bars on a scale from 0 to `most`; texts that would not fit are left out."""
     return [(look, _bar_chart(values, width, most, goal)) for look, width in (("wide", wide), ("narrow", NARROW))]
 
 
@@ -113,7 +107,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """`lines` are (series, points of an SVG polyline); `top` is the text of the highest value, at the y `top_y`."""
+    """`lines` are (series, points of an SVG polyline); `top` is the highest value as text, at the y `top_y`."""
 
     width: int
     base_y: int
@@ -124,7 +118,7 @@ class LineChart:
 
 
 def line_charts(series: Sequence[Series], seconds: float, most: float, top: str) -> Sequence[tuple[str, LineChart]]:
-    """Draw lines over the last `seconds` on a scale from 0 to `most`, which `top` says in words."""
+    """Draw the last `seconds` on a scale from 0 to `most`, which is labelled `top`."""
     return [
         (look, _line_chart(series, seconds, most, top, width))
         for look, width in (("wide", WIDE // 2), ("narrow", NARROW))
@@ -143,7 +137,7 @@ def _line_chart(series: Sequence[Series], seconds: float, most: float, top: str,
 
 
 def _ticks(width: int, seconds: float) -> tuple[tuple[float, str], ...]:
-    """Return where the axis of time is marked, and how long ago that was."""
+    """Return (x, seconds ago) of each mark of the time axis."""
     at = [(width * number / _TICKS, seconds * (1 - number / _TICKS)) for number in range(1, _TICKS)]
     return tuple((x, f"−{ago / 60:g} min" if seconds > 300 else f"−{ago:g} s") for x, ago in at)
 
@@ -217,7 +211,7 @@ def memory_map(pool: Mapping[str, Any], width: int) -> MemoryMap:
 
 
 def expert_state(expert: Mapping[str, Any]) -> str:
-    """Return an expert's state as text, for the table and for readers who cannot see colours."""
+    """Name an expert's state, for the table and for readers who cannot see colours."""
     return f"{_state(expert)}, pinned" if expert["is_pinned"] else _state(expert)
 
 
@@ -279,10 +273,7 @@ _TICKS = 5
 
 @dataclass(frozen=True, slots=True)
 class WorkBar:
-    """A batch or load, or several that lie close together: as high as the share of its time that was worked.
-
-    `kind` is its CSS class.
-    """
+    """Batches or loads that lie close together: as high as their share of time; `kind` is the CSS class."""
 
     x: float
     width: float
@@ -311,7 +302,7 @@ class WorkChart:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A time of work in pixels from the left; `experts` are the pixels that each worked, the first one the longest."""
+    """Work in pixels from the left; `experts` are the pixels that each worked, the longest first."""
 
     left: float
     right: float
@@ -322,7 +313,6 @@ class _Work:
 
 
 def work_chart(timeline: Mapping[str, Any], executors: Sequence[str], width: int) -> WorkChart:
-    """Draw control's `timeline`: a lane for each of `executors` and for each pool that experts were loaded into."""
     seconds = float(timeline["seconds"])
     scale = width / seconds
     batches, loads = timeline["batches"], timeline["loads"]

@@ -1,8 +1,4 @@
-"""The pages Experts and one expert: memory, rates, loads, and drift of confidences since training.
-
-These pages change nothing. Pinning and unloading affect the speed of the line, so people who have access to the
-daemon's control socket request them with `coserve pin` (docs/decisions.md).
-"""
+"""The pages Experts and one expert: memory, rates, loads, drift. They change nothing (docs/decisions.md)."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -107,10 +103,7 @@ _Show = Literal["all", "resident", "trouble", "pinned", "unused"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRow:
-    """One expert in the list: control's row of it, its numbers in the newest images, and its drift.
-
-    Rates are shares of its answers, None without answers. `failed` says why it cannot be loaded.
-    """
+    """Control's row, numbers in the newest images, drift. Rates are shares of its answers, None without answers."""
 
     expert: str
     architecture: str
@@ -139,7 +132,6 @@ class ExpertRow:
 
     @property
     def hit_rate(self) -> float | None:
-        """Return the share of its batches that needed no load."""
         return 1 - self.batches_after_load / self.batches if self.batches else None
 
     @property
@@ -241,7 +233,7 @@ def router(site: Site) -> APIRouter:
 
 
 def href(name: str) -> str:
-    """Return the address of one expert. A name with parts that a browser would resolve goes into the query."""
+    """Return an expert's address. A name with parts that a browser would resolve goes into the query."""
     parts = name.split("/")
     if any(part in ("", ".", "..") for part in parts):
         return "/experts/named?" + urlencode({"full": name})
@@ -249,7 +241,7 @@ def href(name: str) -> str:
 
 
 class ExpertOverview:
-    """All experts from the daemon, the catalog and the results. Answers are cached for all readers; any thread."""
+    """All experts from the daemon, the catalog and the results. Answers are cached. Any thread."""
 
     def __init__(self, site: Site) -> None:
         self._database = site.database
@@ -276,25 +268,21 @@ class ExpertOverview:
         return ExpertList(rows, 1 - after_load / batches if batches else None, [*failed, *problems])
 
     def catalog(self) -> tuple[Catalog, list[str]]:
-        """Return the catalog, empty if it cannot be read, and its mistakes and broken weights files in words."""
         return self._catalog.get()
 
     def training(self, name: str) -> Mapping[str, Sequence[int]] | None:
-        """Return an expert's confidences on images held out in training, None if they were not measured."""
         return self.catalog()[0].confidences.get(ExpertId(name))
 
     def confidences(self, expert: str | None) -> VersionHistograms:
         return by_version(self._database.rows(confidences_statement(expert), limit=_MAX_BINS))
 
     def newest_confidences(self, expert: str) -> Mapping[str, Sequence[int]]:
-        """Return the recent confidences of the version in force; without a catalog entry, of any version."""
         spec, histograms = self.catalog()[0].get(ExpertId(expert)), self.confidences(expert)
         if spec is not None:
             return histograms.get((expert, spec.version, spec.settings_digest), {})
         return next(iter(histograms.values()), {})
 
     def calls(self, expert: str | None) -> list[ExpertCalls]:
-        """Return the verdicts and reviews of each version in the newest images, of one expert or of all."""
         after = max(0, self._database.id_before_newest(_RECENT_IMAGES_FOR_CALLS))
         return [ExpertCalls(*row) for row in self._database.rows(calls_statement(expert, after), limit=_MAX_EXPERTS)]
 
@@ -303,11 +291,10 @@ class ExpertOverview:
         return bool(self._places.get())
 
     def drifted(self) -> list[str]:
-        """Return the names of the experts graded `drifted`, the worst first; none if they cannot be counted."""
+        """Return the experts graded `drifted`, the worst first; none if they cannot be counted."""
         return self._drifted.get()
 
     def unusable(self) -> list[str]:
-        """Describe what is wrong with the catalog and with experts that cannot judge."""
         failed = [f"{row['expert']} cannot be loaded: {row['failed']}" for row in self._places.get() if row["failed"]]
         return failed or self.catalog()[1]
 
@@ -328,7 +315,6 @@ def _read_catalog(config: Config) -> tuple[Catalog, list[str]]:
 
 
 def _recent_work(site: Site) -> dict[str, dict[str, Any]]:
-    """Return the fields of ExpertRow that the newest images and loads give, by expert."""
     database = site.database
     after = {"after": database.id_before_newest(_RECENT_IMAGES)}
     today = {"since": site.day_began(), "after": database.id_before_newest(_RECENT_IMAGES_FOR_CALLS)}
@@ -341,7 +327,6 @@ def _recent_work(site: Site) -> dict[str, dict[str, Any]]:
 
 
 def _without_daemon(catalog: Catalog, name: ExpertId) -> dict[str, Any]:
-    """Return a row like those of control's `experts`, with what the catalog alone knows."""
     spec = catalog[name]
     known = {"expert": name, "architecture": spec.architecture, "bytes": spec.weights_bytes}
     known |= {"version": spec.version, "settings": spec.settings_digest}
@@ -412,7 +397,6 @@ def _loads(site: Site) -> str:
 def _confidence_chart(
     recent: Mapping[str, Sequence[int]], training: Mapping[str, Sequence[int]] | None
 ) -> Pictures | None:
-    """Draw the share of answers in each bin of confidence, now and in training; None without answers."""
     if not (recent or training):
         return None
     now, before = _shares(recent), _shares(training or {})
@@ -426,7 +410,7 @@ def _confidence_chart(
 
 
 def _shares(histograms: Mapping[str, Sequence[int]]) -> list[float]:
-    """Return the share of each bin over all labels, so that few answers and many can be compared."""
+    """Return each bin's share over all labels, so that few answers and many can be compared."""
     counts = [sum(column) for column in zip([0] * BINS, *histograms.values(), strict=True)]
     return [count / max(1, sum(counts)) for count in counts]
 
@@ -468,7 +452,7 @@ def _expert_page(site: Site, overview: ExpertOverview, request: Request, name: s
 
 
 def _shadow(site: Site, expert: Expert | None, spec: ExpertSpec | None) -> dict[str, Any] | None:
-    """Return the comparison of a version in shadow, and the `problem` of its process; None without one."""
+    """Return the comparison of a version in shadow, and the `problem` of its process."""
     if expert is None or expert.shadow is None or spec is None:
         return None
     rows = ask_or([], lambda: site.status().get("shadows", []), "", [])
@@ -478,7 +462,6 @@ def _shadow(site: Site, expert: Expert | None, spec: ExpertSpec | None) -> dict[
 
 
 def _newest_answers(database: Database, expert: str) -> list[Row[Any]]:
-    """Return the newest answers whose picture was kept; if there are none, the newest of all."""
     values = {"expert": expert, "after": database.id_before_newest(_RECENT_IMAGES_FOR_CALLS)}
     with_picture = _ANSWERS.format(only="AND inspections.image_path IS NOT NULL")
     answers = database.rows(with_picture, values, limit=_MAX_ANSWERS)
@@ -486,7 +469,7 @@ def _newest_answers(database: Database, expert: str) -> list[Row[Any]]:
 
 
 def rules_in_force(site: Site, catalog: Catalog) -> Routes | None:
-    """Return the rules as the daemon reads them; None if they are unknown or no longer fit the catalog."""
+    """Return the rules as the daemon reads them; None if unknown or no longer compatible with the catalog."""
     try:
         rules = site.database.first(_RULES, version=str(site.status()["rules_version"]))
     except (ControlError, NoDatabase, TooMuchToCount):

@@ -1,8 +1,6 @@
 """The page Line: the last board's verdict, yield, the failures of now, and problems of the line itself.
 
-Alarms say what needs a person now and what to do about it. They are made from control's `status`, with what the web
-process knows added: experts that drift or cannot be loaded, disks, silence of the cameras. To add an alarm, write a
-function from the status to alarms and add it to ALARM_SOURCES.
+To add an alarm, write a function from control's `status` to alarms and add it to ALARM_SOURCES.
 """
 
 import time
@@ -35,7 +33,6 @@ from daemon.wire.control import ControlError
 _NEWEST_BOARDS = 30
 #: Open boards whose images are counted at each look; a line works at a few.
 _MAX_OPEN_COUNTED = 8
-#: Experts that an alarm names.
 _MAX_NAMES = 3
 #: A consumer that is further behind than this raises an alarm.
 _MAX_BEHIND = 1000
@@ -148,7 +145,6 @@ class _LinePage:
         )
 
     def boards(self) -> str:
-        """Render the newest boards; of open ones, with how many of their images are judged."""
         site = self._site
         try:
             boards = site.database.rows(_BOARDS, limit=_NEWEST_BOARDS)
@@ -160,7 +156,6 @@ class _LinePage:
         return site.render("_boards.html", rows=rows, judged=judged)
 
     def _watch(self) -> dict[str, Any]:
-        """Return facts for alarms that the status does not have."""
         site, config, unknown = self._site, self._site.config, list[str]()
         health: Mapping[str, Any] = ask_or({}, lambda: site.ask_daemon("health"), "health", unknown)
         return {
@@ -174,7 +169,6 @@ class _LinePage:
         }
 
     def _collected_components(self) -> int:
-        """Return how many component types the newest images show, of a line that has no experts yet."""
         after = self._site.database.id_before_newest(_COLLECTED_IMAGES)
         return 0 if self._experts.is_any_known() else self._site.database.number(_COLLECTED, after=after)
 
@@ -184,7 +178,7 @@ class _LinePage:
 
 @dataclass(frozen=True, slots=True)
 class LineAlarm:
-    """A `trouble` stops images or verdicts of the line; a `notice` does not."""
+    """A `trouble` stops images or verdicts; a `notice` does not."""
 
     level: Literal["trouble", "notice"]
     title: str
@@ -195,7 +189,6 @@ class LineAlarm:
 
 
 def alarms(status: Status | ControlError) -> list[LineAlarm]:
-    """Return all alarms: troubles first, then in the order of ALARM_SOURCES."""
     if isinstance(status, ControlError):
         return [LineAlarm("trouble", f"The daemon does not answer: {status.reason}", "systemctl status coserve")]
     raised = [alarm for source in ALARM_SOURCES for alarm in source(status)]
@@ -216,7 +209,6 @@ def _state_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _silence_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Yield an alarm if no image came for long although boards came steadily before."""
     if status.get("silent") and status.get("state") in ("ready", "degraded"):
         silent_s, usual_s = status["silent"]
         title = f"No image for {duration(silent_s)}: boards usually come within {duration(usual_s)} of each other."
@@ -237,7 +229,7 @@ def _rule_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _expert_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Yield experts whose weights are missing or damaged: their images are not judged."""
+    """Warn of missing or damaged weights: their images are not judged."""
     problems = status.get("unusable", ())
     if problems:
         more = f" (and {len(problems) - 1} more: see Experts)" if len(problems) > 1 else ""
@@ -245,7 +237,7 @@ def _expert_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _collecting_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Yield a notice of a line without experts, which keeps its images to train with."""
+    """Tell that a line without experts keeps its images to train with."""
     count = status.get("collecting", 0)
     if count:
         title = (
@@ -255,7 +247,7 @@ def _collecting_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _disk_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Yield disks that will soon be full; full ones make the line degraded."""
+    """Warn of disks that will soon be full; full ones make the line degraded."""
     tight = {space.disk: (name, space) for name, space in reversed(status.get("disks", {}).items())
              if space.free_bytes < _TIGHT * space.total_bytes}  # fmt: skip
     for name, space in tight.values():
@@ -264,7 +256,7 @@ def _disk_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _child_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Yield the line's child processes that do not run; the line goes on without them."""
+    """Warn of child processes that do not run; the line goes on without them."""
     for child in status.get("children", ()):
         if child.get("state") in ("waiting", "hung"):
             end = f" ({child['last_end']})" if child.get("last_end") else ""
@@ -290,7 +282,7 @@ def _consumer_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _drift_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Yield experts whose confidence has drifted from training: images are judged as before."""
+    """Warn of confidence that drifted from training: images are judged as before."""
     names = status.get("drifted", ())
     if names:
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""

@@ -1,7 +1,6 @@
 """The page Machine: executors and queues of the last minutes, temperature, disks, retention, versions, processes.
 
-The timeline comes from the daemon's memory (control's `timeline` and `waits`): exact to the millisecond, without a
-database query, and lost at a restart. Disks and files are examined by the web process itself.
+The timeline comes from the daemon's memory: exact to the millisecond, and lost at a restart.
 """
 
 import os
@@ -91,7 +90,7 @@ class DatabaseHoldings:
 
 @dataclass(frozen=True, slots=True)
 class FileSizes:
-    """Bytes on disk of each part of the line; None if they cannot be read."""
+    """Bytes of each part of the line; None if unreadable."""
 
     database_bytes: int | None
     wal_bytes: int | None
@@ -101,7 +100,7 @@ class FileSizes:
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """One disk, the parts of the line on it, and when it is full: `full_in_s` is None if it does not fill."""
+    """One disk, the parts of the line on it, and `full_in_s` at today's rate: None if it does not fill."""
 
     places: Sequence[str]
     free_bytes: int
@@ -141,7 +140,7 @@ def router(site: Site) -> APIRouter:
 
 
 class _Machine:
-    """The page's fragments. Costly answers are cached for all readers."""
+    """The page's fragments. Costly answers are cached."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -216,7 +215,7 @@ class _Machine:
 
 
 def _totals(work: Mapping[str, Any]) -> list[tuple[str, str, int, int]]:
-    """Return (executor or pool, expert, images, batches or loads), the most first: the picture in words."""
+    """Return (executor or pool, expert, images, batches or loads), the most first: the chart in words."""
     counts: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for row in work["batches"]:
         counts[row["executor"], row["expert"]][0] += row["images"]
@@ -228,10 +227,7 @@ def _totals(work: Mapping[str, Any]) -> list[tuple[str, str, int, int]]:
 
 
 def steps(samples: Sequence[Mapping[str, Any]], seconds: float, max_points: int) -> list[Mapping[str, Any]]:
-    """Return samples as points of a chart: a value holds until the next sample, the last one until now.
-
-    Of too many points, each few neighbours are replaced by the one with the most waiting.
-    """
+    """Return a step chart. Of too many points, the one with the most waiting stands for its neighbours."""
     points: list[Mapping[str, Any]] = []
     for sample in samples:
         ago_s = min(sample["ago_s"], seconds)
@@ -284,7 +280,6 @@ def _file_bytes(path: Path) -> int | None:
 
 
 def _folder_bytes(folder: Path) -> int | None:
-    """Return the bytes of a folder's files, one level deep."""
     total = 0
     try:
         with os.scandir(folder) as entries:
@@ -296,7 +291,6 @@ def _folder_bytes(folder: Path) -> int | None:
 
 
 def disk_uses(config: Config, files: FileSizes, held: DatabaseHoldings | None, now: datetime) -> list[DiskUse]:
-    """Return the disks of journal, images and database, each once, and when they are full at today's rate."""
     spaces = DiskSpace(places(config), config.retention.reserve).look()
     rates = growth(config, files, held, now)
     by_disk: defaultdict[int, list[str]] = defaultdict(list)
@@ -316,7 +310,7 @@ def disk_uses(config: Config, files: FileSizes, held: DatabaseHoldings | None, n
 
 
 def growth(config: Config, files: FileSizes, held: DatabaseHoldings | None, now: datetime) -> dict[str, float]:
-    """Return the growth of each place today in bytes a second. The journal does not grow: done segments are deleted."""
+    """Return bytes a second of each place today. The journal does not grow: done segments are deleted."""
     if held is None or held.since is None:
         return {}
     seconds = max(_MIN_GROWTH_S, (now - datetime.fromisoformat(held.since)).total_seconds())
@@ -329,7 +323,7 @@ def growth(config: Config, files: FileSizes, held: DatabaseHoldings | None, now:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration for a person, in the largest unit that fits twice."""
+    """Format a duration in the largest unit that fits twice."""
     if seconds is None:
         return "–"
     for unit, length_s in (("years", 365 * _DAY_S), ("days", _DAY_S), ("hours", 3600.0), ("minutes", 60.0)):

@@ -1,8 +1,7 @@
 """The page Review: images that wait for a person's decision, one at a time, decided by a key.
 
-The page holds the next few images ready and asks for more. A decision goes to the daemon, which checks that no other
-person decided meanwhile. Fragments are rendered here, so that every text of a publisher is escaped in one place. The
-images that wait are defined in `storage.database.reviews`.
+The page holds the next few images ready. The daemon checks that no other person decided meanwhile. Fragments are
+rendered here, so that every text of a publisher is escaped in one place.
 """
 
 import json
@@ -81,7 +80,7 @@ Question = Select[*tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ReviewFilter:
-    """The filters in the address, and the choice of the oldest or the newest board first."""
+    """The filters in the address, and the choice of oldest or newest board first."""
 
     type: ShortText = ""
     lot: ShortText = ""
@@ -129,7 +128,6 @@ class ReviewItem:
 
     @property
     def newest(self) -> int | None:
-        """Return the last row of `reviews` that the reviewer has seen."""
         return self.past[-1].review_id if self.past else None
 
     @property
@@ -212,7 +210,6 @@ def _add_decisions(routes: APIRouter, page: "_ReviewPage") -> None:
 
 
 def name_of(cookie: str) -> str:
-    """Return the reviewer's name, empty if the cookie holds no valid name."""
     try:
         name = unquote(cookie, errors="strict")
     except UnicodeDecodeError:
@@ -225,7 +222,7 @@ def _ids(text: str) -> list[int]:
 
 
 class _ReviewPage:
-    """The state that the routes share. Answers that change seldom are cached for half a minute."""
+    """State of the routes. Answers that change seldom are cached for half a minute."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -251,7 +248,6 @@ class _ReviewPage:
     def next_items(
         self, which: ReviewFilter, seat: str, held: list[int], skipped: list[int], count: int
     ) -> dict[str, Any]:
-        """Return the next images beside those the page holds, and how many wait in all."""
         query = waiting(which.waiting, newest_first=which.order == "newest")
         limit = count + len(held) + len(skipped) + min(len(self._offers), _MAX_ELSEWHERE)  # those may be ranked last
         ids = [row.inspection_id for row in self._database.rows(query.limit(limit), limit=limit)] if count else []
@@ -271,12 +267,11 @@ class _ReviewPage:
         return {"done": int(done.by_all), "done_by_you": int(done.by_one)}
 
     def last(self, reviewer: str) -> dict[str, Any]:
-        """Return the decision of today that this reviewer can undo after the page was reloaded."""
         row = self._database.first(_last_question(self._site.day_began(), reviewer))
         return {"id": row.inspection_id, "newest": row.review_id} if row is not None else {}
 
     def write(self, image: int, cookie: str, newest: str, **fields: Any) -> JSONResponse:
-        """Have the daemon write a decision, and return its row or the refusal for the page to show."""
+        """Have the daemon write a decision; return its row, or the refusal for the page to show."""
         reviewer = name_of(cookie)
         if not reviewer:
             return _refusal(401, "no_name", "give your name first: reload the page")
@@ -320,7 +315,6 @@ class _ReviewPage:
         )
 
     def _facets(self) -> dict[str, list[tuple[str, int]]]:
-        """Return the values of each filter, and how many images wait with each."""
         rows = self._database.rows(_some_waiting(), limit=_FACET_IMAGES)
         columns = {"type": "board_type", "lot": "lot", "component": "component", "verdict": "verdict"}
         facets = {name: _most_frequent(getattr(row, column) for row in rows) for name, column in columns.items()}
@@ -336,13 +330,13 @@ class _ReviewPage:
         return list(codes.items())[:_MAX_CODES]
 
     def _labels(self, inspection_id: int) -> list[str]:
-        """Return the labels that boxes may have: classes of the detectors that answered, else names of the codes."""
+        """Return labels for boxes: classes of the detectors that answered, else names of the codes."""
         classes = self._database.rows(_CLASSES, {"id": inspection_id}, limit=_MAX_ROWS)
         labels = dict.fromkeys(label for row in classes for label in json.loads(row.classes))
         return list(labels) or [name for _, name in self._cache.get("codes", self._codes)]
 
     def _good_part(self, image: Row[Any]) -> GoodPart | None:
-        """Return the most similar good part: best of the same place and board type, passed by a person, the newest."""
+        """Return the most similar good part: best of the same place and board type, passed by a person, newest."""
         parts = self._cache.get(f"good {image.component}", lambda: self._good_parts(image.component))
         ranked = sorted(
             (part for part in parts if part.inspection_id != image.inspection_id),
@@ -375,11 +369,7 @@ def _refusal(status: int, code: str, reason: str) -> JSONResponse:
 
 
 class ReviewOffers:
-    """The images shown on each open page, so that two reviewers seldom get the same image.
-
-    It lives in the memory of the web process only, and nothing depends on it: the database itself refuses the second
-    decision about an image. A seat is one open page; a page that is reloaded has another seat.
-    """
+    """The images on each open page (seat), so that two reviewers seldom get the same. Lost at a restart."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -391,11 +381,7 @@ class ReviewOffers:
     def choose(
         self, seat: str, waiting: Sequence[int], held: Collection[int], skipped: Sequence[int], count: int
     ) -> list[int]:
-        """Return `count` of `waiting` for `seat`, besides those it holds.
-
-        Images that no other page shows come first, then those that others show, then the `skipped` ones in their
-        order.
-        """
+        """Return more of `waiting`: images on no other page first, then others, then `skipped`."""
         now_s = time.monotonic()
         places = {image: place for place, image in enumerate(skipped)}
 
@@ -437,7 +423,6 @@ def image_question(inspection_id: int) -> Question:
 
 
 def _of_image(table: Any, inspection_id: int) -> Question:
-    """Select an image's reviews, the oldest first, its stages in order, or its boxes, the most confident first."""
     order = {
         reviews: (reviews.c.review_id,),
         stages: (stages.c.step,),
@@ -447,7 +432,7 @@ def _of_image(table: Any, inspection_id: int) -> Question:
 
 
 def good_part_questions(component: str) -> tuple[Question, Question]:
-    """Select kept pictures of good parts, the newest first: passed by people, and passed by the line."""
+    """Select kept pictures of good parts, newest first: passed by people, and passed by the line."""
     table, board = inspections.c, boards.c
     columns = (table.inspection_id, table.designator, table.image_path, board.board_type)
     is_shown = and_(table.component == component, table.image_path.is_not(None))
@@ -471,14 +456,13 @@ def good_part_questions(component: str) -> tuple[Question, Question]:
 
 
 def _codes_of_people() -> Question:
-    """Select the codes that people named, in the order of their first use: so a code keeps its number."""
+    """Select codes that people named, in the order of first use: so a code keeps its number."""
     table = reviews.c
     first = func.min(table.review_id)
     return select(table.defect, func.count()).where(table.defect.is_not(None)).group_by(table.defect).order_by(first)
 
 
 def _codes_of_line() -> Question:
-    """Select the codes of the newest fails whose pictures are kept."""
     table = inspections.c
     newest = (
         select(table.inspection_id, table.defect)
@@ -492,7 +476,6 @@ def _codes_of_line() -> Question:
 
 
 def done_question(since: str, reviewer: str) -> Question:
-    """Count the decisions that were not undone, of all reviewers and of one."""
     is_own = reviews.c.reviewer == reviewer
     return select(
         func.count().label("by_all"), func.coalesce(func.sum(case((is_own, 1), else_=0)), 0).label("by_one")
@@ -500,19 +483,17 @@ def done_question(since: str, reviewer: str) -> Question:
 
 
 def _last_question(since: str, reviewer: str) -> Question:
-    """Select a reviewer's decisions about images that were not undone, the newest first."""
     table = reviews.c
     is_own = (table.inspection_id.is_not(None), table.reviewer == reviewer, table.at >= since, stands())
     return select(table.inspection_id, table.review_id).where(*is_own).order_by(table.review_id.desc())
 
 
 def _some_waiting() -> Question:
-    """Select some waiting images in any order, for the filters: sorted, the database would read all of them."""
+    """Select some waiting images in any order, for the filters: sorting would read all of them."""
     return waiting().order_by(None).limit(_FACET_IMAGES)
 
 
 def experts_question() -> Question:
-    """Count those images by the experts that judged them, the most frequent first."""
     some = _some_waiting().subquery()
     expert = stages.c.expert
     query = select(expert, func.count()).join(some, some.c.inspection_id == stages.c.inspection_id)

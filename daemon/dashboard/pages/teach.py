@@ -1,7 +1,4 @@
-"""The page Teach of one expert: the pictures that people decided about, and the report of the last `coserve learn`.
-
-It starts nothing: training takes minutes of a processor, so it is started on the PC itself.
-"""
+"""The page Teach of one expert: pictures that people decided about, and the report of the last `coserve learn`."""
 
 import json
 from typing import Any, Literal

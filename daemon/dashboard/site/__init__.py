@@ -1,4 +1,1 @@
-"""The services around every page: access, live events, pictures, the database with its limits, the HTTP server.
-
-Pages import `site.Site` and the types here. Nothing here imports a page.
-"""
+"""Services of every page: access, live events, pictures, the database with its limits, the HTTP server."""

@@ -1,9 +1,8 @@
 """Access to the pages, checked before any route.
 
-On loopback without a token everybody on this PC has access, but only under a loopback name: a web site elsewhere that
-points its own name here (DNS rebinding) is refused. With a token, browsers log in once and carry a cookie that is
-signed with the token and does not contain it; programs send `Authorization: Bearer TOKEN`. Requests that change
-something are refused if another site's page sends them.
+On loopback without a token everybody on this PC has access, but only under a loopback name (DNS rebinding). With a
+token, browsers log in once and carry a cookie signed with it; programs send `Authorization: Bearer TOKEN`. Requests
+that change something are refused if another site's page sends them.
 """
 
 import asyncio
@@ -50,14 +49,14 @@ _HEADERS = {
 
 
 class Keyring:
-    """The token in force (None on loopback without one) and the cookies that are signed with it.
+    """The token in force (None on loopback without one) and the cookies signed with it.
 
-    A cookie is `SESSION.SIGNATURE`, its session `UNTIL.NUMBER`. Sessions that were logged out are kept in a file, so
-    that a restart does not bring them back.
+    A cookie is `SESSION.SIGNATURE`, its session `UNTIL.NUMBER`. Logged-out sessions are kept in a file, so that a
+    restart does not bring them back.
     """
 
     def __init__(self, token_file: Path | None, ended_file: Path) -> None:
-        """Read the token and the sessions; TokenError if one of the files cannot be used."""
+        """Read token and sessions; TokenError if one of the files cannot be used."""
         self._file = token_file
         self._ended_file = ended_file
         self._ended: set[str] = set()
@@ -87,7 +86,7 @@ class Keyring:
 
     @property
     def cookie_name(self) -> str:
-        """Return this token's cookie name: two lines on one PC differ in their ports only, which cookies ignore."""
+        """Named by token: two lines on one PC differ only in their ports, which cookies ignore."""
         return f"coserve_{self._token.sign('name of the cookie')[:8]}" if self._token else "coserve"
 
     def set_cookie(self, response: Response, *, secure: bool) -> None:
@@ -109,7 +108,6 @@ class Keyring:
                 self._log.error("logout_not_kept", file=str(self._ended_file), error=error.strerror)
 
     def session_of(self, header: str) -> str | None:
-        """Return the session of a `Cookie` header; None if it is not ours, too old or logged out."""
         session, _, signature = cookie_parser(header).get(self.cookie_name, "").rpartition(".")
         is_ours = hmac.compare_digest(signature.encode("utf-8", "replace"), self._sign(session).encode())
         is_ours &= not self.is_open
@@ -117,7 +115,7 @@ class Keyring:
         return session if is_valid else None
 
     async def admits(self, authorization: str, state: dict[str, Any]) -> bool:
-        """Return True for the token. A wrong one waits, and while many do, the right one too: its speed tells nothing.
+        """Return True for the token. While many wrong ones wait, the right one does too: timing tells nothing.
 
         `state` is the request's: one with a wrong token is cut first where connections run out (server.py).
         """
@@ -189,7 +187,7 @@ class AccessGuard:
         return None
 
     def _is_same_origin(self, headers: Headers) -> bool:
-        """Return True if the browser says that our own page sent this, or if the request carries the token itself."""
+        """Return True if the browser says that our own page sent this, or if the request carries the token."""
         if "authorization" in headers:
             return not self._keyring.is_open
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
@@ -201,7 +199,6 @@ class AccessGuard:
 
 
 def _ask_for_token(scope: Scope, headers: Headers) -> Response:
-    """Send a browser that opens a page to the login; tell programs what is missing."""
     if "authorization" not in headers and "text/html" in headers.get("accept", ""):
         query = scope["query_string"].decode("latin-1")
         target = f"{scope['path']}?{query}" if query else scope["path"]

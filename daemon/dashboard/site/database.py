@@ -1,4 +1,4 @@
-"""The results database as pages ask it, read-only and limited in rows and time, and answers that are cached.
+"""The results database for pages: read-only, limited in rows and time, with cached answers.
 
 Every question is a short transaction of its own, so that none holds up the truncation of the database's log.
 """
@@ -23,7 +23,7 @@ _STREAMED = {"stream_results": True}
 
 
 class TooMuchToCount(Exception):  # noqa: N818 - the title of the page that reports it
-    """The question took too long and was stopped. The text says how to ask for less."""
+    """The question timed out. The text says how to ask for less."""
 
     def __init__(self, text: str = "the database took too long: ask for a shorter time or fewer rows") -> None:
         super().__init__(text)
@@ -34,10 +34,8 @@ class NoDatabase(Exception):  # noqa: N818
 
 
 class Database:
-    """Questions to the results database, from any thread."""
-
     def __init__(self, url: str, open_engine: Callable[[str], Engine] = open_for_reading) -> None:
-        """`url` is opened by the first question: without a database, probes of the daemon are answered."""
+        """The first question opens `url`: without a database, probes of the daemon are answered."""
         self._url, self._open_engine = url, open_engine
 
     @cached_property
@@ -55,11 +53,7 @@ class Database:
         limit: int,
         timeout_s: float = _MAX_QUESTION_S,
     ) -> list[Row[Any]]:
-        """Return at most `limit` rows. A page asks for one more than it shows, to know if there are more.
-
-        `parameters` are bound, never put into the text. TooMuchToCount after `timeout_s`; NoDatabase if the database
-        cannot be read.
-        """
+        """Return at most `limit` rows; `parameters` are bound. TooMuchToCount after `timeout_s`; NoDatabase."""
         question = text(statement) if isinstance(statement, str) else statement
         try:
             with (
@@ -77,12 +71,11 @@ class Database:
         return next(iter(self.rows(statement, parameters, limit=1)), None)
 
     def number(self, statement: str | Executable, **parameters: Any) -> int:
-        """Return the number in the first column of the first row, 0 for NULL."""
+        """Return the first column of the first row, 0 for NULL."""
         row = self.first(statement, **parameters)
         return int(row[0] or 0) if row is not None else 0
 
     def id_before_newest(self, images: int) -> int:
-        """Return the inspection_id after which the newest `images` images begin."""
         return self.number("SELECT max(inspection_id) FROM inspections") - images
 
     def close(self) -> None:
@@ -100,10 +93,7 @@ def ask_or(default: T, ask: Callable[[], T], topic: str, problems: list[str]) ->
 
 
 class CachedAnswer(Generic[T]):
-    """An answer kept for `seconds`, for any thread. Callers that come while it is made wait for it.
-
-    A failure is kept as long as an answer.
-    """
+    """An answer, or a failure, kept for `seconds`. Callers that come while it is made wait for it. Any thread."""
 
     def __init__(self, seconds: float, make: Callable[[], T]) -> None:
         self._seconds = seconds
@@ -113,7 +103,6 @@ class CachedAnswer(Generic[T]):
         self._result: tuple[T] | Exception = KeyError()
 
     def get(self) -> T:
-        """Return what `make` returned, or raise what it raised, at most `seconds` ago."""
         with self._lock:
             if time.monotonic() >= self._until_s:
                 try:
@@ -128,7 +117,7 @@ class CachedAnswer(Generic[T]):
 
 
 class CachedAnswers:
-    """Cached answers by key, the `max_answers` used last. A failure reaches those who wait for it, and is dropped."""
+    """Cached answers by key, the `max_answers` used last. A failure reaches those who wait, and is dropped."""
 
     def __init__(self, seconds: float, max_answers: int) -> None:
         self._seconds = seconds
@@ -137,7 +126,6 @@ class CachedAnswers:
         self._answers: dict[Hashable, CachedAnswer[Any]] = {}
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what `make` returned for `key` at most `seconds` ago."""
         with self._lock:
             answer = self._answers.pop(key, None) or CachedAnswer(self._seconds, make)
             self._answers[key] = answer

@@ -1,8 +1,7 @@
 """Server-sent events for open pages: one poller for all listeners, and no polling while there are none.
 
-A topic is a text that can be made at any time, a rendered fragment or JSON. Listeners get the whole text whenever it
-has changed, so nothing is queued: a slow listener misses texts in between, never the newest. A listener that
-reconnects sends `Last-Event-ID` and gets the topics that have changed since.
+Listeners get a topic's whole text whenever it has changed, so nothing is queued: a slow listener misses texts in
+between, never the newest.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ class LiveTopics:
         self._limiter: anyio.CapacityLimiter | None = None
 
     def add(self, name: str, make: Callable[[], str], every_s: float = _POLL_S) -> None:
-        """Add a topic. `make` returns its whole text; a thread calls it every `every_s` while there are listeners."""
+        """A thread calls `make` for the whole text every `every_s` while there are listeners."""
         self._topics[name] = _Topic(make, every_s)
 
     @property
@@ -58,7 +57,6 @@ class LiveTopics:
         return list(self._topics)
 
     def stream(self, names: Iterable[str], last_event_id: str = "") -> "EventStream":
-        """Return the event stream of the topics `names`; TooManyListeners, or KeyError for an unknown topic."""
         topics = {name: self._topics[name] for name in dict.fromkeys(names)}
         if len(self._listeners) >= MAX_LISTENERS:
             raise TooManyListeners
@@ -81,7 +79,6 @@ class LiveTopics:
             await asyncio.sleep(_POLL_S / 2)
 
     def close(self) -> None:
-        """End every stream, so that the server can stop."""
         for listener in list(self._listeners):
             listener.close()
 
@@ -131,7 +128,6 @@ class _Listener:
         self.news.set()
 
     def changed(self) -> list[tuple[str, int, str]]:
-        """Return (topic, version, text) of the topics that this listener has not seen yet, oldest first."""
         self.news.clear()
         changes: list[tuple[str, int, str]] = []
         for name, topic in self.topics.items():

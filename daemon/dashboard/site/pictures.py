@@ -1,7 +1,6 @@
 """Pictures of the images that were kept, requested by inspection and never by file name.
 
-The path comes from the database and is still not trusted: every part of it is opened below the images folder without
-following a link, so that neither a manipulated row nor a link in the folder leads anywhere else.
+The database's path is not trusted: each part is opened below the images folder without following a link.
 """
 
 import io
@@ -55,7 +54,7 @@ class PictureSize:
 
 @dataclass(frozen=True, slots=True)
 class ServedPicture:
-    """An open picture ready to be sent; `chunks` yields its bytes once and closes it."""
+    """A picture to send; `chunks` yields its bytes once and closes it."""
 
     file: BinaryIO
     length_bytes: int
@@ -78,22 +77,17 @@ class StoredPicture:
     _version: str
 
     def etag(self, width: int = 0) -> str:
-        """Return a tag that differs for each file, each change of it and each width."""
         return f'"{self._version}-{width}"' if width else f'"{self._version}"'
 
     @property
     def is_converted(self) -> bool:
-        """Return True if it is unpacked even when it is shown whole."""
         return self.suffix in _CONVERTED
 
     def close(self) -> None:
         self.file.close()
 
     def served(self, width: int = 0) -> ServedPicture:
-        """Return the picture, reduced to `width` pixels if it is wider; NoPicture if browsers cannot show it.
-
-        A picture that cannot be reduced (damaged, or too large to be unpacked here) is sent whole.
-        """
+        """Reduce to `width` pixels; send whole what cannot be decoded here. NoPicture if browsers cannot show it."""
         reduced = _reduced(self.file, width) if width else None
         if reduced is not None:
             self.close()
@@ -161,7 +155,7 @@ class PictureFolder:
 
 
 def _reduced(file: BinaryIO, width: int) -> bytes | None:
-    """Return a JPEG of that width, None if the picture is not wider or cannot be unpacked here."""
+    """Return a JPEG of that width, None if the picture is not wider or cannot be decoded here."""
     try:
         with Image.open(file, formats=_FORMATS) as image:
             stored = _stored_size(image)
@@ -184,7 +178,7 @@ def _turn_back(image: Image.Image) -> Image.Transpose | None:
 
 
 def _stored_size(image: Image.Image) -> PictureSize:
-    """Return the size of an image whose pixels are not read yet: Pillow states a TIFF's as turned."""
+    """Return the size before the pixels are read: Pillow states a TIFF's as turned."""
     width, height = image.size
     return PictureSize(height, width) if _turn_back(image) in _SIDEWAYS else PictureSize(width, height)
 
@@ -195,7 +189,7 @@ def _as_stored(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Return the image in grey or RGB, as experts see it: without alpha, 16 bits cut to their high byte."""
+    """Return grey or RGB as experts see it: without alpha, 16 bits cut to their high byte."""
     if image.mode.startswith("I"):
         return image.point(lambda value: value / 256).convert("L")
     return image.convert("L" if image.mode in ("1", "L") else "RGB")

@@ -38,7 +38,7 @@ _MAX_PAGE_S = 60.0
 
 
 class _HttpConnection(H11Protocol):
-    """One client's connection, with the times by which `PageServer` finds the late ones."""
+    """One client's connection, with the times by which `PageServer` finds late ones."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -59,12 +59,12 @@ class _HttpConnection(H11Protocol):
 
     @property
     def waits_for_client(self) -> bool:
-        """Return True while it waits for a request, the rest of a body, the reading of an answer, or after a guess."""
+        """True while it waits for a request, the rest of a body, the reading of an answer, or after a wrong token."""
         is_guess = self.scope is not None and self.scope.get("state", {}).get("is_guess", False)
         return self._unread_s is not None or not self._is_answering or self.cycle.more_body or is_guess
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse a page where only the connections kept for probes are left, or many scrapes."""
+        """Answer a request, or refuse a page if only connections kept for probes are left, or too many scrapes."""
         others = _connections(self.server_state)
         answering = [other.scope["path"] for other in others if other.scope and not other.waits_for_client]
         app = self._pages
@@ -95,7 +95,6 @@ class _HttpConnection(H11Protocol):
         super().resume_writing()
 
     def is_late(self, now_s: float, request_s: float) -> bool:
-        """Return True if its request, its reading or its closing takes too long."""
         if self.transport.is_closing():
             self._closing_s = self._closing_s or now_s
             return now_s - self._closing_s > _CLOSING_S
@@ -106,10 +105,7 @@ class _HttpConnection(H11Protocol):
 
 
 class PageServer(uvicorn.Server):
-    """Serves one listening socket until SIGTERM. A client has `request_s` to send a request, its body included.
-
-    An application that has admitted a client may set `heard_s` in the request's `state` to restart that time.
-    """
+    """Cuts off clients that need over `request_s` for a request; `heard_s` in its `state` restarts that time."""
 
     def __init__(self, app: ASGIApp, live: LiveTopics, request_s: float = _REQUEST_S) -> None:
         super().__init__(
@@ -154,7 +150,7 @@ def _connections(state: ServerState) -> list[_HttpConnection]:
 
 
 class PageThreads:
-    """The threads behind `limiter`, watched from the event loop: deadlocked threads would answer no page any more."""
+    """The threads behind `limiter`, watched from the event loop: deadlocked ones would answer no page."""
 
     def __init__(self, limiter: anyio.CapacityLimiter, clock: Callable[[], float] = time.monotonic) -> None:
         self._limiter = limiter
@@ -163,7 +159,6 @@ class PageThreads:
         self._since_s = clock()
 
     def are_progressing(self) -> bool:
-        """Return True if a thread is free, or one of them has finished something within the last minute."""
         threads = self._limiter.statistics()
         busy = frozenset(threads.borrowers) if threads.borrowed_tokens >= threads.total_tokens else frozenset()
         if not busy or busy != self._busy:

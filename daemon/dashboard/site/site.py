@@ -1,8 +1,6 @@
 """The services that every page gets: configuration, the daemon, the database, live topics, pictures, templates.
 
-A page is a module with `router(site) -> APIRouter`, listed in app.py. Its routes are plain functions (`def`, not
-`async def`): they run in a few threads, so that a question to the database delays no events. To show a page:
-`site.page(request, "line.html", boards=…)`.
+Routes are plain functions (`def`, not `async def`): a question to the database delays no events.
 """
 
 import time
@@ -47,7 +45,7 @@ NAVIGATION = (
 
 @dataclass(frozen=True, slots=True)
 class PageShell:
-    """The services that a line's and a plant's pages share, for any thread: a frame, live parts, the plant's clock."""
+    """Services that a line's and a plant's pages share, for any thread: frame, live parts, the plant's clock."""
 
     live: LiveTopics
     plant: PlantTime
@@ -66,15 +64,12 @@ class PageShell:
         return self.templates.get_template(template).render(**context)
 
     def page(self, request: Request, template: str, *, status_code: int = 200, **context: Any) -> HTMLResponse:
-        """Return a whole page. `template` extends base.html and escapes everything in `context`."""
         frame = {"path": request.url.path, "navigation": self.navigation, "has_token": self.has_token}
         return HTMLResponse(self.render(template, **frame, **context), status_code)
 
 
 @dataclass(frozen=True, slots=True)
 class Site(PageShell):
-    """The services of one line's pages, for any thread."""
-
     config: Config
     database: Database
     pictures: PictureFolder
@@ -82,7 +77,7 @@ class Site(PageShell):
     _status: CachedAnswer[Mapping[str, Any]]
 
     def ask_daemon(self, kind: str, /, *, timeout_s: float = _CONTROL_TIMEOUT_S, **fields: Any) -> dict[str, Any]:
-        """Return control's answer to `kind`; ControlError with `code` and `reason` if there is none."""
+        """Return control's answer; ControlError with `code` and `reason` if there is none."""
         return ask(self.config.endpoints.control, kind, timeout_s=timeout_s, **fields)
 
     def status(self) -> Mapping[str, Any]:
@@ -112,7 +107,6 @@ def make_site(config: Config) -> Site:
 def page_templates(
     timezone: str | None, clock: PlantTime, defect: Callable[[Any], str], *folders: Path
 ) -> jinja2.Environment:
-    """Return the templates of every page and those of `folders`; `defect` gives a code its name."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([Path(__file__).parents[1] / "templates", *folders]),
         autoescape=True,
@@ -136,10 +130,7 @@ def page_templates(
 
 
 def _moment(plant: PlantTime, value: str | datetime | None, style: str = "full") -> Markup:
-    """Return a time as `<time>`: UTC text, or with its zone. app.js shows it in the plant's zone, or in the reader's.
-
-    `style` is `full`, `time` or `date`. Without scripts, and in the title, it is in the plant's zone in full.
-    """
+    """Format a time as `<time>`, `full`, `time` or `date`. app.js shows it in the plant's zone, or the reader's."""
     if not value:
         return Markup("–")
     value = utc_text(value.timestamp()) if isinstance(value, datetime) else value
@@ -155,12 +146,10 @@ def _percent(share: float | None, digits: int = 1) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Return a number with thin spaces between thousands."""
     return "–" if value is None else f"{value:,}".replace(",", "\u202f")
 
 
 def _reason(reason: str | None) -> str:
-    """Return why an image is unknown in few words, empty without a reason; stored_rules.py has whole sentences."""
     return "no expert yet" if reason == "no_expert" else (reason or "").replace("_", " ")
 
 

@@ -28,31 +28,27 @@ _NOT_JUDGED = {
 
 
 class StoredRules:
-    """Reads the stored rules, from any thread; answers are cached."""
+    """The stored rules, cached, for any thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._cache = CachedAnswers(_CACHE_S, _MAX_CACHED)
 
     def defects(self) -> Mapping[str, str]:
-        """Return the rules' label of each defect code, in the order of the rules, the newest rules first."""
+        """Return labels by defect code, in the order of the rules, newest rules first."""
         return self._cache.get("defects", self._defects)
 
     def defect(self, code: Any) -> str:
-        """Return a defect's name and code, `bridge (D207)`; the code alone where the rules give it no name."""
+        """Name a defect: `bridge (D207)`; its code alone where the rules give no name."""
         return defect_in_words(str(code), self.defects()) if code else ""
 
     def code(self, typed: str) -> str:
-        """Return the code of a defect that a person named by label or code; another text as it is."""
         return defect_code(typed, self.defects()) or typed
 
     def reason(
         self, board_type: str, image: Any, answers: Sequence[Any], boxes: Sequence[Any], size: tuple[int, int] | None
     ) -> str:
-        """Return the deciding step and its limit in a sentence; the verdict alone if the rules are not stored.
-
-        `image` has verdict, reason, defect, component and rules_version; the others are its rows.
-        """
+        """Explain the deciding step of `image` and its limit; the verdict alone without stored rules."""
         beginning = _BEGINNINGS.get(image.verdict, "")
         if image.reason:
             return f"{beginning}: {_NOT_JUDGED.get(image.reason, image.reason)}"

@@ -37,10 +37,7 @@ def web_app(
     heart: int | None = None,
     unaffected: str = "the line itself goes on",
 ) -> FastAPI:
-    """Return the application with the pages of `routers`, without AccessGuard around it. It calls `close` when it ends.
-
-    It writes its heartbeat to `heart`. `unaffected` tells readers of an error page what does not suffer from it.
-    """
+    """Return the application without AccessGuard. `unaffected` tells readers of an error page what goes on."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -114,8 +111,6 @@ def _add_events(app: FastAPI, shell: PageShell) -> None:
 
 
 def _add_error_pages(app: FastAPI, shell: PageShell, unaffected: str) -> None:
-    """Show errors on a page of their own, in words; a program gets one line."""
-
     def show(request: Request, status: int, title: str, remedy: str) -> Response:
         if "text/html" not in request.headers.get("accept", ""):
             return PlainTextResponse(f"{title}: {remedy}\n", status)

@@ -1,4 +1,1 @@
-"""The plant's pages: lines side by side, the worst defects, one serial's history, events, in the dashboard's frame.
-
-`daemon.plant` imports `app.plant_pages`. Nothing here writes: the pages read the hub's database and ask no line.
-"""
+"""The plant's pages in the dashboard's frame. They read the hub's database, write nothing and ask no line."""

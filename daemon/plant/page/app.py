@@ -33,20 +33,18 @@ _LISTED_DEFECTS = 200
 
 @dataclass(frozen=True, slots=True)
 class PlantSite(PageShell):
-    """The services of the plant's pages, for any thread."""
-
     database: Database
     hub: Hub
 
     def since(self, days: int) -> str:
-        """Return when the last `days` days of the plant began, today included, as UTC text."""
+        """Return when the plant's last `days` days began, today included, as UTC text."""
         return self.plant.days(self.today() - timedelta(days=days - 1)).since
 
 
 def plant_pages(hub: Hub, folder: Path) -> tuple[AccessGuard, LiveTopics]:
-    """Return the pages behind their guard, and their live parts; the database need not answer yet.
+    """Return the guarded pages and their live parts; the database need not answer yet.
 
-    Sessions that were logged out are kept in `folder`. TokenError if a file cannot be used.
+    Logged-out sessions are kept in `folder`. TokenError if a file cannot be used.
     """
     timezone, clock = hub.settings.plant.timezone, hub.settings.plant.clock()
     keyring = Keyring(hub.settings.http_token, folder / "logged_out")

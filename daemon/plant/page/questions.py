@@ -100,7 +100,6 @@ class LineState:
 def lines_now(
     database: Database, day: str, week: str, silent_after_s: float, now_s: float
 ) -> list[tuple[Row[Any], LineState]]:
-    """Return all lines, those that are silent first; `day` and `week` are the UTC texts from which is counted."""
     rows = database.rows(_LINES, {"day": day, "week": week}, limit=MAX_LINES)
     lines = [(row, line_state(row.last_seen, row.last_at, row.ends, silent_after_s, now_s)) for row in rows]
     return sorted(lines, key=lambda line: ("fail", "review", "pass").index(line[1].look))
@@ -109,7 +108,6 @@ def lines_now(
 def line_state(
     last_seen: datetime | None, last_at: datetime | None, ends: Sequence[float], silent_after_s: float, now_s: float
 ) -> LineState:
-    """Return the state of a line whose last boards closed at `ends`, in s."""
     if last_seen is None:
         return LineState("never connected", "fail", "Look at coserve status on the line: its consumer says why.")
     away_s = now_s - last_seen.timestamp()
@@ -139,7 +137,6 @@ def _boards(database: Database, condition: str, order: str = "DESC", line: str =
 
 
 def board_attempts(database: Database, board_type: str, serial: str) -> list[tuple[Row[Any], list[Any], list[Any]]]:
-    """Return each attempt at one board on any line, oldest first, with its findings and the decisions of people."""
     condition = f"{_HAS_SERIAL} AND board_type = :board_type"
     boards = _boards(database, condition, "ASC", serial=serial, board_type=board_type)[:_MAX_ATTEMPTS]
 

@@ -31,7 +31,7 @@ class Pace:
         self._image_s[pool] = before + _NEWEST * (each_s - before)
 
     def images_per_s(self) -> float:
-        """Return the rate of all pools together, if all were busy; 0 before the first batch has ended."""
+        """Rate of all pools if busy; 0 before the first batch has ended."""
         return sum(self._executors[pool] / each_s for pool, each_s in self._image_s.items() if each_s > 0.0)
 
 
@@ -53,7 +53,7 @@ class Balance:
         self.takeover = TAKEOVER_BATCHES * max((facts.max_batch for facts in cpus), default=0)
 
     def disk_binds(self) -> bool:
-        """Return True if reading missing experts takes longer than the queued work: then memory must be freed early."""
+        """True if reading missing experts takes longer than the queued work: then memory must be freed early."""
         images_per_s = self._pace.images_per_s()
         return images_per_s > 0.0 and self._groups.absent.read_s * images_per_s > self._groups.queued
 

@@ -36,17 +36,16 @@ class Deadlines:
             self.refresh(request.expert)
 
     def refresh(self, expert: ExpertId) -> None:
-        """Rank `expert` anew: its requests or the least time they need have changed."""
+        """Rank `expert` anew: its requests or their least time have changed."""
         latest_s = self.latest_start_s(expert)
         self._latest_start.place(expert, None if latest_s is None else (latest_s, expert))
 
     def latest_start_s(self, expert: ExpertId) -> float | None:
-        """Return when the first request of `expert` must start to be in time; None without deadlines."""
+        """Return when the first request must start to be in time; None without deadlines."""
         head = self._head(expert)
         return None if head is None or head.deadline_s is None else head.deadline_s - self._least_s(expert)
 
     def nearest(self, expert: ExpertId, before_s: float, limit: int) -> list[Request]:
-        """Return up to `limit` requests of `expert` that must start by `before_s`, the nearest deadline first."""
         latest_s = self.latest_start_s(expert)
         if latest_s is None or latest_s > before_s:
             return []
@@ -60,7 +59,6 @@ class Deadlines:
         return near
 
     def due(self, now: float) -> tuple[Request, ...]:
-        """Return the requests that can no longer meet their deadline, earliest first, and drop them here."""
         late: list[Request] = []
         while (first := self._latest_start.first()) is not None and first[1][0] <= now:  # type: ignore[operator]
             expert = first[0]

@@ -1,7 +1,4 @@
-"""One demand table, late binding: a free executor pulls, the loader runs ahead (`coserve-plus`).
-
-See docs/how-it-schedules.md.
-"""
+"""One demand table, late binding: a free executor pulls, the loader runs ahead (docs/how-it-schedules.md)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -132,7 +129,6 @@ class DemandTable:
         return {group.expert: len(group.requests) for group in self._groups if group.requests}
 
     def next_turn_s(self, now: float) -> float | None:
-        """Return when the next group that waits for memory becomes due, or the next deadline is near."""
         latest_s = self._deadlines.next_s()
         turn_s = None if latest_s is None or latest_s - self._margin_s <= now else latest_s - self._margin_s
         for waiting in (self._groups.absent, self._groups.staged):
@@ -148,7 +144,6 @@ class DemandTable:
         self._groups.check()
 
     def _lacks_work(self, pool: PoolId) -> bool:
-        """Return True if `pool` has fewer groups to compute than executors."""
         return len(self._groups.shelves[pool].ready) < self._executor_counts[pool]
 
     def _changes(self, shelf: Shelf) -> int:
@@ -159,9 +154,8 @@ class DemandTable:
     def _choose(self, pool: PoolId) -> Group | None:
         """Return the group that has waited longest, where a full batch counts as much as `FULL_BATCH_S` of waiting.
 
-        If the disk is the bottleneck and no expert can be loaded, return the group that is finished soonest: its
-        memory is needed. Beside a GPU the CPU prefers small batches: a full one gains the GPU more than it gains the
-        CPU.
+        If the disk is the bottleneck and no expert can be loaded, return the group that is finished soonest: its memory
+        is needed. Beside a GPU the CPU prefers small batches: a full one gains the GPU more than it gains the CPU.
         """
         shelf, draining = self._groups.shelves[pool], self._residency.draining[pool]
         makes_room = self._makes_room and self._blocked[pool] and self._balance.disk_binds()

@@ -1,7 +1,6 @@
 """Groups: the queued requests of each expert, and the pools that hold it (`coserve-plus`).
 
-An arrival changes one group and a few sums; decisions look through the groups that they may choose, since arrivals
-are many more than loads and batches.
+Arrivals outnumber loads and batches, so an arrival changes one group and a few sums; decisions do the searching.
 """
 
 from collections import OrderedDict
@@ -26,7 +25,6 @@ class Group:
     since_s: float = 0.0
     #: The oldest request at that time. It orders groups that wait equally long, also after it has left.
     since_id: int = 0
-    #: The pools that hold the expert.
     homes: "tuple[tuple[Shelf, Home], ...]" = ()
     on_gpu: bool = False
     on_cpu: bool = False
@@ -38,7 +36,6 @@ class Group:
     copyable: bool = False
     #: The PCs that have read the expert (`Residency.readers`).
     readers: dict[str, None] = field(default_factory=dict[str, None])
-    #: Seconds of a load from disk.
     read_s: float = 0.0
 
     @property
@@ -50,7 +47,6 @@ class Group:
         return not self.readers or host in self.readers
 
     def age(self) -> tuple[float, int]:
-        """Rank by waiting, the longest first."""
         return self.since_s, self.since_id
 
 
@@ -206,7 +202,6 @@ class Groups:
             self.cpu_queued += count
 
     def _filled(self, group: Group) -> None:
-        """Note that `group` has requests, and had none before."""
         if not group.promised:
             self._want(group, wanted=True)
         self.expected.pop(group.expert, None)
@@ -221,7 +216,6 @@ class Groups:
             self.staged.add(group, is_newest=True)
 
     def _left(self, group: Group) -> None:
-        """Note that requests have left `group`."""
         if group.requests:
             return
         for shelf, _ in group.homes:
@@ -255,7 +249,7 @@ class Groups:
             self._place(group)
 
     def settle(self) -> None:
-        """Look again at the residents of the RAM tier where budgets, pins or refusals have changed."""
+        """Place residents of the RAM tier anew where budgets, pins or refusals have changed."""
         if self._room_changes != self._residency.room_changes:
             self._room_changes = self._residency.room_changes
             for pool, shelf in self.shelves.items():
@@ -263,7 +257,7 @@ class Groups:
                     self.moved(expert)
 
     def rebuild(self) -> None:
-        """Compute everything again that is derived from the facts: they have changed."""
+        """Recompute everything derived from the facts: they have changed."""
         self.absent, self.staged, self.expected = Waiting(), Waiting(), {}
         for shelf in self.shelves.values():
             shelf.residents.clear()
@@ -352,7 +346,6 @@ class Groups:
     # Choices
 
     def waiting(self, *, staged: bool) -> Iterator[Group]:
-        """Yield the groups that wait for memory, or only those in the RAM tier, the oldest first."""
         if staged or not self.absent:
             return iter(self.staged)
         return iter(self.absent) if not self.staged else iter(sorted([*self.absent, *self.staged], key=Group.age))
@@ -364,12 +357,10 @@ class Groups:
         return (shelf for shelf in self.shelves.values() if shelf.host == host)
 
     def most_staged(self, count: int, host: str) -> list[Group]:
-        """Return at most `count` staged groups of a PC, those with the most demand first."""
         homes = (home for shelf in self.of_host(host) if shelf.is_ram for home in shelf.residents.values())
         return sorted((home.group for home in homes if home.group.staged and home.group.demand), key=_by_demand)[:count]
 
     def most_copyable(self, count: int, more_than: int, host: str) -> Iterator[Group]:
-        """Yield at most `count` groups of over `more_than` requests that only a PC's CPU can run, the largest first."""
         groups = [
             home.group
             for shelf in self.of_host(host)

@@ -21,7 +21,6 @@ class Ranking(Generic[K]):
         self._serial = 0
 
     def put(self, item: K, rank: Rank) -> None:
-        """Add `item`, or move it to `rank`."""
         current = self._current.get(item)
         if current is not None and current[0] == rank:
             return
@@ -43,7 +42,6 @@ class Ranking(Generic[K]):
         self._current.pop(item, None)
 
     def first(self) -> tuple[K, Rank] | None:
-        """Return the item of least rank with its rank; None if there is none."""
         while self._heap:
             rank, serial, item = self._heap[0]
             if self._is_live(item, serial):

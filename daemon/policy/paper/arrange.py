@@ -13,10 +13,7 @@ from experts.spec import ExpertId
 
 @dataclass(slots=True, eq=False)
 class QueuedGroup:
-    """Consecutive requests of one expert. Those that left without running stay as holes until passed.
-
-    `overhead_ns` is the predicted cost beside K for each request: B and the load, until the first batch has run.
-    """
+    """Consecutive requests of one expert. `overhead_ns`: predicted cost beside K, until the first batch has run."""
 
     expert: ExpertId
     queue: "Queue"
@@ -61,7 +58,6 @@ class Queue:
         return next(iter(self.groups), None)
 
     def missing(self) -> ExpertId | None:
-        """Return the expert that an idle executor needs next and does not have."""
         if self.running is not None or (head := self.head) is None or self.ledger.holds(head.expert):
             return None
         return head.expert

@@ -46,10 +46,7 @@ def partition(
 
 
 class Candidate(NamedTuple):
-    """One queue that may take an expert's request, and the time that this adds there (CoServe §4.2).
-
-    `queued_ns` where its group waits there already, `resident_ns` where the expert is in the pool, else with a load.
-    """
+    """A queue that may take a request, and the time this adds (CoServe §4.2): less where queued or resident already."""
 
     queue: Queue
     groups: Mapping[ExpertId, QueuedGroup]
@@ -89,7 +86,7 @@ class Candidates:
 
 
 class RoundRobin:
-    """Assigns each request to the next executor; executors that cannot have the expert are passed over."""
+    """Assigns each request to the next executor that can have the expert."""
 
     def __init__(self, candidates: Candidates, queues: Sequence[Queue], _costs: Costs) -> None:
         self._candidates = candidates

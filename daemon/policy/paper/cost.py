@@ -37,11 +37,10 @@ class Costs:
         return cost
 
     def in_ram(self, expert: ExpertId) -> bool:
-        """Return True if the RAM tier has `expert` now; the pools of other executors do not count."""
+        """Return True if the RAM tier has `expert`; the pools of other executors do not count."""
         return self._has_ram and self._residency.can_run(RAM, expert)
 
     def load_ns(self, cost: Cost, expert: ExpertId) -> int:
-        """Return the time of a load from the nearest tier that has `expert` now."""
         return cost.ram_ns if cost.ram_ns is not None and self.in_ram(expert) else cost.disk_ns
 
     def forget(self) -> None:

@@ -10,27 +10,23 @@ from experts.spec import ExpertId
 
 
 class FirstInFirstOut:
-    """The expert that was loaded longest ago leaves first (`samba-fifo`): a ledger keeps its residents in that order.
-
-    Other orders of eviction, for policies that bind requests at their arrival, derive from this one.
-    """
+    """The expert loaded longest ago leaves first (`samba-fifo`): a ledger keeps residents in that order."""
 
     def __init__(self, residency: Residency, pools: Sequence[PoolId]) -> None:
         del pools  # those of executors: for orders that note each use
         self._residency = residency
 
     def used(self, pool: PoolId, expert: ExpertId) -> None:
-        """Note that a batch of `expert` began in `pool`."""
+        """A batch of `expert` began in `pool`."""
 
     def moved(self, expert: ExpertId) -> None:
-        """Note that `expert` has become resident somewhere, is on its way, or has left."""
+        """`expert` has become resident somewhere, is on its way, or has left."""
 
     def victims(self, pool: PoolId) -> Iterable[ExpertId]:
-        """Return the residents of `pool` in the order in which they should leave."""
         return self._residency.ledgers[pool].resident
 
     def rebuild(self) -> None:
-        """Compute everything again that comes from the facts: they have changed."""
+        """Recompute everything derived from the facts: they have changed."""
 
 
 class LeastRecentlyUsed(FirstInFirstOut):

@@ -161,7 +161,7 @@ class ExecutorQueues:
         return None
 
     def rebuild(self) -> None:
-        """Predict everything again; requests bound to a pool that does not take their expert go elsewhere."""
+        """Predict everything again; rebind requests whose pool does not take their expert."""
         self._costs.forget()
         self._candidates.forget()
         self._order.rebuild()
@@ -234,7 +234,7 @@ class ExecutorQueues:
         return cost.start_ns + load_ns
 
     def _move_home(self, expert: ExpertId, pool: PoolId) -> None:
-        """A load failed: requests that wait for it go to executors that have the expert, if there are any."""
+        """A load failed: requests that wait for it go to executors that have the expert, if any."""
         homes = [queue for queue in self._queues.values() if self._residency.can_run(queue.pool, expert)]
         served = self._queues.values() if pool == RAM else self._of_pool[pool]
         for queue in [queue for queue in served if homes and queue.missing() == expert]:
@@ -246,7 +246,6 @@ class ExecutorQueues:
 
 
 def _cut(group: QueuedGroup, limit: int) -> tuple[Request, ...]:
-    """Take the next batch of at most `limit` requests out of `group`."""
     batch = group.requests[group.first : group.first + limit] if group.holes is None else _past_holes(group, limit)
     group.first += len(batch)
     group.size -= len(batch)
@@ -257,7 +256,7 @@ def _cut(group: QueuedGroup, limit: int) -> tuple[Request, ...]:
 
 
 def _past_holes(group: QueuedGroup, limit: int) -> list[Request]:
-    """Return the next batch of a group from which requests have left without running; move `first` past those."""
+    """Return a group's next batch, skipping requests that left without running; move `first` past those."""
     batch: list[Request] = []
     holes = group.holes if group.holes is not None else set[RequestId]()
     at = group.first

@@ -1,7 +1,7 @@
 """Attempts at boards (PROTOCOL.md, Boards): where an image belongs, when an attempt closes, how boards are found.
 
-The writer keeps the boards in use in memory. An attempt is rebuilt from rows by repeating the calls that were made when
-those rows were written; rows that changed nothing (`inspections.surplus`) are left out, however many they are.
+An attempt is rebuilt from rows by repeating the calls that were made when those rows were written; rows that changed
+nothing (`inspections.surplus`) are left out.
 """
 
 import json
@@ -25,7 +25,6 @@ ClosingReason = Literal["complete", "time_limit"]
 MAX_ATTEMPT = 2**63 - 1
 #: Boards whose attempts stay in memory; a line has a few at a time, and a forgotten one costs two queries.
 _CACHED_BOARDS = 1024
-#: Attempts of one board that stay in memory.
 _CACHED_ATTEMPTS = 256
 _ATTEMPTS = select(boards, recipes.c.positions, recipes.c.time_limit_s).join(
     recipes,
@@ -54,7 +53,6 @@ class ExpectedPosition:
     designators: tuple[str, ...] | None = None
 
     def missing(self, judged: set[str]) -> dict[str, Any]:
-        """Return the entry of `boards.missing` for the positions without a verdict."""
         entry: dict[str, Any] = {"component": self.component, "count": self.quantity - len(judged)}
         if self.designators is not None:
             entry["designators"] = [designator for designator in self.designators if designator not in judged]
@@ -78,7 +76,6 @@ class BoardPlan:
 
     @staticmethod
     def of_row(positions: str | None, time_limit_s: float | None) -> "BoardPlan":
-        """Read a row of `recipes`; the plan is empty where there is none."""
         return BoardPlan(
             tuple(
                 ExpectedPosition(component, quantity, None if designators is None else tuple(designators))
@@ -107,14 +104,12 @@ class Filled:
         self._designators: dict[str, set[str]] = {}
 
     def has_room(self, component: str, designator: str) -> bool:
-        """Return True if an image of `designator` would fill a position that is empty."""
         position = self._positions.get(component)
         if position is None or designator in (filled := self.of(component)):
             return False
         return len(filled) < position.quantity if position.designators is None else designator in position.designators
 
     def add(self, component: str, designator: str) -> bool:
-        """Fill a position; False if this image fills none."""
         if not self.has_room(component, designator):
             return False
         self._designators.setdefault(component, set()).add(designator)
@@ -152,7 +147,6 @@ class Attempt:
         self.seen, self.judged = Filled(self.plan), Filled(self.plan)
 
     def take(self, component: str, designator: str) -> None:
-        """Count an image that was accepted into this attempt."""
         self.seen.add(component, designator)
         self.pending += 1
 
@@ -165,7 +159,7 @@ class Attempt:
         defect: str | None,
         reason: str | None = None,
     ) -> bool:
-        """Note the verdict of an accepted image; False if an open attempt is the same without this image."""
+        """Note a verdict; False if an open attempt is the same without this image."""
         self.pending -= 1
         if self.closed:
             return True
@@ -183,12 +177,11 @@ class Attempt:
 
     @property
     def inspected(self) -> int:
-        """The positions with a verdict; extras and repeats do not count."""
+        """Positions with a verdict; extras and repeats do not count."""
         return len(self.judged)
 
     @property
     def is_complete(self) -> bool:
-        """True if every expected position has a verdict and no accepted image is pending."""
         return not self.closed and self.pending == 0 and self.inspected == self.plan.expected
 
     def closing(self, reason: ClosingReason) -> BoardClosing:
@@ -210,7 +203,6 @@ class Attempt:
         )
 
     def _list(self, verdict: Verdict) -> list[tuple[dict[str, Any], str | None, str | None]]:
-        """Return position, defect and reason of each finding of `verdict`, in the order of the images."""
         findings = [
             (*finding, place) for place, finding in self.findings.items() if finding[0] == _LISTS.index(verdict)
         ]
@@ -248,7 +240,7 @@ def choose_attempt(
 
 
 def free_number(is_taken: Callable[[int], bool]) -> int:
-    """Return the number behind a row of attempts from 1 on, in steps that double: the row may be long."""
+    """Return the number after a row of attempts from 1 on, in steps that double: the row may be long."""
     last, step = 0, 1
     while is_taken(last + step):
         last, step = last + step, 2 * step
@@ -289,19 +281,17 @@ class BoardAttempts:
         return choose_attempt(attempts, named, component, designator, free)
 
     def add(self, row: Row, plan: BoardPlan) -> Attempt:
-        """Add the attempt of a row: open, or closed if the row has a verdict."""
         attempt = Attempt(row["board_id"], row["attempt"], plan, closed=row["verdict"] is not None)
         self._attempts[attempt.number] = attempt, row
         self.newest = max(self.newest, attempt.number)
         return attempt
 
     def trim(self) -> None:
-        """Drop all but the newest once there are many; between transactions only, when the rows have everything."""
+        """Drop all but the newest once there are many; only between transactions, when the rows have everything."""
         if len(self._attempts) > _CACHED_ATTEMPTS:
             self._attempts = {self.newest: self._attempts[self.newest]}
 
     def _read(self, connection: Connection, query: Select[Any]) -> None:
-        """Rebuild an attempt, if it is there, from the images that matter to it."""
         row = connection.execute(query).mappings().one_or_none()
         if row is None:
             return
@@ -333,7 +323,7 @@ class BoardCache:
             self._boards.pop(key, None)
 
     def trim(self, touched: Iterable[BoardKey]) -> None:
-        """Drop the least used beyond the bounds; between transactions only, so that none is loaded twice in one."""
+        """Drop the least used; only between transactions, so that none is loaded twice in one."""
         for key in touched:
             if board := self._boards.get(key):
                 board.trim()
@@ -355,7 +345,6 @@ def serial_range(prefix: str) -> tuple[str, str]:
 
 
 def has_serial(*serials: str) -> ColumnElement[bool]:
-    """Return the condition that a row of `boards` has one of these serials, in the same case."""
     same = boards.alias("same")
     # A query of its own: SQLite would substitute the wanted serial into lower(serial), and then use no index.
     ids = select(same.c.board_id).where(func.lower(same.c.serial).in_([folded(serial) for serial in serials]))

@@ -1,7 +1,6 @@
 """The table `changes`: who changed what about the line, appended and never changed; retention keeps all of it.
 
-Rows `start` and `reload` tell what came into force: the subject `rules` with the rules version, an expert with its
-version, `settings of` an expert with their digest. It is in force from `at` to that of the subject's next such row,
+Rows `start` and `reload` tell what came into force: a subject's value holds from `at` to that of its next such row,
 whose `new` is null where it is gone.
 """
 
@@ -36,10 +35,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The values by subject since `at` (or `at_of` it): each that differs from its subject's last row becomes a row.
-
-    `words_of` a subject say what changed, in front of `note`.
-    """
+    """The values by subject since `at` (or `at_of` it): each that differs from its subject's last row becomes a row."""
 
     at: str
     who: str
@@ -81,7 +77,6 @@ def append(tx: Transaction, notes: ChangeNotes) -> None:
 
 
 def last_values(connection: Connection, kinds: tuple[str, ...]) -> dict[str, str | None]:
-    """Return `new` of the last row of each subject among rows of these `kinds`."""
     of_kinds = changes.c.what.in_(kinds) & (changes.c.subject != PROGRAM)
     newest = select(func.max(changes.c.change_id)).where(of_kinds).group_by(changes.c.subject)
     rows = connection.execute(select(changes.c.subject, changes.c.new).where(changes.c.change_id.in_(newest)))

@@ -33,7 +33,6 @@ class QueryTimeoutError(Exception):
 
 
 def sqlite_path(url: str | URL) -> Path:
-    """Return the file behind a SQLite URL; StoreError if there is none."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
         raise StoreError("expected a file, for example sqlite:///inspection.db: results in memory would be lost")
@@ -72,7 +71,6 @@ def open_for_reading(url: str) -> Engine:
 
 @contextmanager
 def query_timeout(connection: Connection, seconds: float) -> Iterator[None]:
-    """End every query of the block after `seconds`; QueryTimeoutError if one was broken off."""
     if connection.dialect.name == "sqlite":
         driver = connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
@@ -100,7 +98,7 @@ def _begin_with(engine: Engine, statement: str) -> None:
 
 
 def _make_file(path: Path) -> None:
-    """Make an empty file with our mode, before SQLite makes one with the umask's; -wal and -shm take the mode of it."""
+    """Make an empty file with our mode, before SQLite uses the umask's; -wal and -shm get the same."""
     make_folder(path.parent)
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)

@@ -19,13 +19,11 @@ AS_SENT = (
     *(generations.c.max_new_tokens, generations.c.task, generations.c.slo_ms, generations.c.deadline_ms),
     generations.c.stream,
 )
-#: The columns of a result that are stored as they are.
 _RESULT = ("reason", "mode", "text", "prompt_tokens", "new_tokens", "expert_fetches")
 _WAITS = generations.c.status == "accepted"
 
 
 def as_sent(row: Sequence[Any]) -> TextRequest:
-    """Return the request in a row's `AS_SENT` columns; the name of its board is not among them."""
     source, request_id, model, prompt, max_new_tokens, task, slo_ms, deadline_ms, stream = row
     return TextRequest(
         source, request_id, model, prompt, max_new_tokens, task, slo_ms, deadline_ms, None, stream=bool(stream)
@@ -53,7 +51,6 @@ def _accept(tx: Transaction, request: TextRequest) -> AcceptedText | TextRequest
 
 
 def _board_id(connection: Connection, board: BoardRef) -> int | None:
-    """Return the named attempt, or the newest; None before the board's first image."""
     query = select(boards.c.board_id).where(boards.c.board_type == board.type, boards.c.serial == board.serial)
     if board.attempt is not None:
         query = query.where(boards.c.attempt == board.attempt)
@@ -84,7 +81,6 @@ def finish_texts(tx: Transaction, outcomes: Sequence[TextOutcome]) -> WrittenRes
 
 
 def unfinished_texts(connection: Connection) -> list[AcceptedText]:
-    """Return the requests without a result, oldest first."""
     query = select(generations.c.generation_id, generations.c.accepted_at, *AS_SENT)
     rows = connection.execute(query.where(_WAITS).order_by(generations.c.generation_id))
     return [AcceptedText(number, as_sent(sent), wall_seconds(at)) for number, at, *sent in rows]

@@ -73,7 +73,6 @@ def accept_images(
 def _assign(
     tx: Transaction, arrival: Arrival, routes: Routes, new_boards: list[Row], described: dict[int, Row]
 ) -> tuple[Row, bool]:
-    """Return the row of the attempt that takes `arrival`, and True if the attempt is closed already."""
     board = tx.board(arrival.board.type, arrival.board.serial)
     choice = board.choose(tx.connection, arrival.board.attempt, arrival.component, arrival.designator)
     if choice.opens:
@@ -88,11 +87,7 @@ def _assign(
 
 
 def _describe(attempt: Attempt, row: Row, arrival: Arrival) -> bool:
-    """Add an image's attributes to those of its open attempt, and return True if there are more now.
-
-    The first text of each name stands. Those beyond the bounds are left out, which is logged once: an image is worth
-    more than its labels.
-    """
+    """Add new attributes within the bounds to an open attempt: an image is worth more than its labels."""
     known: dict[str, str] = json.loads(row["attributes"] or "{}")
     before, ignored = len(known), list[str]()
     for name, text in arrival.board.attributes:
@@ -120,7 +115,9 @@ def _attempts_told(serial: str) -> int:
 
 def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Routes, number: int) -> Row:
     plan = plan_of(routes, arrival.board.type)
-    _keep_recipe(tx, routes, arrival.board.type, plan)
+    keep_rules(tx, routes)
+    key = {"rules_version": routes.version, "board_type": arrival.board.type}
+    tx.add_once(recipes, key, lambda: {**key, "time_limit_s": plan.time_limit_s, "positions": plan.as_text()})
     row: Row = {
         "board_id": tx.next_board_id(),
         "board_type": arrival.board.type,
@@ -153,20 +150,11 @@ def plan_of(routes: Routes, board_type: str) -> BoardPlan:
 
 
 def keep_rules(tx: Transaction, routes: Routes) -> None:
-    """Add the rules that are in force, once."""
     row = {"rules_version": routes.version, "sha256": routes.sha256, "loaded_at": tx.at, "text": routes.text}
     tx.add_once(rules_versions, {"rules_version": routes.version}, lambda: row)
 
 
-def _keep_recipe(tx: Transaction, routes: Routes, board_type: str, plan: BoardPlan) -> None:
-    """Add the rules and this board's part of them: an attempt keeps the rules it opened with."""
-    keep_rules(tx, routes)
-    key = {"rules_version": routes.version, "board_type": board_type}
-    tx.add_once(recipes, key, lambda: {**key, "time_limit_s": plan.time_limit_s, "positions": plan.as_text()})
-
-
 def newest_passes(connection: Connection, count: int) -> dict[str, list[int]]:
-    """Return the newest `count` kept passes of each component, the oldest first."""
     table = inspections.c
     query = select(table.component, table.inspection_id).where(table.verdict == "pass", table.image_path.is_not(None))
     newest: defaultdict[str, list[int]] = defaultdict(list)
@@ -179,7 +167,7 @@ def newest_passes(connection: Connection, count: int) -> dict[str, list[int]]:
 class GoodExamples:
     """The newest `count` passes of each component, whose pictures are kept to compare with; none if that is 0.
 
-    Chosen at their verdict, in the writer's thread. To copy every pass would cost the line more than they are worth: a
+    Chosen at their verdict, in the writer's thread. Copying every pass would cost the line more than they are worth: a
     component's examples are renewed once a minute at most. Only what was kept as an example goes for a newer one:
     passes that an earlier `retention.keep` kept stay as long as the other settings say. Apart from these, the share
     `sample` of all passes is kept to train with, chosen by the bytes of the image, and stays as those do.
@@ -394,7 +382,6 @@ def pending_images(task: str) -> Select[Any]:
 
 
 def rules_in_use(connection: Connection) -> set[str]:
-    """Return the rules versions of open attempts, and of images without a verdict."""
     # Open attempts are those without `completed_at`, which has an index.
     still_open = select(boards.c.rules_version).where(boards.c.completed_at.is_(None))
     waiting = pending_images("judge").with_only_columns(inspections.c.rules_version).order_by(None)

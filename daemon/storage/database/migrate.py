@@ -1,7 +1,4 @@
-"""Create the results database, or bring one of an earlier release to the current schema (docs/upgrading.md).
-
-`PRAGMA user_version` names the release whose schema a database has.
-"""
+"""Create the results database, or upgrade it (docs/upgrading.md). `PRAGMA user_version` names its schema."""
 
 import re
 import sqlite3
@@ -42,7 +39,6 @@ STEPS: tuple[Step, ...] = ()
 
 
 def known_schemas() -> list[str]:
-    """Return the releases whose databases this version can use, oldest first."""
     return [FIRST_SCHEMA, *(step.release for step in STEPS)]
 
 
@@ -160,7 +156,6 @@ def _relaxed(engine: Engine, tell: Tell) -> Iterator[None]:
 
 
 def each_second(tell: Tell) -> Tell:
-    """Return a function that calls `tell` at most once a second."""
     last_s = -1.0
 
     def tell_sometimes(what: str) -> None:

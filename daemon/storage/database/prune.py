@@ -37,7 +37,7 @@ class AgeMark(NamedTuple):
 
 
 class AgeLimit(NamedTuple):
-    """What is old: results from before `before` (UTC text) whose `seq` is not greater."""
+    """Old are results from before `before` (UTC text) whose `seq` is not greater."""
 
     before: str
     seq: int = 2**63 - 1
@@ -66,7 +66,7 @@ def read_age_marks(connection: Connection) -> list[AgeMark]:
 
 
 def note_age(tx: Transaction, running_s: int, wall_s: float, keep_s: float) -> None:
-    """Note a mark, and remove those that are older than the newest one from `keep_s` running seconds ago."""
+    """Add a mark, and remove those older than the newest one from `keep_s` running seconds ago."""
     last_seq = select(func.coalesce(func.max(stream_position.c.last_seq), 0)).scalar_subquery()
     tx.connection.execute(insert(age_marks).values([running_s, wall_s, last_seq]))
     at = age_marks.c.running_s
@@ -107,7 +107,6 @@ def forget_images(tx: Transaction, ids: Sequence[int]) -> None:
 
 
 def old_boards(connection: Connection, old: AgeLimit, after: str, limit: int) -> list[OldBoard]:
-    """Return the oldest attempts that may go, closed at or after `after`."""
     of_board = select(func.count()).where(inspections.c.board_id == boards.c.board_id)
     boxes = of_board.where(detections.c.inspection_id == inspections.c.inspection_id)
     query = (
@@ -141,7 +140,6 @@ def forget_boards(tx: Transaction, board_ids: Sequence[int], old: AgeLimit) -> P
 
 
 def forget_others(tx: Transaction, old: AgeLimit, limit: int) -> int:
-    """Remove at most `limit` old loads and `limit` old answers of language models; return the count."""
     table = expert_switches.c
     oldest = select(table.switch_id).order_by(table.switch_id).limit(limit)
     younger = select(func.min(table.switch_id)).where(table.at >= old.before)
@@ -157,7 +155,6 @@ def forget_others(tx: Transaction, old: AgeLimit, limit: int) -> int:
 
 
 def unused_rules(connection: Connection, old: AgeLimit) -> tuple[list[str], int]:
-    """Return the old rules versions under which no attempt opened, and the last attempt that was looked at."""
     last_id = connection.execute(select(func.max(boards.c.board_id))).scalar() or 0
     table = rules_versions.c
     versions = set(connection.execute(select(table.rules_version).where(table.loaded_at < old.before)).scalars())
@@ -167,7 +164,6 @@ def unused_rules(connection: Connection, old: AgeLimit) -> tuple[list[str], int]
 
 
 def forget_rules(tx: Transaction, versions: Sequence[str], last_id: int) -> None:
-    """Remove rules and recipes of `versions` that no attempt after `last_id` opened under."""
     younger = select(boards.c.rules_version).where(boards.c.board_id > last_id)
     for table in (recipes, rules_versions):
         of_these = table.c.rules_version.in_(versions), table.c.rules_version.not_in(younger)
@@ -215,7 +211,6 @@ def _oldest(connection: Connection, limit: int, old: AgeLimit | None, *where: Co
 
 
 def _may_go(old: AgeLimit) -> ColumnElement[bool]:
-    """Return the condition that a board is closed and old, with no younger or waiting image and no review."""
     table = inspections.c
     stays = (
         exists()

@@ -57,7 +57,6 @@ class ResultsReader:
         return as_sent(row) if row is not None else None
 
     def kept_copy(self, inspection_id: int) -> tuple[str | None, bool]:
-        """Return the `image_path` of an image's copy, and True if one is still to be made."""
         table = inspections.c
         query = select(table.image_path, pending.c.task).outerjoin_from(
             inspections, pending, pending.c.inspection_id == table.inspection_id
@@ -67,7 +66,6 @@ class ResultsReader:
         return (None, False) if row is None else (row.image_path, row.task is not None)
 
     def open_rules(self, board_type: str, serial: str, attempt: int | None) -> str | None:
-        """Return the rules version of the board's newest (or named) attempt while that is open."""
         table = boards.c
         query = select(table.rules_version, table.verdict).where(table.board_type == board_type, table.serial == serial)
         if attempt is not None:
@@ -82,12 +80,10 @@ class ResultsReader:
             return connection.execute(query).scalar_one()
 
     def rules_in_use(self) -> set[str]:
-        """Return the rules versions of open attempts, and of images without a verdict."""
         with self._engine.connect() as connection:
             return rules_in_use(connection)
 
     def last_seq(self) -> int:
-        """Return the last `seq` given out; 0 before the first."""
         return self.end()[0]
 
     def end(self) -> tuple[int, str | None]:
@@ -107,23 +103,22 @@ class ResultsReader:
                 *map(generation_message, _rows_after(connection, select(generations), generations, *rest)),
                 *messages_after(connection, *rest),
             ]
-            oldest_seq = _oldest_seq(connection)
+            tables = (inspections, boards, generations, reviews)
+            first = [connection.execute(select(func.min(table.c.seq))).scalar() for table in tables]
         messages.sort(key=lambda message: message.seq)
         items = [{"topic": message.topic, **message.body} for message in messages[:limit]]
         return {
             "items": items,
             "last_seq": items[-1]["seq"] if items else seq,
             "more": len(messages) > limit,
-            "oldest_seq": oldest_seq,
+            "oldest_seq": min((seq for seq in first if seq is not None), default=None),
         }
 
     def at(self, seq: int) -> str | None:
-        """Return the time of the message with that number, None if it does not exist (any more)."""
         items = self.results_since(seq - 1, 1)["items"]
         return items[0]["at"] if items and items[0]["seq"] == seq else None
 
     def before_oldest(self) -> int:
-        """Return the `seq` before the first message that is kept."""
         oldest = self.results_since(0, 1)["oldest_seq"]
         return self.last_seq() if oldest is None else oldest - 1
 
@@ -148,13 +143,6 @@ class ResultsReader:
         return states
 
 
-def _oldest_seq(connection: Connection) -> int | None:
-    """Return the first `seq` that was not pruned."""
-    tables = (inspections, boards, generations, reviews)
-    first = [connection.execute(select(func.min(table.c.seq))).scalar() for table in tables]
-    return min((seq for seq in first if seq is not None), default=None)
-
-
 def _rows_after(connection: Connection, query: Any, table: Table, seq: int, limit: int) -> Sequence[Any]:
     return connection.execute(query.where(table.c.seq > seq).order_by(table.c.seq).limit(limit)).mappings().all()
 
@@ -169,7 +157,6 @@ def _inspections(connection: Connection, seq: int, limit: int) -> list[Published
 
 
 def by_inspection(connection: Connection, table: Table, ids: Sequence[int]) -> defaultdict[int, list[Any]]:
-    """Return the rows of these images by `inspection_id`, in the order of their keys."""
     grouped: defaultdict[int, list[Any]] = defaultdict(list)
     if ids:
         query = select(table).where(table.c.inspection_id.in_(ids)).order_by(*table.primary_key.columns)

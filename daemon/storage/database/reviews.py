@@ -1,9 +1,8 @@
 """Decisions of people about images and whole attempts: rows of `reviews`, appended and never changed.
 
-The newest row of an image, or of an attempt as a whole, counts, in the order of `review_id`, which no clock spoils.
-A decision names the row that its reviewer saw last, so that no decision is overruled unseen. Undoing appends a row as
-well: the decision before the undone one with its reviewer's name, or the line's own verdict, by `daemon`, if there was
-none. The note says what was undone and by whom. Boxes that people drew belong to the decision that they came with.
+The newest row of an image or attempt counts, by `review_id`, which no clock spoils. A decision names the row that its
+reviewer saw last, so that none is overruled unseen. Undoing appends the decision before the undone one again, or the
+line's own verdict, by `daemon`; the note says what was undone and by whom.
 
 The second half counts the outcomes of each expert version's answers, for `coserve experts` and the dashboard.
 """
@@ -147,7 +146,6 @@ class ReviewRefusedError(ControlError):
 
 
 def is_undo(note: str | None) -> bool:
-    """Return True if `note` has the form of an undo's note, which no reviewer may write."""
     return bool(note and _UNDO.fullmatch(note)) or bool(note and note.startswith(_UNDECIDED))
 
 
@@ -193,7 +191,6 @@ def messages_after(connection: Connection, seq: int, limit: int) -> list[Publish
 
 
 def history(connection: Connection, inspection_id: int | None, board_id: int | None = None) -> list[Review]:
-    """Return all rows of an image, or of an attempt as a whole, oldest first."""
     is_subject = reviews.c.inspection_id == inspection_id if board_id is None else reviews.c.board_id == board_id
     query = select(reviews).where(is_subject).order_by(reviews.c.review_id)
     return [Review(**row) for row in connection.execute(query).mappings()]
@@ -229,13 +226,12 @@ def decisions(past: list[Review]) -> list[Review]:
 
 
 def is_newest(row: Any = reviews) -> ColumnElement[bool]:
-    """Return the condition that a row of `reviews` is its image's newest: for few images, or in their order."""
+    """A row of `reviews` is its image's newest: for few images, or in their order."""
     later = reviews.alias("later")
     return ~exists().where(later.c.inspection_id == row.c.inspection_id, later.c.review_id > row.c.review_id)
 
 
 def stands() -> ColumnElement[bool]:
-    """Return the condition that a row of `reviews` decides and was not undone."""
     undo = reviews.alias("undo")
     same = (undo.c.inspection_id == reviews.c.inspection_id) | (undo.c.board_id == reviews.c.board_id)
     return reviews.c.undo_of.is_(None) & ~exists().where(same, undo.c.undo_of == reviews.c.review_id)
@@ -258,13 +254,11 @@ def counting_boxes(ids: Sequence[int]) -> Select[*tuple[Any, ...]]:
 
 
 def newest_of_each() -> Subquery:
-    """Select (inspection_id, review_id) of every image that has reviews: for a query over all of them, read once."""
     query = select(reviews.c.inspection_id, func.max(reviews.c.review_id).label("review_id"))
     return query.group_by(reviews.c.inspection_id).subquery("newest")
 
 
 def waiting(which: WaitingFilter | None = None, *, newest_first: bool = False) -> Select[*tuple[Any, ...]]:
-    """Select the finished images that wait for a person, board after board, with the columns of their boards."""
     table, board = inspections.c, boards.c
     query = (
         select(
@@ -280,7 +274,6 @@ def waiting(which: WaitingFilter | None = None, *, newest_first: bool = False) -
 
 
 def count_of(query: Select[*tuple[Any, ...]], max_rows: int) -> Select[*tuple[Any, ...]]:
-    """Count the rows of `query`, no further than `max_rows`."""
     return select(func.count()).select_from(query.order_by(None).limit(max_rows).subquery())
 
 
@@ -301,7 +294,6 @@ def _where(which: WaitingFilter) -> list[ColumnElement[bool]]:
 
 
 def _is_decided() -> ColumnElement[bool]:
-    """Return the condition that the newest row of an image of `inspections` is a decision."""
     newest = reviews.alias("newest")
     undecided = newest.c.note.is_not(None) & newest.c.note.like(f"{_UNDECIDED}%")
     is_decision = newest.c.verdict != "review", ~undecided, is_newest(newest)
@@ -309,7 +301,6 @@ def _is_decided() -> ColumnElement[bool]:
 
 
 def _is_board_decided() -> ColumnElement[bool]:
-    """Return the condition that a person decided about the whole attempt of a row of `boards`, and it stands."""
     whole, later = reviews.alias("whole"), reviews.alias("later_whole")
     is_overruled = exists().where(later.c.board_id == whole.c.board_id, later.c.review_id > whole.c.review_id)
     is_decision = (whole.c.reviewer != DAEMON, whole.c.verdict != "review")
@@ -367,10 +358,7 @@ class ExpertCalls:
 
 
 def calls_statement(expert: str | None = None, after: int | None = None) -> Select[*tuple[Any, ...]]:
-    """Select the columns of `ExpertCalls`, by expert and then by first use, of images after inspection `after`.
-
-    It reads every stage: without `after` it takes seconds for a million images.
-    """
+    """Select `ExpertCalls` of images after inspection `after`, without which it takes seconds for a million."""
     conditions = [stages.c.expert == expert] if expert is not None else []
     conditions += [stages.c.inspection_id > after] if after is not None else []
     counted = select(*_VERSION_KEY, func.count().label("verdicts")).where(*conditions)
@@ -397,7 +385,6 @@ def calls_statement(expert: str | None = None, after: int | None = None) -> Sele
 
 
 def _reviewed(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
-    """Count the newest reviews of the images that each version answered."""
     newest, later = newest_of_each(), stages.alias("later")
     is_last = ~(
         select(later.c.step)
@@ -448,10 +435,7 @@ def effect_of(old: str, final: str | None, new: str) -> str | None:
 
 
 def confidences_statement(expert: str | None = None) -> Select[*tuple[Any, ...]]:
-    """Select expert, version, settings, label, bin and count of each version's newest answers in recent images.
-
-    A repeated picture counts once: a version gives it the same answer each time, which adds no evidence.
-    """
+    """Count each version's newest answers by label and bin; a repeated picture adds no evidence."""
     confidence = stages.c.confidence
     # A CASE instead of arithmetic: databases differ in how they round a division.
     bins = case(*((confidence < edge, number) for number, edge in enumerate(EDGES)), else_=BINS - 1)
@@ -470,7 +454,6 @@ def confidences_statement(expert: str | None = None) -> Select[*tuple[Any, ...]]
 
 
 def recent_confidences(connection: Connection, expert: str | None = None) -> dict[VersionKey, dict[str, list[int]]]:
-    """Return recent confidences by version and settings: 20 counts by answered label (`drift.compare`)."""
     return by_version(connection.execute(confidences_statement(expert)))
 
 

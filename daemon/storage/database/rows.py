@@ -1,7 +1,6 @@
 """Records into rows, and rows into the messages of the results stream (PROTOCOL.md, Results stream).
 
-The writer publishes what it just stored and the reader repeats what was stored. Both render the same rows here, so that
-a consumer that catches up gets what a live one got.
+Writer and reader render the same rows here, so that a consumer that catches up gets what a live one got.
 """
 
 import json
@@ -88,7 +87,6 @@ def inspection_row(arrival: Arrival, inspection_id: int, board: Row, *, late: bo
 
 
 def pending_row(inspection_id: int, key: JournalKey, pixels: Pixels) -> Row:
-    """Return the row that says where the bytes of an image without verdict lie."""
     height, width, channels = pixels.shape or (None, None, None)
     return {
         "inspection_id": inspection_id,
@@ -104,7 +102,6 @@ def pending_row(inspection_id: int, key: JournalKey, pixels: Pixels) -> Row:
 
 
 def accepted_image(row: Row, pending: Row, board_type: str, attempt: int, accepted_s: float | None = None) -> Accepted:
-    """Return the image as the drive takes it, live and after a restart."""
     same = ("inspection_id", "source", "image_id", "component", "deadline_ms", "rules_version")
     return Accepted(
         **{name: row[name] for name in same},
@@ -118,7 +115,7 @@ def accepted_image(row: Row, pending: Row, board_type: str, attempt: int, accept
 
 
 def copy_request(row: Row) -> CopyRequest:
-    """Return the copy to make of an image, whose `row` has the columns of `pending` too."""
+    """`row` has the columns of `pending` too."""
     return CopyRequest(row["inspection_id"], _journal_key(row), _pixels(row), row["completed_at"])
 
 
@@ -229,7 +226,6 @@ def _finite(value: float | None) -> float | None:
 
 
 def _board(row: AnyRow) -> Row:
-    """Return the board as sent (an absent lot or station stays absent), with its attempt."""
     sent = {"type": row["board_type"], "serial": row["serial"]}
     sent |= {name: row[name] for name in ("lot", "station") if row[name] is not None}
     return sent | {"attempt": row["attempt"]}

@@ -309,7 +309,6 @@ _NEWEST_REVIEW = """(
 
 
 def _newest_decision(name: str) -> str:
-    """Return the subquery for the newest decision that stands about an image of a board."""
     return f"""(
                         SELECT reviews.{name} FROM inspections JOIN reviews ON reviews.review_id = {_NEWEST_REVIEW}
                         WHERE inspections.board_id = boards.board_id AND reviews.reviewer <> 'daemon'

@@ -199,11 +199,10 @@ class Store:
 
     @property
     def segments_in_use(self) -> set[int]:
-        """The journal segments with bytes that have no verdict or are still to be copied."""
+        """Journal segments with bytes that have no verdict or are still to be copied."""
         return set(self._memory.segments)
 
     def wait_s(self) -> float | None:
-        """Return the seconds until the next open attempt reaches its time limit; None if none has one."""
         return max(0.0, self._memory.due[0][0] - self._clock.monotonic_s()) if self._memory.due else None
 
     def close(self) -> None:
@@ -212,7 +211,6 @@ class Store:
             self._record.close()
 
     def known(self, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], KnownImage]:
-        """Return the `arrivals` that are accepted already, by (source, image id)."""
         by_source: dict[str, list[str]] = {}
         for arrival in arrivals:
             by_source.setdefault(arrival.source, []).append(arrival.image_id)
@@ -226,7 +224,6 @@ class Store:
             }
 
     def recover(self) -> Recovery:
-        """Return the work that the last run left, oldest first."""
         texts = schema.rules_versions.c
         with self.engine.connect() as connection:
             waiting = [
@@ -243,7 +240,6 @@ class Store:
             )
 
     def copies_to_make(self) -> list[CopyRequest]:
-        """Return the copies into `images/` that the last run did not finish."""
         with self.engine.connect() as connection:
             waiting = connection.execute(inspections.pending_images("keep")).mappings()
             return [rows.copy_request(dict(row)) for row in waiting]
@@ -258,7 +254,6 @@ class Store:
         return accepted
 
     def keep_rules(self, routes: Routes) -> None:
-        """Note the rules that came into force, unless they were before."""
         self._in_force = routes.version
         with self._transaction() as tx:
             inspections.keep_rules(tx, routes)
@@ -266,7 +261,6 @@ class Store:
     def write(
         self, outcomes: Sequence[Outcome] = (), switches: Sequence[ExpertSwitch] = (), copies: Sequence[ImageCopy] = ()
     ) -> WrittenResults:
-        """Write verdicts with their stages and `seq`, the boards that close, loads, finished copies."""
         with self._transaction() as tx:
             batch = inspections.ResultsBatch(tx, self._keep, self._examples, self._expert_version, self._run_id)
             batch.judge(outcomes)
@@ -277,12 +271,11 @@ class Store:
         return batch.written
 
     def transact(self, change: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Return what `change` returns in one transaction, such as the functions of generations.py and prune.py."""
+        """Call `change` in one transaction: functions of generations.py and prune.py."""
         with self._transaction() as tx:
             return change(tx, *arguments, **named)
 
     def texts_to_make(self) -> list[AcceptedText]:
-        """Return the requests for text that the last run accepted and did not finish, oldest first."""
         with self.engine.connect() as connection:
             return generations.unfinished_texts(connection)
 
@@ -297,7 +290,6 @@ class Store:
         return review
 
     def note_changes(self, notes: changes.ChangeNotes) -> None:
-        """Append rows to `changes`, and to `runs` for a start."""
         with self._transaction() as tx:
             run_id = self._run_id
             if notes.version is not None:
@@ -308,7 +300,6 @@ class Store:
         self._run_id = run_id
 
     def end_run(self, who: str) -> None:
-        """Note the orderly stop of this run, if its start was noted."""
         with self._transaction() as tx:
             ended = update(schema.runs).where(schema.runs.c.run_id == self._run_id).values(ended_at=tx.at)
             version = tx.connection.execute(ended.returning(schema.runs.c.version)).scalar()
@@ -324,14 +315,12 @@ class Store:
                 tx.connection.execute(update(schema.stream_position).values(pruned=pruned + change))
 
     def drop_examples(self) -> list[str]:
-        """Forget the good examples that newer ones have replaced, and return the paths of their files."""
         if not self._examples.are_too_many:
             return []
         with self._transaction() as tx:
             return self._examples.drop(tx)
 
     def forget_boards(self, board_ids: Sequence[int], old: prune.AgeLimit) -> prune.PrunedBoards:
-        """Prune the given attempts that are closed, old and kept by nothing, with all their rows."""
         with self._transaction() as tx:
             forgotten = prune.forget_boards(tx, board_ids, old)
         self._boards.forget(tx.touched)

@@ -65,7 +65,6 @@ class PreparedQuery:
         self._held: PoolProxiedConnection | None = None
 
     def first(self, **values: Any) -> Sequence[Any] | None:
-        """Return the first row, None if there is none. OperationalError if the database gives no answer."""
         try:
             # The pool's work would take longer than the query. Nothing is left open: SQLite commits by itself.
             with self._lock:
@@ -105,7 +104,7 @@ def among(column: ColumnElement[Any], count: int) -> ColumnElement[bool]:
 
 
 def add_rows(connection: Connection, table: Table, new: Sequence[Row]) -> None:
-    """Insert rows that have the same columns each, many in a statement: each step costs the interpreter's lock."""
+    """Insert rows with equal columns, many in a statement: each step costs the interpreter's lock."""
     dialect, columns = connection.dialect, tuple(new[0])
     for part in _parts(new):
         sql, names = _insert(dialect, table, columns, len(part))
@@ -113,10 +112,7 @@ def add_rows(connection: Connection, table: Table, new: Sequence[Row]) -> None:
 
 
 def update_rows(connection: Connection, table: Table, columns: tuple[str, ...], changed: Sequence[Row]) -> None:
-    """Set `columns` in the rows of `table` that have the primary keys of `changed`.
-
-    One statement a row: one for many rows is slower below 16 (measured).
-    """
+    """Set `columns` by primary key, one statement a row: one for many rows is slower below 16 (measured)."""
     if not changed:
         return
     sql, names = _update(connection.dialect, table, columns)
@@ -125,7 +121,6 @@ def update_rows(connection: Connection, table: Table, columns: tuple[str, ...], 
 
 
 def chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield `ids` in parts that fit one query."""
     for start in range(0, len(ids), _IDS_PER_QUERY):
         yield ids[start : start + _IDS_PER_QUERY]
 
@@ -157,7 +152,6 @@ def _sqlite_driver(connection: Connection, sql: str) -> Iterator[sqlite3.Connect
 
 @lru_cache(maxsize=256)
 def _prepare(dialect: Dialect, statement: Executable) -> tuple[str, Callable[[Row], Any]]:
-    """Return the text for the driver, and the function that turns named values into the driver's parameters."""
     compiled: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]  # every statement has it
     names: Sequence[str] = compiled.positiontup
     fixed: Row = compiled.params  # literal values of the statement itself
@@ -166,7 +160,6 @@ def _prepare(dialect: Dialect, statement: Executable) -> tuple[str, Callable[[Ro
 
 @lru_cache(maxsize=256)
 def _insert(dialect: Dialect, table: Table, columns: tuple[str, ...], rows: int) -> tuple[str, tuple[str, ...]]:
-    """Return the statement for `rows` rows, and the order of a row's values."""
     compiled: Any = insert(table).compile(dialect=dialect, column_keys=columns)
     single = str(compiled)
     return single + f", {single[single.index(' VALUES ') + 8 :]}" * (rows - 1), tuple(compiled.positiontup)
@@ -181,7 +174,7 @@ def _update(dialect: Dialect, table: Table, columns: tuple[str, ...]) -> tuple[s
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The clocks: `wall_s` for stamps, `monotonic_s` for durations, which setting the wall clock does not change."""
+    """`wall_s` for stamps, `monotonic_s` for durations, which setting the wall clock does not change."""
 
     wall_s: Callable[[], float] = time.time
     monotonic_s: Callable[[], float] = time.monotonic
@@ -209,10 +202,7 @@ class LastNumbers:
 
 @dataclass(slots=True)
 class Transaction:
-    """One transaction: the rows it adds, the numbers it gives, and the changes to memory if it commits.
-
-    Numbers are written with the transaction, so a failed one has given none: the next reads them again.
-    """
+    """Rows, numbers and changes to memory of one transaction. If it fails, it has given no numbers."""
 
     connection: Connection
     numbers: LastNumbers
@@ -272,7 +262,6 @@ class Transaction:
         self.written_once.add(token)
 
     def take_due(self) -> list[tuple[str, str, int]]:
-        """Return the attempts whose time limit has passed, earliest first."""
         while self.memory.due and self.memory.due[0][0] <= self.now_s:
             self.due_taken.append(heapq.heappop(self.memory.due))
         return [(board_type, serial, attempt) for _, board_type, serial, attempt in self.due_taken]
@@ -306,7 +295,6 @@ class Transaction:
 
 @contextmanager
 def begin(engine: Engine, boards: BoardCache, memory: WriterMemory, clock: Clock) -> Iterator[Transaction]:
-    """Commit at the end of the block, or roll back and raise."""
     tx: Transaction | None = None
     try:
         with engine.begin() as connection:
@@ -327,7 +315,6 @@ def begin(engine: Engine, boards: BoardCache, memory: WriterMemory, clock: Clock
 
 
 def read_numbers(connection: Connection) -> LastNumbers:
-    """Read the row of `stream_position`; the first time write it."""
     row = run_prepared(connection, _NUMBERS).fetchone()
     if row is None:
         zeros = {"last_seq": 0, "last_inspection_id": 0, "last_board_id": 0}

@@ -51,7 +51,7 @@ WHERE next <> seq + 1 LIMIT 3
 
 @dataclass(frozen=True, slots=True)
 class WriteAheadLog:
-    """The write-ahead log after a checkpoint: its pages, and how many of them are in the database file."""
+    """The log after a checkpoint: its pages, and how many of them are in the database file."""
 
     pages: int
     done: int
@@ -59,7 +59,6 @@ class WriteAheadLog:
 
     @property
     def is_nearly_done(self) -> bool:
-        """True if the log should restart, and the rest is small enough for the writer."""
         return self.pages >= _LOG_PAGES and self.pages - self.done <= _REST_PAGES
 
     @property
@@ -72,7 +71,6 @@ class Checkpoints:
     """Checkpoints on a separate connection, from one thread: commits continue meanwhile."""
 
     def __init__(self, url: str) -> None:
-        """Open the database; raise StoreError if that fails."""
         self._path = sqlite_path(url)
         try:
             name = f"file:{quote(str(self._path))}?mode=rw"
@@ -89,7 +87,6 @@ class Checkpoints:
         return WriteAheadLog(max(0, pages), max(0, done), _size(_log_file(self._path)) or 0)
 
     def vacuum_is_due(self) -> bool:
-        """Return True if enough of the file is free that it should shrink."""
         (free_pages,) = self._connection.execute("PRAGMA freelist_count").fetchone()
         (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
         return free_pages > _FREE_PAGES and free_pages * _FREE_SHARE > pages
@@ -120,7 +117,6 @@ def write_log_again(engine: Engine) -> None:
 
 
 def vacuum_step(engine: Engine) -> None:
-    """Give some free pages back to the file system."""
     _run(engine, f"PRAGMA incremental_vacuum({_VACUUM_PAGES:d})")
 
 
@@ -130,7 +126,6 @@ def vacuum(engine: Engine) -> None:
 
 
 def optimize(engine: Engine) -> None:
-    """Refresh the planner's statistics, from a sample."""
     _run(engine, f"PRAGMA analysis_limit = {_ANALYSIS_ROWS:d}", "PRAGMA optimize")
 
 
@@ -206,12 +201,10 @@ def _connect(uri: str) -> sqlite3.Connection:
 
 
 def database_bytes(path: Path) -> int:
-    """Return the size that a copy of `path` can reach: its file and its write-ahead log."""
     return (_size(path) or 0) + (_size(_log_file(path)) or 0)
 
 
 def room_problem(folder: Path, needed_bytes: int, what: str) -> str | None:
-    """Return why `what` does not fit on the disk of `folder`, with both figures; None if it does."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes >= needed_bytes:
         return None
@@ -229,7 +222,7 @@ class CopyState:
 
 
 def schema_text(number: int) -> str:
-    """Return the release whose schema `PRAGMA user_version` names: 1002003 is 1.2.3."""
+    """Return the release of a `PRAGMA user_version`: 1002003 is 1.2.3."""
     return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 
 
@@ -252,7 +245,6 @@ def state_of(path: Path) -> CopyState:
 
 
 def kept_images(path: Path) -> list[str]:
-    """Return the `image_path` of every image that the rows of a copy name."""
     with closing(_open_copy(path)) as database:
         kept = "SELECT image_path FROM inspections WHERE image_path IS NOT NULL ORDER BY inspection_id"
         return [image_path for (image_path,) in database.execute(kept)]
@@ -301,7 +293,6 @@ def _check_references(engine: Engine) -> Iterator[str]:
 
 
 def _check_numbers(engine: Engine) -> Iterator[str]:
-    """Check that each `seq` is there once, and only pruned ones are missing."""
     with engine.connect() as connection:
         count, distinct, last = connection.execute(
             text("SELECT count(*), count(DISTINCT seq), coalesce(max(seq), 0) FROM stream")
@@ -322,7 +313,6 @@ def _check_numbers(engine: Engine) -> Iterator[str]:
 
 
 def _check_unfinished(engine: Engine, journal: Path) -> Iterator[str]:
-    """Check that the journal has the bytes of images without verdict."""
     table, segment = inspections.c, pending.c.segment
     lost = select(table.inspection_id).where(
         table.status == "accepted", ~exists().where(pending.c.inspection_id == table.inspection_id)
