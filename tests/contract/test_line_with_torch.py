@@ -10,6 +10,7 @@ import yaml
 from experts.weights import read_header
 from tests.contract.client import Line, everything_is_whole
 from tests.dying_disk import RUN_ON_A_DYING_DISK
+from tests.lines import COSERVE_RUN
 
 
 def _break_outputs(folder: Path, expert: str) -> None:
@@ -28,16 +29,21 @@ def _break_outputs(folder: Path, expert: str) -> None:
 
 
 @pytest.mark.test_all
-def test_outputs_that_are_not_numbers_and_loads_that_hang_cost_their_own_images_only(
-    tmp_path: Path, torch_experts_folder: Path
-) -> None:
-    limits = {"hang_after": "4s"}
-    line = Line(tmp_path, torch_experts_folder, command=RUN_ON_A_DYING_DISK, memory="140MB", limits=limits)
+def test_outputs_that_are_not_numbers_cost_their_own_images_only(tmp_path: Path, torch_experts_folder: Path) -> None:
+    line = Line(tmp_path, torch_experts_folder, command=COSERVE_RUN, memory="140MB")
     _break_outputs(tmp_path / "experts", "QFP64")
-    with line.service() as service:
+    with line.service():
         broken = line.result(line.send(component="F", board={"type": "named", "serial": "N1"}, designator="F1"))
         assert (broken["verdict"], broken["reason"]) == ("unknown", "expert_failed")
         assert "not finite" in line.status()["last_error"]
+        assert line.result(line.send())["verdict"] == "pass"
+
+
+@pytest.mark.test_all
+def test_loads_that_hang_cost_their_own_images_only(tmp_path: Path, torch_experts_folder: Path) -> None:
+    limits = {"hang_after": "4s"}
+    line = Line(tmp_path, torch_experts_folder, command=RUN_ON_A_DYING_DISK, memory="140MB", limits=limits)
+    with line.service() as service:
         dying = tmp_path / "experts" / "C0603.safetensors.dies"
         line.control("unload", expert="C0603")
         dying.touch()

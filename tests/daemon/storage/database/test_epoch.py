@@ -14,6 +14,8 @@ from daemon.storage.database.store import EpochRecord
 from tests import ROOT
 from tests.daemon.storage.database.store_parts import a_line
 
+pytestmark = pytest.mark.not_fast("starts processes")
+
 _KILLED = """
 import os, sys
 from pathlib import Path
