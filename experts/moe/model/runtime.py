@@ -1,7 +1,7 @@
 """A checkpoint in service: the model that transformers builds, without its experts' weights.
 
-The model is built on the `meta` device, which costs no memory; each layer's experts are replaced by a module without
-weights; all other tensors are read from the files and assigned. Nothing is downloaded.
+The model is built on `meta`, without memory; each layer's experts are replaced by a module without weights; all other
+tensors are read from the files and assigned. Nothing is downloaded.
 """
 
 import threading
@@ -87,7 +87,7 @@ class MoeRuntime:
             self._named_rows = None
 
     def check(self) -> None:
-        """Raise if a failed step has left state that later ones would meet: a wrong ledger, a lost device."""
+        """Raise if a failed step left state that later ones would meet: a wrong ledger, a lost device."""
         self.cache.check()
         device = next(self.model.parameters()).device
         if device.type == "cuda":
@@ -100,7 +100,7 @@ class MoeRuntime:
         self.store.close()
 
     def route_layer(self, routing: Routing) -> tuple[Routing, ExpertIterator]:
-        """Let the mode change a layer's routing, and return it with the weights of its experts."""
+        """Let the mode change a layer's routing; return it with its experts' weights."""
         carried_out = self.mode.route(routing)
         if self.observers:
             assert self._step is not None, "layers run within a forward of the model"
@@ -147,9 +147,9 @@ class MoeRuntime:
 
 
 def read_model(folder: Path) -> tuple[Any, MoeArch, Checkpoint]:
-    """Return the model on `meta` with its experts, its shapes, and the places of its tensors. Raises ModelError.
+    """Return the model on `meta` with its experts, its shapes, and the places of its tensors.
 
-    Checks that the checkpoint has exactly the tensors of the model, in the right shapes.
+    Raises ModelError unless the checkpoint has exactly the tensors of the model, in the right shapes.
     """
     library = transformers()
     config = load_config(folder)

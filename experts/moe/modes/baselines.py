@@ -17,7 +17,7 @@ from experts.moe.weights.prepared import PreparedFiles
 
 
 class Resident(Mode):
-    """Keeps all experts in memory from the start: the oracle that every other mode is compared with."""
+    """Keeps all experts in memory from the start: the oracle for all other modes."""
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
         super().attach(cache, arch)
@@ -32,13 +32,13 @@ class Resident(Mode):
 
 
 class OnDemand(Mode):
-    """Loads an expert when the gate has chosen it, and computing waits for every one: serving without prediction."""
+    """Loads an expert when the gate has chosen it, and computing waits: serving without prediction."""
 
 
 class Lookahead(Mode):
     """Prefetches what the next layer's gate would choose for this layer's input, without any training.
 
-    Hidden states change little from layer to layer, so the guess is good; every trained predictor stands beside it.
+    Hidden states change little from layer to layer, so the guess is good: a baseline for every trained predictor.
     """
 
     def route(self, routing: Routing) -> Routing:
@@ -58,7 +58,7 @@ class Lookahead(Mode):
 
 
 class Popularity(Mode):
-    """Keeps the most popular experts of each layer; the others pass through one slot when they are needed.
+    """Keeps the most popular experts of each layer; the others pass through one slot when needed.
 
     `shares`: (L, E), each expert's part of a layer's tokens, counted on training text.
     """
@@ -103,7 +103,7 @@ class Popularity(Mode):
 class Prune(Popularity):
     """Static pruning: only the most popular experts exist, and each gate chooses among them as under SwapMoE.
 
-    The choice of experts depends on the budget and on nothing else.
+    The choice of experts depends on nothing but the budget.
     """
 
     lossless = False

@@ -1,7 +1,6 @@
 """DuoServe's choice of experts to fetch (DuoServe-MoE §5). Eviction is left to the cache's policy.
 
-Probabilities come from the predictor, one row for each token of a decode step: how likely the token is to choose each
-expert of the next layer.
+The predictor gives one row of probabilities for each token of a decode step: how likely it chooses each expert.
 """
 
 from collections.abc import Collection, Sequence
@@ -34,7 +33,7 @@ def plan_prefetch(
 ) -> tuple[int, ...]:
     """Return the predicted experts of a layer, at most `slots`: more would evict one another.
 
-    The residents that must stay come first, then the ones to fetch, each likeliest first.
+    Residents that must stay come first, then those to fetch, each likeliest first.
     """
     predicted = likeliest(probabilities, width)[:slots]
     return tuple(sorted(predicted, key=lambda expert: expert not in resident))
@@ -43,8 +42,8 @@ def plan_prefetch(
 def first_of_prefill(popularity: Sequence[float], resident: Collection[int], tokens: int, top_k: int) -> int | None:
     """Return the expert to fetch while a prefill still computes up to a layer's gate (§5.2).
 
-    Experts run in ascending order, so it is the first absent one that `tokens` tokens are expected to need at least
-    once; None if every expected one is resident.
+    Experts run in ascending order, so it is the first absent one that `tokens` tokens are expected to need; None if
+    every expected one is resident.
     """
     for expert, share in enumerate(popularity):
         if expert not in resident and share * top_k * tokens >= 1.0:

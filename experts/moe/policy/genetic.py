@@ -1,8 +1,7 @@
 """A genetic search over whole numbers, by which SwapMoE divides memory among layers (§3.5.2, settings of §4).
 
-In each generation some configurations change one of their numbers, and a few are crossed with another; those that break
-a constraint are removed, and the best of the others stay. A population has no duplicates: otherwise copies of the best
-would soon fill it.
+In each generation some configurations change one number and a few are crossed; those that break a constraint are
+removed, the best of the others stay. Duplicates are removed: copies of the best would soon fill the population.
 """
 
 from collections.abc import Callable, Sequence
@@ -74,7 +73,7 @@ def search(
     settings: SearchSettings | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Configuration:
-    """Return the best configuration of a search; `progress` is called with the number of each generation.
+    """Return the best configuration; `progress` is called with the number of each generation.
 
     Raises ValueError if none of the first configurations is allowed.
     """

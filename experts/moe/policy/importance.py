@@ -1,6 +1,6 @@
 """Virtual experts of SwapMoE: recent importance of experts, the swaps that it calls for, and the layers' update turns.
 
-Importance itself is measured beside the model (experts/moe/modes/swapmoe/mode.py); its values come in as numbers.
+Importance itself is measured beside the model (experts/moe/modes/swapmoe/mode.py) and comes in as numbers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from experts.moe.policy.eviction import EvictionPolicy, Key, split_evenly
 
 @dataclass(frozen=True, slots=True)
 class ExpertSwap:
-    """Load an expert in the slot of `evict`; in an empty slot if that is None."""
+    """Load an expert into the slot of `evict`, or into an empty slot if that is None."""
 
     load: Key
     evict: Key | None
@@ -21,8 +21,8 @@ class ExpertSwap:
 class Importance:
     """Importance of each expert of each layer for recent tokens, mixed with a prior.
 
-    A token's weight halves with every `window` tokens that follow it. The prior (`set_prior`) counts as much as
-    `prior_tokens` tokens and does not fade: a window is a small sample.
+    A token's weight halves with every `window` tokens that follow it. The prior (`set_prior`) counts as `prior_tokens`
+    tokens and does not fade, since a window is a small sample.
     """
 
     def __init__(self, layers: int, experts: int, window: float, prior_tokens: float) -> None:

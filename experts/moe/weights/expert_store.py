@@ -1,7 +1,7 @@
 """Expert weights on disk and how they reach a slot: one positioned read for each contiguous piece.
 
-A fused layout takes two reads for an expert, one tensor per matrix takes three; after `coserve moe import` one read
-does (slot_file.py). Nothing is mapped into memory.
+An expert takes two reads in a fused layout, three with one tensor per matrix, one after `coserve moe import`
+(slot_file.py). Nothing is mapped into memory.
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ def _part(tensor: TensorLocation, number: int, parts: int, place: int) -> ReadPi
 
 
 def _merge(pieces: Sequence[ReadPiece]) -> tuple[ReadPiece, ...]:
-    """Join pieces that are neighbours both in the file and in the slot into one read."""
+    """Join pieces that are neighbours both in the file and in the slot."""
     merged: list[ReadPiece] = []
     for piece in pieces:
         last = merged[-1] if merged else None

@@ -38,7 +38,7 @@ class DuoServeRecipe:
 
 
 def fit(inputs: FitInputs) -> None:
-    """Train the predictors that are missing."""
+    """Train the missing predictors."""
     prepared, recipe = inputs.prepared, DuoServeRecipe()
     trace = load_trace(prepared, TRAIN)
     for layer in range(1, trace.layers):
@@ -54,12 +54,11 @@ def fit(inputs: FitInputs) -> None:
 
 
 def part_name(layer: int) -> str:
-    """Return the name of the prepared file with the predictor for `layer`."""
     return f"duoserve/layer-{layer}"
 
 
 def states_of(trace: Trace, layer: int) -> StateConstructor:
-    """Return the builder of states for `layer`, with popularity and affinity of the trace."""
+    """Return the builder of states for `layer`, with the trace's popularity and affinity."""
     shape = StateShape(trace.layers, trace.experts, trace.index.shape[2])
     return StateConstructor(shape, layer, popularity(trace)[layer], affinity(trace, known_layers(layer) - 1, layer))
 
@@ -143,11 +142,11 @@ def _batches(tokens: int, batch: int, generator: torch.Generator) -> Iterator[to
 
 
 def _bfloat16_is_fast() -> bool:
-    """Return True if the CPU multiplies matrices of bfloat16 in hardware: training then takes 2.4 times less time."""
+    """The CPU multiplies bfloat16 matrices in hardware: training then takes 2.4 times less time."""
     return bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
 def _provenance(trace: Trace, recipe: DuoServeRecipe) -> dict[str, Any]:
-    """Return the origin of a predictor: a predictor of another origin is trained again."""
+    """Return the origin of a predictor: one of another origin is trained again."""
     origin = {"trace": [len(trace.index), trace.prompts], "lead": LEAD}
     return origin | asdict(recipe) | {"widths": list(recipe.widths)}

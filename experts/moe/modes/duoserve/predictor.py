@@ -2,8 +2,8 @@
 
 The state is s = [h, p, a]. h: the experts chosen so far, zero-padded to a fixed length. p: popularity of the layer to
 be predicted. a: affinity of the layer to the chosen experts. Ours (docs/decisions.md): h has one place for each expert
-of each layer, with the gate's weights beside it, instead of the experts' numbers; the path of the token before belongs
-to it; it ends `LEAD` layers before the predicted one, which leaves time to predict and to fetch; and a has only the
+of each layer, with the gate's weights beside it, instead of the experts' numbers; it includes the path of the token
+before; it ends `LEAD` layers before the predicted one, which leaves time to predict and to fetch; and a has only the
 rows of the experts chosen last, since the whole matrix is the same for every token of a layer.
 """
 
@@ -137,7 +137,7 @@ class ExpertMLP(nn.Sequential):
 class LayerPredictor:
     """A trained ExpertMLP of one layer for inference, giving independent probabilities of experts. Thread-safe.
 
-    `layers`: weights as (inputs, outputs), so that the numbers of one input lie together, and biases.
+    `layers`: weights as (inputs, outputs), so that one input's numbers lie together, and biases.
     """
 
     def __init__(self, states: StateConstructor, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -175,11 +175,10 @@ class LayerPredictor:
 class _SingleToken:
     """A layer's network for a single token on a CPU, in as few torch calls as possible.
 
-    At each torch call two threads may compete for the interpreter's lock, and the one that computes the model then
-    sleeps and wakes: 60 calls for each of five predictions made a token take 6.9 ms instead of 2.9. The time of a token
-    is the time of reading the weights from memory. So inputs that are the same for every token are part of the bias,
-    the first layer adds the rows that the token's path names, and the large layers read only the weights whose input is
-    not zero: half of them, behind a ReLU.
+    At each torch call two threads may compete for the interpreter's lock, and the one that computes the model sleeps
+    and wakes: 60 calls for each of five predictions took 6.9 ms a token instead of 2.9. The rest is reading the weights
+    from memory. So inputs that are the same for every token are part of the bias, the first layer adds the rows that
+    the token's path names, and the large layers read only weights whose input is not zero: half of them, behind a ReLU.
     """
 
     def __init__(self, states: StateConstructor, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

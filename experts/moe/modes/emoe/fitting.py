@@ -61,7 +61,7 @@ def _measure_sensitivity(inputs: FitInputs) -> None:
 
 
 def prompts_of(trace: Trace) -> list[list[int]]:
-    """Return the prompts of each task, in their order."""
+    """Return the prompts of each task, in order."""
     return [torch.nonzero(trace.task == task).flatten().tolist() for task in range(len(trace.tasks))]
 
 
@@ -73,7 +73,7 @@ def prompt_spreads(trace: Trace) -> torch.Tensor:
 
 
 class PromptStream:
-    """An endless stream of prompts: tasks drawn alike (§2.1), each task's texts in their order from a random start.
+    """An endless stream of prompts: tasks drawn alike (§2.1), each task's texts in order from a random start.
 
     `prompts_of[t]`: numbers of the prompts of task t.
     """
@@ -133,7 +133,7 @@ def _example(
 ) -> tuple[torch.Tensor, ...]:
     """Draw a past of a stream, and a later prompt whose layers are seen in a random order or not at all.
 
-    The prompt comes up to `ahead` prompts after the past, as in serving, where the predictor runs every few prompts.
+    The prompt comes up to `ahead` prompts after the past: in serving, too, the predictor runs every few prompts.
     """
     stream = PromptStream(prompts, generator)
     past = [stream.take() for _ in range(recipe.history)]
@@ -176,5 +176,5 @@ def _prior(trace: Trace) -> torch.Tensor:
 
 
 def provenance(trace: Trace, recipe: EmoeRecipe) -> dict[str, object]:
-    """Return the origin of a predictor: a predictor of another origin is trained again."""
+    """Return the origin of a predictor: one of another origin is trained again."""
     return {"recipe": asdict(recipe), "prompts": trace.prompts, "tokens": len(trace.token)}

@@ -1,10 +1,9 @@
 """The predictor of eMoE (§3.2.2): an XLNet from the routing of past prompts to that of the next ones.
 
 An element of its sequence is the distribution of one prompt's tokens over the experts of one layer. Past prompts come
-first, then the task of the predicted prompt, then its layers, whose distributions are masked: XLNet learns them in
-random orders, each layer from the past and from the layers before it in the order. So one network predicts in both ways
-of the paper: all layers at once from the past prompts (eMoE-A), or one after the other, each also from those before it
-(eMoE-L).
+first, then the task of the predicted prompt, then its layers, masked: XLNet learns them in random orders, each from the
+past and from the layers before it in the order. So one network predicts in both ways of the paper: all layers at once
+from the past prompts (eMoE-A), or one after the other, each also from those before it (eMoE-L).
 """
 
 from collections.abc import Sequence
@@ -19,9 +18,9 @@ Variant = Literal["all", "layer"]
 
 
 class ExpertPredictor(nn.Module):
-    """`prior`: (tasks + 1, L, E), popularity of experts in training for each task and, last, for unknown tasks.
+    """Learns the deviation from `prior`.
 
-    The network learns the deviation from it.
+    `prior`: (tasks + 1, L, E), popularity of experts in training for each task and, last, for unknown tasks.
     """
 
     prior: torch.Tensor

@@ -1,8 +1,7 @@
 """SwapMoE's planner (§3.4, §3.5): memory for layers and the frequency of updates, from measurements of this model.
 
 Random configurations are measured in serving; a two-layer network learns their losses; a genetic search finds the
-configuration with the lowest expected loss within memory and bandwidth. Plans are stored with the norms and importance
-of the experts.
+lowest expected loss within memory and bandwidth. Plans are stored with the norms and importance of the experts.
 """
 
 import random
@@ -34,7 +33,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """Facts of a checkpoint that are known before the first token.
+    """What is known of a checkpoint before the first token.
 
     `norms`: (L, E) float32, ‖Eᵢ‖. `importance`: (L, E) float32, Eq. 2 summed over training text, in any unit.
     """
@@ -65,7 +64,7 @@ def save_preparation(prepared: PreparedFiles, preparation: Preparation) -> Path:
 
 
 def with_plan(plans: Iterable[MemoryPlan], new: MemoryPlan) -> tuple[MemoryPlan, ...]:
-    """Return the plans, ordered by budget, with a new one that replaces that of the same budget."""
+    """Return the plans, ordered by budget, with the new one in place of that of the same budget."""
     others = [plan for plan in plans if plan.budget_bytes != new.budget_bytes]
     return tuple(sorted([*others, new], key=lambda plan: plan.budget_bytes))
 
@@ -108,8 +107,8 @@ class LossModel:
     """Two linear layers from the virtual experts of each layer to the loss (§3.4.2), fitted by least squares.
 
     Each layer's number enters as the logarithm of its share of the layer's experts: the first experts of a layer are
-    worth most, and in logarithms the error on configurations left out was a third lower. Raises ValueError with fewer
-    than two measurements.
+    worth most, and logarithms cut the error on unseen configurations by a third. Raises ValueError with fewer than two
+    measurements.
     """
 
     def __init__(self, measured: Sequence[MeasuredPlan], experts: int, *, width: int = 8, steps: int = 100) -> None:
@@ -150,10 +149,10 @@ class LossModel:
 def random_counts(
     layers: int, experts: int, floor: int, slots: int, number: int, seed: int = 0
 ) -> tuple[Configuration, ...]:
-    """Draw configurations to measure for a budget of `slots`: the even one first, then random ones.
+    """Draw configurations to measure for a budget of `slots`: the even one first, then random ones within it.
 
     Every other one uses the whole budget, as plans do; the others use seven tenths of it or more, because a model
-    fitted to one sum alone cannot tell the worth of one more expert. None takes more memory than the budget.
+    fitted to one sum alone cannot tell the worth of one more expert.
     """
     rng = random.Random(seed)
     space = SearchSpace((floor,) * layers, (experts,) * layers, max(slots, layers * floor))
@@ -192,10 +191,7 @@ def plan_counts(
     settings: SearchSettings | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Configuration:
-    """Return the unmeasured configuration with the lowest predicted loss within memory and bandwidth.
-
-    Raises ValueError if there is none.
-    """
+    """Return the unmeasured configuration of lowest predicted loss within memory and bandwidth; ValueError for none."""
     layers = len(measured[0].counts)
     turnover = _turnover(measured, experts)
     measured_counts = {plan.counts for plan in measured}
