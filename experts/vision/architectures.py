@@ -61,7 +61,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def head_rows(architecture: Architecture, class_count: int) -> int:
-    """Rows of the classifier's last layer, padding included; a detector has one per class."""
+    """Return the rows of the classifier's last layer, padding included; a detector has one per class."""
     if architecture.task == "detect":
         return class_count
     return -(-class_count // HEAD_ROWS_MULTIPLE) * HEAD_ROWS_MULTIPLE
@@ -75,6 +75,6 @@ def layout_id(
     memory_format: str,
     head: str = PLAIN_HEAD,
 ) -> LayoutId:
-    """Experts with the same one fit the same slot."""
+    """Name the slot layout: experts with the same one fit the same slot."""
     rows = head_rows(architecture, class_count)
     return LayoutId(f"{architecture.name}-{rows}-{input_size}-{dtype}-{memory_format}-{head}")

@@ -1,9 +1,9 @@
-"""Networks of a CPU whose convolutions get weights in the blocks that oneDNN's kernels read.
+"""CPU networks whose convolutions get weights in the blocks that oneDNN's kernels read.
 
-Given weights as files hold them, torch has oneDNN rearrange them for every batch, which takes a fifth of a single
-image's time. Packing them once takes as long as two or three batches save, so it is done at the third batch after a
-load: an expert that comes and goes is not packed. Answers are the same to the bit. The blocks depend on the processor,
-on the sides of the input and on the executor's threads, and take up to 2 % more memory than the file says.
+Otherwise oneDNN rearranges the weights for every batch: a fifth of a single image's time. Packing takes as long as two
+or three batches save, so it waits for the third batch after a load: an expert that comes and goes is not packed.
+Answers are the same to the bit. The blocks depend on the processor, the input's sides and the executor's threads, and
+take up to 2 % more memory than the file says.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ class PackingNetwork(nn.Module):
         self._batches = 0
 
     def forget(self) -> None:
-        """Give packed weights back: the slot is to hold other ones."""
+        """Give packed weights back: the slot is to hold others."""
         was_packed = any(part.packed is not None for part in self._convolutions)
         for part in self._convolutions:
             part.packed = None
