@@ -287,7 +287,7 @@ def make_anchors(strides: Sequence[float], input_size: int) -> tuple[torch.Tenso
 
 
 def _pick_end_to_end(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Pick the best (box, class) pairs as ultralytics' `Detect.postprocess`: boxes first, then pairs among their classes.
+    """Pick the best (box, class) pairs as ultralytics' `Detect.postprocess`: boxes first, then pairs of their classes.
 
     boxes: (B, 4, A); scores: (B, classes, A). Returns (B, min(300, A), 6).
     """

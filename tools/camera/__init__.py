@@ -1,7 +1,6 @@
 """Pictures for a line: folders, watched folders, videos, cameras, rendered boards (docs/cameras.md).
 
-`coserve camera` and the demo import from here. It publishes through coserve_client, and knows nothing of the daemon
-but its endpoints.
+Publishes through coserve_client, and knows nothing of the daemon but its endpoints.
 """
 
 import os

@@ -98,7 +98,7 @@ def _waiting(images: int) -> str:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that moves a bar on a terminal (name, bytes done, bytes in all); elsewhere it does nothing."""
+    """Yield a function that moves a bar (name, bytes done, bytes in all), on a terminal only."""
     from tools.query.formats import clean_up_on_sigterm
 
     clean_up_on_sigterm()

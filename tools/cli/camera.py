@@ -457,7 +457,7 @@ def _size_of(text: str | None) -> tuple[int, int] | None:
 
 @contextmanager
 def _failing(status: int) -> Iterator[None]:
-    """Leave with `status` and the sentence of an error that a person can mend."""
+    """Leave with `status` and the sentence of an error that a person can fix."""
     from tools.camera.frame_source import SourceError
     from tools.camera.layout import PictureError
 

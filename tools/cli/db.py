@@ -158,7 +158,6 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJ
 
 
 def _prune_by_daemon(control: str, note: str | None) -> dict[str, Any]:
-    """Have the daemon prune a round; return what it pruned meanwhile."""
     from daemon.storage.pruning import PruneCounts
     from daemon.wire.control import ask
     from experts.versions import current_user
@@ -172,7 +171,7 @@ def _prune_by_daemon(control: str, note: str | None) -> dict[str, Any]:
 
 
 def _prune_here(config: Path, settings: Any, note: str | None) -> dict[str, Any]:
-    """Prune while no daemon runs; the line's locks keep it so until this is done."""
+    """Prune without a daemon; the line's locks keep one from starting."""
     from daemon.errors import ConfigError
     from daemon.storage.claims import claim
     from daemon.storage.database.connections import StoreError

@@ -421,7 +421,7 @@ def _print_facts(facts: dict[str, Any], plant: "PlantTime") -> None:
 
 
 def _history(facts: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Return the changes of versions, and the first verdict of each version, oldest first."""
+    """Return the changes of versions, and the first verdict of each, oldest first."""
     steps = facts["steps"] if len(facts["steps"]) > 1 else []  # a single step is the first look at the catalog
     rows = [(step["at"], step["did"], step["version"], step["before"], step["by"]) for step in steps]
     rows += [
@@ -451,7 +451,6 @@ def _print_drift(name: str, drift: dict[str, Any]) -> None:
 
 
 def _bars(counts: Sequence[int]) -> str:
-    """Return counts as a row of bars of eight heights."""
     highest = max(counts, default=0)
     return "".join(" ▁▂▃▄▅▆▇█"[0 if not n else 1 + (7 * n) // highest] for n in counts) if highest else ""
 

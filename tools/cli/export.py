@@ -115,7 +115,7 @@ def _print_progress(part: str) -> None:
 
 
 def _verify(package: Path, key: Path | None, config: Path | None, *, as_json: bool) -> int:
-    """Print the differences of a package, compared with the database of `config` too; return 1 if there are any."""
+    """Print a package's differences, from the database of `config` too; return 1 if there are any."""
     from daemon.wire.keys import KeyFileError
     from tools.query.formats import os_errors_end
     from tools.query.package.verify import verify_package

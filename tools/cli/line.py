@@ -305,7 +305,7 @@ def limits(
 
 
 def _places(expert: dict[str, Any]) -> str:
-    """Return the devices that hold an expert, and mark pins and loads."""
+    """Return the devices that hold an expert, with pins and loads."""
     pinned = [f"{device} (pinned)" if device in expert["pinned"] else device for device in expert["resident"]]
     return ", ".join([*pinned, *(f"{device} (loading)" for device in expert["loading"])]) or "–"
 

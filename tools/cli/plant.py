@@ -236,14 +236,13 @@ def releases(
 
 
 def _cell(name: str, value: Any) -> Any:
-    """Format a fact for the table: a size with its unit, a time as its date."""
     if name == "bytes":
         return size_text(value)
     return value[:10] if name.endswith("_at") and value else value
 
 
 def _row(source: "Source", name: str, number: int, keys: dict[Path, Any] | None) -> dict[str, Any]:
-    """Return the facts of a release, and with `keys` who signed it; the first thing that is wrong is its problem."""
+    """Return the facts of a release, and with `keys` its signer; the first thing wrong is its problem."""
     from daemon.registry.manifest import ReleaseError, decode, signer_of
     from daemon.registry.store import Store
 

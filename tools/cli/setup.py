@@ -286,7 +286,6 @@ def profile(
 
 
 def _as_figures(measured: "MeasuredProfile") -> dict[str, Any]:
-    """Return the file's content with the measurements behind it."""
     from tools.profile.run import as_document
 
     document = as_document(measured)
@@ -337,7 +336,6 @@ def _print_device(figures: "DeviceProfile") -> None:
 
 
 def _short(layout: str) -> str:
-    """Return the short name that people use; the file has the whole name."""
     architecture, _, size, dtype, *_ = layout.split("-")
     return f"{architecture} {size} px {dtype}"
 
@@ -400,7 +398,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class _Simulated:
-    """A task on a machine, ready to be simulated under any policy; `live` has the figures of a recorded run."""
+    """A task on a machine, ready for any policy; `live` has the figures of a recorded run."""
 
     title: str
     bound_s: float
@@ -476,7 +474,7 @@ def _of_trace(path: Path, *, keep_spans: bool) -> _Simulated:
 def _run_policies(
     names: Sequence[str], simulated: _Simulated, timeline: Path | None, until_s: float | None
 ) -> "list[Row]":
-    """Return a row for each policy, and draw its timeline; of several, the policy's name goes into the file's name."""
+    """Return a row for each policy, and draw its timeline; of several, the file's name has the policy's."""
     from tools.simulate.engine import StuckError
     from tools.simulate.report import draw_timeline, row_of
 

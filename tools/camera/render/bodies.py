@@ -12,7 +12,7 @@ _PRINT: Colour = (0.87, 0.88, 0.88)
 
 
 def draw_body(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:
-    """Everything of the part that moves with it. Draws nothing where the part is missing."""
+    """Draw everything of the part that moves with it; nothing if the part is missing."""
     if condition.kind == "missing":
         return
     if condition.kind == "tombstone":
@@ -59,7 +59,7 @@ def _led(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) 
 
 
 def _leads(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:
-    """Gull wings from the body to the pads.
+    """Draw gull wings from the body to the pads.
 
     A lifted one is bent aside, longer, and throws a shadow on its pad; one with too little solder stays dull.
     """

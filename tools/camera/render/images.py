@@ -32,12 +32,11 @@ def board_plan(boards: int, seed: int, prefix: str) -> list[tuple[str, str, int]
 
 
 def new_prefix() -> str:
-    """Return a prefix for serials that differs from those of a second ago."""
+    """Return a prefix for serials that changes every second."""
     return f"R{int(time.time()):x}"
 
 
 def count_parts(boards: int) -> int:
-    """Return the number of images of so many boards."""
     return sum(len(board_types()[board_type].places) for _, board_type, _ in board_plan(boards, 0, ""))
 
 
@@ -48,7 +47,6 @@ def rendered_images(boards: int, seed: int, prefix: str, lot: str | None) -> Ite
 
 
 def images_of(board: RenderedBoard, serial: str, lot: str | None) -> Iterator[CameraImage]:
-    """Yield the parts of one board in placement order."""
     for part in board.placements:
         _, payload = cv2.imencode(".png", cv2.cvtColor(part.pixels, cv2.COLOR_RGB2BGR))
         yield CameraImage(

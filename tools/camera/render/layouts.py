@@ -34,7 +34,6 @@ class BoardType:
     places: tuple[PartPlace, ...]
 
     def designators(self) -> dict[str, list[str]]:
-        """The designators of each component type."""
         named: dict[str, list[str]] = {}
         for place in self.places:
             named.setdefault(place.component, []).append(place.designator)
@@ -128,7 +127,7 @@ _DISPLAY = (
 
 
 def board_types() -> dict[str, BoardType]:
-    """The four products of the demo line by name."""
+    """Return the four products of the demo line by name."""
     boards = (
         _board("controller", "CTRL-44 REV C", (1180, 800), (0.05, 0.29, 0.16), _GOLD, 11, _CONTROLLER),
         _board("power-supply", "PSU-60W REV B", (1120, 780), (0.06, 0.15, 0.36), _SILVER, 12, _POWER),
@@ -139,7 +138,7 @@ def board_types() -> dict[str, BoardType]:
 
 
 def training_panel(components: list[str], design_seed: int) -> BoardType:
-    """A panel that carries the named components on a grid, in a look of its own."""
+    """Make a panel that carries the named components on a grid, in a look of its own."""
     rng = np.random.default_rng([77, design_seed])
     library = part_types()
     columns = max(1, round(np.sqrt(len(components))))

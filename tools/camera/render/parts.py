@@ -30,8 +30,8 @@ class Pad:
 class PartType:
     """A component type as the renderer draws it.
 
-    `shift_px` and `skew_deg` are where a good placement ends and a defect begins: good parts stay within a fifth
-    of the first number of each range, bad ones lie inside the range.
+    `shift_px` and `skew_deg` are where a good placement ends and a defect begins: good parts stay within a fifth of
+    each range's first number, bad ones lie inside the range.
     """
 
     name: str
@@ -177,5 +177,5 @@ def _library() -> tuple[PartType, ...]:
 
 
 def part_types() -> dict[str, PartType]:
-    """The library by component type."""
+    """Return the library by component type."""
     return {part.name: part for part in _library()}
