@@ -1,4 +1,4 @@
-"""A checkpoint that a command was given: its shapes, and its model opened in a mode."""
+"""A command's checkpoint: its shapes, and its model opened in a mode."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -33,8 +33,8 @@ _COLUMNS = ("plan", "virtual experts of each layer", "nats per token", "loads pe
 class PlanProfile:
     """The text that configurations are measured on: windows of the training files, domain after domain.
 
-    The first half of `length` tokens is a prompt; the others come `chunk` in a step, which is as quick as prefill and
-    swaps experts as decoding would.
+    The first half of `length` tokens is a prompt; the others come `chunk` in a step, as quick as prefill, and swap
+    experts as decoding would.
     """
 
     of_domain: int = 6
@@ -112,7 +112,7 @@ class Planner:
         return plan
 
     def measured(self, counts: "Configuration", period: int) -> "MeasuredPlan":
-        """Return the measurement of a configuration, taken now unless it is saved."""
+        """Return a configuration's measurement, taken now unless it is saved."""
         key = f"{'-'.join(map(str, counts))}@{period}"
         if key not in self._measured:
             self._measured[key], _, _ = self._serve(counts, period, self._windows)
@@ -121,7 +121,7 @@ class Planner:
         return self._measured[key]
 
     def _frequency(self) -> "tuple[PlanLimits, int]":
-        """Measure the loads that a step has time for, and find the highest frequency within them (§3.5.1)."""
+        """Measure how many loads fit in a step, and find the highest frequency within them (§3.5.1)."""
         from experts.moe.modes.swapmoe.planner import PlanLimits, fastest_period
         from tools.moe.progress import progress_bars
 
@@ -185,7 +185,7 @@ class Planner:
     def _serve(
         self, counts: "Configuration", period: int, windows: "Sequence[torch.Tensor]"
     ) -> "tuple[MeasuredPlan, float, float]":
-        """Open the model with a configuration, and pass over the windows; return ms of a load and of a step, too."""
+        """Open the model with a configuration and pass over the windows; return ms of a load and of a step, too."""
         from experts.moe.model.runtime import MoeRuntime
         from experts.moe.modes.swapmoe.mode import SwapMoe
         from experts.moe.modes.swapmoe.planner import MeasuredPlan
@@ -213,7 +213,7 @@ class Planner:
 
 
 def _slots(arch: "MoeArch", budget: str, checkpoint: Path) -> int:
-    """Return how many experts a budget holds. Raises ModelError if it is not a size, or too small for the mode."""
+    """Return how many experts a budget holds. Raises ModelError if it is no size, or too small for the mode."""
     from daemon.units import parse_bytes
     from experts.moe.errors import ModelError
 

@@ -33,7 +33,7 @@ class TaskText:
 
 
 def read_texts(folder: Path) -> dict[str, list[str]]:
-    """Return the texts of each task: a folder in `folder`, with all files below it. Raises ModelError."""
+    """Return each task's texts: a folder in `folder`, with all files below it. Raises ModelError."""
     texts: dict[str, list[str]] = {}
     try:
         for file in sorted(file for file in folder.rglob("*") if file.is_file()):

@@ -1,4 +1,4 @@
-"""`coserve explain`: the reasons for an image's verdict, judged once more from the stored answers, in words."""
+"""`coserve explain`: the reasons for an image's verdict, judged again from the stored answers, in words."""
 
 import json
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> i
 def _picture_size(
     settings: Config, engine: Engine, record: InspectionRecord, rules: StoredRules
 ) -> tuple[PictureSize | None, str | None]:
-    """Return the picture's width and height if a rule needs them, and a note if they are not its own."""
+    """Return the picture's width and height if a rule needs them, and a note if they are another's."""
     if not rules.places_boxes(record):
         return None, None
     own = record.inspection["image_path"]
@@ -106,7 +106,7 @@ def _document(record: InspectionRecord, retraced: RetracedVerdict, today: Catalo
 def _stage_document(
     record: InspectionRecord, row: Row, step: RetracedStep | None, today: CatalogVersions
 ) -> dict[str, Any]:
-    """Return one expert's row, its settings then, and what the rule made of its answer, if that is known."""
+    """Return one expert's row, its settings then, and what the rule made of its answer, if known."""
     settings = record.settings.get((row["expert"], row["expert_settings"]))
     fields = {
         **row,

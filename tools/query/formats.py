@@ -106,7 +106,7 @@ def _timestamp(value: str | None) -> datetime | None:
 
 @contextmanager
 def os_errors_end(path: Path) -> Iterator[None]:
-    """End the command on an OSError. For a full disk name `path`, which was written, and not a file that was read."""
+    """End the command on an OSError. A full disk names `path`, which was written, not a file that was read."""
     try:
         yield
     except OSError as error:

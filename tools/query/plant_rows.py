@@ -1,4 +1,4 @@
-"""Queries for the images and boards of all lines in the hub of a plant, each with its line."""
+"""Queries for the images and boards of all lines in a plant's hub, each with its line."""
 
 from collections.abc import Sequence
 from datetime import UTC, timedelta

@@ -40,7 +40,7 @@ def waiting_images(settings: Config, limit: int, which: WaitingFilter | None = N
 
 
 def find_board(settings: Config, name: str, board_type: str | None) -> int:
-    """Return the board_id that `name` is, or that of the newest attempt at the board with this serial.
+    """Return `name` if it is a board_id, else that of the newest attempt at the board with this serial.
 
     Raises DecisionError if it is the board_id of one board and the serial of another, UnknownInspectionError if none.
     """

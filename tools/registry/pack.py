@@ -21,7 +21,7 @@ def push(
     with_rules: bool = True,
     note: str | None = None,
 ) -> Manifest:
-    """Add a release with the next number to `to`; its files go first, so that it is there completely or not at all.
+    """Add a release with the next number to `to`; its files go first, so that it is there whole or not at all.
 
     Raises ReleaseError or VersionsError; then `to` has no new release.
     """

@@ -10,7 +10,7 @@ import pynvml
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as the driver has it. `capability` is (major, minor)."""
+    """`capability` is (major, minor)."""
 
     name: str
     total_bytes: int
@@ -28,7 +28,7 @@ class Driver:
 
 
 def find_driver() -> Driver | None:
-    """The driver of this machine; None if there is none or it does not answer."""
+    """Return this machine's driver; None if there is none or it does not answer."""
     try:
         with _nvml():
             cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())

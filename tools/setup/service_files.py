@@ -74,7 +74,7 @@ def default_rules() -> str:
 
 
 def unit(config: Config, path: Path, places: Places) -> str:
-    """`coserve.service` for the line of `config`, which is read from `path`."""
+    """Return `coserve.service` for the line of `config`, which is read from `path`."""
     writable = written_folders(config)
     weights = dict.fromkeys([config.catalog.parent, *(model.checkpoint for model in config.models.values())])
     outside = [folder for folder in writable if not any(folder.is_relative_to(place) for place in _GRANTED)]
@@ -116,7 +116,7 @@ def secrets(config: Config) -> dict[str, Path]:
 
 
 def _key_files(config: Config, *, only_secrets: bool = False) -> dict[str, Path]:
-    """Return the files of keys, tokens and certificates by configuration key, systemd's own credentials among them."""
+    """Return the files of keys, tokens and certificates by configuration key, systemd's own credentials included."""
     own = {"security.server_key": config.security.server_key, "security.http_token": config.security.http_token}
     return {key: file for key, file in own.items() if file is not None} | {
         f"consumers.{name}.{'.'.join(key)}": file
@@ -132,7 +132,7 @@ def credentials(config: Config) -> list[str]:
 
 
 def unreadable_secrets(config: Config, uid: int) -> list[Path]:
-    """Return secrets that lie in files of another user than `uid`, which the daemon could not read."""
+    """Return secrets in files of another user than `uid`, which the daemon could not read."""
     return [path for path in secrets(config).values() if path.is_file() and path.stat().st_uid != uid]
 
 
@@ -312,7 +312,7 @@ def _call(*words: str) -> None:
 
 
 def _left_behind(line: Path | None) -> list[Path]:
-    """Return the line's files and folders that stay: its configuration alone if that cannot be read."""
+    """Return the line's files and folders that stay; its configuration alone if that cannot be read."""
     if line is None or not line.is_file():
         return []
     try:

@@ -33,7 +33,7 @@ _ANSWER = Answer(None, None)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something on the timeline: a load on a channel or a batch on an executor, seconds."""
+    """A load on a channel or a batch on an executor, for the timeline; seconds."""
 
     lane: str
     kind: str
@@ -70,7 +70,7 @@ class StuckError(RuntimeError):
 
 
 class _TaskChains(Chains):
-    """Each image goes through the chain that its task names: what a network would say of it is not known."""
+    """Each image follows the chain that its task names, as there is no network to answer."""
 
     def __init__(self, images: tuple[Image, ...], clock: SimulatedClock, course: TaskOutcome) -> None:
         super().__init__(lambda _version: None, clock.now, clock.now)
@@ -130,7 +130,7 @@ class _TaskChains(Chains):
 
 
 class _LocalDisk:
-    """The experts that the disk of another PC keeps; the least recently loaded is deleted first."""
+    """The experts that another PC's disk keeps; the least recently loaded is deleted first."""
 
     def __init__(self, most_bytes: int | None) -> None:
         self._most_bytes = most_bytes
@@ -276,7 +276,7 @@ class Simulation:
             self.outcome.spans.append(Span(channel, load.cause, load.expert, 0, begun_s, self._clock.now()))
 
     def _route(self, order: LoadOrder) -> Route:
-        """Return the channels that a load passes, one after the other; none of them for a fill that is over."""
+        """Return the channels that a load passes, in order; none for a fill that is over."""
         load, device, host = order.load, self._facts[order.load.pool].device, self._facts[order.load.pool].host
         was_there = (
             not host or load.source is not None or self._disks[host].loads(load.expert, order.spec.weights_bytes)
