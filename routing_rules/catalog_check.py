@@ -14,8 +14,6 @@ Entry = ClassifierEntry | DetectorEntry
 
 @dataclass(frozen=True, slots=True)
 class ExpertLabels:
-    """Task and classes of one expert of the catalog, against which rules are checked."""
-
     task: Task
     classes: tuple[str, ...]
 

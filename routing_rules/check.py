@@ -67,7 +67,6 @@ def check_rules(rules: RulesFile, findings: Findings) -> None:
 
 
 def entries(rules: RulesFile) -> Iterator[tuple[KeyPath, ClassifierEntry | DetectorEntry]]:
-    """Yield every entry that names an expert, with its path."""
     for pattern, entry in rules.classifiers.items():
         yield ("classifiers", pattern), entry
     for name, detector in rules.detectors.items():

@@ -26,7 +26,6 @@ _LIBC: Any = ctypes.CDLL(None)
 
 
 def can_pack(layout: Layout) -> bool:
-    """Return True if this processor computes with packed weights of this layout."""
     return layout.channels_last and runs_fused(layout.dtype)
 
 

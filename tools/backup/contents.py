@@ -196,7 +196,6 @@ class _Line:
 
 
 def _paths(value: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, Path]]:
-    """Yield every path in a configuration."""
     if isinstance(value, Path):
         yield key, value
     elif isinstance(value, BaseModel):

@@ -130,8 +130,6 @@ class ScannedLines:
 
 @dataclass(slots=True)
 class StationCounts:
-    """Pictures of the source, boards that were cut and published, boards that were not."""
-
     pictures: int = 0
     boards: int = 0
     failed: int = 0

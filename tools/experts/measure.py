@@ -96,7 +96,6 @@ def images_below(folder: Path, count: int = SAMPLES) -> Iterator[tuple[bytes, Im
 
 
 def images_in(folder: Path, spec: ExpertSpec) -> Iterator[Prepared]:
-    """Yield the images of a folder; skip other files."""
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
         with suppress(ImageError):
             yield prepare(file.read_bytes(), "image", None, spec)

@@ -26,7 +26,6 @@ def budget_of(checkpoint: Path, share: float) -> int:
 
 
 def arch_of(checkpoint: Path) -> "MoeArch":
-    """Return the shapes of the model. Raises ModelError."""
     from experts.moe.arch import load_config, read_arch
     from experts.moe.weights.checkpoint import read_checkpoint
 

@@ -74,7 +74,6 @@ def load_text(prepared: PreparedFiles, name: str) -> TaskText:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """Return a checkpoint's tokenizer. Raises ModelError."""
     try:
         return transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:

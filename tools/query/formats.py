@@ -42,8 +42,6 @@ class CsvWriter(RowWriter):
 
 
 class JsonLinesWriter(RowWriter):
-    """One object a line, with the values of the database."""
-
     def __init__(self, file: TextIO, names: Sequence[str]) -> None:
         self._file, self._names = file, names
 

@@ -500,7 +500,7 @@ def is_defect_used(connection: Connection, code: str) -> bool:
 
 
 def newest_attempt(connection: Connection, serial: str, board_type: str | None = None) -> int:
-    """Return the `board_id` of the newest attempt at a board. Raises UnknownInspectionError."""
+    """Return its `board_id`. Raises UnknownInspectionError."""
     return _attempts(connection, serial, board_type)[-1]["board_id"]
 
 

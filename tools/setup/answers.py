@@ -137,7 +137,6 @@ def parse_memory(text: str, devices: Sequence[str]) -> dict[str, int]:
 
 
 def parse_dashboard(text: str) -> Dashboard:
-    """Parse `no`, `here` or `network`."""
     match text.strip().lower():
         case "no" | "here" | "network" as answer:
             return answer

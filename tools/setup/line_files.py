@@ -104,7 +104,6 @@ def _device_lines(memory: Mapping[str, int]) -> str:
 
 
 def rules_text(boards: Mapping[str, Components]) -> str:
-    """Write a classifier for each component type."""
     lines = [
         "# Which expert looks at which component, and what passes: docs/rules.md",
         "# After a change:  coserve rules check rules.yaml  and  coserve reload",

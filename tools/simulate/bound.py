@@ -41,7 +41,7 @@ class Bound:
 
 
 def task_bound(machine: SimulatedMachine, task: Task) -> Bound:
-    """Return the bound of a task on a machine whose memory is full when the first image comes."""
+    """The machine's memory is full when the first image comes."""
     counts = Counter(expert for image in task.images for expert in image.chain)
     used = [facts for facts in task.experts if facts.expert in counts]
     uses = [Use(facts.architecture, facts.weights_bytes, counts[facts.expert]) for facts in used]

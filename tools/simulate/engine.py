@@ -315,7 +315,7 @@ class Simulation:
 def simulate(
     machine: SimulatedMachine, task: Task, policy: str, *, tuning: Tuning | None = None, prefilled: bool = True
 ) -> TaskOutcome:
-    """Play `task` under `policy`. Raises StuckError."""
+    """Raises StuckError."""
     return Simulation(machine, task, policy, tuning=tuning, prefilled=prefilled).run()
 
 

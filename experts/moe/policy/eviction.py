@@ -104,7 +104,6 @@ class MostPopular(EvictionPolicy):
 
     @property
     def popular(self) -> tuple[Key, ...]:
-        """Experts that stay, layer by layer."""
         return tuple(self._popular)
 
     def resize(self, slots: int) -> None:

@@ -78,7 +78,6 @@ class VirtualExperts(EvictionPolicy):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Number of experts that each layer should have."""
         return self._counts
 
     def present(self, layer: int) -> tuple[int, ...]:
@@ -168,7 +167,6 @@ class VirtualExperts(EvictionPolicy):
         return sorted(range(len(values)), key=lambda expert: (-values[expert], expert not in present, expert))
 
     def _least_important(self, layers: Sequence[int]) -> Iterator[Key]:
-        """Yield the experts present in these layers, least important first."""
         rows: list[tuple[float, int, int]] = []
         for layer in layers:
             values = self.importance.of(layer)

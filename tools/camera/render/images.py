@@ -41,7 +41,6 @@ def count_parts(boards: int) -> int:
 
 
 def rendered_images(boards: int, seed: int, prefix: str, lot: str | None) -> Iterator[CameraImage]:
-    """Yield the parts of each board of the plan as PNG images, board by board."""
     for serial, board_type, board_seed in board_plan(boards, seed, prefix):
         yield from images_of(render_board(board_type, board_seed, DEFECT_RATE), serial, lot)
 
@@ -84,7 +83,6 @@ def write_video(video: Path, boards: int, seed: int, prefix: str) -> tuple[Path,
 
 
 def _layout_of(board: BoardType) -> dict[str, object]:
-    """Return the content of a layout file for a rendered board."""
     parts: dict[str, object] = {}
     for position in board.places:
         side = part_types()[position.component].crop_px

@@ -177,5 +177,4 @@ def _library() -> tuple[PartType, ...]:
 
 
 def part_types() -> dict[str, PartType]:
-    """Return the library by component type."""
     return {part.name: part for part in _library()}

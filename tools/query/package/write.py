@@ -180,7 +180,6 @@ def _claim(fd: int, mark: Path, out: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Delete everything but the mark."""
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

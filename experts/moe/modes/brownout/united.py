@@ -24,8 +24,6 @@ LayerActivations = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class UnitedExperts:
-    """A model's united experts, one for each group of each layer."""
-
     #: For each layer (G, rows, H) and (G, H, I), with rows, H and I of `MoeArch`.
     gate_up: tuple[torch.Tensor, ...]
     down: tuple[torch.Tensor, ...]
@@ -82,11 +80,9 @@ class Distillation:
         self._recipe = recipe
 
     def is_done(self) -> bool:
-        """Return True if the united experts exist and were made with this recipe."""
         return self._prepared.is_made(_part(self.way), self._made)
 
     def missing(self) -> tuple[int, ...]:
-        """Return the layers still to be made."""
         layers = range(self._store.arch.layers)
         return tuple(layer for layer in layers if not self._prepared.is_made(_part(self.way, layer), self._made))
 

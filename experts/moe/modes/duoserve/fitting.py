@@ -38,7 +38,6 @@ class DuoServeRecipe:
 
 
 def fit(inputs: FitInputs) -> None:
-    """Train the missing predictors."""
     prepared, recipe = inputs.prepared, DuoServeRecipe()
     trace = load_trace(prepared, TRAIN)
     for layer in range(1, trace.layers):

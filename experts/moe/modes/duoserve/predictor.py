@@ -31,8 +31,6 @@ LEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """A model's layers, experts of each, and experts of a token."""
-
     layers: int
     experts: int
     top_k: int

@@ -61,7 +61,6 @@ def _measure_sensitivity(inputs: FitInputs) -> None:
 
 
 def prompts_of(trace: Trace) -> list[list[int]]:
-    """Return the prompts of each task, in order."""
     return [torch.nonzero(trace.task == task).flatten().tolist() for task in range(len(trace.tasks))]
 
 

@@ -79,8 +79,6 @@ def plan_for(plans: Iterable[MemoryPlan], budget_bytes: int) -> MemoryPlan | Non
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPlan:
-    """Measurement of one configuration on the profiling text."""
-
     counts: Configuration
     period: int
     #: Nats per token: the logarithm of perplexity.
@@ -91,8 +89,6 @@ class MeasuredPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """Limits of a configuration: slots in all, and the times of a load and of a step."""
-
     slots: int
     load_ms: float
     step_ms: float
