@@ -88,7 +88,6 @@ def with_entry(text: str, name: str, entry: CatalogEntry) -> str | None:
 
 
 def _changes(text: str, node: yaml.MappingNode, entry: CatalogEntry, old: Any) -> list[_Edit] | None:
-    """Return edits for the values of one entry that differ from `old` and the keys that it lacks."""
     values = entry.model_dump(mode="json")
     short = rendered(entry)
     if node.flow_style:

@@ -160,7 +160,8 @@ class Versions:
     def read(self) -> dict[str, Expert]:
         """Return the catalog's experts in its order, then those that were only put in. Raises VersionsError."""
         entries = self._entries()
-        noted = self._noted()
+        path = self.folder / VERSIONS_FILE
+        noted = _parsed(VersionsFile, path) if path.exists() else VersionsFile()
         names = [*entries, *(name for name in noted.experts if name not in entries)]
         return {
             name: _settled(name, entries.get(name), noted.experts.get(name, History()), self.folder) for name in names
@@ -190,10 +191,6 @@ class Versions:
         with _translated(self.folder):
             text = texts_before_switch(self.catalog).get(str(self.catalog.absolute()))
         return dict(_parsed(CatalogFile, self.catalog, text).experts)
-
-    def _noted(self) -> VersionsFile:
-        path = self.folder / VERSIONS_FILE
-        return _parsed(VersionsFile, path) if path.exists() else VersionsFile()
 
 
 class Change:

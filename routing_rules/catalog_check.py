@@ -140,7 +140,6 @@ def _check_labels(uses: list[_Use], findings: Findings, experts: Mapping[str, Ex
 
 
 def _labels(use: _Use) -> Iterator[tuple[KeyPath, str, bool]]:
-    """Yield the labels of an entry, each with its path and whether it is a key there."""
     if isinstance(use.entry, ClassifierEntry):
         for index, label in enumerate(use.entry.pass_labels):
             yield (*use.path, "pass", index), label, False

@@ -144,7 +144,6 @@ def _problems(model: type[BaseModel], document: Document, errors: list[ErrorDeta
 
 
 def _sentence(texts: list[str], document: Document, path: KeyPath, data: Any, *, at_key: bool) -> str:
-    """Say what is expected at one place, and what stands there instead."""
     if not all(text.startswith("expected ") for text in texts):
         return "; ".join(texts)
     expected = " or ".join(text.removeprefix("expected ") for text in texts)
@@ -187,7 +186,6 @@ def _shown(value: Any) -> str:
 
 
 def _unknown_keys(model: type[BaseModel], errors: list[ErrorDetails], data: Any) -> dict[KeyPath, list[str]]:
-    """Return the known keys of each place with an unknown key."""
     return {
         _path(detail, data): _keys_at(model, detail["loc"][:-1])
         for detail in errors

@@ -97,7 +97,6 @@ def _of_label(step: ClassifierStep, answer: StoredAnswer, alone: Judgement) -> s
 
 
 def _of_boxes(step: DetectorStep, boxes: Sequence[Seen], alone: Judgement) -> Iterator[str]:
-    """Yield a sentence for each box that has the verdict by itself, the surest first."""
     by_itself = boxes_by_themselves(step)
     for box in sorted(boxes, key=lambda box: -box.confidence):
         if judge(by_itself, None, None, [box], None).verdict != alone.verdict:

@@ -134,10 +134,10 @@ def _decided(line: ExpertsLine, name: str, in_service: ExpertSpec) -> Decided:
 def _write_pictures(
     line: ExpertsLine, decided: Decided, training: Path | None, folder: Path
 ) -> tuple[Mapping[str, DecidedPicture], Counter[str]]:
-    """Write pictures as `folder/LABEL/NUMBER-SERIAL.png`; return decided ones by file name, and counts of those left out.
+    """Write pictures as `folder/LABEL/NUMBER-SERIAL.png`; return decided ones by file name, and counts of others.
 
     Of the same picture the newest decision counts. It has no version if an older answer or `training` has it too: the
-    version in service may have learned from it.
+    version in service may have learned from it. Pictures left out are counted by reason.
     """
     written: dict[str, DecidedPicture] = {}
     left_out, names = Counter(decided.left_out), dict[bytes, str]()

@@ -42,21 +42,11 @@ class Architecture:
     normalisation: str
 
 
-def _resnet(name: str) -> Architecture:
-    return Architecture(ArchitectureId(name), "classify", "resnet", name, "imagenet")
-
-
-def _yolo(name: str) -> Architecture:
-    return Architecture(ArchitectureId(name), "detect", "yolo", f"{name}.yaml", "none")
-
-
+_RESNETS = [f"resnet{depth}" for depth in (18, 34, 50, 101, 152)]
+_YOLOS = [f"{family}{scale}" for family in ("yolov5", "yolov8", "yolo11", "yolo26") for scale in "nsmlx"]
 ARCHITECTURES: Mapping[str, Architecture] = {
-    **{f"resnet{depth}": _resnet(f"resnet{depth}") for depth in (18, 34, 50, 101, 152)},
-    **{
-        f"{family}{scale}": _yolo(f"{family}{scale}")
-        for family in ("yolov5", "yolov8", "yolo11", "yolo26")
-        for scale in "nsmlx"
-    },
+    **{name: Architecture(ArchitectureId(name), "classify", "resnet", name, "imagenet") for name in _RESNETS},
+    **{name: Architecture(ArchitectureId(name), "detect", "yolo", f"{name}.yaml", "none") for name in _YOLOS},
 }
 
 

@@ -145,7 +145,6 @@ def _forbid_downloads() -> None:
 
 
 def _settings_folder() -> Path:
-    """Return our cache folder for ultralytics' settings file, else a temporary one."""
     cache = os.environ.get("CACHE_DIRECTORY") or os.environ.get("XDG_CACHE_HOME")
     folder = Path(cache) if cache else Path.home() / ".cache"
     folder = folder / "coserve" / "ultralytics"

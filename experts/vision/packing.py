@@ -56,10 +56,12 @@ class PackingNetwork(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         with self._idle:
             self._batches += 1
-            if self._batches > BATCHES_BEFORE and not self._idle.wait_for(self._is_packed_or_idle, _PATIENCE_S):
-                self._batches = -_LATER_BATCHES
-            elif self._batches > BATCHES_BEFORE and self._convolutions[0].packed is None:
-                self._pack()
+            if self._batches > BATCHES_BEFORE:
+                first = self._convolutions[0]
+                if not self._idle.wait_for(lambda: first.packed is not None or not self._running, _PATIENCE_S):
+                    self._batches = -_LATER_BATCHES
+                elif first.packed is None:
+                    self._pack()
             self._running += 1
         try:
             return self.network(images)
@@ -67,9 +69,6 @@ class PackingNetwork(nn.Module):
             with self._idle:
                 self._running -= 1
                 self._idle.notify_all()
-
-    def _is_packed_or_idle(self) -> bool:
-        return self._convolutions[0].packed is not None or not self._running
 
     def _pack(self) -> None:
         try:

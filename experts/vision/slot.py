@@ -194,12 +194,12 @@ class SlotPool:
         """Assert that the books agree: for tests and for idle moments."""
         with self._lock:
             slots = [*self._resident.values(), *self._filling.values(), *self._kept, *self._vacant]
-            _require(len({id(slot.buffer) for slot in slots}) == len(slots), "one buffer serves two slots")
-            _require(not self._resident.keys() & self._filling.keys(), "an expert is resident and loading")
+            assert len({id(slot.buffer) for slot in slots}) == len(slots), "one buffer serves two slots"
+            assert not self._resident.keys() & self._filling.keys(), "an expert is resident and loading"
             for expert, slot in self._resident.items():
-                _require(slot.spec.expert == expert, f"the slot of {expert} holds {slot.spec.expert}")
-                _require(slot.buffer.numel() == slot.size_bytes, f"the slot of {expert} has another size")
-            _require(self._used_bytes() + self._kept_bytes() <= self._budget_bytes, "the pool is over its budget")
+                assert slot.spec.expert == expert, f"the slot of {expert} holds {slot.spec.expert}"
+                assert slot.buffer.numel() == slot.size_bytes, f"the slot of {expert} has another size"
+            assert self._used_bytes() + self._kept_bytes() <= self._budget_bytes, "the pool is over its budget"
 
     def _take(self, spec: ExpertSpec, layout: Layout) -> Slot:
         """Return a slot for the expert, its bytes accounted for. Memory and modules are made outside the lock."""
@@ -371,8 +371,3 @@ def _check_header(header: WeightsHeader, layout: Layout, spec: ExpertSpec) -> No
     if header.entries != form.entries or header.region_bytes != form.region_bytes:
         message = "holds its tensors in another order than this version needs; import the expert again"
         raise WeightsError(spec.file, message)
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)

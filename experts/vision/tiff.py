@@ -136,7 +136,6 @@ def _check_kind(page: Page) -> None:
 
 
 def _part_size(page: Page, *, tiled: bool) -> tuple[int, int]:
-    """Return the width and height of a strip or tile in pixels."""
     if not tiled:
         rows = page.first(_ROWS_PER_STRIP, page.height)
         return page.width, min(rows, page.height) if rows > 0 else page.height

@@ -179,7 +179,6 @@ class _Unpacking:
         return data
 
     def _compare(self, text: str) -> None:
-        """Compare the unpacked files with the sums at the archive's end."""
         expected = {name: digest for digest, _, name in (line.partition("  ") for line in text.splitlines())}
         wrong = sorted(
             name for name in {*expected, *self._sums} if expected.get(name, "-") != self._sums.get(name, "+")

@@ -218,8 +218,6 @@ class FileCounts:
 
 @dataclass(slots=True)
 class _SentFile:
-    """A file with images still unanswered."""
-
     dropped: DroppedFile
     unanswered: int
     refusals: list[str] = field(default_factory=list[str])

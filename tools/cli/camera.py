@@ -202,8 +202,6 @@ def _mode(names: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _LineOptions:
-    """The options of every source of pictures: the line, the camera's name, its keys and its folder."""
-
     config: str
     source: str
     lot: str | None

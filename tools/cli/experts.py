@@ -421,7 +421,6 @@ def _print_facts(facts: dict[str, Any], plant: "PlantTime") -> None:
 
 
 def _history(facts: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Return the changes of versions, and the first verdict of each, oldest first."""
     steps = facts["steps"] if len(facts["steps"]) > 1 else []  # a single step is the first look at the catalog
     rows = [(step["at"], step["did"], step["version"], step["before"], step["by"]) for step in steps]
     rows += [

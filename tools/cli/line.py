@@ -305,7 +305,6 @@ def limits(
 
 
 def _places(expert: dict[str, Any]) -> str:
-    """Return the devices that hold an expert, with pins and loads."""
     pinned = [f"{device} (pinned)" if device in expert["pinned"] else device for device in expert["resident"]]
     return ", ".join([*pinned, *(f"{device} (loading)" for device in expert["loading"])]) or "–"
 

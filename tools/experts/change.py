@@ -142,7 +142,6 @@ def mark_shadow(line: ExpertsLine, name: str, requested: str, note: str | None =
 
 
 def _must_serve(line: ExpertsLine, change: Change, expert: Expert, version: str) -> None:
-    """Raise VersionsError if the line could not work with `version`."""
     candidate = expert.versions.get(version)
     if candidate is None:
         raise VersionsError(f"{expert.name} {version} is not kept any more: put it in once more")

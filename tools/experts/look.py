@@ -208,7 +208,6 @@ def _drift(line: ExpertsLine, expert: Expert) -> dict[str, Any] | None:
 
 
 def _uses(line: ExpertsLine, name: str) -> list[dict[str, Any]]:
-    """Return the steps of the rules that use `name`, with what they make of its answers."""
     catalog, _ = line.catalog(entries_in_force(line.experts()))
     routes = line.routes(catalog)
     return [asdict(use) for use in uses(routes, name)] if routes is not None else []

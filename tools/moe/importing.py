@@ -81,7 +81,6 @@ def import_checkpoint(folder: Path, storage: "Storage") -> dict[str, Any]:
 
 
 def _logit_errors(folder: Path, storage: str) -> dict[str, float]:
-    """Compare the model's logits before and after on one random text."""
     exact, packed = (_logits(folder, name) for name in ("checkpoint", storage))
     agreed = (exact.argmax(dim=-1) == packed.argmax(dim=-1)).float().mean()
     expected = exact.log_softmax(dim=-1)

@@ -221,7 +221,6 @@ def peak_bytes(slot: Slot, samples: Samples, size: int) -> int:
 
 
 def _allocations() -> AbstractContextManager[torch.profiler.profile]:
-    """Record every allocation that torch makes on the CPU."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes to stderr
     return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
 

@@ -187,7 +187,6 @@ def _chain(first: ExpertFacts, by_name: dict[ExpertId, ExpertFacts], random: Ran
 
 
 def _disk_rate(plan: Plan) -> float:
-    """Return bytes per second over a load of each expert."""
     seconds = {row.architecture: row.disk_s for row in plan.rows}
     return sum(facts.weights_bytes for facts in plan.experts) / sum(
         seconds[facts.architecture] for facts in plan.experts

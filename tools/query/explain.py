@@ -128,7 +128,6 @@ def _stage_document(
 
 
 def _final_verdict(record: InspectionRecord) -> dict[str, Any]:
-    """Return verdict, defect and who decided, as in the view `final_verdicts`."""
     of_line = {**record.inspection, "reviewer": DAEMON if record.inspection["verdict"] else None}
     final = record.reviews[-1] if record.reviews else of_line
     return {"verdict": final["verdict"], "defect": final["defect"], "decided_by": final["reviewer"]}

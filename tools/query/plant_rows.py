@@ -15,7 +15,6 @@ _UTC_TEXT = 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'
 
 
 def _text(at: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Return a time as a line's database has it: UTC text to the millisecond."""
     return func.to_char(func.timezone("UTC", at), _UTC_TEXT, type_=Text)
 
 

@@ -104,7 +104,6 @@ def read_batches(engine: Engine, query: ResultsQuery) -> Iterator[Batch]:
 
 
 def count_rows(engine: Engine, query: ResultsQuery) -> int:
-    """Return the number of rows, ignoring the limit."""
     query.validate()
     total = 0
     conditions = query.filters.conditions(query.rows)

@@ -106,7 +106,6 @@ def _known_code(settings: Config, typed: str, *, is_new: bool) -> str:
 
 
 def _conflict(config: Path, settings: Config, request: Mapping[str, Any], reason: str, is_new: bool) -> str:
-    """Return who decided before, and the command that overrules it."""
     reason = plant_time(settings.plant.clock(), reason) or reason
     newest = _newest_review(settings, request) if "verdict" in request else None
     return reason if newest is None else f"{reason}; to overrule it: {_command(config, request, newest, is_new)}"

@@ -188,7 +188,6 @@ def _fetch(releases: LineReleases, source: Source, manifest: Manifest) -> int:
 
 
 def _local_entries(releases: LineReleases, manifest: Manifest) -> dict[str, CatalogEntry]:
-    """Return the entries of a release with absolute paths of the files on this line."""
     present = releases.weights()
 
     def place(_: str, sha256: str) -> str:

@@ -301,7 +301,6 @@ class _Installation:
 
 
 def _call(*words: str) -> None:
-    """Run one of systemd's own tools; its output is shown."""
     tool = shutil.which(words[0])
     if tool is None:
         raise CommandError(f"there is no {words[0]} here, although systemd runs: is it in PATH?", status=2)

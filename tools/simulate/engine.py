@@ -320,7 +320,6 @@ def simulate(
 
 
 def _spec_of(facts: ExpertFacts) -> ExpertSpec:
-    """Return an expert without weights, for the drive's catalog."""
     return ExpertSpec(
         expert=facts.expert,
         architecture=facts.architecture,

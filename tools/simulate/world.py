@@ -136,7 +136,6 @@ def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading = "sl
 
 
 def _pools(host: str, pc: HostSection, rules: Preset) -> tuple[list[PoolFacts], list[ExecutorFacts]]:
-    """Return one PC's pools, not divided yet, and their executors."""
     gpu, cpu = pc.processors.get("gpu"), pc.processors.get("cpu")
     pools: list[PoolFacts] = []
     executors: list[ExecutorFacts] = []

@@ -114,7 +114,6 @@ def print_table(
 
 
 def _columns_that_fit(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
-    """Return how many columns fit the terminal, the widest folded first."""
     width = 1
     for at, name in enumerate(columns):
         longest = max((cell_len(row[at]) for row in cells), default=0)

@@ -186,7 +186,7 @@ class SlotLedger:
 
     def close(self) -> None:
         """Give all memory back. No expert may be in use."""
-        _require(not self.in_use, "experts are in use")
+        assert not self.in_use, "experts are in use"
         self.guarded.clear()
         self.limit = self.budget_bytes = 0
         self.shrink()
@@ -246,17 +246,12 @@ class SlotLedger:
         self._ledger.check()
         ready = [cached for experts in self.ready for cached in experts.values()]
         owners = [*ready, *self.loading.values()]
-        _require(len(self._free) + len(owners) == self.count, "a slot is lost, or two experts share one")
-        _require(len({id(cached.slot) for cached in owners}) == len(owners), "two experts share a slot")
-        _require(all(cached.in_use == (cached in self.in_use) for cached in owners), "the experts in use are wrong")
-        _require({cached.name for cached in ready} == set(self._ledger.resident), "slots and ledger disagree")
+        assert len(self._free) + len(owners) == self.count, "a slot is lost, or two experts share one"
+        assert len({id(cached.slot) for cached in owners}) == len(owners), "two experts share a slot"
+        assert all(cached.in_use == (cached in self.in_use) for cached in owners), "the experts in use are wrong"
+        assert {cached.name for cached in ready} == set(self._ledger.resident), "slots and ledger disagree"
         self._require_budget()
 
     def _require_budget(self) -> None:
         allowed = self._ledger.budget_bytes
-        _require(self.allocated_bytes <= allowed, f"{self.count} slots of {self._bytes} bytes, {allowed} allowed")
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)
+        assert self.allocated_bytes <= allowed, f"{self.count} slots of {self._bytes} bytes, {allowed} allowed"

@@ -118,8 +118,6 @@ class CudaCopyStreams:
 
 @dataclass(eq=False, slots=True)
 class _Page:
-    """One expert's host memory, and the event of the last copy out of it."""
-
     place: SlotMemory
     copied: StreamEvent | None = None
 
@@ -167,8 +165,6 @@ class PinnedTier:
 
 @dataclass(slots=True)
 class _SlotEvents:
-    """Events of the last copy into a slot and of the last computing that read it."""
-
     copied: StreamEvent | None = None
     computed: StreamEvent | None = None
 

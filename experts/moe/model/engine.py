@@ -282,7 +282,6 @@ class Engine:
         return is_last
 
     def _keep(self, places: list[int]) -> None:
-        """Keep only the requests at these places, and release the memory of the others."""
         if len(places) < len(self._running):
             going = [self._running[place] for place in places]
             for running in self._running:

@@ -67,7 +67,7 @@ class MoeRuntime:
             for layer, block in enumerate(blocks):
                 replace_experts(block, layer, arch, model.config, runtime)
             load_tensors(model, checkpoint, device)
-            runtime._wrap_forwards()
+            model.forward = wraps(model.forward)(partial(runtime._forward, model.forward))
             transfer = weight_transfer_for(store, device)
             slots_bytes = budget_bytes - mode.reserved_bytes
             runtime.cache = SlotCache(store, slots_bytes, mode.eviction_policy(arch), transfer)
@@ -108,9 +108,6 @@ class MoeRuntime:
                 observer(self._step, routing, carried_out)
         return carried_out, self.mode.experts(carried_out)
 
-    def _wrap_forwards(self) -> None:
-        self.model.forward = wraps(self.model.forward)(partial(self._forward, self.model.forward))
-
     def _forward(self, inner: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
         with self._lock:
             self._step = self._next_step(args, arguments)
@@ -137,7 +134,6 @@ class MoeRuntime:
         return ForwardStep(self._steps, "prefill" if prefill else "decode", rows)
 
     def _check_prompt(self, tokens: int) -> None:
-        """Raise ModelError for a prompt that is empty or does not fit into the context."""
         if tokens < 1:
             raise ModelError(self.store.folder, "the prompt is empty; give at least one token")
         limit = self.arch.context_tokens

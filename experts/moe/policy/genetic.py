@@ -117,14 +117,12 @@ def _children(
 
 
 def _mutated(numbers: Configuration, space: SearchSpace, rng: Rng) -> Configuration:
-    """Change one number to any other within its bounds."""
     place = rng.randrange(len(numbers))
     value = space.lower[place] + rng.randrange(space.upper[place] - space.lower[place] + 1)
     return (*numbers[:place], value, *numbers[place + 1 :])
 
 
 def _crossed(first: Configuration, second: Configuration, rng: Rng) -> Configuration:
-    """Exchange numbers at random, or average them."""
     if rng.random() < 0.5:
         return tuple(a if rng.random() < 0.5 else b for a, b in zip(first, second, strict=True))
     return tuple((a + b) // 2 for a, b in zip(first, second, strict=True))

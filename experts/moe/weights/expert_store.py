@@ -75,7 +75,6 @@ class CheckpointStore:
 
 
 def _pieces(arch: MoeArch, checkpoint: Checkpoint, key: ExpertKey) -> list[ReadPiece]:
-    """Return the places of one expert's matrices, in the order of a slot."""
     block = arch.blocks[key.layer]
     fused = [f"{block}.{name}" for name in FUSED]
     if fused[0] in checkpoint.tensors:
@@ -92,7 +91,6 @@ def _part(tensor: TensorLocation, number: int, parts: int, place: int) -> ReadPi
 
 
 def _merge(pieces: Sequence[ReadPiece]) -> tuple[ReadPiece, ...]:
-    """Join pieces that are neighbours both in the file and in the slot."""
     merged: list[ReadPiece] = []
     for piece in pieces:
         last = merged[-1] if merged else None

@@ -218,7 +218,6 @@ class SlotFileStore:
         self._files.close()
 
     def _check(self, number: int, key: ExpertKey, stored: memoryview) -> None:
-        """Compare an expert's digest at its first read."""
         if number in self._unchecked:
             digest, expected = hashlib.sha256(stored).hexdigest(), self._digests[number]
             if digest != expected:
@@ -227,7 +226,6 @@ class SlotFileStore:
             self._unchecked.discard(number)
 
     def _scratch(self) -> torch.Tensor:
-        """Return this thread's buffer for the packed bytes of one expert."""
         if not hasattr(self._own, "scratch"):
             self._own.scratch = torch.empty(self.stored_bytes, dtype=torch.uint8)
         return self._own.scratch

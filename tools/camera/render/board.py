@@ -126,7 +126,6 @@ def _place_part(canvas: Floats, part: PartType, place: PartPlace, condition: Con
 
 
 def _shadow(cover: Floats, light: Light, height: float) -> Floats:
-    """Return the soft shadow of a body, away from the lamp."""
     shift = np.asarray([[1, 0, -light.x * height * 0.45], [0, 1, -light.y * height * 0.45]], np.float32)
     moved = cv2.warpAffine(cover, shift, cover.shape[::-1])
     soft = cv2.GaussianBlur(moved, (0, 0), 0.8 + height * 0.09)

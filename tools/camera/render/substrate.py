@@ -148,7 +148,6 @@ def _outlines(part: PartType) -> list[tuple[list[tuple[float, float]], bool]]:
 
 
 def _reach(part: PartType, quarter_turns: int) -> tuple[float, float]:
-    """Return half the width and height that pads and body take on the board."""
     x = max(part.length / 2, *(abs(p.x) + p.w / 2 for p in part.pads))
     y = max(part.width / 2, *(abs(p.y) + p.h / 2 for p in part.pads))
     return (y, x) if quarter_turns % 2 else (x, y)
@@ -162,7 +161,6 @@ def _turned(point: tuple[float, float], place: PartPlace) -> tuple[float, float]
 
 
 def _features(board: BoardType, image: Floats) -> None:
-    """Draw mounting holes, fiducials, and the milled edge."""
     finish, dark = tuple(map(float, board.finish)), (0.03, 0.03, 0.035)
     for x in (34, board.width - 35):
         for y in (34, board.height - 35):

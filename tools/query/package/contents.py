@@ -119,7 +119,6 @@ def copy_pictures(settings: Config, written: PackageRows, rows: Path, package: P
 def _copy_picture(
     settings: Config, written: PackageRows, row: dict[str, Any], target: Path, pictures: PackagePictures
 ) -> str | None:
-    """Copy one picture; return the reason if there is none."""
     if row["image_path"] is None:
         return _why_not_stored(settings, written, row)
     try:

@@ -93,8 +93,10 @@ def fit_layer(
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, recipe.learning_rate, total_steps=steps, pct_start=0.15, cycle_momentum=False
         )
+        # With bfloat16 in hardware training takes 2.4 times less time.
+        is_fast = bool(torch.cpu.get_capabilities().get("amx_bf16"))
         for step, rows in enumerate(islice(_batches(len(trace.index), recipe.batch, generator), steps)):
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=_bfloat16_is_fast()):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_fast):
                 logits = network(states.build(sofar.rows(rows), before.rows(rows)))
             loss = torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), truth[rows])
             loss.backward()
@@ -138,11 +140,6 @@ def _batches(tokens: int, batch: int, generator: torch.Generator) -> Iterator[to
         order = torch.randperm(tokens, generator=generator)
         # Rows that fill no batch wait for another order: a norm over a single row has no variance.
         yield from order[: max(1, tokens // batch) * batch].split(batch)
-
-
-def _bfloat16_is_fast() -> bool:
-    """The CPU multiplies bfloat16 matrices in hardware: training then takes 2.4 times less time."""
-    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
 def _provenance(trace: Trace, recipe: DuoServeRecipe) -> dict[str, Any]:

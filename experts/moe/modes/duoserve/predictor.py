@@ -209,7 +209,6 @@ class _SingleToken:
         return values
 
     def _sum(self, places: torch.Tensor, table: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of a table's rows, (outputs,)."""
         return torch.nn.functional.embedding_bag(places, table, self._begin, mode="sum", per_sample_weights=weight)[0]
 
 

@@ -105,7 +105,8 @@ def fit_predictor(
     generator = torch.Generator().manual_seed(recipe.seed)
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
-        predictor = _new(_prior(trace), recipe).train()
+        prior = torch.cat([popularity_by_task(trace), popularity(trace)[None]])  # last: requests of unknown task
+        predictor = _new(prior, recipe).train()
         optimiser = torch.optim.AdamW(predictor.parameters(), lr=recipe.learning_rate, weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, recipe.learning_rate, total_steps=recipe.steps, cycle_momentum=False
@@ -167,11 +168,6 @@ def load_predictor(prepared: PreparedFiles) -> tuple[ExpertPredictor, tuple[str,
 
 def _new(prior: torch.Tensor, recipe: EmoeRecipe) -> ExpertPredictor:
     return ExpertPredictor(prior, history=recipe.history, width=recipe.width, blocks=recipe.blocks)
-
-
-def _prior(trace: Trace) -> torch.Tensor:
-    """Return (tasks + 1, L, E): the last is for requests of unknown task."""
-    return torch.cat([popularity_by_task(trace), popularity(trace)[None]])
 
 
 def provenance(trace: Trace, recipe: EmoeRecipe) -> dict[str, object]:

@@ -126,7 +126,6 @@ def _wrong_layers(accuracy: Mapping[str, float], layers: int, number: int) -> li
 
 
 def _saved_accuracy(prepared: PreparedFiles, shapes: dict[str, list[int]]) -> dict[str, dict[str, float]]:
-    """Return the passes of an earlier run over the same text."""
     try:
         stored = prepared.load_json(PART)
     except ModelError:

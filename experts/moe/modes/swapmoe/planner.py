@@ -204,7 +204,6 @@ def plan_counts(
 
 
 def _turnover(measured: Sequence[MeasuredPlan], experts: int) -> float:
-    """Return the average loads per step for each exchangeable expert."""
     exchangeable = sum(_exchangeable(plan.counts, experts) for plan in measured)
     return sum(plan.loads for plan in measured) / exchangeable if exchangeable else 0.0
 
