@@ -483,7 +483,7 @@ def _set_by_signals(stop: threading.Event) -> Iterator[None]:
 
 
 def _say(text: str) -> None:
-    errors.print(text, markup=False)
+    errors.print(text)
 
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="A new or empty folder.", show_default=False)]
@@ -581,4 +581,4 @@ def _print_dataset(
         return
     print_table(f"Pictures in {out}", columns, rows)
     for reason, number in left_out.items():
-        console.print(f"{count_text(number, 'picture')} left out: {reason}", markup=False)
+        console.print(f"{count_text(number, 'picture')} left out: {reason}")

@@ -115,24 +115,23 @@ def _print_made(folder: Path, written_files: list[Path], experts: list[str], ans
         print_json(report | {"problems": others, "next": commands})
         return
     for path in written_files:
-        console.print(f"made  {path}", markup=False)
+        console.print(f"made  {path}")
     for problem in others:
-        console.print(problem, markup=False, style="yellow")
+        console.print(problem, style="yellow")
     if missing:
         console.print(
             f"\nExperts still to be trained, or imported: {', '.join(missing)}.\nSort pictures of each component type"
-            f" into a folder for each label\n(training/{missing[0]}/ok, training/{missing[0]}/missing, …), then:",
-            markup=False,
+            f" into a folder for each label\n(training/{missing[0]}/ok, training/{missing[0]}/missing, …), then:"
         )
     else:
         console.print("\nNext:")
     for command in commands:
-        console.print(f"  {command}", markup=False)
+        console.print(f"  {command}")
     if answers.dashboard != "no":
         host = own_address() if answers.dashboard == "network" else "127.0.0.1"
-        console.print(f"\nWhile it runs, the dashboard is at http://{host}:{PORT}/", markup=False)
+        console.print(f"\nWhile it runs, the dashboard is at http://{host}:{PORT}/")
     if answers.dashboard == "network":
-        console.print(f"The token is in {folder / TOKEN}", markup=False)
+        console.print(f"The token is in {folder / TOKEN}")
 
 
 def doctor(
@@ -171,9 +170,9 @@ def doctor(
         if not as_json:
             sign, colour = _SIGNS[finding.grade]
             console.print(f"[{colour}]{sign}[/] [bold]{finding.check:<13}[/] ", end="", markup=True)
-            console.print(finding.so, markup=False)
+            console.print(finding.so)
             if finding.do:
-                console.print(f"  {'':<13} → {finding.do}", markup=False, style=colour)
+                console.print(f"  {'':<13} → {finding.do}", style=colour)
     bad = [finding for finding in findings if finding.grade == "wrong"]
     if as_json:
         print_json({"ok": not bad, "findings": [asdict(finding) for finding in findings]})
@@ -275,14 +274,14 @@ def profile(
         measured = with_remote(config, line, wish, profile_line(line, wish, tell), tell)
         write_profile(path, measured)
     for name, reason in measured.skipped.items():
-        console.print(f"{name} was not measured: {reason}; then profile again", style="yellow", markup=False)
+        console.print(f"{name} was not measured: {reason}; then profile again", style="yellow")
     if as_json:
         print_json(_as_figures(measured) | {"files": [str(path)]})
         return
     for figures in measured.devices:
         _print_device(figures)
-    console.print(f"measured with {measured.samples}; written: {path}", markup=False)
-    console.print(f"to use it: `profile: {path.name}` under the device in {config}", markup=False)
+    console.print(f"measured with {measured.samples}; written: {path}")
+    console.print(f"to use it: `profile: {path.name}` under the device in {config}")
 
 
 def _as_figures(measured: "MeasuredProfile") -> dict[str, Any]:

@@ -53,7 +53,7 @@ def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> i
     if as_json:
         print_json(_document(record, retraced, today) | {"words": lines})
     else:
-        console.print("\n".join(lines), markup=False)
+        console.print("\n".join(lines))
     return 1 if retraced.contradiction else 0
 
 

@@ -251,10 +251,10 @@ def _write_files(work: "_Installation", config: Config, path: Path, places: Plac
 
 class _Installation:
     def say(self, did: str, path: Path) -> None:
-        console.print(f"{did:<10} {path}", markup=False)
+        console.print(f"{did:<10} {path}")
 
     def leave_to_person(self, command: str) -> None:
-        console.print(f"to do      {command}", markup=False, style="yellow")
+        console.print(f"to do      {command}", style="yellow")
 
     def write(self, path: Path, text: str, *, keep: bool = False) -> None:
         """Write `text` whole or not at all; with `keep`, leave an existing file as it is."""
@@ -307,7 +307,7 @@ def _call(*words: str) -> None:
     done = subprocess.run([tool, *words[1:]], check=False)  # noqa: S603 - fixed words
     if done.returncode:
         raise CommandError(f"{' '.join(words)} ended with status {done.returncode}", status=2)
-    console.print(f"ran        {' '.join(words)}", markup=False)
+    console.print(f"ran        {' '.join(words)}")
 
 
 def _left_behind(line: Path | None) -> list[Path]:
@@ -322,10 +322,10 @@ def _left_behind(line: Path | None) -> list[Path]:
 
 
 def _say_next(path: Path, has_experts: bool, *, runs: bool, is_trial: bool) -> None:
-    console.print("\nNext:", markup=False)
+    console.print("\nNext:")
     if not has_experts:
         console.print("  put rules and experts where the configuration names them (coserve import, train, restore)")
-    console.print(f"  coserve check {path}", markup=False)
+    console.print(f"  coserve check {path}")
     if is_trial:
         console.print("  this was a trial under a prefix: systemd was not called")
     elif runs:

@@ -57,7 +57,7 @@ DEFAULT_CONFIG = default_config(Path("coserve.yaml"), Path("/etc/coserve/coserve
 def fail(message: str, status: int) -> NoReturn:
     """Print the error on stderr and exit with `status` (1: the answer is no, 2: wrong use)."""
     sys.stdout.flush()
-    errors.print(f"coserve: {message}", markup=False, style="red" if errors.is_terminal else None)
+    errors.print(f"coserve: {message}", style="red" if errors.is_terminal else None)
     raise SystemExit(status)
 
 
@@ -110,7 +110,7 @@ def print_table(
         table.add_row(*map(Text, row[:width]))  # brackets in it are text, not markup
     console.print(table)
     if width < len(columns):
-        console.print(f"Not shown: {', '.join(columns[width:])} ({more})", markup=False)
+        console.print(f"Not shown: {', '.join(columns[width:])} ({more})")
 
 
 def _columns_that_fit(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
