@@ -226,10 +226,7 @@ def _backbone_spec(backbone: BackboneReference, head: CatalogEntry, root: Path) 
 def _backbone_mistakes(
     entry: CatalogEntry, header: WeightsHeader, backbone: ExpertSpec | None, family: ExpertSpec | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield contradictions between a head and the backbone that the catalog names for it.
-
-    `family` is the backbone of the first head with it: one family, wherever its copies lie.
-    """
+    """Yield contradictions between a head and its backbone; `family` is the backbone of the first head with it."""
     trained_on = header.metadata.get("backbone")
     if backbone is None:
         if trained_on is not None:

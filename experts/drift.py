@@ -81,10 +81,7 @@ def grade(value: float) -> Grade:
 
 
 def compare(training: Histograms, recent: Histograms) -> Drift:
-    """Compare label by label, weighted by how often each is answered now; against `all` if training has only that.
-
-    Labels that training never or hardly answered on held-out images say nothing and are left out.
-    """
+    """Compare by label, weighted by today's answers; leave out labels hardly answered on held-out images."""
     if ALL in training:
         training, recent = {ALL: training[ALL]}, {ALL: tuple(map(sum, zip([0] * BINS, *recent.values(), strict=True)))}
     answers = sum(map(sum, recent.values()))

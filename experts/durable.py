@@ -1,7 +1,4 @@
-"""Durable files: what was synced or replaced here outlives a power cut.
-
-In `experts` because the daemon and the tools use it too, and `experts` imports nothing of the daemon.
-"""
+"""Files that outlive a power cut. Here because `experts` imports nothing of the daemon, which uses it too."""
 
 import errno
 import json

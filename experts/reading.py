@@ -1,7 +1,4 @@
-"""Read a file into existing memory, without torch.
-
-A weights file is one region: reading an expert is one `FileReader.read` on the CPU, one per staging page on a GPU.
-"""
+"""Read a file into existing memory, without torch: an expert in one read on the CPU, one per staging page on a GPU."""
 
 import os
 from collections.abc import Callable

@@ -51,10 +51,7 @@ class StoredForm:
         return bool(self.steps)
 
     def expansion(self, buffer: torch.Tensor) -> Iterator[tuple[int, Callable[[], object]]]:
-        """Yield, in order, the calls that expand the end of a slot's bytes into all of it.
-
-        Each comes with the bytes of the region that must have arrived first.
-        """
+        """Yield the calls that expand a slot's end into all of it, each with the bytes that must have arrived."""
         region = buffer[-self.region_bytes :]
         kept, rest = torch.empty_like(region[: self.kept_bytes]), torch.empty_like(region[self.rest_bytes :])
         in_slot, in_region, in_kept, in_rest = map(_matrices, (buffer, region, kept, rest))

@@ -194,10 +194,7 @@ class CudaTransfer(StagedTransfer):
 
 
 class MappedTransfer(HostTransfer):
-    """Slots in host memory mapped by a GPU that shares it: filled as the CPU's, without staging.
-
-    Nothing waits for copies: the host's writes end before `fill` returns, and a kernel launched afterwards sees them.
-    """
+    """Slots in memory that host and GPU share: host writes end before `fill` returns, so later kernels see them."""
 
     def __init__(self, device: str) -> None:
         pin = PinnedBudget()
@@ -233,10 +230,7 @@ class _CudaView:
 
 
 class CudaLane:
-    """A copy stream of its own, so that copies and computing overlap, with one event per page.
-
-    Copies run in the order in which they were started.
-    """
+    """A copy stream of its own, in order, with one event per page, so that copies and computing overlap."""
 
     def __init__(self, device: torch.device, pages: int) -> None:
         self._stream = torch.cuda.Stream(device)

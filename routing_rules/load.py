@@ -1,7 +1,4 @@
-"""Files that people write (rules, configuration, catalog), checked against a pydantic model.
-
-All mistakes come at once, with file, line and column, what was expected and the nearest right name.
-"""
+"""Check files that people write against a pydantic model; all mistakes at once, with line, column and right name."""
 
 import types
 from collections.abc import Mapping

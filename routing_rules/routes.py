@@ -80,10 +80,7 @@ class ClassifierStep:
         return self.otherwise
 
     def exits(self) -> "tuple[tuple[Step, float], ...]":
-        """Return the next steps, each with the expected share of this step's images.
-
-        Pass labels share `pass_rate` equally; the other named labels, and `*`, share the rest equally.
-        """
+        """Return the next steps with their shares: pass labels share `pass_rate`, the others and `*` the rest."""
         named = dict(self.branches)
         passing = self.pass_rate if self.pass_labels else 0.0
         others: list[Step | None] = [step for label, step in self.branches if label not in self.pass_labels]

@@ -1,7 +1,4 @@
-"""The architectures an expert can have, and the name of the slot layout it needs. No torch here.
-
-ResNets come from torchvision, YOLOs from ultralytics; `networks.py` builds them.
-"""
+"""Architectures of experts, from torchvision and ultralytics, and the names of their slot layouts. No torch here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

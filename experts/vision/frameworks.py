@@ -35,10 +35,7 @@ def torchvision() -> ModuleType:
 
 
 def ultralytics() -> ModuleType:
-    """Import ultralytics: offline, silent, sending nothing, and without changing this process's settings.
-
-    Its non-maximum suppression calls torchvision's as soon as that is imported, so torchvision comes first.
-    """
+    """Import ultralytics: offline, silent, without side effects; after torchvision, whose NMS it then calls."""
     with _import_lock:
         _import_torchvision()
         return _import_ultralytics()

@@ -68,10 +68,7 @@ class Heads:
     def answers(
         self, features: torch.Tensor, experts: Sequence[ExpertSpec], backbone: ExpertSpec
     ) -> list[Answer | ExpertError]:
-        """Return the answer of each image's head to its row of features (B, F), or why that head has none.
-
-        For the backbone itself, which judges nothing, the answer is empty.
-        """
+        """Return each image's answer to its features (B, F), or why its head has none; empty for a backbone."""
         answers: list[Answer | ExpertError] = [Answer(None, None)] * len(experts)
         rows: dict[int, list[int]] = {}
         for row, spec in enumerate(experts):

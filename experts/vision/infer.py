@@ -22,10 +22,7 @@ _MAX_CANDIDATES = 30_000
 
 
 def infer(slot: Slot, prepared: Sequence[Prepared], head: ExpertSpec | None = None) -> list[Answer]:
-    """Return one answer per image, in order. All images were prepared for the expert in the slot. Raises ExpertError.
-
-    With a backbone in the slot, `head` answers.
-    """
+    """Return one answer per image, in order, by the expert in the slot or a backbone's `head`. Raises ExpertError."""
     answers: list[Answer] = []
     for answer in infer_each(slot, prepared, [head or slot.spec] * len(prepared)):
         if isinstance(answer, ExpertError):

@@ -74,10 +74,7 @@ class Layout:
 
 
 def build_layout(layout: LayoutId, recorders: Recorders | None = None) -> Layout:
-    """Build a layout from its name, once; takes up to a second for the largest YOLO.
-
-    `recorders` are shared with the other layouts of this process; without them the layout has its own.
-    """
+    """Build a layout from its name, in up to a second for the largest YOLO; layouts may share `recorders`."""
     name, rows, input_size, dtype, memory_format, head = layout.split("-")
     architecture, channels_last = ARCHITECTURES[name], memory_format == "channels_last"
     if head == FEATURES:

@@ -333,10 +333,7 @@ def _check_finite(slot: Slot, spec: ExpertSpec) -> None:
 
 
 def file_identity(state: os.stat_result, spec: ExpertSpec) -> tuple[object, ...]:
-    """Return the properties that must stay the same for a file to count as checked (`LayoutShelf.verified`).
-
-    They include the time of its last change of any kind, which, unlike the time of writing, cannot be set back.
-    """
+    """Return what must stay the same for a checked file, including its change time, which cannot be set back."""
     times = (state.st_mtime_ns, state.st_ctime_ns)
     return (state.st_dev, state.st_ino, state.st_size, *times, spec.sha256, spec.layout, spec.stored_as)
 

@@ -45,10 +45,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BackupReport:
-    """A finished backup's contents; `versions` of experts are those kept beside the ones in force.
-
-    `left_out` counts the kept images that are not in it.
-    """
+    """Contents of a backup: `versions` kept beside those in force; `left_out` counts kept images that are not in it."""
 
     files: int
     bytes: int
@@ -81,10 +78,7 @@ def write_backup(
     with_secrets: bool = False,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> BackupReport:
-    """Back the line of `config` up to `archive`, whole or not at all. Raises BackupError, ConfigError.
-
-    `progress` gets what is copied, bytes done and all.
-    """
+    """Back up a line, whole or not at all; `progress` gets part, bytes done, bytes in all. BackupError, ConfigError."""
     contents = contents_of(config, with_secrets=with_secrets)
     if archive.exists() and not (archive.is_file() and tarfile.is_tarfile(archive)):
         raise BackupError(f"{archive} exists and is not an archive: name another file")

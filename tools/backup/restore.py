@@ -48,10 +48,7 @@ class Restored:
 def unpack(
     archive: Path, folder: Path, progress: Progress = lambda _what, _done, _total: None, note: str | None = None
 ) -> Restored:
-    """Unpack `archive` into `folder`, whole or not at all; BackupError names the member that is damaged.
-
-    `note` says why; the restored line's first start writes it to `changes`.
-    """
+    """Unpack `archive` whole or not at all; BackupError names a damaged member. `note` goes into `changes`."""
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FolderInUseError(f"{folder} is not an empty folder: name a new one")

@@ -31,10 +31,7 @@ Trigger = Callable[[int, float], bool]
 
 
 def counted_serials(prefix: str, file: Path) -> Iterator[str]:
-    """Count `PREFIX-000001` and on; OSError if the file with the numbers cannot be read.
-
-    A number is stored before it is used: none is used twice, also after a kill.
-    """
+    """Count `PREFIX-000001` and on, each stored before use: none is used twice. OSError for a bad numbers file."""
     try:
         numbers: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     except (ValueError, OSError) as error:

@@ -253,10 +253,7 @@ class FolderPublisher:
         return self._publisher.account
 
     def run(self) -> None:
-        """Scan and publish until `stop` is set, then wait a little for the last answers, and disconnect.
-
-        The next start finds files without their answers again.
-        """
+        """Publish until `stop` is set, wait briefly for answers; the next start sends unanswered files again."""
         try:
             while not self._stop.is_set():
                 began_s = time.monotonic()

@@ -236,10 +236,7 @@ def _slots(arch: "MoeArch", budget: str, checkpoint: Path) -> int:
 def _pass(
     runtime: "MoeRuntime", windows: "Sequence[torch.Tensor]", profile: PlanProfile
 ) -> tuple[float, float, float, float]:
-    """Run the windows in turn; return loss, loads of a step, and milliseconds of a load and of a step.
-
-    Swaps end before the next step, so that a measurement can be repeated.
-    """
+    """Run the windows, awaiting swaps after each step; return loss, loads of a step, ms of a load and of a step."""
     import torch
 
     lost, tokens, step_ms = 0.0, 0, list[float]()

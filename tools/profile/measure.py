@@ -1,7 +1,4 @@
-"""Microbenchmarks of one layout on one device (CoServe §4.5): batches, intermediate results, loads, executors.
-
-A layout costs the same whichever of its experts is in the slot, so each is measured once.
-"""
+"""Microbenchmarks of a layout, measured once with any of its experts, on one device (CoServe §4.5)."""
 
 import os
 import threading
@@ -72,10 +69,7 @@ class LayoutCost:
 
 
 class Bench:
-    """Benchmark several executors of one device at once, each with `threads` intra-op threads and one slot.
-
-    They run so in the line, too: the figures include their contention for memory bandwidth and the GPU.
-    """
+    """Benchmark several executors of one device running concurrently: figures include their contention."""
 
     def __init__(self, device: str, executors: int, threads: int, shelf: LayoutShelf) -> None:
         self._device, self._executors, self._shelf = device, executors, shelf
@@ -101,10 +95,7 @@ class Bench:
     def latencies_s(
         self, slots: Sequence[Slot], samples: Samples, batches: Sequence[int], rounds: int
     ) -> dict[int, float]:
-        """Return median seconds by batch size, from payloads to answers; sizes in turn, so that drift hits all alike.
-
-        Ends at the first size that the device has no memory for.
-        """
+        """Return median seconds by batch size, payloads to answers, interleaved; ends at a size without memory."""
         taken: dict[int, list[float]] = {}
         fitting = list(batches)
         for number in range(-self.warm_ups(slots[0]), rounds):

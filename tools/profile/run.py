@@ -62,10 +62,7 @@ class MeasuredProfile:
 
 
 def profile_line(line: Line, wish: Wish, on_progress: Progress) -> MeasuredProfile:
-    """Measure every layout of the catalog on every configured device. Raises ProfileError, ExpertError.
-
-    Takes minutes: the cost is by layout, however many experts have it.
-    """
+    """Measure every layout on every configured device: minutes. Raises ProfileError, ExpertError."""
     layouts = one_of_each(line)
     shelf = shelf_of(line.config.devices)
     own = {name: settings for name, settings in line.config.devices.items() if settings.host is None}

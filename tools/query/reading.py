@@ -342,10 +342,7 @@ def similar_pictures(engine: Engine, inspection: Row) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One attempt at a board: its row, its verdict after review, and images that failed or were decided upon.
-
-    `defects` has the rules' label of each defect code.
-    """
+    """One attempt at a board after review, images that failed or were decided upon, and labels of `defects`."""
 
     board: Row
     final: Row

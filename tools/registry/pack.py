@@ -21,10 +21,7 @@ def push(
     with_rules: bool = True,
     note: str | None = None,
 ) -> Manifest:
-    """Add a release with the next number to `to`; its files go first, so that it is there whole or not at all.
-
-    Raises ReleaseError or VersionsError; then `to` has no new release.
-    """
+    """Add the next release to `to`, its files first: it is there whole or not at all. ReleaseError, VersionsError."""
     experts = entries_in_force(line.experts())
     if problems := line.problems(experts):
         raise ReleaseError("the line itself has mistakes, so nothing was pushed:\n" + "\n".join(problems))

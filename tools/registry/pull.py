@@ -59,10 +59,7 @@ class PullOptions:
 def pull(
     line: ExpertsLine, source: Source, name: str, number: int | None = None, options: PullOptions = PullOptions()
 ) -> Pulled:
-    """Put a release of `source` in force on a line; without `number` the newest.
-
-    Raises ReleaseError or VersionsError; then the line keeps what it had.
-    """
+    """Put a release in force, without `number` the newest. ReleaseError, VersionsError: the line keeps what it had."""
     with _pulling(line) as releases:
         number = _numbers(source, name)[-1] if number is None else number
         signed = source.manifest(name, number)

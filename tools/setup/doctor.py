@@ -1,7 +1,4 @@
-"""Examine the PC of a line: driver, memory, disks, clock, permissions, ports. Nothing is changed.
-
-Each check yields findings; `examine` runs them all.
-"""
+"""Examine a line's PC and change nothing: each check yields findings on driver, memory, disks, clock, rights, ports."""
 
 import ctypes
 import errno

@@ -11,10 +11,7 @@ PLATEAU = 0.03
 
 @dataclass(frozen=True, slots=True)
 class LatencyLine:
-    """A batch of n images takes `k_s` · n + `b_s` seconds (CoServe §4.2).
-
-    `residual` is the largest relative error of that line over the measured batches.
-    """
+    """A batch of n takes `k_s` · n + `b_s` seconds (CoServe §4.2); `residual` is the largest relative error."""
 
     k_s: float
     b_s: float

@@ -98,10 +98,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def draw_timeline(outcome: TaskOutcome, path: Path, *, until_s: float | None = None) -> None:
-    """Draw loads and batches, a lane for each channel and executor, in the format of the suffix, such as PNG.
-
-    An expert has the same colour in every lane. Raises ValueError if nothing was recorded.
-    """
+    """Draw a lane per channel and executor, one colour per expert, by suffix (PNG). ValueError without spans."""
     import matplotlib as mpl
 
     mpl.use("Agg")

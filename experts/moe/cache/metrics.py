@@ -64,10 +64,7 @@ _values = attrgetter(*(field.name for field in fields(FetchCounts)))
 
 
 class CacheMetrics:
-    """The counts of one cache: in total, by phase, and by request.
-
-    A step's counts belong to each of its requests in full: its experts are fetched once for the whole batch.
-    """
+    """Counts of one cache: in total, by phase, by request. A step's counts belong to each of its requests in full."""
 
     def __init__(self) -> None:
         self.counts = FetchCounts()

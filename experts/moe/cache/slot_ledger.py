@@ -1,7 +1,4 @@
-"""The ledger of a slot cache: which expert is in which slot, never beyond the budget's bytes.
-
-No threads and no loading; the cache calls every method with its lock held.
-"""
+"""The ledger of a slot cache: which expert is in which slot, within the budget. The cache calls it under its lock."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

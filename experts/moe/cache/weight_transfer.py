@@ -123,10 +123,7 @@ class _Page:
 
 
 class PinnedTier:
-    """Experts in host memory between file and GPU, at least two: one is copied while the next is read.
-
-    The least recently used one is replaced first.
-    """
+    """Experts in host memory, the least recently used replaced first; at least two: one is copied, the next is read."""
 
     def __init__(self, store: ExpertStore, budget_bytes: int, transfer: DeviceTransfer) -> None:
         self._store = store

@@ -27,10 +27,7 @@ Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
 
 
 class OffloadedExperts(nn.Module):
-    """Replaces `mlp.experts` of Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE. No parameters.
-
-    A hook on the gate sets `logits` just before this module is called.
-    """
+    """Replaces `mlp.experts` of every family, without parameters; a hook on the gate sets `logits` just before."""
 
     def __init__(self, layer: int, arch: MoeArch, config: Any, activation: nn.Module, runtime: "MoeRuntime") -> None:
         super().__init__()

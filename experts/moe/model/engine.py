@@ -69,10 +69,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Cost of a step: a prefill of `count` tokens, or one token for each of `count` rows.
-
-    `loading_s` is the part reported to `TaskProfiles.record_loading`.
-    """
+    """Cost of a prefill of `count` tokens, or of a token for each of `count` rows; `loading_s` is part of it."""
 
     phase: Literal["prefill", "decode"]
     count: int

@@ -121,10 +121,7 @@ class TextMemory:
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
-    """Return the bytes of a row's token: keys and values of each layer and one more, as a growing layer is copied.
-
-    `config` is the model's, `dtype` its type.
-    """
+    """Return the bytes of a row's token: keys and values of each layer and one more, as a growing layer is copied."""
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = config.num_key_value_heads or config.num_attention_heads
     return (config.num_hidden_layers + 1) * 2 * heads * head_width * dtype.itemsize

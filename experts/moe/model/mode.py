@@ -1,7 +1,4 @@
-"""The base class of modes, and the interface of their fits.
-
-A mode decides which experts are in memory, and which expert computes which token.
-"""
+"""The base class of modes: a mode decides which experts are in memory, and which expert computes which token."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -34,10 +34,7 @@ class ExpertSplit:
 
 
 def busiest(tokens: Sequence[int], threshold: float) -> tuple[int, ...]:
-    """Return the fewest experts, most tokens first, that hold `threshold` of all tokens.
-
-    Ties go to the lower index; experts without tokens are never included.
-    """
+    """Return the fewest experts that hold `threshold` of all tokens, most tokens first, ties by index."""
     target = sum(tokens) * threshold - _ROUNDING * sum(tokens)
     experts: list[int] = []
     total = 0
@@ -112,10 +109,7 @@ class LatencyController:
         return ordered[math.ceil(0.9 * len(ordered)) - 1]
 
     def check(self, now: float) -> float:
-        """Return the threshold from `now` on; it changes at most once per interval.
-
-        A window without latencies means no load, and counts as far below the SLO.
-        """
+        """Return the threshold from `now` on, changed once per interval at most; no latencies mean no load."""
         if self._checked_s is None:
             self._checked_s = now
         if now - self._checked_s < self.rule.interval_s:

@@ -31,10 +31,7 @@ def likeliest(probabilities: Sequence[Sequence[float]], width: int) -> tuple[int
 def plan_prefetch(
     probabilities: Sequence[Sequence[float]], resident: Collection[int], slots: int, width: int
 ) -> tuple[int, ...]:
-    """Return the predicted experts of a layer, at most `slots`: more would evict one another.
-
-    Residents that must stay come first, then those to fetch, each likeliest first.
-    """
+    """Return a layer's predicted experts, at most `slots`: residents that must stay, then those to fetch."""
     predicted = likeliest(probabilities, width)[:slots]
     return tuple(sorted(predicted, key=lambda expert: expert not in resident))
 

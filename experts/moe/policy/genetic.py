@@ -73,10 +73,7 @@ def search(
     settings: SearchSettings | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Configuration:
-    """Return the best configuration; `progress` is called with the number of each generation.
-
-    Raises ValueError if none of the first configurations is allowed.
-    """
+    """Return the best configuration; `progress` gets each generation. ValueError if no first one is allowed."""
     settings = settings or SearchSettings()
     drawn = [space.draw(space.total, rng) for _ in range(settings.population)]
     first = [numbers for numbers in dict.fromkeys([space.lower, *drawn]) if space.holds(numbers)]

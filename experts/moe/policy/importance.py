@@ -63,10 +63,7 @@ def _shares(row: Sequence[float]) -> list[float]:
 
 
 class VirtualExperts(EvictionPolicy):
-    """Eviction with a number of experts for each layer, fixed by the plan.
-
-    A layer with too many experts evicts its least important one. No prefetch makes a layer smaller than `floor`.
-    """
+    """Fixes the number of experts of each layer; no prefetch makes a layer smaller than `floor`."""
 
     def __init__(self, importance: Importance, layers: int, experts: int, floor: int) -> None:
         self.importance = importance
@@ -120,10 +117,7 @@ class VirtualExperts(EvictionPolicy):
         )
 
     def plan(self, layer: int, slots: int, pending: Iterable[Key] = ()) -> tuple[ExpertSwap, ...]:
-        """Return the swaps that load a layer's most important experts, the most important first; changes nothing.
-
-        `slots`: number of slots of the cache. `pending`: experts that are queued or being loaded.
-        """
+        """Return the swaps that load a layer's most important experts; `pending` ones are queued or being loaded."""
         free = slots - sum(len(present) for present in self._present)
         ranked = self._ranked(layer)
         target = ranked[: self._counts[layer]]

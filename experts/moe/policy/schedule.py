@@ -26,10 +26,7 @@ _MAX_TASKS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One request for text. `slo_s`: from arrival to the last token, None without an SLO.
-
-    `began_s`: time of its prefill; None while it waits.
-    """
+    """One request for text. `slo_s` is from arrival to the last token, `began_s` the time of its prefill, if any."""
 
     request: str
     task: str | None

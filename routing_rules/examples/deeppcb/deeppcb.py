@@ -73,10 +73,7 @@ def read_tiles(data: Path, split: str) -> Iterator[Tile]:
 
 
 def compose(template: NDArray[np.uint8], tested: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Merge a pair into one picture: the template in the red channel, the tested tile in the two others.
-
-    Where both agree it is black or white; additional copper is red, missing copper cyan.
-    """
+    """Merge a pair: template in red, tested tile in green and blue; additional copper is red, missing copper cyan."""
     return np.dstack([tested, tested, template])
 
 
@@ -179,10 +176,7 @@ def _figures(counts: BoxCounts) -> tuple[str, str, str]:
 
 
 def few_shot(data: Path, out: Path, seeds: Sequence[int] = SEEDS, epochs: int = 120) -> None:
-    """Train a classifier for each type of defect on few crops of train.txt, and judge crops of val.txt.
-
-    Crops are of tested tiles only, without their templates. The six share a backbone that learns from their 300.
-    """
+    """Train six classifiers, with one backbone, on few crops of train.txt's tested tiles; judge crops of val.txt."""
     splits = {split: list(read_tiles(data, split)) for split in ("train", "val")}
     rows: list[tuple[object, ...]] = []
     for seed in seeds:

@@ -61,10 +61,7 @@ class RenderedBoard:
 
 
 def render_board(board_type: str, seed: int, defect_rate: float) -> RenderedBoard:
-    """Render one unit of a product; the same arguments give the same pixels.
-
-    Raises KeyError for an unknown board type; `board_types()` names them.
-    """
+    """Render one unit of a product, reproducibly. KeyError for an unknown board type (`board_types()`)."""
     rng = np.random.default_rng([seed, *board_type.encode()])
     board = board_types()[board_type]
     library = part_types()

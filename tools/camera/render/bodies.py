@@ -59,10 +59,7 @@ def _led(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) 
 
 
 def _leads(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:
-    """Draw gull wings from the body to the pads.
-
-    A lifted one is bent aside, longer, and throws a shadow on its pad; one with too little solder stays dull.
-    """
+    """Draw gull wings to the pads: lifted ones bent and longer with a shadow, ones with too little solder dull."""
     flat, dull, raised, shadows = [], [], [], []
     for pad, state in zip(part.pads, condition.joints, strict=True):
         ox, oy = pad.out

@@ -198,10 +198,7 @@ def averaged(members: Iterable[ExpertWeights]) -> ExpertWeights:
 def strongest_units(
     members: Sequence[tuple[int, ExpertWeights]], activations: LayerActivations, activation: Activation
 ) -> ExpertWeights:
-    """Return the start of a fit: a group's strongest inner units, as many as one expert has.
-
-    A unit's strength is the energy that it adds to the outputs, over the tokens that chose its expert.
-    """
+    """Return the start of a fit: the units that add most energy to a group's outputs, as many as one expert has."""
     hidden, index, weight = activations
     energies, incoming, outgoing = [], [], []
     for expert, weights in members:

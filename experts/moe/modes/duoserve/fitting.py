@@ -74,10 +74,7 @@ def paths_of(trace: Trace) -> tuple[Paths, Paths]:
 def fit_layer(
     trace: Trace, layer: int, recipe: DuoServeRecipe, report: Callable[[int, int, float], None] = lambda *_: None
 ) -> ExpertMLP:
-    """Train a predictor of `layer`, 1 or above; `report` gets steps done, steps in all, and the loss.
-
-    The same trace and seed make the same network.
-    """
+    """Train a predictor of `layer`, 1 or above, reproducibly; `report` gets steps done, steps in all, the loss."""
     states = states_of(trace, layer)
     sofar, before = paths_of(trace)
     sofar = sofar.first(known_layers(layer))

@@ -65,10 +65,7 @@ def known_layers(layer: int) -> int:
 
 
 class StateConstructor:
-    """Builds states of one predicted layer, for many tokens of a trace or for the few of a decode step.
-
-    `popularity`: (E,) of `layer`; `affinity`: (E, E) to it from the last known layer.
-    """
+    """Builds states of one layer from `popularity` (E,) and `affinity` (E, E) from the last known layer."""
 
     def __init__(self, shape: StateShape, layer: int, popularity: torch.Tensor, affinity: torch.Tensor) -> None:
         self.shape = shape
@@ -133,10 +130,7 @@ class ExpertMLP(nn.Sequential):
 
 
 class LayerPredictor:
-    """A trained ExpertMLP of one layer for inference, giving independent probabilities of experts. Thread-safe.
-
-    `layers`: weights as (inputs, outputs), so that one input's numbers lie together, and biases.
-    """
+    """A trained ExpertMLP for inference: independent probabilities of experts. `layers`: (inputs, outputs), biases."""
 
     def __init__(self, states: StateConstructor, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self.shape = states.shape

@@ -72,10 +72,7 @@ def prompt_spreads(trace: Trace) -> torch.Tensor:
 
 
 class PromptStream:
-    """An endless stream of prompts: tasks drawn alike (§2.1), each task's texts in order from a random start.
-
-    `prompts_of[t]`: numbers of the prompts of task t.
-    """
+    """An endless stream of prompts: tasks drawn alike (§2.1), each task's `prompts_of` in order from a random start."""
 
     def __init__(self, prompts_of: Sequence[Sequence[int]], generator: torch.Generator) -> None:
         self._prompts = [list(prompts) for prompts in prompts_of if len(prompts)]
@@ -97,10 +94,7 @@ class PromptStream:
 def fit_predictor(
     trace: Trace, recipe: EmoeRecipe, report: Callable[[int, float], None] = lambda _, __: None
 ) -> ExpertPredictor:
-    """Train a predictor of the trace's tasks; `report` gets the step and the loss.
-
-    The same trace and seed make the same predictor.
-    """
+    """Train a predictor of the trace's tasks, reproducibly; `report` gets the step and the loss."""
     spread, prompts = prompt_spreads(trace), prompts_of(trace)
     generator = torch.Generator().manual_seed(recipe.seed)
     with torch.random.fork_rng():

@@ -18,10 +18,7 @@ Variant = Literal["all", "layer"]
 
 
 class ExpertPredictor(nn.Module):
-    """Learns the deviation from `prior`.
-
-    `prior`: (tasks + 1, L, E), popularity of experts in training for each task and, last, for unknown tasks.
-    """
+    """Learns the deviation from `prior`, (tasks + 1, L, E): popularity by task and, last, for unknown tasks."""
 
     prior: torch.Tensor
 
@@ -94,10 +91,7 @@ class ExpertPredictor(nn.Module):
     def predict(
         self, past: Sequence[tuple[int, torch.Tensor]], tasks: Sequence[int], variant: Variant = "all"
     ) -> torch.Tensor:
-        """Predict the distributions of the next prompts of each task, (tasks, L, E).
-
-        `past`: task and (L, E) of the last prompts, oldest first.
-        """
+        """Predict the next prompts of each task, (tasks, L, E), from `past`: task and (L, E), oldest first."""
         rows, numbers = self._past(past)
         task = torch.tensor(tasks, device=self.head.device)
         rows, numbers = (part.expand(len(tasks), *part.shape) for part in (rows, numbers))
@@ -125,10 +119,7 @@ class ExpertPredictor(nn.Module):
 
 
 def spreads(index: Sequence[torch.Tensor], experts: int) -> torch.Tensor:
-    """Return the shares of a prompt's tokens at each layer's experts, (L, E) float32; rows sum to 1.
-
-    `index`: the experts of its tokens, (N, k), for each layer; a sentinel does not count.
-    """
+    """Return the shares of a prompt's tokens by expert, (L, E), rows summing to 1. `index`: (N, k) for each layer."""
     counts = torch.stack([torch.bincount(layer.flatten().long(), minlength=experts)[:experts] for layer in index])
     counts = counts.float()
     return counts / counts.sum(dim=1, keepdim=True).clamp_min(1.0)

@@ -33,10 +33,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What is known of a checkpoint before the first token.
-
-    `norms`: (L, E) float32, ‖Eᵢ‖. `importance`: (L, E) float32, Eq. 2 summed over training text, in any unit.
-    """
+    """Facts before the first token: `norms` ‖Eᵢ‖ and `importance` (Eq. 2 over training text), (L, E) float32."""
 
     norms: torch.Tensor
     importance: torch.Tensor
@@ -70,10 +67,7 @@ def with_plan(plans: Iterable[MemoryPlan], new: MemoryPlan) -> tuple[MemoryPlan,
 
 
 def plan_for(plans: Iterable[MemoryPlan], budget_bytes: int) -> MemoryPlan | None:
-    """Return the plan of the nearest budget, the smaller of two; None without plans.
-
-    Its counts give the proportions in which memory is split, so that every budget has a plan.
-    """
+    """Return the plan of the nearest budget, the smaller of two, for its proportions; None without plans."""
     return min(plans, key=lambda plan: (abs(plan.budget_bytes - budget_bytes), plan.budget_bytes), default=None)
 
 
@@ -169,10 +163,7 @@ def even_counts(layers: int, experts: int, slots: int) -> Configuration:
 
 
 def fastest_period(measured: Sequence[MeasuredPlan], limits: PlanLimits) -> int:
-    """Return the shortest update cycle whose loads fit into the steps (§3.5.1), the longest measured if none fits.
-
-    `measured` is one configuration at several periods.
-    """
+    """Return the shortest cycle whose loads fit (§3.5.1), else the longest, of one configuration at several periods."""
     by_period = sorted(measured, key=lambda plan: plan.period)
     return next((plan.period for plan in by_period if plan.loads <= limits.loads), by_period[-1].period)
 
