@@ -8,9 +8,9 @@ on the same side of its limit, shows only beside a signed package (`coserve expo
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from daemon.storage.database.schema import (
 )
 from daemon.storage.image_archive import is_as_sent
 from daemon.units import count_text
-from tools.query.reading import Row, read_stages
+from tools.query.reading import JudgedImage, Row, read_stages
 from tools.query.retrace import StoredRules, picture_size, retrace
 
 #: Boards that one transaction reads, and images of them that are in memory at a time.
@@ -45,15 +45,6 @@ _MAX_PROBLEMS = 100
 _CLOSING = ("verdict", "reason", "inspected")
 _LISTS = ("failed", "missing", "review", "unknown")
 Connect = Callable[[], AbstractContextManager[Connection]]
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedImage:
-    """A row of `inspections` with its board and its stages, each with its `boxes`."""
-
-    inspection: Row
-    board: Row
-    stages: Sequence[Row]
 
 
 class Evidence:

@@ -209,16 +209,22 @@ class InspectionName:
 
 
 @dataclass(frozen=True, slots=True)
-class InspectionRecord:
-    """All rows of one inspection. `stages` have their `boxes`, as the expert listed them; `rules` may be deleted.
+class JudgedImage:
+    """A row of `inspections` with its board and its stages, each with its `boxes` as the expert listed them."""
+
+    inspection: Row
+    board: Row
+    stages: Sequence[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionRecord(JudgedImage):
+    """All rows of one inspection; `rules` may be deleted.
 
     `settings` are those that experts answered with, by expert and digest. `others` are the numbers of other images of
     the same place; `run` judged it.
     """
 
-    inspection: Row
-    board: Row
-    stages: Sequence[Row]
     reviews: Sequence[Row]
     rules: Row | None
     versions: Mapping[tuple[str, str], Row]

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from daemon.storage.image_archive import as_sent
 from experts.errors import ImageHeaderError
@@ -38,7 +38,7 @@ from routing_rules.routes import (
     judge,
     threshold,
 )
-from tools.query.reading import InspectionRecord, Row
+from tools.query.reading import InspectionRecord, JudgedImage, Row
 
 #: Width and height in pixels.
 PictureSize = tuple[int, int]
@@ -108,12 +108,12 @@ class StoredRules:
         text = None if record.rules is None else record.rules["text"]
         return StoredRules.of(record.inspection["rules_version"], text)
 
-    def first_step(self, record: "Answered") -> Step | None:
+    def first_step(self, record: JudgedImage) -> Step | None:
         if self.routes is None:
             return None
         return self.routes.first_step(record.board["board_type"], record.inspection["component"])
 
-    def places_boxes(self, record: "Answered") -> bool:
+    def places_boxes(self, record: JudgedImage) -> bool:
         """Return True if a rule of the chain depends on places of boxes, and so on the picture's size."""
         first = self.first_step(record)
         detectors = [step for step in chain(first) if isinstance(step, DetectorStep)] if first is not None else []
@@ -131,19 +131,8 @@ def picture_size(images: Path, image_path: str) -> PictureSize | None:
     return facts.width, facts.height
 
 
-class Answered(Protocol):
-    """An image with its board and the answers of its experts, each with its `boxes`."""
-
-    @property
-    def inspection(self) -> Row: ...
-    @property
-    def board(self) -> Row: ...
-    @property
-    def stages(self) -> Sequence[Row]: ...
-
-
 def retrace(
-    record: Answered,
+    record: JudgedImage,
     rules: StoredRules,
     size: PictureSize | None,
     *,
@@ -205,7 +194,7 @@ def _rule_of(document: Document, step: Step, number: int) -> "_RuleText":
 
 
 def _compared(
-    record: Answered, steps: tuple[RetracedStep, ...], judgement: Judgement | None, *, is_size_known: bool
+    record: JudgedImage, steps: tuple[RetracedStep, ...], judgement: Judgement | None, *, is_size_known: bool
 ) -> RetracedVerdict:
     inspection = record.inspection
     if inspection["status"] != "done":

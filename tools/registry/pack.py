@@ -1,7 +1,6 @@
 """Make a release of what a line has in force, sign it and bring it to a folder or a hub."""
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from daemon.registry.manifest import Manifest, ReleasedExpert, ReleaseError, SignedManifest, StoredFile
 from daemon.registry.signing import SecretKey, signature_of
@@ -28,7 +27,9 @@ def push(
     folder = line.versions.folder
     files = {entry.sha256: folder / entry.file for entry in experts.values()}
     backbones = {entry.backbone.sha256: folder / entry.backbone.file for entry in experts.values() if entry.backbone}
-    rules = _stored(line.config.rules) if with_rules else None
+    rules = None
+    if with_rules:
+        rules = StoredFile(sha256=file_sha256(line.config.rules), bytes=line.config.rules.stat().st_size)
     now = datetime.now(UTC).replace(microsecond=0)
     manifest = Manifest(
         name=name,
@@ -51,7 +52,3 @@ def push(
     data = manifest.encoded()
     to.add_manifest(name, manifest.number, SignedManifest(data, signature_of(data, key).encode()))
     return manifest
-
-
-def _stored(file: Path) -> StoredFile:
-    return StoredFile(sha256=file_sha256(file), bytes=file.stat().st_size)

@@ -51,6 +51,10 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
 
 
+_SECURITY = f"""\
+security:
+  http_token: {TOKEN}      # who opens the dashboard from another PC types what this file holds
+"""
 CATALOG_TEXT = """\
 # Which experts there are. `coserve train` and `coserve import` add each one with its file.
 experts: {}
@@ -70,22 +74,13 @@ def config_text(folder: Path, answers: Answers) -> str:
         "devices": _device_lines(answers.memory),
         "keep": f", images_for: {answers.keep}" if answers.keep else "",
         "free": size(free_floor(folder / data)),
-        "security": _security_lines(answers),
+        "security": _SECURITY if answers.dashboard == "network" else "",
     }
     return Template(_template("line.yaml")).substitute(values).rstrip("\n") + "\n"
 
 
 def _template(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
-def _security_lines(answers: Answers) -> str:
-    if answers.dashboard != "network":
-        return ""
-    return f"""\
-security:
-  http_token: {TOKEN}      # who opens the dashboard from another PC types what this file holds
-"""
 
 
 def _device_lines(memory: Mapping[str, int]) -> str:
