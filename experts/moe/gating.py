@@ -1,7 +1,4 @@
-"""Values that pass between the model, its mode and observers: one forward step, its rows, one layer's routing.
-
-Masked gating (SwapMoE §3.2, figure 7b) is here too: a gate's choice repeated over the experts in memory.
-"""
+"""Values between model, mode and observers (a step, its rows, a layer's routing); masked gating (SwapMoE §3.2)."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

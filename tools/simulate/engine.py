@@ -225,7 +225,9 @@ class Simulation:
             due: list[Accepted] = []
             places = self._backlog - len(self._chains)
             while arrivals and len(due) < places and arrivals[0][1].arrived_s <= clock.now():
-                due.append(_accepted(*arrivals.popleft(), clock.now()))
+                number, _ = arrivals.popleft()
+                key = JournalKey(0, number, 0)
+                due.append(Accepted(number, "task", str(number), "", "", clock.now(), None, "", key, Pixels()))
             if due:
                 self._drive.accept(due)
             # Most steps of a network leave nothing to decide. Without one, published figures need a turn at each step.
@@ -333,7 +335,3 @@ def _spec_of(facts: ExpertFacts) -> ExpertSpec:
         layout=LayoutId(facts.architecture),
         weights_bytes=facts.weights_bytes,
     )
-
-
-def _accepted(number: int, _image: Image, now: float) -> Accepted:
-    return Accepted(number, "task", str(number), "", "", now, None, "", JournalKey(0, number, 0), Pixels())

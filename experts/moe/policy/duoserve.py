@@ -1,7 +1,4 @@
-"""DuoServe's choice of experts to fetch (DuoServe-MoE §5). Eviction is left to the cache's policy.
-
-The predictor gives one row of probabilities for each token of a decode step: how likely it chooses each expert.
-"""
+"""DuoServe's choice of experts to fetch (§5), from one row of probabilities for each token of a decode step."""
 
 from collections.abc import Collection, Sequence
 

@@ -1,8 +1,4 @@
-"""Eviction from a slot cache: the base of its policies, and the two that several modes share.
-
-The cache reports loads, uses, predictions and evictions, asks for victims, and skips running experts. Experts are
-(layer, expert); layers count a model's MoE layers from 0.
-"""
+"""Eviction from a slot cache: the base of its policies, and two shared ones. Experts are (MoE layer from 0, expert)."""
 
 from collections.abc import Iterator, Sequence
 

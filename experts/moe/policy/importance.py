@@ -1,7 +1,4 @@
-"""Virtual experts of SwapMoE: recent importance of experts, the swaps that it calls for, and the layers' update turns.
-
-Importance itself is measured beside the model (experts/moe/modes/swapmoe/mode.py) and comes in as numbers.
-"""
+"""Virtual experts of SwapMoE: their recent importance, the swaps that it calls for, the layers' update turns."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
