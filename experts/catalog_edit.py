@@ -123,8 +123,7 @@ def _added(text: str, experts: yaml.MappingNode, entry: Mapping[str, Any]) -> st
     place = _line_after(text, experts)
     if place is None or not experts.value:
         return None
-    column = experts.value[0][0].start_mark.column
-    return text[:place] + _lines(text, place, entry, column) + text[place:]
+    return text[:place] + _lines(text, place, entry, experts.value[0][0].start_mark.column) + text[place:]
 
 
 def _lines(text: str, place: int, items: Mapping[str, Any], column: int) -> str:
@@ -168,9 +167,7 @@ def _end(node: Any) -> int | None:
 
 def _line_after(text: str, node: yaml.MappingNode) -> int | None:
     end = _end(node)
-    if end is None:
-        return None
-    return _next_line(text, end)
+    return None if end is None else _next_line(text, end)
 
 
 def _next_line(text: str, place: int) -> int:

@@ -204,8 +204,7 @@ class MappedTransfer(HostTransfer):
 
     def allocate(self, size_bytes: int) -> SlotMemory:
         with torch.cuda.device(self.device):  # CUDA notes for which device memory was registered
-            place = super().allocate(size_bytes)
-            memory = _mapped(place)
+            memory = _mapped(super().allocate(size_bytes))
             return SlotMemory(torch.as_tensor(_CudaView(memory.array), device=self.device), memory)
 
     def occupy(self, place: SlotMemory) -> None:

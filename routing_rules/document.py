@@ -355,9 +355,7 @@ def nearest(word: str, right: Iterable[str]) -> str | None:
     if word.casefold() in folded:
         return folded[word.casefold()]
     close = get_close_matches(word, names, n=1, cutoff=0.6) or get_close_matches(word.casefold(), folded, n=1)
-    if not close:
-        return None
-    return folded.get(close[0], close[0])
+    return folded.get(close[0], close[0]) if close else None
 
 
 def meant(word: str, right: Iterable[str]) -> str:

@@ -77,8 +77,7 @@ def _compiled_operators_load() -> bool:
 
 def _nms(dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
     """The CPU kernel of torchvision in NumPy: indices kept, by descending score, float32 throughout."""
-    keep = greedy_nms(dets.detach().float().numpy(), scores.detach().float().numpy(), iou_threshold)
-    return torch.from_numpy(keep)
+    return torch.from_numpy(greedy_nms(dets.detach().float().numpy(), scores.detach().float().numpy(), iou_threshold))
 
 
 def greedy_nms(boxes: NDArray[np.float32], scores: NDArray[np.float32], iou_threshold: float) -> NDArray[np.int64]:

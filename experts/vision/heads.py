@@ -98,8 +98,7 @@ def probabilities(logits: torch.Tensor, spec: ExpertSpec) -> NDArray[np.float32]
 
 def classify_answers(logits: torch.Tensor, spec: ExpertSpec) -> list[Answer]:
     """Return the surest label of each row of logits (B, head rows)."""
-    shares = probabilities(logits, spec)
-    return [Answer(spec.classes[int(row.argmax())], float(row.max())) for row in shares]
+    return [Answer(spec.classes[int(row.argmax())], float(row.max())) for row in probabilities(logits, spec)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,8 +120,7 @@ class ResidualBlock(nn.Module):
         for name in names:
             last = name == names[-1]
             self.register_module(name, FusedConvolution(getattr(block, name), "none" if last else "relu"))
-        shortcut = cast("nn.Sequential | None", block.downsample)
-        self.downsample = shortcut
+        self.downsample = cast("nn.Sequential | None", block.downsample)
         self._names = tuple(names)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -206,8 +205,7 @@ class Backbone(nn.Module):
         network = cast("Any", self.network)
         early = network.layer1(network.maxpool(network.relu(network.bn1(network.conv1(images)))))
         late = network.layer3(network.layer2(early))
-        last = network.layer4(late).mean((2, 3))
-        return torch.cat((last, late.flatten(1)), 1).float()
+        return torch.cat((network.layer4(late).mean((2, 3)), late.flatten(1)), 1).float()
 
 
 class Detector(nn.Module):

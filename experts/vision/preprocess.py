@@ -154,8 +154,7 @@ def prepare(
 def fit(image: Image, task: Task, size: int) -> Prepared:
     """Fit a decoded image (H, W, 3) uint8 RGB to the input of an expert of this task."""
     height, width = image.shape[:2]
-    placement = place(width, height, task, size)
-    return Prepared(to_square(image, task, size), placement)
+    return Prepared(to_square(image, task, size), place(width, height, task, size))
 
 
 def place(width: int, height: int, task: Task, size: int) -> Placement:

@@ -82,8 +82,7 @@ class _Line:
         self._document = read_settings(path, environ)[0]
         self._moved: dict[KeyPath, str] = {}
         self._names = {CONFIG}
-        database = sqlite_path(config.database)
-        self.contents.database = self._place(_DATABASE, database, "sqlite:///")
+        self.contents.database = self._place(_DATABASE, sqlite_path(config.database), "sqlite:///")
         for key, source in _paths(config):
             name = self._place(key, source)
             if key == ("journal",):

@@ -363,8 +363,7 @@ def _watch(options: _LineOptions, folder: Path, layout_file: Path | None, move_t
     endpoint, curve = options.endpoint(), options.curve()
     stop = threading.Event()
     with _failing(status=2):
-        sent = SentFiles(options.folder() / "sent.jsonl", folder)
-        watched = WatchedFolder(folder, sent, move_to, _say)
+        watched = WatchedFolder(folder, SentFiles(options.folder() / "sent.jsonl", folder), move_to, _say)
         publisher = FolderPublisher(endpoint, options.source, watched, pictures, _say, stop, curve)
     _say(f"watching {folder}; Ctrl-C or SIGTERM ends it")
     with _set_by_signals(stop):

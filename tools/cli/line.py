@@ -183,8 +183,7 @@ def queues(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
 
     Example: coserve queues --config demo/coserve.yaml --json
     """
-    answer = _ask(config, "queues")
-    _list("Queues", answer["queues"], as_json)
+    _list("Queues", _ask(config, "queues")["queues"], as_json)
 
 
 def reload(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJson = False) -> None:

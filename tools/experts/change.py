@@ -240,8 +240,7 @@ def entry_problems(name: str, entry: CatalogEntry, root: Path, *, forward: bool 
     catalog, problems = resolve(CatalogFile(experts={name: entry}), root)
     if problems:
         return [_with_file(root / entry.file, f"{where[-1]}: {message}", message) for where, message in problems]
-    spec = catalog[ExpertId(name)]
-    return load_problems(spec, forward=forward)
+    return load_problems(catalog[ExpertId(name)], forward=forward)
 
 
 def load_problems(spec: ExpertSpec, *, forward: bool) -> list[str]:

@@ -105,7 +105,6 @@ def _logits(folder: Path, storage: str) -> "torch.Tensor":
     mode = open_mode("ondemand", folder)
     with closing(MoeRuntime.open(folder, mode, slots * arch.expert_bytes, storage=storage)) as runtime:
         count = min(_PROBE_TOKENS, arch.context_tokens or _PROBE_TOKENS)
-        generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(runtime.model.config.vocab_size, (1, count), generator=generator)
+        ids = torch.randint(runtime.model.config.vocab_size, (1, count), generator=torch.Generator().manual_seed(0))
         with torch.inference_mode():
             return runtime.model(input_ids=ids).logits[0].float()

@@ -62,8 +62,7 @@ def plan(
 
 
 def _row(name: str, measured: "MeasuredPlan") -> tuple[str, ...]:
-    counts = " ".join(str(count) for count in measured.counts)
-    return name, counts, f"{measured.loss:.4f}", f"{measured.loads:.2f}"
+    return name, " ".join(str(count) for count in measured.counts), f"{measured.loss:.4f}", f"{measured.loads:.2f}"
 
 
 class Planner:
@@ -251,8 +250,7 @@ def _pass(
                 logits.append(output.logits[0].float().cpu())
                 step_ms.append((time.perf_counter() - began_s) * 1000)
                 runtime.cache.quiesce()
-            predicted = torch.cat(logits)[:-1]
-            lost += float(torch.nn.functional.cross_entropy(predicted, window[1:], reduction="sum"))
+            lost += float(torch.nn.functional.cross_entropy(torch.cat(logits)[:-1], window[1:], reduction="sum"))
             tokens += len(window) - 1
     spent = runtime.cache.metrics.counts - before
     load_ms = 1000 * spent.transfer_s / spent.fetches if spent.fetches else 0.0

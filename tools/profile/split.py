@@ -131,13 +131,12 @@ def simulated_images_per_s(plan: Plan, expert_bytes: int, images: Sequence[Image
     )
     names = [ExecutorId(f"{plan.device}/{number}") for number in range(plan.executors)]
     pools, executors = partition([pool], [ExecutorFacts(name, pool.pool) for name in names], preset(plan.policy))
-    disk = TransferChannel("disk", _disk_rate(plan), 0.0)
     machine = SimulatedMachine(
         pools=pools,
         executors=executors,
         matrix=plan.rows,
         concurrency={plan.device: float(plan.executors)},  # the rows were measured with all executors busy
-        from_disk={plan.device: (disk,)},
+        from_disk={plan.device: (TransferChannel("disk", _disk_rate(plan), 0.0),)},
         from_ram={},
         memory_bytes=plan.memory_bytes,
     )

@@ -190,8 +190,7 @@ def _rounded(size: float) -> int:
 def free_floor(folder: Path) -> int:
     """Return the value for `retention.free`: 10 GB, or a tenth of a smaller disk."""
     present = next(path for path in (folder, *folder.parents) if path.is_dir())
-    total = psutil.disk_usage(str(present)).total
-    return min(_FREE_BYTES, _rounded(total / _FREE_SHARE))
+    return min(_FREE_BYTES, _rounded(psutil.disk_usage(str(present)).total / _FREE_SHARE))
 
 
 def size(count: int) -> str:

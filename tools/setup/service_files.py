@@ -69,8 +69,7 @@ def default_config(places: Places) -> str:
 
 def default_rules() -> str:
     example = Path("routing_rules/examples/minimal.yaml")
-    text = (Path(__file__).parents[2] / example).read_text(encoding="utf-8")
-    return text.replace(str(example), "rules.yaml")
+    return (Path(__file__).parents[2] / example).read_text(encoding="utf-8").replace(str(example), "rules.yaml")
 
 
 def unit(config: Config, path: Path, places: Places) -> str:

@@ -152,8 +152,7 @@ class _Reading:
             self.prefilled = self.first_s is None
         if load.expert in self._architectures:
             times = self._reads if load.source is None else self._copies
-            key = (self._device_of[load.pool], self._architectures[load.expert])
-            times.setdefault(key, []).append(load_s)
+            times.setdefault((self._device_of[load.pool], self._architectures[load.expert]), []).append(load_s)
 
     def measured_rows(self) -> Iterator[Performance]:
         rows = Matrix(self._matrix)

@@ -103,8 +103,7 @@ def print_table(
     cells = [["–" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     width = len(columns) if more is None else _columns_that_fit(columns, cells)
     table = Table(title=Text(title, style="table.title"), title_justify="left")
-    widths = _widths(columns[:width], cells, unbroken)
-    for name, column_width in zip(columns, widths, strict=False):
+    for name, column_width in zip(columns, _widths(columns[:width], cells, unbroken), strict=False):
         table.add_column(name, overflow="fold", no_wrap=name in unbroken, width=column_width)
     for row in cells:
         table.add_row(*map(Text, row[:width]))  # brackets in it are text, not markup

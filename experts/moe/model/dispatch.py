@@ -102,8 +102,7 @@ def add_by_rank(routing: Routing, served: ExpertIterator, sentinel: int, compute
     for expert, weights in served:
         begin, end = bisect_left(experts, expert), bisect_right(experts, expert)
         rows = places[begin:end]
-        output = compute(routing.hidden[rows // ranks], weights)
-        outputs[rows] = output * flat_weight[rows].unsqueeze(-1)
+        outputs[rows] = compute(routing.hidden[rows // ranks], weights) * flat_weight[rows].unsqueeze(-1)
         missing -= end - begin
     _require_all(missing, routing.layer)
     return outputs.view(tokens, ranks, -1).sum(dim=1).to(routing.hidden.dtype)

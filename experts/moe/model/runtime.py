@@ -69,8 +69,7 @@ class MoeRuntime:
             load_tensors(model, checkpoint, device)
             model.forward = wraps(model.forward)(partial(runtime._forward, model.forward))
             transfer = weight_transfer_for(store, device)
-            slots_bytes = budget_bytes - mode.reserved_bytes
-            runtime.cache = SlotCache(store, slots_bytes, mode.eviction_policy(arch), transfer)
+            runtime.cache = SlotCache(store, budget_bytes - mode.reserved_bytes, mode.eviction_policy(arch), transfer)
             undo.callback(runtime.cache.close)
             mode.gates = tuple(map(gate_of, blocks))
             mode.attach(runtime.cache, arch)

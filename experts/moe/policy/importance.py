@@ -182,8 +182,7 @@ def allot(slots: int, shares: Sequence[float], floor: int, ceiling: int) -> tupl
         weights = [shares[layer] for layer in open_layers]
         if sum(weights) <= 0:
             weights = [1.0] * len(open_layers)
-        more = _apportion(rest, weights)
-        for layer, count in zip(open_layers, more, strict=True):
+        for layer, count in zip(open_layers, _apportion(rest, weights), strict=True):
             counts[layer] = min(ceiling, counts[layer] + count)
     return tuple(counts)
 

@@ -89,8 +89,7 @@ def _weight_files(folder: Path) -> dict[Path, set[str] | None]:
 
 def _indexed(index: Path) -> dict[Path, set[str] | None]:
     try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
-        names = {str(name): str(file) for name, file in weight_map.items()}
+        names = {str(name): str(file) for name, file in json.loads(index.read_bytes())["weight_map"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(index, "is not an index of weights files (no `weight_map`); restore the file") from error
     files: dict[Path, set[str] | None] = {}

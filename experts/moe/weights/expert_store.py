@@ -67,8 +67,7 @@ class CheckpointStore:
             self._files.read(piece.file, raw.numpy().data, piece.offset)
             stored = raw.view(piece.dtype)
             end = piece.place + stored.numel() * self.arch.dtype.itemsize
-            target = torch.frombuffer(view[piece.place : end], dtype=self.arch.dtype)
-            target.copy_(stored)
+            torch.frombuffer(view[piece.place : end], dtype=self.arch.dtype).copy_(stored)
 
     def close(self) -> None:
         self._files.close()

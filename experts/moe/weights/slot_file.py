@@ -39,9 +39,7 @@ def slot_file(folder: Path, storage: Storage) -> Path:
 
 def packing_of(arch: MoeArch, storage: Storage) -> Packing | None:
     """Return how experts are packed; None if they are stored as they are in a slot."""
-    if storage == "exact":
-        return None
-    return Packing.of(arch, 8 if storage == "int8" else 4)
+    return None if storage == "exact" else Packing.of(arch, 8 if storage == "int8" else 4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,10 +65,10 @@ def render_board(board_type: str, seed: int, defect_rate: float) -> RenderedBoar
     rng = np.random.default_rng([seed, *board_type.encode()])
     board = board_types()[board_type]
     library = part_types()
-    kinds = []
-    for place in board.places:
-        defects = library[place.component].defects
-        kinds.append(str(rng.choice(defects)) if rng.random() < defect_rate else "ok")
+    kinds = [
+        str(rng.choice(library[place.component].defects)) if rng.random() < defect_rate else "ok"
+        for place in board.places
+    ]
     return render_unit(board, kinds, rng)
 
 

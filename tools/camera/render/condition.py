@@ -110,8 +110,7 @@ def _misplace(part: PartType, condition: Condition, rng: np.random.Generator) ->
             reach, angle = rng.uniform(*part.shift_px), rng.uniform(0, 2 * np.pi)
             return replace(condition, dx=float(reach * np.cos(angle)), dy=float(reach * np.sin(angle)))
         case "rotated":
-            turn = rng.uniform(*part.skew_deg) * rng.choice([-1, 1])
-            return replace(condition, angle_deg=float(turn))
+            return replace(condition, angle_deg=float(rng.uniform(*part.skew_deg) * rng.choice([-1, 1])))
         case "reversed":
             turns = int(rng.integers(1, 4)) if part.family == "qfp" else 2
             return replace(condition, quarter_turns=turns)

@@ -174,6 +174,5 @@ def _board(
             for column in range(block.columns):
                 numbers[part.prefix] = numbers.get(part.prefix, 0) + 1
                 x, y = block.x + column * block.step[0], block.y + row * block.step[1]
-                designator = f"{part.prefix}{numbers[part.prefix]}"
-                places.append(PartPlace(designator, block.component, x, y, block.turns))
+                places.append(PartPlace(f"{part.prefix}{numbers[part.prefix]}", block.component, x, y, block.turns))
     return BoardType(name, title, *size, mask, _WHITE, finish, seed, tuple(places))

@@ -78,7 +78,6 @@ def _chip(name: str, crop_px: int, length: float, width: float, *, marking: str)
 
 
 def _led(name: str, crop_px: int, length: float, width: float) -> PartType:
-    pads = tuple(Pad(side * length / 2, 0, 16, width + 2, (side, 0)) for side in (-1, 1))
     return PartType(
         name=name,
         family="led",
@@ -86,7 +85,7 @@ def _led(name: str, crop_px: int, length: float, width: float) -> PartType:
         crop_px=crop_px,
         length=length,
         width=width,
-        pads=pads,
+        pads=tuple(Pad(side * length / 2, 0, 16, width + 2, (side, 0)) for side in (-1, 1)),
         lead_px=8,
         thickness=12,
         marking="",
@@ -133,7 +132,6 @@ def _qfp(name: str, crop_px: int, per_side: int, pitch: float, body: float, *, m
 
 
 def _electrolytic(name: str, crop_px: int, base: float, *, marking: str) -> PartType:
-    pads = tuple(Pad(side * (base / 2 + 1), 0, 24, base * 0.24, (side, 0)) for side in (-1, 1))
     return PartType(
         name=name,
         family="electrolytic",
@@ -141,7 +139,7 @@ def _electrolytic(name: str, crop_px: int, base: float, *, marking: str) -> Part
         crop_px=crop_px,
         length=base,
         width=base,
-        pads=pads,
+        pads=tuple(Pad(side * (base / 2 + 1), 0, 24, base * 0.24, (side, 0)) for side in (-1, 1)),
         lead_px=base * 0.11,
         thickness=26,
         marking=marking,

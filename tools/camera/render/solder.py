@@ -65,8 +65,7 @@ def draw_ground(layer: Layer, part: PartType, condition: Condition, scene: Board
 
 def _starved(layer: Layer, pad: Pad, scene: BoardScene) -> None:
     """Draw a joint with too little solder: the bare pad shows, tarnished, with a thin smear at the lead."""
-    tarnish = layer.fill([rectangle(pad.x, pad.y, pad.w * 0.96, pad.h * 0.96, 1)])
-    layer.paint(tarnish, (0.52, 0.33, 0.17), opacity=0.9)
+    layer.paint(layer.fill([rectangle(pad.x, pad.y, pad.w * 0.96, pad.h * 0.96, 1)]), (0.52, 0.33, 0.17), opacity=0.9)
     w, h = pad.w * scene.rng.uniform(0.25, 0.5), pad.h * scene.rng.uniform(0.25, 0.5)
     x, y = pad.x - pad.out[0] * pad.w * 0.25, pad.y - pad.out[1] * pad.h * 0.25
     smear = layer.fill([blob(x, y, w, h, scene.rng, 0.1)])

@@ -100,8 +100,7 @@ class Layer:
 
     def shown(self) -> Floats:
         """Return the picture at board resolution, (side, side, 4)."""
-        size = (self.side_px, self.side_px)
-        return cv2.resize(self.pixels, size, interpolation=cv2.INTER_AREA).astype(np.float32)
+        return cv2.resize(self.pixels, (self.side_px, self.side_px), interpolation=cv2.INTER_AREA).astype(np.float32)
 
 
 def channels(mask: Floats, count: int) -> Floats:

@@ -82,8 +82,7 @@ def _write_table(
     written.rows[name] = 0
     with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
         writer = JsonLinesWriter(file, names)
-        answer = connection.execution_options(yield_per=BATCH_ROWS).execute(query)
-        for batch in answer.partitions():
+        for batch in connection.execution_options(yield_per=BATCH_ROWS).execute(query).partitions():
             writer.add(batch)
             written.rows[name] += len(batch)
             yield from (dict(zip(names, row, strict=True)) for row in batch)

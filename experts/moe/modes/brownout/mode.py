@@ -128,8 +128,7 @@ class Brownout(Mode):
         for group, members in division.united:
             for expert in members:
                 numbers[expert] = sentinel + 1 + group
-        index = torch.tensor(numbers, device=routing.index.device)[routing.index]
-        return replace(routing, index=index)
+        return replace(routing, index=torch.tensor(numbers, device=routing.index.device)[routing.index])
 
 
 def _require_shapes(united: UnitedExperts, arch: MoeArch, folder: Path) -> None:

@@ -148,8 +148,7 @@ def _example(
 
 
 def save_predictor(prepared: PreparedFiles, predictor: ExpertPredictor, trace: Trace, recipe: EmoeRecipe) -> None:
-    notes = {"made": provenance(trace, recipe), "tasks": list(trace.tasks)}
-    prepared.save(PART, predictor.state_dict(), notes)
+    prepared.save(PART, predictor.state_dict(), {"made": provenance(trace, recipe), "tasks": list(trace.tasks)})
 
 
 def load_predictor(prepared: PreparedFiles) -> tuple[ExpertPredictor, tuple[str, ...]]:
