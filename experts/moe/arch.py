@@ -87,7 +87,6 @@ class MoeArch:
 
     @property
     def down_offset(self) -> int:
-        """Offset of `down` from a slot's start in bytes."""
         return -(-self.gate_up_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
     @property

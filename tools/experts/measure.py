@@ -74,7 +74,6 @@ def by_label(answers: Iterable[Answer]) -> Confidences:
 
 
 def write_confidences(catalog: Path, answers: Mapping[str, list[Answer]]) -> None:
-    """Write the confidences of experts' answers to held-out images into the catalog."""
     for expert, own in answers.items():
         entries = CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts
         measured = entries[expert].model_copy(update={"confidences": by_label(own)})

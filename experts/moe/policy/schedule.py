@@ -54,7 +54,6 @@ class BatchLimits:
     tokens: int
 
     def fits(self, scheduled: Sequence[Generation], candidate: Generation) -> bool:
-        """Return True if the candidate may run beside the scheduled ones."""
         rows = len(scheduled) + 1
         longest = max((generation.held_tokens for generation in scheduled), default=0)
         return rows <= self.rows and rows * max(longest, candidate.held_tokens) <= self.tokens

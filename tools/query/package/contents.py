@@ -149,7 +149,6 @@ def _picture_name(row: dict[str, Any], serial: str) -> str:
 
 
 def _safe(text: str) -> str:
-    """Percent-encode `text`, except letters, digits, dot, dash and underline, and cut it."""
     return quote(text, safe="").replace("~", "%7E").replace("%", "_")[:_MAX_NAME_LENGTH]
 
 

@@ -139,7 +139,6 @@ class LayerPredictor:
 
     @classmethod
     def of(cls, states: StateConstructor, folded: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> "LayerPredictor":
-        """Make a predictor from `ExpertMLP.folded`."""
         return cls(
             states, [(weight.to(STORED_DTYPE).t().contiguous(), bias.to(STORED_DTYPE)) for weight, bias in folded]
         )

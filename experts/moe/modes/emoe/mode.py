@@ -58,8 +58,6 @@ class EmoeOptions(ModeOptions, frozen=True):
 
 
 class Emoe(Mode):
-    """Serves with the chosen experts of a period; see EmoeOptions."""
-
     Options = EmoeOptions
     lossless = False
 
